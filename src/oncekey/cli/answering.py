@@ -1,4 +1,4 @@
-"""What an operator gives as an answer or as a call's result, from the options of a command."""
+"""Reads the answer, or the result of a call, that an operator gives by the options of a command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Header = Annotated[
 def answer_of(
     status: int | None, body: str | None, content_type: str, header: list[str] | None, *, final_no: bool
 ) -> Completed | None:
-    """The answer that a client hears from now on; None if none is given."""
+    """The answer that the client gets from now on; None if the options give none."""
     if status is None:
         if body is not None:
             raise ConfigurationError("an answer has a status: say --status too")
@@ -87,7 +87,7 @@ def _field(text: str) -> bytes:
 
 
 def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | None]:
-    """Whether a result fits what the handler declares, as far as its own code tells: why not, or None."""
+    """A check of a result against what the handler's code declares: it returns why the result does not fit, or None."""
     if app is None or result is None:
         return lambda _: None
     from oncekey.cli.worker import load

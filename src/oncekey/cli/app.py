@@ -1,4 +1,4 @@
-"""The typer application. A command's module is imported when the command is typed, and not for a list of all."""
+"""The typer application. It imports the module of a command when the command is typed, and not for `--help`."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "console": ("console", "Serve the operators' pages: what waits, what happened, what to do."),
         "demo": ("demo", "Serve a small shop whose requests may be sent again."),
         "dlq": ("dlq", "Dead letters: what the outbox does not try any more."),
-        "doctor": ("doctor", "Say what is wrong with a store, or will be."),
+        "doctor": ("doctor", "Check a store for what is wrong, or will be."),
         "keys": ("keys", "Look at keys, and settle by hand what nothing else can."),
         "kit": ("kit", "Write alerts, a dashboard, units, manifests and runbooks."),
         "migrate": ("migrate", "Create and update oncekey's own tables."),
-        "openapi": ("routes", "Print an OpenAPI document that says what keys protect."),
+        "openapi": ("routes", "Print an OpenAPI document that describes what keys protect."),
         "provider": ("demo", "Serve a simulated payment provider that can fail in any way."),
-        "reap": ("upkeep", "End keys whose time is over."),
+        "reap": ("upkeep", "Remove expired keys."),
         "reconcile": ("reconcile", "Ask resolvers about unknown keys; compare the provider's books."),
         "rekey": ("upkeep", "Seal what is stored under the current key."),
         "routes": ("routes", "List the routes that change something, and how each is protected."),
         "stats": ("stats", "Count keys, and what waits."),
         "stores": ("stores", "List the stores, what is installed, and what each can do."),
         "sweep": ("upkeep", "Move keys whose owner did not come back."),
-        "top": ("top", "Watch a store in a terminal: what waits, and how it goes."),
-        "torture": ("torture", "Kill, cut and repeat, and count what happened."),
+        "top": ("top", "Watch a store in a terminal: what waits, and how requests end."),
+        "torture": ("torture", "Inject crashes and lost replies, and check that it happened once."),
         "unknown": ("unknown", "Keys whose outcome is unknown."),
-        "worker": ("worker", "Do what no request waits for, until SIGTERM."),
+        "worker": ("worker", "Run the background tasks until SIGTERM."),
     }
 )
-"""Every command with the module that registers it and what `oncekey --help` says of it."""
+"""Every command, with the module that registers it and its line in `oncekey --help`."""
 
 
 class Commands(TyperGroup):
-    """The commands by their names: `--help` reads the table, and only what is typed is imported.
+    """The commands by their names: `--help` reads the table, and only the command that is typed is imported.
 
     The classes of click are `Any` here: some versions of typer bring a copy of their own.
     """
@@ -62,7 +62,7 @@ class Commands(TyperGroup):
         return group.commands[cmd_name]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  (click's signature)
-        """The table, without a command's own import."""
+        """Write the table of commands without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
@@ -87,7 +87,7 @@ def _options(
     *,
     log: Annotated[
         bool,
-        typer.Option("--log", envvar="ONCEKEY_LOG", help="Tell on stderr what the command does: a line of JSON each."),
+        typer.Option("--log", envvar="ONCEKEY_LOG", help="Log each event of the command to stderr, as a line of JSON."),
     ] = False,
     observe: Annotated[
         str | None,
@@ -95,11 +95,14 @@ def _options(
             "--observe",
             envvar="ONCEKEY_OBSERVE",
             metavar="MODULE:NAME",
-            help="Tell the observers of this Once, or this observer, too.",
+            help="Send the events of the command to the observers of this Once, or to this observer.",
         ),
     ] = None,
     show_version: Annotated[  # noqa: ARG001  (its callback answers)
-        bool, typer.Option("--version", is_eager=True, callback=lambda asked: _version(asked=asked), help="Say which.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=lambda asked: _version(asked=asked), help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Make state-changing HTTP requests safe to retry."""

@@ -1,4 +1,4 @@
-"""`oncekey check URL`: whether an API keeps the promises of its idempotency keys.
+"""`oncekey check URL`: tests whether an API keeps the promises of its idempotency keys.
 
 Its options may come from a TOML file, so that a pipeline needs one short command.
 """
@@ -45,8 +45,8 @@ _OWN: Final = frozenset({"config", "help"})
 
 
 def configure(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the file's values as defaults: what stands on the command line is stronger."""
-    # Help and completion ask for the value without running the command.
+    """Use the values of the file as defaults; options on the command line override them."""
+    # For help and completion click calls this without running the command.
     if path is None or context.resilient_parsing:
         return path
     try:
@@ -108,7 +108,7 @@ Url = Annotated[
         help="The operation's URL, such as https://api.example.com/orders.", metavar="URL", show_default=False
     ),
 ]
-Body = Annotated[str, typer.Option(help="A body that the operation takes; @FILE reads a file.", metavar="TEXT|@FILE")]
+Body = Annotated[str, typer.Option(help="A body that the operation accepts; @FILE reads a file.", metavar="TEXT|@FILE")]
 Headers = Annotated[
     list[str],
     typer.Option("--header", "-H", help="A header to send, 'Name: value'; may be repeated.", metavar="HEADER"),
@@ -151,7 +151,7 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     ] = "",
     other_tenant_header: Annotated[
         list[str],
-        typer.Option(help="The header that makes the caller somebody else; may be repeated.", metavar="HEADER"),
+        typer.Option(help="The header that makes the caller another tenant; may be repeated.", metavar="HEADER"),
     ] = [],  # noqa: B006  (typer copies it)
     slow_header: Annotated[
         str | None,
@@ -168,7 +168,7 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     other_body: Annotated[
         str | None,
         typer.Option(
-            help="Another body that is taken. Else a number or text in --body is changed.", metavar="TEXT|@FILE"
+            help="Another body that it accepts. Else a number or text in --body is changed.", metavar="TEXT|@FILE"
         ),
     ] = None,
     invalid_body: Annotated[
@@ -254,17 +254,17 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     config: Annotated[  # noqa: ARG001  (its callback has read it)
         Path | None,
         typer.Option(
-            help="A TOML file with any of these options, such as count-url = '…'. The command line is stronger.",
+            help="A TOML file with any of these options, such as count-url = '…'. The command line overrides it.",
             metavar="FILE",
             is_eager=True,
             callback=configure,
         ),
     ] = None,
 ) -> None:
-    """Try whether an API keeps the promises of its idempotency keys. Only for an API that is yours to try.
+    """Test whether an API keeps the promises of its idempotency keys. Only for an API that you may test.
 
     It sends a few hundred real requests, each of which may have a real effect: use a test environment. Exit code
-    0: no promise is broken; 1: at least one is; 2: it could not be checked.
+    0: the API breaks no promise; 1: it breaks at least one; 2: it could not be checked.
 
     oncekey check http://127.0.0.1:8000/orders --body @order.json -H 'Authorization: Bearer demo-alpha'
     """
@@ -365,7 +365,7 @@ def _readable(option: str, path: Path) -> str:
 
 
 def _command(option: str, text: str | None) -> tuple[str, ...]:
-    """The words of a command. No shell reads them, so nothing in them is expanded."""
+    """The words of a command, which is run without a shell, so that nothing in them is expanded."""
     if text is None:
         return ()
     try:
@@ -429,7 +429,7 @@ def _line(option: str, text: str, key_header: str) -> Header:
 
 
 def _with_media_type(lines: list[Header], body: str) -> tuple[Header, ...]:
-    """A body without a media type is JSON, or a mistake."""
+    """The headers, with `application/json` for a body that has no media type; raises if that body is not JSON."""
     if any(name.lower() == "content-type" for name, _ in lines):
         return tuple(lines)
     if not _is_json(_content("--body", body)):

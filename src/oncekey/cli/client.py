@@ -1,4 +1,4 @@
-"""`oncekey client list|resume`: what a client's journal holds, and sending what has no answer yet."""
+"""`oncekey client list|resume`: lists the operations in a client's journal, and sends those without an answer again."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def resume(
         typer.Option(help="'Name: value' of a field that journals do not keep; may be given again.", metavar="FIELD"),
     ] = None,
     origin: Annotated[
-        str | None, typer.Option(help="Only what goes to this origin, such as https://api.example.com.")
+        str | None, typer.Option(help="Only requests to this origin, such as https://api.example.com.")
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds for each operation.")] = 60.0,
     max_age: Annotated[float, typer.Option(help="Hours after which a key is not sent any more.")] = 23.0,
     as_json: AsJson = False,
 ) -> None:
-    """Send what has no answer, with the same keys. Exit code 1 if anything still has none.
+    """Send the operations without an answer again, with the same keys. Exit code 1 if any still has none.
 
     JSON: what `client list` shows of them.
 
-    The fields of --header go to every origin that something is sent to: name one with --origin if there are several.
+    The fields of --header go to every origin that a request is sent to: name one with --origin if there are several.
     """
     from oncekey.client import PROFILES, Rules
     from oncekey.client.desk import Desk
@@ -100,7 +100,7 @@ def _origin(entry: Entry) -> str:
 
 
 def _line(entry: Entry) -> dict[str, Any]:
-    """What is shown of an operation: nothing of its body, and of its address nothing that may be a secret."""
+    """An operation as `client list` shows it: without its body, and without what may be a secret in its address."""
     return {
         "key": entry.key,
         "name": entry.name,

@@ -1,4 +1,4 @@
-"""`oncekey console`: the operators' pages, on this machine."""
+"""`oncekey console`: serves the operators' console on this machine."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def console(
     trace_url: Annotated[
         str | None,
         typer.Option(
-            "--trace-url", envvar="ONCEKEY_TRACE_URL", metavar="URL", help="Where a trace is looked at: .../{trace}."
+            "--trace-url", envvar="ONCEKEY_TRACE_URL", metavar="URL", help="The address of a trace: .../{trace}."
         ),
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Let others reach it; put TLS before it.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Let other machines reach it; put TLS before it.")] = False,
 ) -> None:
     """Serve the operators' console: what waits, what happened to a key, and what to do about it.
 
-    It is off unless somebody can log in. Tokens come from a file or from ONCEKEY_CONSOLE_TOKENS, never from the command
+    It does not start without a token. Tokens come from a file or from ONCEKEY_CONSOLE_TOKENS, never from the command
     line, which others see; `--as NAME` makes one that lasts as long as this command, and prints the link. ROLE is
     `read` or `operate`. Several processes that serve one console share ONCEKEY_CONSOLE_SECRET, which signs sessions.
 
-    An address that others can reach is refused without --public.
+    Without --public the command refuses an address that other machines can reach.
     """
     from oncekey.console import Console, Operator, Role, Tokens
     from oncekey.console.serving import serve

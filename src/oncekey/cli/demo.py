@@ -1,4 +1,4 @@
-"""`oncekey demo`: the reference service, on this machine; `oncekey provider`: its simulated payment provider."""
+"""`oncekey demo`: runs the reference service on this machine. `oncekey provider`: runs its simulated provider."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
         bool, typer.Option(help="Run the workers in this process; else `oncekey worker` has to.")
     ] = True,
     interval: Annotated[
-        float, typer.Option(help="Seconds between two looks of those who settle what nobody knows.")
+        float, typer.Option(help="Seconds between two rounds of the sweeper and of the reconciler.")
     ] = 30.0,
     webhooks: Annotated[
-        Switch, typer.Option(help="Whether the demo's own provider tells of its charges by itself.")
+        Switch, typer.Option(help="Whether the demo's own provider sends a webhook for each charge.")
     ] = Switch.ON,
     provider: Annotated[
         str | None, typer.Option(help="A provider that runs already; else the demo starts its own.", metavar="URL")
@@ -61,7 +61,7 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
         typer.Option(
             min=FEWEST,
             max=1_000_000,
-            help="Make up a day of so many requests first, in a store without any.",
+            help="First write a made-up day of so many requests into an empty store.",
             metavar="N",
         ),
     ] = None,
@@ -70,7 +70,7 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
         Path | None, typer.Option(help="The ledger of the demo's own provider; else beside the store.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Serve a small shop, and a payment provider beside it, whose requests may be sent as often as one likes."""
+    """Serve a small shop with idempotency keys, and a simulated payment provider beside it."""
     try:
         from oncekey.demo.history import Wanted
         from oncekey.demo.serving import serve
@@ -97,9 +97,9 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
 
 
 def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0) -> Policy:
-    """The defaults with another lease; a handler may run for an hour, or for one lease if that is longer.
+    """The default policy with another lease; a handler may run for an hour, or for one lease if that is longer.
 
-    A short lease makes everything quick enough to watch, so workers and calls wait no longer than it lasts.
+    A short lease lets a person watch a recovery, so workers and calls wait no longer than it lasts.
     """
     usual = Policy()
     return usual.override(
@@ -116,7 +116,7 @@ def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0)
 
 
 def announce(url: str, console: str, store: str) -> None:
-    """Say what it is, where its operators look, and what to try."""
+    """Print what the demo is, where its console is, and which commands to try."""
     heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {address(store)}"
     steps = curl_lines(url, str(uuid.uuid4()))
     if sys.stdout.isatty():
@@ -132,7 +132,7 @@ def announce(url: str, console: str, store: str) -> None:
 
 
 def show_progress(done: int, of: int) -> None:
-    """How much of a history is written, on one line of standard error; a pipe gets the last word only."""
+    """Print how much of a history is written, on one line of standard error; into a pipe only the last state."""
     if sys.stderr.isatty():
         print(f"\rhistory: {done:,} of {of:,} requests", end="\n" if done >= of else "", file=sys.stderr, flush=True)
     elif done >= of:
@@ -140,7 +140,7 @@ def show_progress(done: int, of: int) -> None:
 
 
 def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
-    """What to type, and what happens then."""
+    """The commands to type, each with what it will show."""
     who = "-H 'Authorization: Bearer demo-alpha'"
     send = (
         f"curl -i {url}/orders {who} \\\n"
@@ -167,7 +167,7 @@ def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
 
 
 def fail(sentence: str) -> NoReturn:
-    """One line, and the exit code that says so."""
+    """Print one line to standard error, and exit with code 1."""
     print(f"oncekey demo: {sentence}", file=sys.stderr)
     raise typer.Exit(1)
 
@@ -198,12 +198,12 @@ def provider(  # noqa: PLR0917  (typer reads the parameters)
         int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")
     ] = DEFAULT_PORT,
     webhooks: Annotated[
-        str | None, typer.Option(help="Where to send word of each charge: http://127.0.0.1:8000/…", metavar="URL")
+        str | None, typer.Option(help="Where to send a webhook for each charge: http://127.0.0.1:8000/…", metavar="URL")
     ] = None,
     secret: Annotated[str, typer.Option(help="What webhooks are signed with.")] = DEFAULT_SECRET,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input ends.", hidden=True)] = False,
 ) -> None:
-    """Serve a simulated payment provider that can fail in any way, by name."""
+    """Serve a simulated payment provider, which fails in a given way if a request names it."""
     try:
         from oncekey.demo.provider_server import serve
     except ImportError as error:

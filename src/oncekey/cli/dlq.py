@@ -84,7 +84,7 @@ def show(letter_id: LetterId, store: options.StoreUrl, *, as_json: options.AsJso
 
 
 def said(letter: DeadLetter) -> Iterator[str]:
-    """A dead letter, and what may be done about it, line by line."""
+    """A dead letter, and the commands that an operator may give, line by line."""
     parcel = letter.parcel
     yield from pairs([(name.replace("_", " "), value) for name, value in _shape(letter).items() if value is not None])
     yield from ("", "Try it again, or give it up:")
@@ -111,7 +111,7 @@ def retry(
     A `defer` goes back together with its record: unknown becomes pending, and a worker makes the call. That
     is allowed only while repeating the call is safe: within the window that its topic declared, or if its result is
     stored already. After that the provider would do it twice; look there, and say what you found with
-    `oncekey keys resolve`. A retry of the client hears that the request is accepted and not done yet.
+    `oncekey keys resolve`. A retry of the client is answered that the request is accepted and not done yet.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} for a `defer`, {"changed": true, "letter"} for an
     `emit`, or {"changed": false, "why", "possible"}.
@@ -204,7 +204,7 @@ def _shape(letter: DeadLetter) -> dict[str, Any]:
 
 
 def line_of(letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter as one of many."""
+    """A dead letter as an item of `dlq list`."""
     parcel = letter.parcel
     return {
         "id": str(parcel.id),

@@ -1,4 +1,4 @@
-"""`oncekey doctor`: what is wrong with a store, or will be."""
+"""`oncekey doctor`: checks a store for what is wrong, or will be."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _RUNS: Final = 1000
 _PATIENCE: Final = 2.0
 """Seconds for a Redis to answer."""
 _SAMPLE: Final = 1000
-"""How much is looked at for seals where this command has no keys."""
+"""How many stored contents are read for their seals if this command has no keys."""
 _ALL: Final = 2**62
 _OPENED: Final = 200
-"""How many records are opened, to see whether the keys are the right ones."""
+"""How many records the command opens to see whether its keys are the right ones."""
 _EXIT: Final = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
 _LEASE: Final = f"{Policy().lease.total_seconds():.0f}s"
 _STALE: Final = f"{rules.Limits().stale // SECOND}s"
@@ -55,7 +55,7 @@ _COLOURS: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow
 
 @dataclass(frozen=True, slots=True)
 class _Checkup:
-    """What the store said, and when."""
+    """What the store returned, and when."""
 
     entries: tuple[Entry, ...]
     census: Census | None
@@ -92,10 +92,10 @@ def doctor(
         str, typer.Option(help="Keys whose lease is over for longer are a warning.", metavar="SPAN")
     ] = _STALE,
     resumable_after: Annotated[
-        str, typer.Option(help="Work that is not gone on with for longer is a warning.", metavar="SPAN")
+        str, typer.Option(help="Unfinished work that waits for longer is a warning.", metavar="SPAN")
     ] = "1h",
     expired_after: Annotated[
-        str, typer.Option(help="What has expired before that and is still there is a warning.", metavar="SPAN")
+        str, typer.Option(help="Expired records that are there for longer are a warning.", metavar="SPAN")
     ] = "1d",
     due_after: Annotated[
         str, typer.Option(help="Parcels that are due for longer are a warning.", metavar="SPAN")
@@ -105,9 +105,9 @@ def doctor(
     quiet: Annotated[bool, typer.Option("--quiet", help="Only what is not in order.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Look a store over: schema, indexes, clock, workers, what waits, dead rows, old transactions, settings.
+    """Check a store: schema, indexes, clock, workers, what waits, dead rows, old transactions, settings.
 
-    With --replay-cache also the Redis that stands in front of it.
+    With --replay-cache also the Redis in front of it.
 
     Changes nothing. Each finding says what was seen, what it means and what to do. Every key that is unknown or stale,
     everything that is due and every dead letter is a note at least; what waits for longer than its option says is a
@@ -193,7 +193,7 @@ def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Findi
 
 
 def _front(place: str) -> Finding:
-    """How what stands in front of the store is."""
+    """The finding about the replay cache in front of the store."""
     shown = options.shared_front(place).shown
     import redis
 
@@ -206,7 +206,7 @@ def _front(place: str) -> Finding:
 
 
 async def _examine(engine: AsyncEngine) -> _Checkup:
-    """All looks of one visit; a schema that does not fit is a finding, and no reason to stop."""
+    """Read everything that the findings need. A schema that does not fit is a finding, and does not end the command."""
     store, run = engine.store, engine.driver.run
     entries = await adrive(migrate.status(store.schema), run)
     fits = all(entry.standing is Standing.APPLIED or _may_wait(entry) for entry in entries)
@@ -222,13 +222,13 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     unopened = 0 if seal is None or not fits else await adrive(rekey.unopened(store, seal, _OPENED), run)
     pooling = None
     if hasattr(engine.driver, "pooling"):
-        with suppress(StoreError):  # two connections at once may be more than this address gives
+        with suppress(StoreError):  # this store may allow only one connection at a time
             pooling = await engine.driver.pooling()
     return _Checkup(entries, census, vitals, runs, roll, kept, unopened, before, after, pooling)
 
 
 def _may_wait(entry: Entry) -> bool:
-    """Whether this version works without it."""
+    """Whether this version works without that migration."""
     return entry.standing is Standing.PENDING and entry.migration.phase is Phase.POST
 
 

@@ -1,4 +1,4 @@
-"""What `oncekey top` reads in one refresh, by the console's own statements, and the shape that programs get of it."""
+"""Reads what `oncekey top` shows in one refresh, by the console's statements, and makes the JSON that programs get."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from oncekey.ports import Store
 
 ENDS: Final = 1000
-"""How many ends of requests are looked at, for each way to end: a refresh is to stay small."""
+"""How many finished requests a refresh reads at most, for each outcome."""
 WINDOW: Final = 15 * MINUTE
 LISTED: Final = 200
-"""So many unknown records, and so many dead letters, are listed at most."""
+"""How many unknown records, and how many dead letters, a refresh lists at most."""
 LINES: Final = 50
-"""Of the audit."""
+"""How many lines of the audit a refresh reads."""
 TILES: Final = ("unknown", "dead", "stuck", "failed_retryable", "in_progress", "pending", "due")
-"""What is counted, in the order of how much it matters."""
+"""What is counted, the most important first."""
 
 Waiting: TypeAlias = "Record | DeadLetter"
-"""What a person has to look at."""
+"""An item that an operator has to look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class Glance:
 
     @property
     def headline(self) -> tuple[str, str]:
-        """How things are, in one word for the colour and one sentence."""
+        """The state of the store: one word for the colour, and one sentence."""
         return headline(self.tally, self.roll)
 
     @property
     def waiting(self) -> tuple[Waiting, ...]:
-        """What a person has to look at: unknown outcomes, then dead letters."""
+        """The items that an operator has to look at: unknown outcomes, then dead letters."""
         return (*self.unknown, *self.letters)
 
     def pace(self, parts: int) -> Pace:
@@ -66,7 +66,7 @@ class Glance:
 
 
 def glance(store: Store) -> Flow[Glance]:
-    """All of it: a handful of statements, each along an index and with a bound."""
+    """Read everything, with a handful of statements, each along an index and with a bound."""
     survey = survey_of(store)
     tally, roll = yield from pulse(store)
     ends = yield from survey.ended(ENDS)
@@ -77,7 +77,7 @@ def glance(store: Store) -> Flow[Glance]:
 
 
 def server_of(store: Store) -> Flow[str]:
-    """Which database it is, with its version; without one where it does not tell this user."""
+    """The name of the database, with its version if the database shows that to this user."""
     vitals = yield from desk_of(store).vitals("vital_settings", "vital_file")
     for setting in vitals.get("vital_settings", ()):
         if setting["name"] == "server_version":
@@ -88,7 +88,7 @@ def server_of(store: Store) -> Flow[str]:
 
 
 def envelope(seen: Glance, store: str, server: str) -> dict[str, Any]:
-    """One frame for programs: the three members of every list, whose items wait for a person, and the rest."""
+    """One frame for programs: the three members of every list (items are what waits for an operator), and the rest."""
     tally, now = seen.tally, seen.tally.now
     lately = seen.pace(1)
     colour, sentence = seen.headline

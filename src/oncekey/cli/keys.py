@@ -1,4 +1,4 @@
-"""`oncekey keys list|show|history|resolve|release|bust`: records by hand."""
+"""`oncekey keys list|show|history|resolve|release|bust`: an operator looks at records, and moves them."""
 
 from __future__ import annotations
 
@@ -131,10 +131,10 @@ def show(
 ) -> None:
     """Show one key: what its state means, what a retry will do, and what to do, ready to be copied. Changes nothing.
 
-    Whose key it is need not be said if only one fits; the beginning of a key is enough, too. It says the same `state`,
-    `recovery_point`, `attempts`, `last_error` and `expires_at` as GET /idempotency-keys/KEY. A LOCAL request on
-    PostgreSQL has no row until it is done; it is seen by its lock, for which --tenant has to be said, and the policy's
-    secret has to be in ONCEKEY_SECRET if there is one.
+    --tenant is not needed if only one key fits; the beginning of a key is enough, too. The command shows the same
+    `state`, `recovery_point`, `attempts`, `last_error` and `expires_at` as GET /idempotency-keys/KEY. A LOCAL request
+    on PostgreSQL has no row until it is done; the command finds it by its lock, for which it needs --tenant, and the
+    policy's secret in ONCEKEY_SECRET if there is one.
 
     An INLINE handler announces no call. Workers write down which ones their application's code names; --call or --app
     names them where no worker runs.
@@ -176,8 +176,8 @@ def history(
 ) -> None:
     """Show what the audit knows of a key: every move by sweeper, reaper, resolver, worker and operators.
 
-    Lines outlive the record, and tell its lives apart by their incarnation; of a key whose record is gone they are
-    found with --tenant. Changes nothing.
+    The lines outlive the record; their incarnation says which life of the key they are about. To see those of a key
+    whose record is gone, give --tenant. Changes nothing.
 
     JSON: {"now", "items": [{"at", "from", "to", "trigger", "actor", "who", "why", "fence", "operation",
     "incarnation"}], "next"}.
@@ -303,7 +303,7 @@ def release(
     become unknown, because it may have happened.
 
     Unknown, with no call that could be under way: retryable. If a call is open, say what became of it with
-    `keys resolve`. Never on a live lease: its owner would be run beside.
+    `keys resolve`. Never on a live lease: a retry would run beside its owner.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
@@ -337,8 +337,8 @@ def bust(
     finished steps, repeats none of them, and computes its answer anew. An OUTBOX answer is not busted, because its
     handler must not run twice. Refused while parcels of the record wait or lie with the dead letters.
 
-    Applications with a shared `replay_cache` would give the answer for up to its `life` still: --replay-cache tells it
-    first. What processes keep in their own memory ends by its `life` only.
+    Applications with a shared `replay_cache` would replay the answer for up to its `life`: --replay-cache removes it
+    there first. The copies that processes keep in their own memory last until their `life` is over.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
@@ -353,7 +353,7 @@ def bust(
 
 
 def _cache_of(url: str | None) -> Policy | None:
-    """The policy of a shared cache of answers, as far as its names and seals go."""
+    """A policy for the shared cache of answers: it has what decides the names and the seals of the entries."""
     if url is None:
         return None
     policy = Policy().override(replay_cache=options.shared_front(url), secret=options.secret())
@@ -373,12 +373,12 @@ async def _forgotten(engine: AsyncEngine, policy: Policy, record_id: RecordId) -
 
 
 async def _nothing(_: AsyncEngine, __: RecordId) -> None:
-    """There is nothing to do before the move."""
+    """For a move before which nothing has to be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What was typed to name a record."""
+    """The arguments and options by which the operator names a record."""
 
     store: str
     key: str
@@ -417,7 +417,7 @@ def _act(
 
 
 def _one(found: T | Several | Forbidden, key: str, *, json_wanted: bool) -> T:
-    """What was found, or why there is nothing to show."""
+    """The result of a search; if it is not exactly one, print why and exit."""
     if isinstance(found, Several):
         options.refuse_several(found, key, json_wanted=json_wanted)
     if isinstance(found, Forbidden):
@@ -428,7 +428,7 @@ def _one(found: T | Several | Forbidden, key: str, *, json_wanted: bool) -> T:
 async def known_of(
     engine: AsyncEngine, record_id: RecordId, calls: tuple[str, ...] = (), app: str | None = None
 ) -> Known | Forbidden:
-    """A key as it stands, and what else is known of its call: its name, and what it returned the last time."""
+    """A key with its record, and what else is known of its call: its name, and what it returned the last time."""
     number = lock_number(_SCHEMA, record_id, options.secret())
     sight = await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
     if sight.snapshot.record is None and not sight.busy:
@@ -449,7 +449,7 @@ async def known_of(
 async def _list(
     engine: AsyncEngine, wanted: Search, limit: int, before: tuple[int, str, str] | None, digest: str | None
 ) -> tuple[int, tuple[Record, ...], str | None]:
-    """One page, and the place where the next begins; with a digest, pages until enough of them fit."""
+    """One page, and the place where the next begins. With a digest it reads pages until enough records fit."""
     found: tuple[Record, ...] = ()
     while True:
         size = limit if digest is None else _PAGE

@@ -44,17 +44,17 @@ _BRIEF: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A key as it stands, with what is known of its call besides."""
+    """A key with its record, and what else is known of its call."""
 
     sight: Sight
     last: MemoEntry | None = None
-    """What the same call returned when it was last made, for whatever key."""
+    """What the same call returned when a request last made it, under any key."""
     calls: tuple[str, ...] = ()
-    """The names of an INLINE handler's calls, which announces none."""
+    """The names of the calls of an INLINE handler, which announces none."""
 
 
 def line_of(record: Record, now: Instant) -> dict[str, Any]:
-    """A record as one of many."""
+    """A record as an item of `keys list`."""
     return {
         "key": record.id.key,
         "scope": record.id.scope,
@@ -128,7 +128,7 @@ def shown(known: Known, key: str) -> dict[str, Any]:
 
 
 def said(known: Known, shape: dict[str, Any], *, verbose: bool) -> Iterator[str]:
-    """What it means and what to do, with the commands ready to be copied; then the details. Line by line."""
+    """What the state means and what to do, with commands to copy; then the details. Line by line."""
     yield shape["means"]
     if shape.get("why"):
         yield f"Why: {plain(shape['why'])}."
@@ -163,7 +163,7 @@ def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -
     released = {one.row for one in offered if one.order is Order.RELEASE}
     for one in offered:
         if one.order is Order.NOT_EXECUTED and one.row in released:
-            continue  # no call is open, so it says no more than a release
+            continue  # no call is open, so this order does the same as a release
         yield ""
         yield f"{purpose(one.order, record)}:"
         yield from (f"  {line}" for line in broken(command_of(one, record, result), indent=6))
@@ -172,7 +172,7 @@ def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -
 
 
 def _looking(record: Record, shape: dict[str, Any]) -> Iterator[str]:
-    """Where the truth is to be found."""
+    """How the operator finds out what happened: what to look for at the provider."""
     keys = shape["downstream_keys"]
     if record.intent is None and record.effects is not Effects.INLINE:
         yield "No call is open. Mend what is wrong, then let it go on."
@@ -194,7 +194,7 @@ def _looking(record: Record, shape: dict[str, Any]) -> Iterator[str]:
 
 
 def command_of(one: Possibility, record: Record, result: str | None) -> str:
-    """As it is typed for this key; a final no looks like nothing that was seen before."""
+    """The command for this key. A final no has no example: its form was never seen."""
     given = result if one.order is Order.EXECUTED and result else RESULT
     target, last = words_of(record.id)
     return one.typed(target, last=last, result=given)
@@ -207,7 +207,7 @@ def _result_shape(known: Known) -> Any:
 
 
 def _result_option(shape: Any) -> str | None:
-    """A result to be filled in, quoted for a shell; before that it is no JSON, so nothing takes it as it is."""
+    """A result for the operator to fill in, quoted for a shell. Unfilled it is no JSON, so no command accepts it."""
     return None if shape is None else shlex.quote(_outline(shape))
 
 
@@ -221,7 +221,7 @@ def _outline(shape: Any) -> str:
 def in_doubt(
     record: Record, now: Instant, *, calls: tuple[str, ...] = (), lag: Duration = PROVIDER_LAG
 ) -> dict[str, Any]:
-    """An unknown record: what it was about to do, and from when on a look at the provider counts."""
+    """An unknown record: the call that it was about to make, and from when on a look at the provider counts."""
     return {
         **line_of(record, now),
         "open_call": open_call(record.intent),
@@ -234,7 +234,7 @@ def in_doubt(
 
 
 def believed(record: Record, *, lag: Duration = PROVIDER_LAG) -> str | None:
-    """From when on `--not-executed` is believed; None where nothing is asked."""
+    """From when on `--not-executed` is believed; None if the record is not unknown."""
     return moment(believed_from(record, lag)) if record.state is State.UNKNOWN else None
 
 

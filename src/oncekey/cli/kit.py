@@ -1,4 +1,4 @@
-"""`oncekey kit`: what a team needs to watch and run it, as files of its own."""
+"""`oncekey kit`: writes the files that a team needs to watch and run oncekey."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def kit(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A threshold, a name, a place; may be given again."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that say something else.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that have another content.")] = False,
     settings: Annotated[bool, typer.Option("--settings", help="List what --set takes, and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
 ) -> None:
-    """Write what a team needs to watch oncekey and to run it: files that are yours from then on.
+    """Write the files that a team needs to watch oncekey and to run it. They are yours to change from then on.
 
     Alert rules for Prometheus, a dashboard for Grafana, units for systemd and manifests for Kubernetes (a worker, the
     migrations), and a runbook for each alert. Thresholds and names are set by --set: --set unknown-age=15m --set
     runbooks=https://wiki.example.com/oncekey. Rules, units and manifests say in their first line how they were made.
 
-    A file that is there already and says something else is in the way: then nothing is written, unless --force says to
-    replace it. What is the same is left alone, so the command can be said again.
+    A file that is there already with another content is in the way: then nothing is written, unless --force says to
+    replace it. A file with the same content is left alone, so the command can be repeated.
 
     Exit code: 0 written, 1 files are in the way (nothing was written), 2 a mistake.
 

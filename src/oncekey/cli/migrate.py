@@ -1,4 +1,4 @@
-"""`oncekey migrate status|up|sql`: the store's tables."""
+"""`oncekey migrate status|up|sql`: creates and updates the tables of the store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 def status(
     store: StoreUrl, *, as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False
 ) -> None:
-    """Say which migrations the store has and lacks. Exit code 1 if any is pending or not as it should be.
+    """List the migrations that the store has and lacks. Exit code 1 if any is pending or not as it should be.
 
     JSON: {"now", "items": [{"number", "phase", "name", "status"}], "next"}.
     """
@@ -73,7 +73,7 @@ def sql(
     store: Annotated[str | None, typer.Option("--store", help="The store's URL; it is not connected to.")] = None,
     dialect: Annotated[Dialect | None, typer.Option(help="The database, where there is no URL yet.")] = None,
 ) -> None:
-    """Print all migrations, for those who run them by other means. Nothing is connected to."""
+    """Print all migrations as SQL, to be run by other means. The command connects to nothing."""
     if (store is None) == (dialect is None):
         raise ConfigurationError("say --store URL or --dialect, one of the two")
     url = store if store is not None else _SAMPLES[Dialect(dialect or "")]
@@ -98,10 +98,10 @@ async def _up(url: str, phase: Phase | None) -> None:
 
 @asynccontextmanager
 async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
-    """Under asyncio, because every database has a driver for that."""
+    """The engine of a store, under asyncio, because every database has a driver for that."""
     engine = wire.aconnect(url)
     if not engine.store.schema.migrations:
-        wire.migrations_for(url)  # which says that there are no tables
+        wire.migrations_for(url)  # it raises the error that this store has no tables
     try:
         yield engine
     finally:

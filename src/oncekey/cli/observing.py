@@ -1,8 +1,8 @@
-"""Who hears what a command does: `oncekey --log ...` and `oncekey --observe MODULE:NAME ...`.
+"""Where the events of a command go: `oncekey --log ...` and `oncekey --observe MODULE:NAME ...`.
 
-An operator's command is a process of its own, and ends before anybody could scrape it. So it tells its events itself:
-as lines of JSON on stderr, or to the observers that the application has, of which OpenTelemetry sends what it counted
-when the process ends. Without either nobody is told, and no event is made. The audit has every change all the same.
+An operator's command is a process of its own, and ends before a monitor could scrape it. So it sends its events itself:
+as lines of JSON to stderr, or to the observers that the application has, of which OpenTelemetry sends what it counted
+when the process ends. Without either option the command makes no event. The audit has every change all the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 PLAIN: Final = "%(asctime)s %(levelname)s %(message)s"
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("oncekey_command_observers", default=())
-"""Of the command that runs."""
+"""The observers of the command that runs."""
 
 
 def begin(*, log: bool, observe: str | None) -> Callable[[], None]:
-    """Tell whoever was asked for, until the returned function is called."""
+    """Send events to the observers that the options name, until the returned function is called."""
     before, wanted = _observers.get(), () if observe is None else _named(observe)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
@@ -36,7 +36,7 @@ def begin(*, log: bool, observe: str | None) -> Callable[[], None]:
     if log:
         events.addHandler(handler)
         events.setLevel(logging.INFO)
-        events.propagate = False  # a command that logs would say the same once more, in words
+        events.propagate = False  # a command that logs would print each event a second time, in words
         wanted = (*wanted, Logs(events))
     _observers.set(wanted)
 
@@ -51,18 +51,18 @@ def begin(*, log: bool, observe: str | None) -> Callable[[], None]:
 
 
 def tell() -> Tell | None:
-    """What tells of the moves of this command; None: nobody wants to know."""
+    """The function that sends the events of this command; None: there is no observer."""
     return telling(_observers.get())
 
 
 def joined(once: Once) -> Once:
-    """An application whose own observers are told by a command, and whom the command tells besides."""
+    """The application, with the command's observers added to its own."""
     once.observe(*(one for one in _observers.get() if one not in once.observers))
     return once
 
 
 def log_plainly() -> None:
-    """What a command that goes on says of itself, in words."""
+    """Log what a long-running command does, in words."""
     logging.basicConfig(level=logging.INFO, format=PLAIN, stream=sys.stderr)
 
 

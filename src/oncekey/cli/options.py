@@ -1,6 +1,7 @@
-"""What the operators' commands share: the store, which record is meant, and how things are shown.
+"""What the operators' commands share: the options for the store and for a record, and the output of a move.
 
-A record is meant by its tenant or scope, or by the key alone, and a command names it again.
+An operator names a record by its key, and by its tenant or scope if several have that key. The output of a command
+names it in full.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "ONCEKEY_NAMESPACE"
 SHORTEST: Final = 4
-"""With fewer letters of a key nothing is looked for."""
+"""A search for the beginning of a key needs so many letters."""
 SHOWN: Final = 20
 NOT_HERE: Final = (
     "there is no such key here (a LOCAL request under way on PostgreSQL has no row yet, and is seen with --tenant only)"
@@ -50,7 +51,7 @@ NOT_HERE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """More than one key fits what was typed."""
+    """More than one key fits what the operator typed."""
 
     records: tuple[Record, ...]
     more: bool
@@ -58,7 +59,7 @@ class Several:
 
 
 async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | Several | Forbidden:
-    """The record of a key or of its beginning; whose it is need not be said where only one fits."""
+    """The record of a key or of its beginning. The scope is needed only if several fit."""
     page = await adrive(desk_of(engine.store).named(key, scope, SHOWN + 1), engine.driver.run)
     same = tuple(one for one in page.records if one.id.key == key)
     fitting = same or page.records
@@ -68,12 +69,12 @@ async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | S
         return fitting[0].id
     if fitting:
         return Forbidden(f"{SHORTEST} letters of a key are needed to look for it")
-    # Its tenant is known, so what has no row is looked for by its lock, and what is gone by its lines of the audit.
+    # The tenant is known, so a record without a row can be found by its lock, and one that is gone in the audit.
     return Forbidden(NOT_HERE) if scope is None else RecordId(scope, key)
 
 
 async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, ...]]:
-    """By operation, the calls of INLINE handlers: as workers wrote them down, and as an application's code says."""
+    """By operation, the calls of INLINE handlers: from what workers wrote down, and from the application's code."""
     found: dict[str, tuple[str, ...]] = {}
     if engine.store.upkeep is not None:
         roll = await adrive(engine.store.upkeep.workers(), engine.driver.run)
@@ -88,7 +89,7 @@ async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, .
 
 
 def scope_named(tenant: str | None, namespace: str | None, principal: str | None, scope: str | None) -> str | None:
-    """The scope, as requests make it; None if none is named."""
+    """The scope, made as requests make it; None if no option names one."""
     if scope is not None:
         if tenant is not None or principal is not None:
             raise ConfigurationError("--scope is instead of --tenant and --principal: say one or the other")
@@ -127,7 +128,7 @@ def _namespace(name: str) -> list[str]:
 T = TypeVar("T")
 
 REFUSED: Final = 1
-"""The exit code for what is not there, or is not allowed: nothing was changed."""
+"""The exit code if the record is not there, or the move is not allowed: nothing was changed."""
 SECRET: Final = "ONCEKEY_SECRET"  # noqa: S105  (the name of a variable, not a secret)
 CODES: Final = "Exit code: 0 done, 1 not there or not allowed (nothing was changed), 2 a mistake or no store."
 
@@ -140,12 +141,12 @@ Tenant = Annotated[
     str | None,
     typer.Option("--tenant", help="Whose key it is, as the application names its tenants; needed if several fit."),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="All there is to know, with the table's own words.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all details, with the names of the table.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", envvar=NAMESPACE, help="The policy's `namespace`, if it has one.")
 ]
 Principal = Annotated[
-    str | None, typer.Option("--principal", help="Who in the tenant, where keys are bound to principals.")
+    str | None, typer.Option("--principal", help="The principal in the tenant, where keys are bound to principals.")
 ]
 Scope = Annotated[
     str | None, typer.Option("--scope", help="Instead of the tenant: the scope, as lists show it.", metavar="TEXT")
@@ -194,10 +195,10 @@ def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: boo
 
 
 def there(url: str) -> None:
-    """Refuse what ends with its process, and a SQLite file that opening would make: who looks makes no trouble."""
+    """Refuse a store in memory, and a SQLite file that opening would create: a look must not change anything."""
     address = wire.understand(url)
     if address.kind is wire.Kind.MEMORY:
-        wire.migrations_for(url)  # says that it has no tables
+        wire.migrations_for(url)  # it raises the error that this store has no tables
     if address.kind is wire.Kind.SQLITE and not Path(address.place).is_file():
         raise ConfigurationError(f"there is no file {address.place}: is the --store right?")
 
@@ -222,7 +223,7 @@ def shared_front(url: str) -> Front:
 
 
 def operator(by: str | None) -> Mover:
-    """Who makes a change."""
+    """The operator who makes a change, for the audit."""
     try:
         name = (by if by is not None else getpass.getuser()).strip()
     except (KeyError, OSError):  # a container's user may have no name
@@ -233,7 +234,7 @@ def operator(by: str | None) -> Mover:
 
 
 def given(reason: str) -> str:
-    """The reason, or the refusal to do anything without one; the dots of a command that was copied are none."""
+    """The reason; raises if there is none. The dots in a command that was copied are no reason."""
     if not any(letter.isalnum() for letter in reason):
         raise ConfigurationError("--reason is empty: say why, the audit keeps it. Nothing was changed")
     return reason.strip()
@@ -269,7 +270,7 @@ def age(since: Instant | None, now: Instant) -> str:
 
 
 def told(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
-    """What was done, and what a retry will do now."""
+    """Print the move that was made, and what a retry will do now."""
     from oncekey.core.showing import describe
 
     seen, after = moved.move.seen, moved.snapshot.record
@@ -296,7 +297,7 @@ def told(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
 def refuse(
     forbidden: Forbidden, *, json_wanted: bool, about: RecordId | None = None, verbose: bool = False
 ) -> NoReturn:
-    """Why not, and what is possible instead, ready to be copied. Nothing was changed."""
+    """Print why the move is refused, and the commands that are possible instead; exit. Nothing was changed."""
     if json_wanted:
         shown = [possibility(one, about) for one in forbidden.instead]
         as_json({"changed": False, "why": forbidden.why, "possible": shown})
@@ -317,7 +318,7 @@ def refuse(
 
 
 def refuse_several(several: Several, key: str, *, json_wanted: bool) -> NoReturn:
-    """More than one key fits: which they are, each as it is typed. Nothing was changed."""
+    """Print the keys that fit, each with the options that name it; exit. Nothing was changed."""
     why = f"{'more than ' if several.more else ''}{len(several.records)} keys fit {key}: say which"
     if json_wanted:
         found = [{"key": one.id.key, "scope": one.id.scope, "state": one.state.value} for one in several.records]
@@ -331,7 +332,7 @@ def refuse_several(several: Several, key: str, *, json_wanted: bool) -> NoReturn
 
 
 def possibility(one: Possibility, about: RecordId | None = None) -> dict[str, Any]:
-    """An order that the table allows, as programs read it."""
+    """An order that the transition table allows, as JSON."""
     if about is None:
         return {"command": one.command, "row": one.row, "to": one.to.value, "note": one.note}
     target, last = words_of(about)

@@ -1,4 +1,4 @@
-"""How commands print: lists as one JSON envelope, tables that never cut a key, colours only where they are wanted."""
+"""The output of commands: lists as one JSON envelope, tables that never cut a key, colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _UNLIMITED: Final = 1_000_000
 
 
 def colours() -> bool:
-    """Whether standard output is a terminal whose owner has not said otherwise (https://no-color.org)."""
+    """Whether standard output is a terminal, and NO_COLOR is not set (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def as_json(shape: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document."""
     typer.echo(json.dumps(shape, indent=2))
 
 
@@ -56,14 +56,14 @@ def address(store: str) -> str:
 
 
 def width() -> int:
-    """How many columns there are: a terminal's, or what COLUMNS says; a pipe has as many as one likes."""
+    """The columns of the terminal, or the value of COLUMNS; a pipe has no limit."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size().columns
     return _UNLIMITED
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, first: Sequence[str] = ()) -> None:
-    """Rows under a head. Nothing is cut or folded: where there is no room, whole columns are left out.
+    """Print rows under a head. Nothing is cut or folded: if there is no room, whole columns are left out.
 
     `first` names the columns that matter, the most important one first; that one is shown whatever its width. The
     others come after, in their order.
@@ -96,13 +96,13 @@ def _that_fit(head: Sequence[str], widths: Sequence[int], first: Sequence[str]) 
 
 
 def pairs(rows: Sequence[tuple[str, Any]]) -> list[str]:
-    """One thing: names and values, a line each. A terminal wraps what is long, so it can be copied in one piece."""
+    """Names and values, a line each. The terminal wraps long lines, so that they can be copied in one piece."""
     longest = max((len(name) for name, _ in rows), default=0)
     return [f"{name.ljust(longest)}{GAP}{plain(value)}".rstrip() for name, value in rows]
 
 
 def lines(said: Iterable[str]) -> None:
-    """Lines on standard output."""
+    """Print lines."""
     for line in said:
         typer.echo(line)
 

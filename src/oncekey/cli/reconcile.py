@@ -1,4 +1,4 @@
-"""`oncekey reconcile`: ask about what nobody knows, and compare the provider's books with ours."""
+"""`oncekey reconcile`: asks resolvers about unknown outcomes, and compares the provider's books with the store."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def register(app: typer.Typer) -> None:
 def reconcile(context: typer.Context, *, app: App = None, once: Once = False, as_json: options.AsJson = False) -> None:
     """Ask the application's resolvers about keys whose outcome is unknown, and apply what webhooks brought.
 
-    What was executed or declined is settled at once. "Not executed" is believed only from a question that began after
-    nobody could send any more, by the clock of this very process too: so a single --once never believes it, unless the
-    resolver closed the reference. After `reconcile_max_tries` looks in vain a key is an operator's: see
-    `oncekey unknown list` and `oncekey keys resolve`. `oncekey worker` does the same all the time.
+    A call that was executed or declined is settled at once. "Not executed" is believed only if the resolver was asked
+    after the last moment at which the call could be sent, by the clock of this very process too: so a single --once
+    never believes it, unless the resolver closed the reference. After `reconcile_max_tries` questions without a result
+    an operator has to settle the key: see `oncekey unknown list` and `oncekey keys resolve`. `oncekey worker` does the
+    same all the time.
 
     JSON, with --once: {"settled", "postponed", "waiting", "exhausted", "contradictions"}.
     """
@@ -167,7 +168,7 @@ def inline_calls(app: str | None) -> dict[str, str]:
 
 
 def option_pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    """The values of an option that is given as NAME=VALUE."""
+    """The values of an option that takes NAME=VALUE."""
     pairs: dict[str, str] = {}
     for text in given or ():
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""`oncekey routes`, `audit` and `openapi`: what an application protects, for people, for CI, and as a document."""
+"""`oncekey routes`, `audit` and `openapi`: show what an application protects, to people, to CI, and as a document."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """Something to be done, by a name that stays the same while lines move."""
+    """Something for a developer to do. Its name stays the same when lines of the code move."""
 
     id: str
     where: str

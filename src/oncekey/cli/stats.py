@@ -1,4 +1,4 @@
-"""`oncekey stats`: how many keys there are, and what waits."""
+"""`oncekey stats`: counts the keys, and what waits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stats(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
 
 
 def shape_of(census: Census) -> dict[str, Any]:
-    """The counts as programs read them."""
+    """The counts as JSON."""
     by_operation: dict[str, dict[str, int]] = {}
     for group in census.groups:
         states = by_operation.setdefault(group.operation, {})

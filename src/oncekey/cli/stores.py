@@ -1,4 +1,4 @@
-"""`oncekey stores`: every store, what its URL looks like, what is installed, and what it can do."""
+"""`oncekey stores`: lists every store with its URL, the drivers that are installed, and what it can do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A store as it is listed."""
+    """A store as the command lists it."""
 
     store: str
     title: str
@@ -29,9 +29,9 @@ class Listed:
     blocking: tuple[str, ...]
     """The drivers for threads that can be used here."""
     install: tuple[str, ...]
-    """What would install those that are missing."""
+    """The commands that install the missing drivers."""
     can: Abilities | None
-    """What it can do; None: no driver of it is installed, so nothing can be asked."""
+    """What the store can do; None: none of its drivers is installed, so it cannot be found out."""
     low_stakes: str | None
 
 
@@ -65,8 +65,8 @@ def register(app: typer.Typer) -> None:
 def stores(*, as_json: AsJson = False) -> None:
     """List the stores: how their URLs begin, what is installed here, and what each can do.
 
-    Nothing is connected to. What a store can do is not written down anywhere: it is asked of the protocols that the
-    store and its installed drivers satisfy.
+    The command connects to nothing. It finds out what a store can do from the protocols that the store and its
+    installed drivers satisfy.
 
     JSON: {"items": [{"store", "title", "urls", "schemes", "asynchronous": [drivers], "blocking": [drivers], "install":
     [commands], "can": {"effects", "phase", "outbox", "audit", "upkeep", "operate", "survey", "reconcile", "tables"} or
@@ -103,7 +103,7 @@ def effects_of(able: Abilities) -> list[str]:
 
 
 def parts_of(able: Abilities) -> list[str]:
-    """What else there is to work with."""
+    """What else the store can do: audit, upkeep, and so on."""
     parts: dict[str, Any] = {
         "outbox": able.outbox,
         "audit": able.audit,

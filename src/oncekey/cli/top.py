@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
 
 _COLUMNS = 100
-"""How wide a frame is where there is no terminal to ask."""
+"""The width of a frame if the output is no terminal."""
 
 
 def register(app: typer.Typer) -> None:
@@ -45,11 +45,11 @@ def top(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs to read: a line for each frame.")] = False,
 ) -> None:
-    """Watch a store: what needs a person, what waits, which workers live, how requests end. Changes nothing.
+    """Watch a store: what needs an operator, what waits, which workers live, how requests end. Changes nothing.
 
-    It shows what the console's overview shows, asked by the same statements, each along an index; a user who may only
-    read is enough. In a terminal it is live: `?` lists the keys. A store that goes away is said so, and asked again
-    until it is back. NO_COLOR is respected.
+    It shows what the console's overview shows, by the same statements, each along an index; a database user who may
+    only read is enough. In a terminal it is live: `?` lists the keys. If the store stops answering, the screen says so,
+    and the command asks again until the store is back. NO_COLOR is respected.
 
     JSON, a line for each frame, without end unless --count or --once says so: {"now", "items": [what `unknown list`
     and `dlq list` show, and "what": "unknown" | "dead_letter"], "next": null, "store", "server", "level", "headline",
@@ -68,7 +68,7 @@ def top(
         asyncio.run(_frames(store, interval, wanted, as_json=as_json))
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
-    except BrokenPipeError:  # whoever read has seen enough; Python would complain once more at its end
+    except BrokenPipeError:  # the reader of the pipe has closed it; Python would complain once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -85,7 +85,7 @@ def _live(store: str, interval: float) -> int:
 
 
 async def _frames(url: str, interval: float, wanted: int | None, *, as_json: bool) -> None:
-    """Frames one after the other; without a store there is no first one, and the others say so."""
+    """Print frames one after the other. A store that fails at the first one is an error; later frames report it."""
     engine = wire.aconnect(url)
     try:
         await engine.check()

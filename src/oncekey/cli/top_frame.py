@@ -1,4 +1,4 @@
-"""What `oncekey top` draws: a frame of lines for a glance at the store, a size and where the person is.
+"""Draws the frames of `oncekey top`: lines of text from a glance at the store, a size, and the user's place.
 
 Nothing here reads a clock, a key or the terminal: a frame is a value, so it is the same on a screen and in a pipe.
 """
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SMALLEST: Final = (40, 12)
-"""Columns and lines; on a smaller terminal nothing can be read."""
+"""Columns and lines; a smaller terminal gets no frame."""
 PARTS: Final = 60
 """Into how many bars the last minutes are divided, where there is room for them."""
 WIDE: Final = 120
-"""With so many columns the workers and the audit stand beside what waits."""
+"""From so many columns on, the workers and the audit are shown beside what waits."""
 CROWDED: Final = 9
-"""With fewer lines for them only the panel is shown that the person is at."""
+"""With fewer lines for the panels, only the one that the user has chosen is shown."""
 TALL: Final = 34
-"""With so many lines each way to end has a line of its own."""
+"""From so many lines on, each outcome has a line of its own."""
 NAMES: Final = dict(
     zip(TILES, ("Unknown", "Dead", "Stuck", "To retry", "Under way", "Pending", "Outbox due"), strict=True)
 )
@@ -64,7 +64,7 @@ HELP: Final = (
 
 
 class Panel(IntEnum):
-    """What has lines that can be gone through."""
+    """A panel with lines through which the user can move."""
 
     WAITING = 0
     WORKERS = 1
@@ -73,17 +73,17 @@ class Panel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A text that is read instead of the overview: help, a record, what was found."""
+    """A text that is shown instead of the overview: help, a record, or what a search found."""
 
     title: str
     lines: tuple[str, ...]
     choices: tuple[Waiting, ...] = ()
-    """If one of its lines is to be chosen: what they stand for."""
+    """If the user is to choose one of its lines: the item of each line."""
 
 
 @dataclass(slots=True)
 class Position:
-    """Where the person is."""
+    """The user's place on the screen."""
 
     panel: Panel = Panel.WAITING
     rows: dict[Panel, int] = field(default_factory=lambda: dict.fromkeys(Panel, 0))
@@ -91,16 +91,16 @@ class Position:
     row: int = 0
     """The first line of the sheet that is shown, or the one that is chosen."""
     typed: str | None = None
-    """What is typed behind the /, while it is typed."""
+    """The text that the user has typed behind the / so far; None: no search is being typed."""
     paused: bool = False
     every: float = 2.0
     said: str = ""
-    """What the last key came to, for the foot."""
+    """What the last key did, for the last line of the screen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What stands around the numbers."""
+    """What a frame shows around the numbers."""
 
     store: str
     server: str
@@ -111,7 +111,7 @@ class Setting:
 
 
 def frame(seen: Glance | None, setting: Setting, place: Position, width: int, height: int | None) -> list[Text]:
-    """So many lines of so many columns; without a height as many as there are, and none for keys."""
+    """A frame of `height` lines. Without a height: as many lines as there are, and none about the keys."""
     wide, high = SMALLEST
     if width < wide or (height is not None and height < high):
         return [_cut(Text(f"{wide} columns and {high} lines are needed"), width)]
@@ -204,7 +204,7 @@ def _bars(counts: Sequence[int]) -> str:
 
 
 def _stack(seen: Glance, place: Position, width: int, room: int | None) -> list[Text]:
-    """The three panels, one over the other: what waits gets what the others leave."""
+    """The three panels, one over the other: what waits gets the lines that the others leave."""
     if room is None:
         return [line for panel in Panel for line in (*_panel(seen, panel, place, width, None), Text())][:-1]
     if room < CROWDED:
@@ -238,7 +238,7 @@ def _beside(seen: Glance, place: Position, width: int, room: int) -> list[Text]:
 
 
 def _panel(seen: Glance, panel: Panel, place: Position, width: int, room: int | None) -> list[Text]:
-    """A title and `room` lines, with the one in sight that the person is at."""
+    """A title and `room` lines, among them the line that the user has chosen."""
     rows: Sequence[Text]
     now = seen.tally.now
     match panel:
@@ -325,7 +325,7 @@ def _note(entry: AuditEntry) -> Text:
 
 
 def _sheet(sheet: Sheet, place: Position, width: int, room: int) -> list[Text]:
-    """A text from where it was gone to; commands are to be copied, so lines are folded and not cut."""
+    """A text from the line to which the user has scrolled. Lines are folded and not cut, so commands can be copied."""
     title = _cut(Text(f"▸ {plain(sheet.title)} ".ljust(width, "─"), "bold"), width)
     if sheet.choices:
         place.row = max(0, min(place.row, len(sheet.lines) - 1))

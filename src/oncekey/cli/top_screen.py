@@ -1,4 +1,4 @@
-"""`oncekey top` on a terminal: keys in, frames out, and a terminal that is whole again however it ends."""
+"""`oncekey top` on a terminal: reads keys, draws frames, and restores the terminal however it ends."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from oncekey.ops.stats import Worker
 
 PATIENCE: Final = 10.0
-"""Seconds until a store that does not answer is said to be silent."""
+"""Seconds after which the screen reports that the store does not answer."""
 INTERVALS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 ALONE: Final = 0.05
-"""Seconds after which an escape that nothing follows was the key, and not the beginning of another one."""
+"""Seconds after which an escape byte that nothing follows was the Escape key, and not the beginning of another one."""
 _ENTER: Final = b"\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE: Final = b"\x1b[0m\x1b[?25h\x1b[?1049l"
 _KEYS: Final = {
@@ -61,14 +61,14 @@ _STEPS: Final = {"up": -1, "down": 1, "page up": -10, "page down": 10, "home": -
 
 
 class Keyboard:
-    """Bytes as they come, in pieces, as keys."""
+    """Turns the bytes from the terminal, which come in pieces, into keys."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._rest = ""
 
     def feed(self, data: bytes) -> list[str]:
-        """The keys that are whole now, as they were sent."""
+        """The keys that are complete now, in their order."""
         text = self._rest + self._decode(data)
         keys, at = [], 0
         while found := _ONE_KEY.match(text, at):
@@ -79,29 +79,29 @@ class Keyboard:
 
     @property
     def waits(self) -> bool:
-        """Whether something began that is not whole."""
+        """Whether a key has begun and is not complete."""
         return bool(self._rest)
 
     def give_up(self) -> list[str]:
-        """What began and was not gone on with: an escape by itself is the key of that name."""
+        """The key that began and did not go on: an escape byte by itself is the Escape key."""
         keys, self._rest = ["\x1b"] * bool(self._rest), ""
         return keys
 
 
 @contextmanager
 def raw(source: int, target: int) -> Iterator[Callable[[], None]]:
-    """The terminal for us, on a screen of its own; it is given back as it was, also on the way out of an error.
+    """Put the terminal into raw mode, on a screen of its own, and restore it at the end, also after an error.
 
-    What is yielded does the same for a while: whoever stops us gets the terminal, and we get it back afterwards.
+    The yielded function restores the terminal while the process is stopped, and takes it again afterwards.
     """
     before = termios.tcgetattr(source)
 
     def enter() -> None:
-        tty.setcbreak(source)  # signals stay: Ctrl-C is one
+        tty.setcbreak(source)  # Ctrl-C still sends its signal
         os.write(target, _ENTER)
 
     def leave() -> None:
-        with suppress(OSError, termios.error):  # it may be gone
+        with suppress(OSError, termios.error):  # the terminal may be gone
             os.write(target, _LEAVE)
             termios.tcsetattr(source, termios.TCSANOW, before)
 
@@ -118,7 +118,7 @@ def raw(source: int, target: int) -> Iterator[Callable[[], None]]:
 
 
 class Screen:
-    """What is on the terminal, of which only lines that change are sent."""
+    """The lines on the terminal. Only lines that change are sent."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -135,7 +135,7 @@ class Screen:
         return 80, 24
 
     def forget(self) -> None:
-        """Draw everything the next time."""
+        """Let the next `draw` send every line."""
         self._size = (0, 0)
 
     def draw(self, lines: list[Text]) -> None:
@@ -147,7 +147,7 @@ class Screen:
             parts.append("\x1b[2J")
             self._shown, self._size = [], size
         before = [*self._shown, *([""] * (len(drawn) - len(self._shown)))]
-        # The line is emptied before it is written: behind a full one the cursor still stands on its last letter.
+        # The line is erased before it is written: after a full line the cursor still stands on its last letter.
         parts += [
             f"\x1b[{row};1H\x1b[2K{line}"
             for row, (line, old) in enumerate(zip(drawn, before, strict=False), start=1)
@@ -170,7 +170,7 @@ def _encoded(line: Text, width: int) -> str:
 
 
 class Live:
-    """Looks at the store again and again, and does what keys say, until somebody ends it."""
+    """Reads the store again and again, and does what keys say, until the user ends it."""
 
     def __init__(self, url: str, every: float, source: int, target: int) -> None:
         self._url = url
@@ -187,7 +187,7 @@ class Live:
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, rest: Callable[[], None]) -> int:
-        """Until it is ended: the exit code."""
+        """Run until the user ends it; returns the exit code."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._end, 0)
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -260,7 +260,7 @@ class Live:
                 await doing
             except StoreError as error:
                 self._place.said = f"The store does not answer: {error}."
-            except Exception as error:  # noqa: BLE001  (it is raised again, by whoever waits for the end)
+            except Exception as error:  # noqa: BLE001  (`run` raises it again)
                 if not self._ended.done():
                     self._ended.set_exception(error)
             self._draw()
@@ -445,7 +445,7 @@ def _interval(every: float, *, longer: bool) -> float:
 
 
 def watch(url: str, every: float, source: int, target: int) -> int:
-    """Show a store on a terminal until somebody ends it: the exit code."""
+    """Show a store on a terminal until the user ends it; returns the exit code."""
 
     async def within(rest: Callable[[], None]) -> int:
         return await Live(url, every, source, target).run(rest)

@@ -1,4 +1,4 @@
-"""`oncekey torture`: everything that can go wrong, on this machine, and a checker that reads the books afterwards."""
+"""`oncekey torture`: injects faults into servers and workers on this machine, and checks the books afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def torture(  # noqa: PLR0917  (typer reads the parameters)
     as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
     shop: Annotated[str | None, typer.Option("--shop", hidden=True, metavar="MODULE")] = None,
 ) -> None:
-    """Run servers, workers and a provider, kill and stop them, lose their replies, and see whether it happened once.
+    """Run servers, workers and a provider, kill and stop them, lose their replies, and check that it happened once.
 
     Everything runs on this machine and ends with the command. Exit code 1: a promise was broken.
     """
@@ -79,7 +79,7 @@ def torture(  # noqa: PLR0917  (typer reads the parameters)
 
 
 async def _until_told(work: Any) -> Any:
-    """End in order on SIGTERM, too: every process that was started has to go."""
+    """Cancel the run on SIGTERM, too, so that it ends every process that it has started."""
     task = asyncio.ensure_future(work)
     with suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -88,7 +88,7 @@ async def _until_told(work: Any) -> Any:
 
 @contextmanager
 def _watching(plan: Plan, *, quiet: bool) -> Iterator[Watch]:
-    """A bar on a terminal, a line per stage elsewhere, nothing for programs."""
+    """Show the progress: a bar on a terminal, a line per stage in a pipe, nothing with --json."""
     if quiet or not sys.stderr.isatty():
         yield _lines(plan, quiet=quiet)
         return

@@ -1,4 +1,4 @@
-"""`oncekey unknown list`: what may have happened, and is not known."""
+"""`oncekey unknown list`: lists the keys whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def list_unknown(
     scope: options.Scope = None,
     older_than: Annotated[str, typer.Option(help="Only what is older: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
     given_up: Annotated[
-        bool, typer.Option("--given-up", help="Only what no resolver asks about any more: the operators' own.")
+        bool, typer.Option("--given-up", help="Only keys that no resolver is asked about any more: operators have to.")
     ] = False,
     call: Annotated[
         list[str] | None,
@@ -61,8 +61,8 @@ def list_unknown(
     """List the keys whose outcome is unknown, the newest first. Changes nothing.
 
     The downstream key is what the provider knows the call by: look there, then say what you found with
-    `oncekey keys resolve KEY --executed | --declined | --not-executed`. A resolver asks by itself; what it gave up is
-    listed all the same.
+    `oncekey keys resolve KEY --executed | --declined | --not-executed`. The reconciler asks resolvers by itself; keys
+    that it has given up are listed, too.
 
     An INLINE handler announces no call. Workers write down which ones their application's code names; --call
     OPERATION=NAME or --app names them where no worker runs.

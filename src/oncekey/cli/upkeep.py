@@ -1,4 +1,4 @@
-"""`oncekey sweep`, `reap` and `rekey`: the upkeep by hand, one round of it or rounds until told to stop."""
+"""`oncekey sweep`, `reap` and `rekey`: run the upkeep by hand, one round of it, or rounds until SIGTERM."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(store: options.StoreUrl, *, once: Once = False, app: App = None, as_json: options.AsJson = False) -> None:
-    """Move keys whose owner did not come back where their own effects say. Runs no handler.
+    """Move keys whose owner did not come back to the state that their effects say. Runs no handler.
 
     LOCAL and resumable PHASED become retryable, everything that may have happened becomes unknown. A live lease is
-    never touched; it stands still if the clocks disagree. Every move is logged and audited. `oncekey worker` does the
-    same all the time.
+    never touched. The sweeper moves nothing while the clocks disagree. Every move is logged and audited. `oncekey
+    worker` does the same all the time.
 
     JSON, with --once: {"moved", "by": [{"operation", "to", "keys"}]}.
     """
@@ -70,11 +70,11 @@ def sweep(store: options.StoreUrl, *, once: Once = False, app: App = None, as_js
 
 
 def reap(store: options.StoreUrl, *, once: Once = False, app: App = None, as_json: options.AsJson = False) -> None:
-    """End keys whose time is over, 5 minutes after it.
+    """Remove expired keys, 5 minutes after they have expired.
 
-    Answers and failures are deleted, or marked where the policy keeps them; work that was begun and never gone on with
-    becomes unknown; a deferred call that no worker ever took is answered with a time-out. What is in progress, unknown
-    or a dead letter stays. Lines of the audit go after their own time. Say --app, so that the application's own
+    Answers and failures are deleted, or marked if the policy keeps them; work that was begun and never finished becomes
+    unknown; a deferred call that no worker ever took is answered with a time-out. What is in progress, unknown or a
+    dead letter stays. Lines of the audit are deleted after their own time. Say --app, so that the application's own
     settings are used: without it the defaults are. `oncekey worker` does the same all the time.
 
     JSON, with --once: {"moved", "by": {"purged", "marked", "parked", "abandoned", "notes", "workers"}}.
@@ -96,7 +96,7 @@ def reap(store: options.StoreUrl, *, once: Once = False, app: App = None, as_jso
 
 
 def _policy(app: str | None) -> tuple[Policy, Tell | None]:
-    """The application's settings, and what tells its observers."""
+    """The application's settings, and the function that sends events to its observers."""
     if app is None:
         return Policy(), observing.tell()
     from oncekey.cli.worker import load
@@ -153,7 +153,7 @@ def rekey(
 
     The keys are in ONCEKEY_SEAL_KEYS, the current one first: k2:BASE64,k1:BASE64. Give every process the new key before
     that, and take the old one away when `oncekey doctor` names it no longer. Content that was never sealed is sealed.
-    Records that somebody is at work on are left: run it again when they have ended.
+    Records of requests in progress are left: run the command again when they have ended.
 
     JSON: {"looked", "resealed", "owned", "closed", "moved"}. Exit code: 0 nothing was left, 1 some was, 2 a mistake
     or no store.

@@ -1,4 +1,4 @@
-"""`oncekey worker`: what runs behind an application's requests."""
+"""`oncekey worker`: runs the tasks that do the work behind an application's requests."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def worker(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Work until nothing is due, and exit.")] = False,
 ) -> None:
-    """Do what no request waits for, until SIGTERM or SIGINT: five tasks, each on its own schedule.
+    """Run the five background tasks until SIGTERM or SIGINT, each on its own schedule.
 
-    relay calls what requests deferred and delivers what they emitted; completer goes on with phased requests whose
-    client never came back; sweeper moves keys whose owner died; reconciler asks resolvers about unknown outcomes;
-    reaper removes what has expired. Run as many workers as you like: each is on the store's roll while it runs, where
-    `oncekey doctor` sees it.
+    relay makes the calls that requests deferred and delivers the messages that they emitted; completer goes on with
+    phased requests whose client never came back; sweeper moves keys whose owner died; reconciler asks resolvers about
+    unknown outcomes; reaper removes what has expired. Run as many workers as you like: each is registered in the store
+    while it runs, where `oncekey doctor` sees it.
 
     Exit code: 0 stopped, or with --once nothing failed; 1 with --once something failed, and the log says what; 2 a
     mistake, or no store.
@@ -86,7 +86,7 @@ def load(place: str) -> Once:
 
 
 def named(place: str, option: str) -> object:
-    """The object that `module:name` names; `option` is where it was said."""
+    """The object that `module:name` names; `option` is the option that names it."""
     module_name, colon, path = place.partition(":")
     if not colon or not module_name or not path:
         raise ConfigurationError(f"{option} {place}: say module:name, as in {option} shop.main:once")
@@ -101,7 +101,7 @@ def named(place: str, option: str) -> object:
 def _module(name: str, option: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)  # as `python -m` does: the command itself lies elsewhere
+        sys.path.insert(0, here)  # as `python -m` does: the command itself is installed elsewhere
     try:
         there = find_spec(name)
     except (ImportError, ValueError):
@@ -117,7 +117,7 @@ def _module(name: str, option: str) -> Any:
 async def _serve(
     once: Once, make_tasks: Callable[[], list[Task]], grace: float, address: str | None, app: str, *, only_once: bool
 ) -> bool:
-    """Serve until it is stopped, or until nothing is due; whether all went well."""
+    """Run the tasks until a signal, or with --once until nothing is due; False if a task failed."""
     await once.start()
     try:
         tasks = make_tasks()
@@ -146,7 +146,7 @@ async def _serve(
 
 
 def _metrics(once: Once) -> Metrics | None:
-    """The page of the first observer that has one."""
+    """The metrics page of the first observer that has one."""
     observers: tuple[object, ...] = once.observers
     shown = next((one for one in observers if isinstance(one, MetricsPage)), None)
     if shown is None:

@@ -1,6 +1,6 @@
-"""A black-box tester for idempotency keys: it shoots at any URL, in any language, and says what it saw.
+"""A black-box tester for idempotency keys: it sends requests to any API and reports the promises that the API breaks.
 
-`check(Target(...))` is all of it; `oncekey check URL` is the same from a shell. It needs the standard library only.
+`check(Target(...))` runs it; `oncekey check URL` does the same from a shell. It needs the standard library only.
 """
 
 from oncekey.conformance.catalogue import CLAUSES, chosen, planned

@@ -1,6 +1,6 @@
-"""Bodies and answers compared: other bodies that an API would take too, and answers that tell the same.
+"""Makes variants of bodies that an API would accept too, and compares answers for the same outcome.
 
-JSON pointers (RFC 6901) are here as far as counting needs them.
+It reads JSON pointers (RFC 6901) as far as counting needs them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from oncekey.conformance.shots import Answer
 
 
 def amount_at(document: object, pointer: str) -> int:
-    """The number at a place, or the length of the list there; `ValueError` says what is there instead."""
+    """The number at a place, or the length of the list there; a `ValueError` names what is there instead."""
     if pointer and not pointer.startswith("/"):
         raise ValueError(f"the pointer {pointer!r} must begin with a slash, or be empty for the whole document")
     place = document
@@ -52,7 +52,7 @@ def parsed(body: bytes) -> object:
 
 
 def other(body: bytes) -> bytes | None:
-    """The same body with one value changed: a number if there is one, else a text; None where neither is."""
+    """The same body with one value changed: a number if it has one, else a text; None if it has neither."""
     document = parsed(body)
     for change in (_next_number, _longer_text):
         changed, done = _change_first(document, change)
@@ -62,17 +62,17 @@ def other(body: bytes) -> bytes | None:
 
 
 def spaced(body: bytes) -> bytes:
-    """Other white space, and members in the opposite order."""
+    """The same body with other white space, and with its members in the opposite order."""
     return json.dumps(_reversed(parsed(body)), indent=3, separators=(" ,", " : ")).encode()
 
 
 def escaped(body: bytes) -> bytes:
-    """Every letter of every text as an escape; names of members stay, so that nobody has to look twice."""
+    """The same body with every letter of every text as an escape; the names of members stay readable."""
     return _escaped(parsed(body)).encode()
 
 
 def broken(body: bytes) -> bytes:
-    """No JSON any more."""
+    """The body, changed so that it is no JSON any more."""
     return body.rstrip()[:-1]
 
 
@@ -85,7 +85,7 @@ def lacking(body: bytes) -> Iterator[bytes]:
 
 
 def leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:  # noqa: ANN401  (JSON is anything)
-    """Every value that holds no others, with the way to it."""
+    """Every value that is neither an object nor an array, with its path."""
     match document:
         case dict():
             for name, value in document.items():
@@ -98,7 +98,7 @@ def leaves(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:  # noq
 
 
 def containers(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:  # noqa: ANN401  (JSON is anything)
-    """Every object and every array, with the way to it, the outermost first."""
+    """Every object and every array, with its path, the outermost first."""
     if not isinstance(document, dict | list):
         return
     yield path, document
@@ -117,12 +117,12 @@ def put(document: Any, path: Path, value: object) -> Any:  # noqa: ANN401  (JSON
 
 
 def spelt(document: object, path: Path, text: str) -> bytes:
-    """The document with something at a place that is spelt out, because no value of Python is written so."""
+    """The document with a literal JSON text at a place, because no value of Python is written so."""
     return json.dumps(put(document, path, _HERE)).replace(json.dumps(_HERE), text).encode()
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number of JSON; truth values are none."""
+    """Whether a value is a number of JSON, and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -172,7 +172,7 @@ def _escaped(document: Any) -> str:  # noqa: ANN401  (JSON is anything)
 
 
 def is_same(first: Answer, again: Answer, ignored: frozenset[Path] = frozenset()) -> bool:
-    """Whether both tell of the same outcome; that status and bytes are equal too has clauses of its own."""
+    """Whether both answers report the same outcome. Other clauses judge whether status and bytes are equal, too."""
     places = {answer.header("Location") for answer in (first, again)} - {None}
     if first.ok != again.ok or len(places) > 1:
         return False
@@ -180,10 +180,10 @@ def is_same(first: Answer, again: Answer, ignored: frozenset[Path] = frozenset()
 
 
 def volatile(fresh: Answer, first: Answer, again: Answer) -> frozenset[Path]:
-    """The places of an answer that are new in every one, such as the number of a request.
+    """The places of an answer whose values are new in every answer, such as the id of a request.
 
-    They are those that differ between an answer and its replay. Where nothing else tells two operations apart, the
-    retry was no replay, and nothing is known to be volatile.
+    They are those that differ between an answer and its replay. If the answers of two operations differ in no other
+    place, the retry may have been no replay, and no place is taken as volatile.
     """
     one, two = _leaves(first), _leaves(again)
     found = frozenset(path for path in one if path in two and one[path] != two[path])

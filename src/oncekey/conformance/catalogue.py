@@ -27,7 +27,7 @@ CLAUSES: Final[tuple[Clause, ...]] = (
     *others.CLAUSES,
     *servers.CLAUSES,
 )
-"""Every clause, in the order in which they are tried."""
+"""Every clause, in the order in which the run tries them."""
 
 ABOUT_HEADERS: Final = frozenset(
     f"keys.{name}" for name in ("malformed", "doubled", "quoted", "bare", "two-spellings", "parameters", "field-name")
@@ -35,7 +35,7 @@ ABOUT_HEADERS: Final = frozenset(
 """Clauses that have no meaning where the key is a member of the body."""
 
 SIGHTING_SHOTS: Final = 20
-"""The most requests that are sent before the first clause."""
+"""How many requests the tester sends at most before the first clause."""
 
 
 def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Clause, ...]:
@@ -44,7 +44,7 @@ def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Clause, 
     A pattern is an id, an area's first word (`races`), or has wildcards (`*.one-effect`).
 
     Raises:
-        NoSuchClauseError: A pattern matches nothing, which is a slip of the pen.
+        NoSuchClauseError: A pattern matches nothing, so it must be a mistake.
     """
     for pattern in (*only, *skip):
         if not any(_matches(clause, pattern) for clause in CLAUSES):
@@ -73,7 +73,7 @@ class Reference:
     name: str
     url: str
     short: str
-    """The name where there is little room."""
+    """The short name, for tables."""
 
 
 def _draft(section: str, what: str) -> Reference:
@@ -210,7 +210,7 @@ REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
     "outages.recovered": (_ENFORCED, _RETRY_AFTER),
     "outages.remembered": (_ENFORCED, _PHASES),
 }
-"""By the clause's id."""
+"""The public texts, by the clause's id."""
 
 
 def references(clause_id: str) -> tuple[Reference, ...]:

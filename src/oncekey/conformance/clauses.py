@@ -1,6 +1,6 @@
-"""The words of the tester: what a clause is, what it may find, and by which profile it is judged.
+"""The types of the tester: a clause, its verdicts, and the profiles by which it is judged.
 
-`Manner` says in which way the requests of a finding were sent, so that a script can send them in the same way again.
+`Manner` records how the tester sent the requests of a finding, so that a script can send them in the same way again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Way(StrEnum):
     TOGETHER = "together"
     """At the same moment as others."""
     PIPELINED = "pipelined"
-    """In one go with others on one connection."""
+    """In one piece with others on one connection."""
     SLOWLY = "slowly"
     """The body in pieces."""
     CUT = "cut"
@@ -60,11 +60,11 @@ class Profile(StrEnum):
     IETF = "ietf"
     """The IETF draft (revision 07): quoted keys, 400, 409 and 422."""
     STRIPE = "stripe"
-    """The de-facto one: bare keys, which may be left out; 400 for another request under a used key; a marker."""
+    """The de-facto standard: bare keys, which may be left out; 400 for another request under a used key; a marker."""
     CONFLICT = "conflict"
     """As Stripe, but 409 for another request under a used key, and no marker."""
     STRICT_MONEY = "strict-money"
-    """What one wants before money moves: the draft, and all that it leaves open answered on the safe side."""
+    """For APIs that move money: the draft, and the safe choice wherever the draft leaves one open."""
 
 
 class Area(StrEnum):
@@ -88,17 +88,17 @@ class Severity(IntEnum):
     """What may follow when a clause is broken."""
 
     LOW = 1
-    """Clients know less than they could."""
+    """Clients learn less than they could."""
     MEDIUM = 2
-    """Clients get stuck, or are told the wrong thing."""
+    """Clients get stuck, or get a wrong answer."""
     HIGH = 3
-    """Somebody acts on a wrong answer."""
+    """A client acts on a wrong answer."""
     CRITICAL = 4
-    """Something happens twice, or is shown to strangers."""
+    """An effect happens twice, or another caller sees it."""
 
 
 class Need(StrEnum):
-    """What a clause cannot do without, as the option that gives it."""
+    """What a clause needs to be tried, named by the option that gives it."""
 
     COUNT = "--count-url"
     SLOW = "--slow-header"
@@ -125,7 +125,7 @@ MARKED: Final = frozenset({Profile.STRIPE, Profile.STRICT_MONEY})
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request and its answer, with a word on how it was sent if that matters."""
+    """A request and its answer, and how the request was sent if that matters."""
 
     shot: Shot
     answer: Answer
@@ -135,12 +135,12 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """It is as the clause says."""
+    """The API does as the clause says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It is not. `only` are the profiles in which that is wrong; the runner adds the exchange."""
+    """The API does not. `only` are the profiles in which that is wrong; the runner adds the exchange."""
 
     expected: str
     seen: str
@@ -150,7 +150,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """It was not tried, and what to pass so that it can be."""
+    """The clause was not tried; it names the option that would allow it."""
 
     because: str
     pass_this: str = ""
@@ -158,7 +158,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Undecided(Skipped):
-    """It was tried, and what was seen speaks neither for nor against the API."""
+    """The clause was tried, and the answers prove neither that the API keeps it nor that it breaks it."""
 
 
 Verdict: TypeAlias = Passed | Failed | Skipped
@@ -166,10 +166,10 @@ Verdict: TypeAlias = Passed | Failed | Skipped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
-    """One promise: `must` are the profiles that make it, `should` those to which it is only good advice.
+    """One promise: `must` are the profiles that make it, `should` those that only advise it.
 
-    `sight` is set for promises about effects and replays. They cannot be judged where the answers to two fresh keys
-    are equal and effects are not counted: whatever the API does would look the same.
+    `sight` is set for promises about effects and replays. They cannot be judged if the answers to two fresh keys are
+    equal and effects are not counted: a replay would look the same as an execution.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """Clauses about requests that do not end well: failures, clients that hang up or send slowly, and unusual answers.
 
-Which failures are remembered, and that none holds a key for ever; one effect or none after a hang-up; a refusal for
-good and a very large answer are final.
+They test which failures the API stores, that no failure blocks a key for ever, that a request whose client hung up has
+at most one effect, and that a final refusal and a very large answer are replayed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def server_error_forgotten(probe: Probe) -> Verdict:
 
 
 def server_error_no_wedge(probe: Probe) -> Verdict:
-    """A failed request lets go of its key."""
+    """A failed request releases its key."""
     _, again = _after_failure(probe)
     if probe.busy(again):
         return Failed(f"within {probe.target.patience:g} s a retry is not told to wait any more", shown(again))
@@ -52,7 +52,7 @@ def server_error_no_wedge(probe: Probe) -> Verdict:
 
 
 def server_error_no_effect(probe: Probe) -> Verdict:
-    """A failure and its retry are one effect together."""
+    """A failure and its retry have one effect together."""
     before = probe.count()
     _, again = _after_failure(probe)
     effects = probe.since(before)
@@ -209,14 +209,14 @@ def declined(probe: Probe) -> Verdict:
         return Failed(f"{shown(first)} again", f"{shown(again)}, another answer")
     if is_marked(again):
         return Passed()
-    # Equal answers prove something only where two decisions would differ.
+    # Equal answers prove something only if two decisions would give different ones.
     if probe.same(first, probe.send(probe.fresh(), body=body)):
         raise UndecidedError("a refusal that is decided anew looks the same as a stored one")
     return Passed()
 
 
 def large(probe: Probe) -> Verdict:
-    """A large answer is given again, or the client is told that it is not kept; nothing is executed again."""
+    """The API replays a large answer, or answers that it is not kept; it executes nothing again."""
     shot, header = probe.shot(probe.fresh()), probe.target.large
     shot = replace(shot, headers=replaced(shot.headers, () if header is None else (header,)))
     before = probe.count()

@@ -1,6 +1,6 @@
-"""What a finding means, in a sentence that needs no other: what happened, how bad it is, and what it follows from.
+"""The headline of a finding: one sentence that says what happened and how bad it is; and the cause of a finding.
 
-A report has one entry for each thing that is wrong, so findings that follow from another one are grouped under it.
+A report has one entry for each cause, so findings that follow from another one are grouped under it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Harm(IntEnum):
-    """What was seen to happen, the worst last."""
+    """The harm that the tester saw, the worst last."""
 
     UNTOLD = 1
     """Clients learn less than they could."""
@@ -27,11 +27,11 @@ class Harm(IntEnum):
     UNPROTECTED = 3
     """A request was executed outside the protection of any key."""
     LOST = 4
-    """An operation did not happen, or its answer cannot be had any more."""
+    """An operation did not happen, or no retry gets its answer any more."""
     LEAKED = 5
-    """Somebody saw what belongs to somebody else."""
+    """A caller saw what belongs to another caller."""
     TWICE = 6
-    """Something happened more often than it was asked for."""
+    """An effect happened more often than the client asked for."""
 
     @property
     def words(self) -> str:
@@ -51,14 +51,14 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a clause saw while it was judged: effects that were counted, and successes that differ."""
+    """What a clause saw: how many effects were counted, and how many successes differ."""
 
     effects: int | None = None
     successes: int = 0
 
     @property
     def number(self) -> int:
-        """How often it happened: the count is believed before the answers are."""
+        """How often it happened: by the count if there is one, else by the answers."""
         return self.successes if self.effects is None else self.effects
 
 
@@ -73,7 +73,7 @@ class Telling:
     allowed: int = 1
 
     def chosen(self, evidence: Evidence) -> tuple[Harm, str]:
-        """What is told in the light of what was seen."""
+        """The harm and the sentence that fit the evidence."""
         if self.more and evidence.number > self.allowed:
             return self.more_harm, self.more
         return self.harm, self.sentence
@@ -291,7 +291,7 @@ HEADLINES: Final[Mapping[str, Telling]] = {
         _NEVER_AGAIN + "the outage of the store lay between the request and its retry",
     ),
 }
-"""By the clause's id."""
+"""The headlines, by the clause's id."""
 
 _BY_SEVERITY: Final = {
     Severity.LOW: Harm.UNTOLD,

@@ -1,4 +1,4 @@
-"""What several clauses ask of answers, and how they say what they saw."""
+"""Judgements on answers that several clauses share, and the words in which they describe answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tally(answers: Iterable[Answer]) -> str:
 
 
 def is_marked(answer: Answer) -> bool:
-    """Whether it says that it is a replay."""
+    """Whether the answer has the marker of a replay."""
     return (answer.header(MARKER) or "").lower() == "true"
 
 
@@ -60,7 +60,7 @@ def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]],
 
 
 def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
-    """Both requests were one operation: by the count if there is one, and by the answers where these tell.
+    """Passed if both requests were one operation: by the count if there is one, and by the answers if they show it.
 
     The clauses about replays report an API that executes plain retries, or answers them in another way; a clause that
     only happens to look at a retry does not report it once more.
@@ -79,13 +79,13 @@ def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answe
 
 
 def needs_replays(probe: Probe) -> None:
-    """Go on only where a plain retry gets the first answer; that it does not has clauses of its own."""
+    """Raise unless a plain retry gets the first answer; other clauses report an API where it does not."""
     if not probe.habits.replays:
         raise UndecidedError("a plain retry does not get the first answer either")
 
 
 def needs_comparison(probe: Probe) -> None:
-    """Go on only where another body under a used key is refused; that it is not has clauses of its own."""
+    """Raise unless another body under a used key is refused; other clauses report an API that accepts it."""
     if not probe.habits.compares:
         raise UndecidedError("another body under a used key is not refused at all")
 
@@ -102,7 +102,7 @@ def two_operations(probe: Probe, effects: int | None, first: Answer, second: Ans
 
 
 def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
-    """The second request did not get the first one's answer. That it is refused, or executed, is all right here."""
+    """Passed if the second request did not get the first one's answer. It may be refused or executed."""
     if not again.ok:
         return Passed()
     same = probe.same(first, again)
@@ -122,7 +122,7 @@ def wanted(statuses: Collection[int]) -> str:
 def worst_of(probe: Probe, cases: Iterable[Verdict]) -> Verdict:
     """The failure in most profiles, else the first case that could not be judged, else `Passed`.
 
-    Cases are tried one after the other as they are asked for, so a failure has the requests of its own case only.
+    `cases` is lazy: each case is tried when its turn comes, so that a failure has the requests of its own case only.
     """
     failed: list[Failed] = []
     skipped: list[Skipped] = []

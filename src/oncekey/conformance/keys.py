@@ -50,7 +50,7 @@ def missing(probe: Probe) -> Verdict:
 
 
 def explained(probe: Probe) -> Verdict:
-    """Where it is written what a key is."""
+    """The refusal of a missing key links to a description of keys."""
     answer = probe.fire(probe.raw_shot())
     if answer.ok:
         raise UndecidedError("a request without a key is not refused")
@@ -93,7 +93,7 @@ def doubled(probe: Probe) -> Verdict:
 
 
 def too_long(probe: Probe) -> Verdict:
-    """256 characters: refused, or taken with the last one."""
+    """256 characters: the API refuses the key, or compares all of it."""
     key, before = of_length(256), probe.count()
     first = probe.send(key)
     if not first.ok:
@@ -110,7 +110,7 @@ def too_long(probe: Probe) -> Verdict:
 
 
 def too_short(probe: Probe) -> Verdict:
-    """A key that others will choose too."""
+    """A key so short that other clients will choose it, too."""
     return _refuses(probe, [probe.written(uuid.uuid4().hex[:4])], "a key of 4 characters", as_none=True)
 
 
@@ -133,7 +133,7 @@ def whole(probe: Probe) -> Verdict:
 
 
 def tricky(probe: Probe) -> Verdict:
-    """Keys that are written to hurt."""
+    """Keys with characters that break careless programs."""
     for key in _TRICKY:
         value = f'"{key}{probe.fresh()[:8]}"'
         answer = probe.fire(probe.raw_shot(value))
@@ -151,11 +151,11 @@ def _refuses(
     as_none: bool = False,
     wrong_if_taken: frozenset[Profile] = SAFE,
 ) -> Verdict:
-    """The value is refused. Where it is not, what matters is whether it protects: whether a second one is executed.
+    """Passed if the API refuses the value. If it does not, a second request shows whether the value protects.
 
-    With `as_none`, a value that is taken for none is no finding of its own where keys may be left out: `keys.missing`
-    says that they may, and `keys.malformed` that a key which cannot be read is dropped. A value that is taken as a key
-    and protects is wrong only in the profiles that say so.
+    With `as_none`, an API that treats the value as no key breaks nothing here if keys may be left out: `keys.missing`
+    reports that they may, and `keys.malformed` that the API drops a key which it cannot read. A value that the API
+    takes as a key, and that protects, is wrong only in the profiles that say so.
     """
     before = probe.count()
     answer = probe.fire(probe.raw_shot(*values))
@@ -183,7 +183,7 @@ def _refuses(
 
 
 def _refused(probe: Probe, values: Sequence[str], answer: Answer, what: str) -> Verdict:
-    """It was refused, by any status that says so; which one is right has a clause of its own."""
+    """Passed if the API refused the request with any 4xx; another clause judges which status is right."""
     if BAD_REQUEST <= answer.status < SERVER_ERROR:
         return Passed()
     return _its_own_fault(probe, values, answer, f"{what}: 400")
@@ -197,7 +197,7 @@ def _status(probe: Probe, values: Sequence[str], what: str) -> Verdict:
 
 
 def _its_own_fault(probe: Probe, values: Sequence[str], answer: Answer, expected: str) -> Verdict:
-    """A failure over a key, unless the same values fail in a header that means nothing, too."""
+    """Failed, because the API fails over a key; not if it fails with the same values in an unused header, too."""
     shot = probe.shot(probe.fresh())
     control = probe.control(replace(shot, headers=(*shot.headers, *((_MEANINGLESS, value) for value in values))))
     if control.ok:
@@ -206,7 +206,7 @@ def _its_own_fault(probe: Probe, values: Sequence[str], answer: Answer, expected
 
 
 def _longest_taken(probe: Probe) -> tuple[str, Answer]:
-    """The longest key that is taken, and its answer."""
+    """The longest key that the API accepts, and its answer."""
     if not probe.habits.opaque:
         key = probe.fresh()
         return key, probe.first(key)
@@ -274,7 +274,7 @@ def field_name(probe: Probe) -> Verdict:
 
 
 def echoed(probe: Probe) -> Verdict:
-    """The key comes back."""
+    """The answer has the key in a header."""
     key = probe.fresh()
     for answer in (probe.first(key), probe.send(key)):
         if answer.header(KEY) != probe.written(key):
@@ -299,7 +299,7 @@ def _taken(probe: Probe, value: str, what: str) -> Verdict:
 
 
 def _never_again(probe: Probe, one: str, two: str, what: str) -> Verdict:
-    """The second spelling is refused, or is the same key; it is never another operation."""
+    """Passed if the API refuses the second spelling or takes it as the same key, and never as another operation."""
     key, before = probe.fresh(), probe.count()
     first = probe.fire(probe.raw_shot(one.format(key)))
     again = probe.fire(probe.raw_shot(two.format(key)))

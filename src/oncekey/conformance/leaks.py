@@ -1,4 +1,4 @@
-"""Clauses about what refusals give away."""
+"""Clauses about what refusals reveal of the first request."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def first_body_is_mute(probe: Probe) -> Verdict:
 
 
 def no_fingerprint(probe: Probe) -> Verdict:
-    """Hashes of bodies stay inside. A hash that is in every answer is none of a body, and neither is a new one."""
+    """No answer has a hash of a body. A hash that is in every answer, or new in each, is not one of a body."""
     key = probe.fresh()
     control = probe.control(probe.shot(probe.fresh(), body=probe.other_body))
     probe.first(key)
@@ -91,7 +91,7 @@ def no_cookie(probe: Probe) -> Verdict:
 
 
 def no_reflection(probe: Probe) -> Verdict:
-    """A key is no page."""
+    """A key with HTML in it is not reflected as HTML."""
     answer = probe.fire(probe.raw_shot(f'"{_SCRIPT}{probe.fresh()}' + "x" * 256 + '"'))
     media = (answer.header("Content-Type") or "").lower()
     if _SCRIPT.encode() in answer.body and "html" in media:
@@ -122,7 +122,7 @@ def _refused(probe: Probe, key: str, body: bytes) -> Answer:
 
 
 def _values(answer: Answer) -> list[str]:
-    """Texts and long numbers of an answer, but for instants, which other answers of the same moment have, too."""
+    """The texts and long numbers of an answer, without instants, which other answers of the same moment share."""
     try:
         values = [str(value) for _, value in bodies.leaves(json.loads(answer.body)) if not isinstance(value, bool)]
     except (ValueError, RecursionError):
@@ -164,7 +164,7 @@ def _other_bodies(probe: Probe, _: int) -> Iterator[tuple[bytes, str]]:
 
 
 def _taken(probe: Probe, marks: _Marks) -> int | None:
-    """Which of the marked bodies is the first that the API takes, and takes for another one than the plain body."""
+    """The number of the first marked body that the API accepts and does not confuse with the plain body."""
     for place, (body, _) in enumerate(islice(marks(probe, 0), _MOST_MARKED)):
         key = probe.fresh()
         if probe.control(probe.shot(key, body=body)).ok and not probe.control(probe.shot(key)).ok:
@@ -185,7 +185,7 @@ def _leak(probe: Probe, number: int, marks: _Marks, place: int) -> str:
 
 
 def _hashes(answer: Answer) -> set[bytes]:
-    """What looks like a hash, but for headers that have one of the answer itself."""
+    """What looks like a hash in an answer, without headers that hold a hash of the answer itself."""
     values = [value.encode("latin-1") for name, value in answer.headers if name.lower() not in _DIGESTS]
     return {found for text in (answer.body, *values) for found in _DIGEST.findall(text)}
 

@@ -1,8 +1,8 @@
-"""Clauses about a key that comes back with another request: it is refused, and nothing happens.
+"""Clauses about a key that a client sends with another request: the API refuses it, and nothing happens.
 
-Some bodies differ in what careless comparisons do not see: they too are refused, or told apart. The
-differences are tried in a member that the API takes and compares without knowing it, where there is one, because there
-they can mean nothing else. Else they are tried in the members that the body has.
+Some bodies differ in what careless comparisons do not see: the API has to refuse them, too. The tester puts such a
+difference into an extra member, if the API accepts and compares one, because there it can mean nothing else. Otherwise
+it changes the members that the body has.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def first_one_stays(probe: Probe) -> Verdict:
 
 
 def while_running(probe: Probe) -> Verdict:
-    """Another body while the first request runs: whatever its status, it is not done."""
+    """Another body while the first request runs: whatever its status, the API does not execute it."""
     before = probe.count()
     first, other = _while_running(probe)
     effects = probe.since(before, at_least=int(first.ok))
-    # A pair that did not meet is sent again with another key, and each first request of those has its effect.
+    # A pair that did not overlap is sent again with another key, and each first request of those has its effect.
     rounds = len(probe.trail) // 2
     if other.ok and not probe.busy(other):
         return Failed("another body while the first request runs is refused", f"{shown(first)}, and {shown(other)}")
@@ -234,7 +234,7 @@ def duplicate_names(probe: Probe) -> Verdict:
 
 
 def _told_apart(probe: Probe, pairs: Iterable[Pair], what: str) -> Verdict:
-    """The second body of each pair is not taken for the first; a body that is refused cannot be mistaken."""
+    """Passed if the API never takes the second body of a pair for the first; a refusal is fine."""
     needs_comparison(probe)
     tried = list(pairs)
     if not tried:
@@ -259,7 +259,7 @@ def _pair(probe: Probe, pair: Pair, what: str) -> Verdict:
 
 
 def _is_compared(probe: Probe, path: bodies.Path) -> bool:
-    """Whether any other value at a place makes another request; if not, that is said by a clause of its own."""
+    """Whether another value at a place makes another request; if not, another clause reports it."""
     document = bodies.parsed(probe.target.body)
     value = next((value for known, value in bodies.leaves(document) if known == path), None)
     if value is None:
@@ -271,7 +271,7 @@ def _is_compared(probe: Probe, path: bodies.Path) -> bool:
 
 
 def _member(probe: Probe, path: bodies.Path, other: bytes) -> Verdict:
-    """A value that the API refuses under a fresh key, too, says nothing about what it compares."""
+    """The verdict on one member. A value that the API refuses under a fresh key, too, proves nothing."""
     if not probe.control(probe.shot(probe.fresh(), body=other)).ok:
         return Passed()
     key = probe.fresh()
@@ -295,7 +295,7 @@ def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
 
 
 def _server_error(probe: Probe, body: bytes, what: str) -> Verdict:
-    """A server error is held against keys only if the same body goes well without one."""
+    """Failed if a body causes a server error only with a key, and succeeds without one."""
     if probe.habits.optional:
         control = probe.control(probe.shot(None, body=body))
         if control.status and control.status < SERVER_ERROR:
@@ -308,7 +308,7 @@ def _no_place() -> UndecidedError:
 
 
 def _free(probe: Probe) -> list[bodies.Path]:
-    """The member that was added, if the API takes and compares it."""
+    """The extra member, if the API accepts and compares it."""
     return [] if probe.habits.free is None else [probe.habits.free]
 
 

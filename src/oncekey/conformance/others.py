@@ -1,4 +1,4 @@
-"""Clauses about what keys do not touch, and about the API's own description."""
+"""Clauses about requests on which a key has no effect, and about the API's own description."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLACEHOLDER: Final = re.compile(r"\\\{[^/]*\\\}")
 
 
 def get_untouched(probe: Probe) -> Verdict:
-    """GET with a used key is GET."""
+    """GET with a used key is answered as without one."""
     key = probe.fresh()
     first = probe.first(key)
     plain, keyed = _gets(probe, key, probe.target.address)
@@ -52,7 +52,7 @@ def get_is_current(probe: Probe) -> Verdict:
 
 
 def get_takes_no_key(probe: Probe) -> Verdict:
-    """A key that was sent with GET is as good as new."""
+    """A key that was sent with GET can still be used."""
     key, before = probe.fresh(), probe.count()
     _, keyed = _gets(probe, key, probe.target.address)
     got = probe.fire(keyed)
@@ -73,7 +73,7 @@ def put_untouched(probe: Probe) -> Verdict:
         key = probe.fresh()
         keyed = replace(probe.shot(key), method=method)
         plain = replace(probe.shot(None), method=method)
-        # The first one may create what is there, or remove it; only after it the next ones can be alike.
+        # The first request may create or remove the resource; only the ones after it can be compared.
         answers = [probe.fire(plain), probe.fire(plain), probe.fire(keyed), probe.fire(keyed)]
         if any(is_marked(answer) for answer in answers):
             return Failed(f"{method} with a key is an ordinary {method}", f"{shown(answers[-1])}")

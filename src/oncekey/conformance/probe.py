@@ -1,4 +1,4 @@
-"""The hand that aims: every clause sends through it, so that what was sent is counted and can be shown."""
+"""Sends the requests of every clause, counts them, and keeps them for the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMITED: Final = "the API limits the number of requests (429)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """What an API does in general, so that no clause takes it for a fault of its own."""
+    """What an API does in general, so that no clause reports it as a finding of its own."""
 
     distinct: bool = True
     """The answers to two fresh keys differ, so an equal answer is a replay."""
@@ -46,7 +46,7 @@ class Habits:
     compares: bool = True
     """Another body under a used key is refused."""
     free: Path | None = None
-    """Where a member may be added to the body that the API takes and compares without knowing it."""
+    """Where an extra member may be added to the body, which the API accepts and compares."""
 
 
 class Probe:
@@ -69,18 +69,18 @@ class Probe:
 
     @property
     def blind(self) -> bool:
-        """Whether nothing tells a replay from an execution: answers are equal, and effects are not counted."""
+        """Whether a replay looks like an execution: answers are equal, and effects are not counted."""
         return not self.habits.distinct and self.target.count_address is None
 
     def same(self, first: Answer, again: Answer) -> bool:
-        """Whether two answers tell of the same outcome."""
+        """Whether two answers report the same outcome."""
         return is_same(first, again, self.habits.volatile)
 
     # Keys and requests
 
     @staticmethod
     def fresh() -> str:
-        """A key that was never used, which any API takes: a UUID."""
+        """A key that was never used, which any API accepts: a UUID."""
         return str(uuid.uuid4())
 
     @staticmethod
@@ -89,7 +89,7 @@ class Probe:
         return f"z{str(uuid.uuid4())[1:]}"
 
     def written(self, key: str) -> str:
-        """A key as this API takes it."""
+        """A key in the form that this API accepts."""
         return f'"{key}"' if self._quoted else key
 
     def shot(self, key: str | None, *, body: bytes | None = None, slow: bool = False) -> Shot:
@@ -104,7 +104,7 @@ class Probe:
         return Shot(target.method, target.address, lines, target.body if body is None else body, carrier=target.carrier)
 
     def as_other_tenant(self, shot: Shot) -> Shot:
-        """The same request from somebody else."""
+        """The same request from another tenant."""
         return replace(shot, headers=replaced(shot.headers, self.target.other_tenant))
 
     def as_nobody(self, shot: Shot) -> Shot:
@@ -130,7 +130,7 @@ class Probe:
         return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)], manner=manner)[0]
 
     def control(self, shot: Shot) -> Answer:
-        """Send a request that shows what the API does in general; it is no part of what repeats a finding."""
+        """Send a request that shows what the API does in general; the script that repeats a finding leaves it out."""
         kept = list(self.trail)
         try:
             return self.fire(shot)
@@ -183,9 +183,9 @@ class Probe:
         self._noted([shot], act, how, Manner(Way.CUT, seconds=stay, sent=sent, listened=listen))
 
     def overlapping(self, one: Shot, two: Shot) -> tuple[Answer, Answer]:
-        """Send the second while the first runs, and see that it really was so.
+        """Send the second request while the first runs, and check that they did overlap.
 
-        A first request that had not begun, or was over already, proves nothing, so that is tried again.
+        If the first one had not begun, or was over already, the pair proves nothing, and is sent again.
         """
         lead, limited = self.lead, False
         for _ in range(3):
@@ -205,8 +205,8 @@ class Probe:
     def until_settled(self, shot: Shot, *, over_errors: bool = False) -> Answer:
         """Retry for as long as the answer is that the first one still runs, with a bounded patience.
 
-        With `over_errors` a server error is retried as well: some servers answer so while the first one runs, and
-        what is asked here is what comes after.
+        With `over_errors` a server error is retried as well: some servers answer so while the first one runs, and the
+        caller wants the answer after that.
         """
         ends, pause = time.monotonic() + self.target.patience, _SHORTEST
         answer = self._fire(shot)
@@ -219,7 +219,7 @@ class Probe:
         return answer
 
     def busy(self, answer: Answer) -> bool:
-        """Whether an answer says: not now, ask again."""
+        """Whether an answer asks the client to retry later."""
         if answer.header(MARKER) == "true":
             return False
         statuses = {_CONFLICT, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE, _ACCEPTED} - {self.usual}
@@ -228,7 +228,7 @@ class Probe:
     # Counting
 
     def count(self, *, other_tenant: bool = False) -> int | None:
-        """How many effects there are by now, if we were told where to look."""
+        """How many effects there are by now; None without a `count_url`."""
         target = self.target
         if target.count_address is None:
             return None
@@ -245,9 +245,9 @@ class Probe:
             raise UndecidedError(f"effects could not be counted at {target.count_address}: {why}") from None
 
     def since(self, before: int | None, *, at_least: int = 0) -> int | None:
-        """How many effects there were since then; successes with fresh keys that the count does not show end it.
+        """How many effects there were since then; raises if the count does not show every success with a fresh key.
 
-        A list that is shown page by page does so when its first page is full.
+        A list that is shown page by page stops growing when its first page is full.
         """
         least = max(self._owed, at_least)
         now = self.count()
@@ -259,7 +259,7 @@ class Probe:
         return now - before
 
     def recount(self) -> None:
-        """See that the count still moves, before something is concluded from its standing still."""
+        """Check that the count still moves, before a clause concludes something from an unchanged count."""
         before = self.count()
         if before is not None and self.control(self.shot(self.fresh())).ok:
             self.since(before, at_least=1)
@@ -281,7 +281,7 @@ class Probe:
         return answers
 
     def _by_whom(self, shot: Shot) -> str:
-        """Reports hide credentials, so they must say when somebody else's were sent."""
+        """The tenant of a request, in words: reports hide credentials, so they must name another tenant."""
         return "as the other tenant" if set(self.target.other_tenant) & set(shot.headers) else ""
 
 

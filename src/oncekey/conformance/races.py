@@ -1,4 +1,4 @@
-"""Clauses about requests that come together: one is executed, and all get its answer in the end."""
+"""Clauses about requests at the same moment: the API executes one, and all get its answer in the end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def race(probe: Probe, many: int) -> Verdict:
 
 
 def losers(probe: Probe) -> Verdict:
-    """What those get that were not executed."""
+    """The answers to the requests that were not executed."""
     key = probe.fresh()
     answers = probe.volley([probe.shot(key, slow=True)] * _LOSERS)
     final = probe.until_settled(probe.shot(key, slow=True))
@@ -79,13 +79,13 @@ def while_running(probe: Probe) -> Verdict:
 
 
 def told_to_wait(probe: Probe) -> Verdict:
-    """How long to wait."""
+    """A refusal says how long the client should wait."""
     first, second = _overlapping(probe)
     busy = next((answer for answer in (second, first) if probe.busy(answer)), None)
     if busy is None and probe.blind:
         raise UndecidedError("neither was told to wait, and whether one did cannot be seen", Need.COUNT)
     if busy is None:
-        return Passed()  # it waited, so nobody has to be told
+        return Passed()  # the server waited itself, so it need not say how long
     advice = busy.header("Retry-After")
     return (
         Passed()
@@ -95,7 +95,7 @@ def told_to_wait(probe: Probe) -> Verdict:
 
 
 def soon_answered(probe: Probe) -> Verdict:
-    """The one that waited gets the answer in the end."""
+    """The client that waited gets the answer in the end."""
     needs_replays(probe)
     key = probe.fresh()
     shot = probe.shot(key, slow=True)

@@ -1,4 +1,4 @@
-"""Clauses about the answer to a retry: the same one, as often as it is asked for, and marked."""
+"""Clauses about the answer to a retry: it is the same one, however often the client asks, and it is marked."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def many_times(probe: Probe) -> Verdict:
 
 
 def no_effect(probe: Probe) -> Verdict:
-    """A retry does nothing."""
+    """A retry has no effect."""
     key, before = probe.fresh(), probe.count()
     answers = [probe.first(key), probe.send(key), probe.send(key)]
     effects = probe.since(before)
@@ -126,7 +126,7 @@ def chunked_other(probe: Probe) -> Verdict:
 
 
 def _replay(probe: Probe) -> tuple[Answer, Answer]:
-    """A success and its retry. That a retry is refused is said by the clause about its status, and only there."""
+    """A success and its retry. Only the clause about the status reports a retry that is refused."""
     key = probe.fresh()
     first, again = probe.first(key), probe.send(key)
     if not again.ok:
@@ -135,7 +135,7 @@ def _replay(probe: Probe) -> tuple[Answer, Answer]:
 
 
 def _takes_chunks(probe: Probe, body: bytes) -> None:
-    """Servers that take no bodies in chunks refuse them under a fresh key as well, and that is nothing about keys."""
+    """Raise if the server refuses bodies in chunks under a fresh key as well: then it proves nothing about keys."""
     control = probe.control(replace(probe.shot(probe.fresh(), body=body), chunked=True))
     if not control.ok:
         raise UndecidedError(f"a body in chunks gets {control.status or control.reason} under a fresh key, too")

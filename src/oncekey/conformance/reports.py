@@ -1,6 +1,6 @@
 """The reports: lines for a terminal, one page of HTML, JSON for programs, JUnit's XML for continuous integration.
 
-Colours are the command's business.
+The command adds the colours.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def verdict_line(report: Report) -> str:
 
 
 def run_line(report: Report) -> str:
-    """What was run: a reader who was not there can run it again."""
+    """The command of the run, so that a reader of the report can repeat it."""
     return f"oncekey {report.version}: {invocation(report.target, report.profile)}"
 
 
 def rows(report: Report) -> Iterator[tuple[Area, list[tuple[str, str, str]]]]:
-    """The table by area: the result, the clause, and what there is to say about it."""
+    """The table by area: the result, the clause, and a remark."""
     for area in Area:
         found = [finding for finding in report.asked if finding.clause.area is area]
         if found:
@@ -53,7 +53,7 @@ def dangers(report: Report) -> list[str]:
 
 
 def told(group: Group, report: Report) -> str:
-    """A finding as a few lines, with those that follow from it."""
+    """A finding as a few lines, with the findings that follow from it."""
     clause, verdict = group.root.clause, group.root.verdict
     assert isinstance(verdict, Failed)
     assert group.root.harm is not None
@@ -75,7 +75,7 @@ def told(group: Group, report: Report) -> str:
 
 
 def further(report: Report) -> list[str]:
-    """The headlines of the causes that are not told in full."""
+    """The headlines of the causes that the report does not show in full."""
     return [f"{group.root.headline} ({group.root.clause.id}{_more(group)})" for group in report.groups[MOST_DANGEROUS:]]
 
 
@@ -345,5 +345,5 @@ def _outcome(case: Element, finding: Finding, report: Report) -> None:
 
 
 def _legal(text: str) -> str:
-    """XML has no way to write some characters, not even escaped."""
+    """A text without the characters that XML cannot contain, not even escaped."""
     return _ILLEGAL.sub("\ufffd", text)

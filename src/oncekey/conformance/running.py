@@ -1,4 +1,4 @@
-"""The run: every clause in turn, bounded in requests and in time, and what came of it.
+"""Runs every clause in turn, with a bound on requests and on time, and collects the findings.
 
 A baseline holds the findings that are known already, so that continuous integration fails on new ones only.
 The file names the clauses that failed and the harm that was seen. A known finding that does more harm than it did is a
@@ -35,19 +35,19 @@ from oncekey.conformance.target import Target
 from oncekey.core.errors import OncekeyError
 
 MOST_DANGEROUS = 3
-"""Causes that are told before all others."""
+"""How many causes the report shows first, in full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A clause, and what came of it."""
+    """A clause and its verdict."""
 
     clause: Clause
     verdict: Verdict
     seconds: float = 0.0
     evidence: Evidence = field(default_factory=Evidence)
     harm: Harm | None = None
-    """What was seen to happen, where the clause failed."""
+    """The harm that was seen, if the clause failed."""
     headline: str = ""
 
     def fails_in(self, profile: Profile) -> bool:
@@ -127,7 +127,7 @@ class Report:
 
     @property
     def passed(self) -> list[Finding]:
-        """What is as it should be."""
+        """The clauses that the API keeps."""
         others = (*self._broken, *self.advice, *self.skipped, *self.undecided)
         return [finding for finding in self.asked if finding not in others]
 
@@ -137,7 +137,7 @@ class Report:
         return [profile for profile in Profile if not any(found.fails_in(profile) for found in self.findings)]
 
     def word(self, finding: Finding) -> str:
-        """One word for what came of a clause."""
+        """One word for the verdict on a clause."""
         known = finding.clause.id in self.known and finding.fails_in(self.profile)
         return "known" if known else word_for(finding, self.profile)
 
@@ -152,7 +152,7 @@ def check(
     profile: Profile = Profile.IETF,
     clauses: Iterable[Clause] = CLAUSES,
     time_limit: float = 600.0,
-    progress: Callable[[Clause, int, int], None] = lambda clause, number, of: None,  # noqa: ARG005  (nobody listens)
+    progress: Callable[[Clause, int, int], None] = lambda clause, number, of: None,  # noqa: ARG005  (the default shows nothing)
 ) -> Report:
     """Try an API, clause by clause.
 
@@ -219,7 +219,7 @@ def _ranked(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def word_for(finding: Finding, profile: Profile) -> str:
-    """One word for what came of a clause in a profile."""
+    """One word for the verdict on a clause in a profile."""
     match finding.verdict:
         case Undecided():
             return "undecided"

@@ -1,7 +1,7 @@
-"""What a person types to repeat a finding: the command, the exchanges as `curl` lines, and a script with fresh keys.
+"""Writes what repeats a finding: the command, the exchanges as `curl` lines, and a script with fresh keys.
 
-Credentials become shell variables, so that a report can be mailed. A text holds a variable as its name between two NUL
-characters; no header, address or printable body has one.
+Credentials become shell variables, so that a report can be mailed. In a text a variable is its name between two NUL
+characters, which no header, address or printable body contains.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FreshKeys:
 
     @classmethod
     def of(cls, values: Iterable[str]) -> FreshKeys:
-        """Find the random parts. A part is enough: the form of the key must stay as it was."""
+        """Find the random parts. Only these are replaced, because the form of the key must stay as it was."""
         found: dict[str, str] = {}
         for value in values:
             runs = [met[1] for met in _UUID.finditer(value)]
@@ -115,7 +115,7 @@ _MOST: Final = 6
 
 
 def curl_line(shot: Shot, target: Target, fresh: Callable[[str], str] = str) -> str:
-    """The command that sends a request again; `fresh` puts variables in the place of used keys."""
+    """The command that sends a request again; `fresh` replaces used keys by variables."""
     headers, body = shot.carrier.dressed(shot.headers, shot.body)
     secrets = Secrets(target)
     words = ["curl", "-si", "-X", shot.method, quoted(fresh(str(shot.address)))]
@@ -153,7 +153,7 @@ def printable(body: bytes) -> str:
 
 
 def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
-    """The exchanges that a reader is shown: the first ones and the last."""
+    """The exchanges that a report shows: the first ones and the last."""
     return exchanges if len(exchanges) <= _MOST else (*exchanges[: _MOST - 2], *exchanges[-2:])
 
 
@@ -337,7 +337,7 @@ def script(target: Target, exchanges: Sequence[Exchange]) -> list[str]:
 
 
 class _Writer:
-    """One script. It learns what it needs at the top while it writes the steps."""
+    """Writes one script. While it writes the steps, it collects what the preamble has to define."""
 
     def __init__(self, target: Target, exchanges: Sequence[Exchange]) -> None:
         self._target, self._exchanges = target, exchanges
@@ -394,7 +394,7 @@ class _Writer:
                 return [f"{command} &", f"sleep {manner.seconds:.2f}", *ran, "wait", self._up(shot)]
             case Way.CUT:
                 head, whole = len(shot.head()), len(shot.wire())
-                # Counted from the end where that is possible: the reader's credentials have another length.
+                # Counted from the end if possible: the reader's credentials have another length.
                 sent = 0 if manner.sent >= whole else manner.sent if manner.sent <= head else manner.sent - whole
                 return self._sending("heard" if manner.listened else "cut", [shot], manner.seconds, sent)
             case Way.TOGETHER | Way.PIPELINED | Way.SLOWLY | Way.OVERLAPPING:

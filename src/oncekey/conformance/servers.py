@@ -1,8 +1,9 @@
 """Clauses about servers: a second instance, a request that outlives its lease, a killed server, a store that is down.
 
-The owner of an API lends the commands that kill a server, or stop and start its store. What a killed server had
-answered stays, and what it was doing happens once. Without its store nothing runs unprotected, and all goes on when the
-store is back. A command is run without a shell, in a session of its own, and for a limited time.
+The owner of an API gives the commands that kill a server, or stop and start its store. The clauses test that answers
+outlive a killed server, that a killed request happens once, that nothing runs unprotected without the store, and that
+requests work again when the store is back. The tester runs a command without a shell, in a session of its own, and for
+a limited time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def crash(probe: Probe) -> None:
 
 @contextmanager
 def store_down(probe: Probe) -> Iterator[None]:
-    """The store is stopped for as long as the block lasts, and is started again whatever happens in it."""
+    """Stop the store for as long as the block lasts, and start it again however the block ends."""
     target = probe.target
     _run(Need.OUTAGE, target.store_down_command, target.command_limit)
     try:
@@ -68,7 +69,7 @@ def store_down(probe: Probe) -> Iterator[None]:
 
 
 def meanwhile(probe: Probe, shot: Shot, delay: float, act: Callable[[], None]) -> tuple[Answer, bool]:
-    """Send a request, and do something else while it runs. Also: whether it was unanswered until then."""
+    """Send a request, and call `act` while it runs; returns the answer, and whether it came after the call began."""
     answers = [shots.silence("it was not answered")]
 
     def send() -> None:
@@ -90,7 +91,7 @@ def note(probe: Probe, place: int, exchange: Exchange) -> None:
 
 
 def ran_before(probe: Probe, place: int, *options: str) -> None:
-    """Say of an exchange in the trail that commands were run before it."""
+    """Record in the trail that these commands were run before an exchange."""
     exchange = probe.trail[place]
     manner = Manner(exchange.manner.way, exchange.manner.many, exchange.manner.seconds, after=options)
     probe.trail[place] = replace(exchange, how=f"after {' and '.join(options)}", manner=manner)
@@ -238,7 +239,7 @@ def answered(probe: Probe) -> Verdict:
 
 
 def _killed(probe: Probe) -> Answer:
-    """The last word on a request whose server was killed while it ran."""
+    """The final answer to a request whose server was killed while it ran."""
     shot = probe.shot(probe.fresh(), slow=True)
     answer, running = meanwhile(probe, shot, probe.lead, lambda: crash(probe))
     manner = Manner(Way.INTERRUPTED, seconds=probe.lead, after=(Need.CRASH,))
@@ -264,7 +265,7 @@ def closed(probe: Probe) -> Verdict:
 
 
 def told(probe: Probe) -> Verdict:
-    """What the client is told meanwhile."""
+    """The answer that the client gets meanwhile."""
     answer, _ = _during(probe)
     if answer.ok:
         raise UndecidedError("a request is executed while the store is down")

@@ -1,8 +1,8 @@
-"""HTTP/1.1 by hand: exactly these bytes out, and whatever comes back.
+"""A client for HTTP/1.1 that sends exactly the given bytes, and returns whatever the server answers.
 
-A `Carrier` says where an API expects the key, and how it marks a replay. Clauses know one header for keys and one for
+A `Carrier` says where an API expects the key, and how it marks a replay. Clauses use one header for keys and one for
 the marker. The carrier writes the key where this API reads it: under another name, or into the JSON body. It translates
-answers back, and it says the API's own names in reports.
+answers back, and it puts the API's own names into reports.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Carrier:
 
     @property
     def name(self) -> str:
-        """What a description of the API must name."""
+        """The name of the header or member, which a description of the API must have."""
         return self.member or self.header
 
     def dressed(self, headers: tuple[_Header, ...], body: bytes) -> tuple[tuple[_Header, ...], bytes]:
@@ -69,7 +69,7 @@ class Carrier:
         return marker.replace(KEY, key)
 
     def _renamed(self, name: str) -> str:
-        """A clause may have changed the case of the name, and that must reach the wire."""
+        """The API's name of a header, in the case that the clause has chosen."""
         if name.lower() != KEY.lower() or self.header == KEY:
             return name
         if name == KEY:
@@ -117,7 +117,7 @@ _BODILESS: Final = (204, 304)
 
 
 class BadAddressError(OncekeyError):
-    """It is not the URL of something that can be asked; the message says why."""
+    """The URL cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Answer:
 
     @property
     def ok(self) -> bool:
-        """Whether it says that it was done."""
+        """Whether the status is a success."""
         return _SUCCESS <= self.status < _REDIRECT
 
     def header(self, name: str) -> str | None:
@@ -259,7 +259,7 @@ class Connection:
         self._socket.close()
 
     def send(self, data: bytes) -> None:
-        """Send bytes. That the server no longer listens is no error: it may have answered already."""
+        """Send bytes. If the server has closed the connection, that is no error: it may have answered already."""
         try:
             self._socket.sendall(data)
         except OSError:
@@ -275,7 +275,7 @@ class Connection:
 
 
 class _Stream(io.RawIOBase):
-    """What comes in, up to a moment: a server that sends a byte now and then must not hold the run."""
+    """Reads from the socket with a deadline: a server that sends a byte now and then must not block the run."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ class _Stream(io.RawIOBase):
         self._ends = time.monotonic() + self._timeout
 
     def readable(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
@@ -330,7 +330,7 @@ def pipelined(shots: Sequence[Shot], timeout: float) -> list[Answer]:
 
 
 def volley(shots: Sequence[Shot], timeout: float) -> list[Answer]:
-    """Send all requests at the same moment: each waits on its own connection with its last byte in hand."""
+    """Send all requests at the same moment: each connection holds its last byte back until all are ready."""
     answers = [silence("it could not be sent")] * len(shots)
     start = threading.Barrier(len(shots))
 

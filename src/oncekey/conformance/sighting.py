@@ -1,4 +1,4 @@
-"""Sighting shots: whether the API can be checked at all, which keys it takes, and how fast it is."""
+"""The requests before the first clause: whether the API can be checked, which keys it accepts, and how fast it is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MOST_OBJECTS = 3
 
 
 class CannotCheckError(OncekeyError):
-    """The API cannot be checked as it was described; the message says what was seen."""
+    """The API cannot be checked with these options; the message says what the tester saw."""
 
 
 def take_aim(target: Target, profile: Profile, most: int) -> Probe:
-    """A probe for this API, after a few requests that must go well."""
+    """A probe for this API, after a few requests that must succeed."""
     try:
         return _aimed(target, profile, most)
     except UndecidedError as error:
@@ -57,7 +57,7 @@ def _aimed(target: Target, profile: Profile, most: int) -> Probe:
 
 
 def _habits(probe: Probe, first: Answer) -> Habits:
-    """What the API does in general. On the way it is seen that one request moves the count by one."""
+    """Find out what the API does in general, and check that one request raises the count by one."""
     key = probe.fresh()
     before = probe.count()
     second = probe.first(key)
@@ -83,7 +83,7 @@ def _habits(probe: Probe, first: Answer) -> Habits:
 
 
 def _find_other_body(probe: Probe) -> None:
-    """A body that differs and is taken under a key of its own, so that a refusal is about the key."""
+    """Find another body that the API accepts under a key of its own, so that a later refusal is about the key."""
     target = probe.target
     given = target.other_body is not None
     body = target.other_body if given or not target.is_json else bodies.other(target.body)
@@ -97,7 +97,7 @@ def _find_other_body(probe: Probe) -> None:
 
 
 def _find_what_is_compared(probe: Probe, other: bytes) -> None:
-    """Whether another body is refused, and a place for a member that is compared although the API does not know it."""
+    """Find out whether another body is refused, and where the API accepts and compares an extra member."""
     compares = _refused(probe, probe.target.body, other)
     document = bodies.parsed(probe.target.body)
     objects = [path for path, value in bodies.containers(document) if isinstance(value, dict)]
@@ -107,7 +107,7 @@ def _find_what_is_compared(probe: Probe, other: bytes) -> None:
 
 
 def _refused(probe: Probe, one: bytes, two: bytes) -> bool:
-    """Whether the first body is taken, and the second under its key is not."""
+    """Whether the API accepts the first body, and refuses the second under the same key."""
     key = probe.fresh()
     return probe.send(key, body=one).ok and not probe.send(key, body=two).ok
 

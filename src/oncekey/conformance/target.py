@@ -1,4 +1,4 @@
-"""What is to be checked, as its owner describes it."""
+"""The API under test, as its owner describes it by options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECRET_WORDS: Final = ("authorization", "cookie", "token", "secret", "api-key",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An operation that must happen once, and what helps to see whether it does.
+    """An operation that must happen once, and what the tester needs to see whether it does.
 
     Only the address and the body are needed; every other field lets more clauses be judged.
     """
@@ -40,9 +40,9 @@ class Target:
     declined_body: bytes | None = None
     """A body that the operation refuses for good, such as a card without cover."""
     large: Header | None = None
-    """Makes the answer large."""
+    """The header that makes the answer large."""
     lease: float | None = None
-    """Seconds after which the API takes a request that is still running for a dead one."""
+    """Seconds after which the API treats a request that is still running as dead."""
     crash_command: tuple[str, ...] = ()
     """Kills the server without warning and starts it again."""
     store_down_command: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Target:
 
     @property
     def noun(self) -> str:
-        """What one success of the operation is called, by the address: `/orders` places an order."""
+        """The word for one success of the operation, from the address: `/orders` gives `order`."""
         words = [word for word in self.address.path.lower().split("/") if re.fullmatch(r"[a-z][a-z_-]+", word)]
         last = words[-1] if words else "operation"
         if last.endswith("ies"):

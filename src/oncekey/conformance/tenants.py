@@ -1,4 +1,4 @@
-"""Clauses about other callers: a key belongs to one of them, and knowing it gives nothing."""
+"""Clauses about other callers: a key belongs to one caller, and another one who knows it gets nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def not_spoilt(probe: Probe) -> Verdict:
 
 
 def _other_tenant_is_known(probe: Probe) -> None:
-    """The other tenant's request must succeed under a key of its own, or a refusal says nothing about keys."""
+    """Raise unless the other tenant's request succeeds under a key of its own: else a refusal proves nothing."""
     control = probe.control(probe.as_other_tenant(probe.shot(probe.fresh())))
     if not control.ok:
         got = control.status or control.reason
@@ -70,7 +70,7 @@ def _other_tenant_is_known(probe: Probe) -> None:
 
 
 def _credentials_are_needed(probe: Probe) -> None:
-    """An API that is open to everybody gives nothing away that was closed."""
+    """Raise if the API accepts requests without credentials: then it has nothing to hide."""
     control = probe.control(probe.as_nobody(probe.shot(probe.fresh())))
     if control.ok:
         raise UndecidedError("a fresh key is taken without credentials, too")

@@ -1,4 +1,4 @@
-"""The operators' console: what waits, what happened to a key, and what to do about it, in a browser.
+"""The operators' console in a browser: it shows what waits and what happened to a key, and lets operators move it.
 
 It needs the extra `oncekey[console]`: Starlette and Jinja2.
 """

@@ -1,7 +1,8 @@
-"""Who may use the console: tokens with roles, sessions in a signed cookie, proofs that a form is ours, and patience.
+"""Who may use the console: tokens with roles, sessions in signed cookies, form tokens, and a limit on failed log-ins.
 
-Nothing is kept on the server but failed attempts: a session is its cookie. It names the token that it was got by, so it
-ends when that token is taken away, and it is signed, so that nobody can make one. Every instant is given by `clock`.
+The server keeps nothing but failed attempts: a session is its cookie. The cookie names the token with which the
+operator logged in, so the session ends when that token is removed. It is signed, so a client cannot forge one. Every
+instant comes from `clock`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ SHORTEST_TOKEN: Final = 16
 IDLE: Final = 30 * 60.0
 """Seconds without a request after which a session is over."""
 LONGEST: Final = 12 * 3600.0
-"""Seconds after which somebody has to log in again whatever they did."""
+"""Seconds after which an operator has to log in again, however busy the session was."""
 ATTEMPTS: Final = 5
-"""Wrong tokens from one address within PATIENCE seconds, after which nobody is heard from there."""
+"""Wrong tokens from one address within PATIENCE seconds, after which the console refuses log-ins from there."""
 PATIENCE: Final = 300.0
 ALL_ATTEMPTS: Final = 100
 """The same from all addresses together."""
@@ -35,13 +36,13 @@ _FORM: Final = "a token is given as NAME:ROLE:TOKEN, one to a line, and ROLE is 
 
 
 class Role(StrEnum):
-    """What somebody may do here."""
+    """What an operator may do in the console."""
 
     READ = "read"
     OPERATE = "operate"
 
     def covers(self, other: Role) -> bool:
-        """Whether it is enough where `other` is asked for: who may operate may read."""
+        """Whether this role is enough where `other` is required: an operator who may operate may also read."""
         return self is Role.OPERATE or other is Role.READ
 
 
@@ -54,7 +55,7 @@ class Operator:
 
 
 class Tokens:
-    """Tokens and whose they are. Only their digests are kept."""
+    """Tokens with their operators. Only digests of the tokens are kept."""
 
     def __init__(self, known: Iterable[tuple[str, Operator]]) -> None:
         self._known: dict[str, Operator] = {}
@@ -72,7 +73,7 @@ class Tokens:
 
     @classmethod
     def read(cls, text: str) -> Tokens:
-        """Tokens as a file or a variable has them: NAME:ROLE:TOKEN, by lines or commas; # begins a remark."""
+        """Read tokens from a file or a variable: NAME:ROLE:TOKEN, by lines or commas; # begins a comment."""
         known = []
         for line in text.replace(",", "\n").splitlines():
             if not line.strip() or line.strip().startswith("#"):
@@ -84,23 +85,23 @@ class Tokens:
         return cls(known)
 
     def ticket(self, token: str) -> str | None:
-        """What a session names the token by, if it is known. Every token is compared, and takes the same time."""
+        """The digest by which a session names the token; None: no such token. It compares all, in constant time."""
         given = _digest(token)
         found = [digest for digest in self._known if hmac.compare_digest(digest, given)]
         return found[0] if found else None
 
     def operator(self, ticket: str) -> Operator | None:
-        """Whose the token is, if it still is one."""
+        """The operator of the token, unless it was removed."""
         return self._known.get(ticket)
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody who is logged in."""
+    """The session of an operator who is logged in."""
 
     operator: Operator
     nonce: str
-    """What the proof in each form is made from."""
+    """The value from which the token in each form is made."""
     began: float
     seen: float
     ticket: str = ""
@@ -129,13 +130,13 @@ class Sessions:
         return Session(operator, secrets.token_urlsafe(24), now, now, ticket)
 
     def cookie(self, session: Session) -> str:
-        """The session as its cookie, seen now."""
+        """The cookie of the session, with this instant as that of its last request."""
         said = [session.operator.name, session.nonce, session.began, self._clock(), session.ticket]
         body = base64.urlsafe_b64encode(json.dumps(said).encode()).decode()
         return f"{body}.{self._sign('session', body)}"
 
     def read(self, cookie: str, whose: Callable[[str, str], Operator | None]) -> Session | None:
-        """The session of a cookie, unless it is over. `whose` says who a ticket and a name are, as of now."""
+        """The session of a cookie, unless it is over. `whose` finds the operator of a ticket and a name, as of now."""
         body, _, signature = cookie.rpartition(".")
         if not hmac.compare_digest(self._sign("session", body).encode(), signature.encode("utf-8", "replace")):
             return None
@@ -147,7 +148,7 @@ class Sessions:
         return None if operator is None else Session(operator, nonce, began, seen, ticket)
 
     def proof(self, session: Session) -> str:
-        """What each form carries: nobody who cannot read our pages knows it."""
+        """The token that each form carries: another site cannot read our pages, so it does not know it."""
         return self._sign("form", f"{session.nonce}.{session.operator.name}")
 
     def proves(self, session: Session, given: str) -> bool:
@@ -167,7 +168,7 @@ class Attempts:
         self._all: list[float] = []
 
     def wait(self, source: str) -> int:
-        """Seconds after which somebody from there is heard again; 0: now."""
+        """Seconds until a log-in from this address is accepted again; 0: now."""
         since = self._clock() - PATIENCE
         own = [at for at in self._failed.get(source, ()) if at > since]
         self._all = [at for at in self._all if at > since]
@@ -188,7 +189,7 @@ class Attempts:
         self._all.append(now)
 
     def forget(self, source: str) -> None:
-        """Somebody from there got in."""
+        """An operator has logged in from this address: forget its wrong tokens."""
         self._failed.pop(source, None)
 
 

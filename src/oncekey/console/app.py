@@ -1,7 +1,7 @@
 """The console as an ASGI application: `app.mount("/console", Console(once, tokens=...))`.
 
-It is off unless somebody can log in: by tokens, or by the application's own authentication. Whoever is let in has a
-role, every form carries a proof that it is ours, and without `public=True` it answers nobody but this machine.
+It needs a way to log in: tokens, or the application's own authentication. Every operator has a role, every form carries
+a token against forgery, and without `public=True` the console answers only requests from this machine.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Authenticate = Callable[[Request], "Awaitable[Operator | None] | Operator | None"]
-"""The application's own authentication: who it is, or None for nobody who may be here."""
+"""The application's own authentication: the operator, or None if the request may not use the console."""
 
 COOKIE: Final = "oncekey_console"
 BY_ITSELF: Final = frozenset({"/live", "/series.json"})
-"""What an open page asks for without anybody touching it: nobody stays logged in by that."""
+"""Paths that an open page requests by itself: such a request does not extend the session."""
 LARGEST_FORM: Final = 2 * 1024 * 1024
 OFF: Final = (
     "the console is off until somebody can log in: give it tokens='ann:operate:TOKEN', or authenticate=, a function "
@@ -74,7 +74,7 @@ log = logging.getLogger("oncekey.console")
 class Console:
     """The operators' console on a store: a URL, or the application's own `Once`.
 
-    `tokens` says who may log in (`NAME:ROLE:TOKEN`, by lines), or `authenticate` lets the application say it. `secret`
+    `tokens` lists who may log in (`NAME:ROLE:TOKEN`, by lines), or `authenticate` lets the application decide. `secret`
     signs sessions; several processes need the same one. `namespace` is the policy's. `trace_url` is where a trace is
     looked at, with `{trace}` for its id; `links` gives further addresses for a record by what they are called.
     `ledger` are the provider's books, to be compared with ours. `history` remembers the numbers of the charts.
@@ -107,7 +107,7 @@ class Console:
         self.store = store
         self._seal = seal
         self.tell = None if isinstance(store, str) else store.tell
-        """Tells those who observe the application what operators do here."""
+        """Sends the events of operators' moves to the application's observers."""
         self.tokens = Tokens.read(tokens) if isinstance(tokens, str) else tokens
         self.namespace = namespace
         self.trace_url = trace_url
@@ -140,7 +140,7 @@ class Console:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; every answer has the headers that keep browsers careful."""
+        """Answer one request; every answer has the security headers for browsers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -174,23 +174,23 @@ class Console:
             await made.close()
             raise
         engine = self._engines.setdefault(loop, made)
-        if engine is not made:  # somebody else came first
+        if engine is not made:  # another request was first
             await made.close()
         return engine
 
     async def ask(self, flow: Callable[[Any], Flow[T]]) -> T:
-        """What the store says; `flow` is handed it."""
+        """Run the flow that `flow` makes for the store, and return its result."""
         engine = await self.engine()
         return await adrive(flow(engine.store), engine.driver.run)
 
     async def forget(self, record_id: RecordId) -> None:
-        """What stands in front of the store gives an answer no more; a console by itself knows of none."""
+        """Remove an answer from the caches in front of the store; a console without a `Once` knows of none."""
         if not isinstance(self.store, str):
             await self.store.forget(record_id)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Where the console is served by itself; a mounted one is closed by its application."""
+        """The lifespan of a console that is served by itself; the application closes a mounted one."""
         yield
         await self.close()
 
@@ -201,7 +201,7 @@ class Console:
         self._engines.clear()
 
     def page(self, visit: Visit, template: str, status: int = 200, **context: Any) -> Response:  # noqa: ANN401
-        """A page for somebody who is logged in."""
+        """A page for an operator who is logged in."""
         return self.views.page(
             visit.base,
             template,
@@ -272,7 +272,7 @@ class Console:
             COOKIE,
             self.sessions.cookie(session),
             path=base_of(request) or "/",
-            # Where others come, they come by TLS, wherever it ends before us.
+            # A public console is reached by TLS, which a proxy in front of it may end.
             secure=self._public or request.url.scheme == "https",
             httponly=True,
             samesite="strict",
@@ -357,7 +357,7 @@ class Console:
         return self._message(request, 500, "This does not work", f"{error}")
 
     async def _on_fault(self, request: Request, error: Exception) -> Response:
-        """A mistake of ours: the server's log has it, and a move that was under way is seen in the timeline."""
+        """A bug in the console: the server's log has it, and the timeline shows whether a move was made."""
         log.error("console: %s on %s", type(error).__name__, request.method)
         sentence = "It is a mistake in the console. If you were about to change something, look whether it was."
         return self._message(request, 500, "Something broke here", sentence)
@@ -368,7 +368,7 @@ class Console:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether the request is from this machine, and meant for it: a name that leads here may be anybody's."""
+    """Whether the request is from this machine and its Host names it: another site's name may resolve to here."""
     client = scope.get("client")
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     name = re.sub(r":\d+$", "", hosts[0]).lower() if hosts else ""
@@ -380,7 +380,7 @@ def _is_local(scope: Scope) -> bool:
 
 
 def _from_here(request: Request) -> bool:
-    """Whether a page of this site sent a form, as far as the browser tells it."""
+    """Whether a page of this site sent a form, as far as the browser's headers say."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in {"same-origin", "none"}
@@ -389,7 +389,7 @@ def _from_here(request: Request) -> bool:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form, of which the last of a name counts."""
+    """The fields of a form; of several with one name the last counts."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
         raise Refused(415, "This is no form", "Nothing was changed.")
     body = b""

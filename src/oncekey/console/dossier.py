@@ -1,4 +1,4 @@
-"""All that is known of one record, gathered for its page: what it means, what to do, and what happened to it."""
+"""Gathers all that is known of one record for its page: what its state means, what to do, and what happened to it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(
         Trigger.HAND_BACK: "handed back",
     }
 )
-"""Moves in a few words; others are called as they are in the table."""
+"""Moves in a few words; the others keep their names from the table."""
 
 _WAIT: Final[Mapping[Situation, str]] = MappingProxyType(
     {
@@ -81,7 +81,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Dossier:
-    """A record with all that hangs on it."""
+    """A record with its steps, calls, parcels, evidence and audit."""
 
     record: Record
     now: Instant
@@ -91,7 +91,7 @@ class Dossier:
     evidence: tuple[Evidence, ...]
     lines: tuple[AuditEntry, ...]
     last: MemoEntry | None = None
-    """What the same call returned when it was last made, for whatever key."""
+    """What the same call returned when a request last made it, under any key."""
     inline: tuple[str, ...] = ()
     """The calls of an INLINE handler, as workers name them."""
     possible: tuple[Possibility, ...] = ()
@@ -108,12 +108,12 @@ class Dossier:
 
     @property
     def retry(self) -> str:
-        """What a client's retry meets."""
+        """How a client's retry is answered."""
         return prospect(self.record, self.now)
 
     @property
     def todo(self) -> str:
-        """What a person should do, in a sentence or two."""
+        """What the operator should do, in a sentence or two."""
         record, situation = self.record, situate(self.record, self.now)
         if situation is Situation.RETRYABLE:
             who = "a client's retry or a worker's completer" if record.request else "a client's retry"
@@ -131,22 +131,22 @@ class Dossier:
 
     @property
     def references(self) -> dict[str, str]:
-        """By which keys the provider knows the calls that may have been made."""
+        """The downstream keys of the calls that may have been made."""
         return downstream_keys(self.record, self.inline)
 
     @property
     def believed(self) -> Instant | None:
-        """From when on "it did not happen" is believed without more; None where nothing is asked."""
+        """From when on "it did not happen" is believed; None if the record is not unknown."""
         return believed_from(self.record, PROVIDER_LAG) if self.record.state is State.UNKNOWN else None
 
     @property
     def choices(self) -> tuple[Possibility, ...]:
-        """What may be done now; of two orders that do the same the plainer one."""
+        """The orders that an operator may give now; of two that do the same the plainer one."""
         released = {one.row for one in self.possible if one.order is Order.RELEASE}
         return tuple(one for one in self.possible if not (one.order is Order.NOT_EXECUTED and one.row in released))
 
     def purpose(self, order: Order) -> str:
-        """What somebody found out who gives this order."""
+        """What an operator who gives this order has found out."""
         return purpose(order, self.record)
 
     @property
@@ -234,7 +234,7 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
 
 
 def after(move: Move) -> Record:
-    """The record as a move will leave it, as far as a retry can tell."""
+    """The record as it will be after a move, in the fields that decide about a retry."""
     record = move.seen
     assert move.row.to is not None
     if move.answer is not None:
@@ -270,7 +270,7 @@ def indented(text: str) -> str:
 
 
 def token_of(record_id: RecordId) -> str:
-    """A record in an address."""
+    """The part of an address that names a record."""
     said = json.dumps([record_id.scope, record_id.key], ensure_ascii=False).encode("utf-8", "surrogatepass")
     return base64.urlsafe_b64encode(said).decode().rstrip("=")
 
@@ -286,7 +286,7 @@ def record_id_of(token: str) -> RecordId | None:
 
 
 def is_text(word: object) -> bool:
-    """Whether a store can be asked for it: every record's scope and key are such texts."""
+    """Whether a word can be the scope or the key of a record, so that a store can be asked for it."""
     if not isinstance(word, str) or "\0" in word:
         return False
     try:

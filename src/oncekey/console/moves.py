@@ -1,6 +1,6 @@
-"""What an operator does by hand: a form that says what it will cause, what exactly would happen now, and the move.
+"""The operators' moves: a form that says what a move will cause, a preview of what would happen now, and the move.
 
-The engine decides and writes the move, with its line of the audit; nothing here does.
+The engine decides and writes the move, with its line of the audit. The console only asks it.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _DEFAULTS: Final = Policy()
 
 
 class Wrong(Exception):  # noqa: N818  (something in a form, not a failure)
-    """A field of a form that cannot be meant like this."""
+    """A field of a form has a value that is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would happen, as of now."""
+    """What a move would do now."""
 
     cause: str
     source: str | None = None
@@ -99,11 +99,11 @@ class Moves:
         )
 
     async def form(self, visit: Visit) -> Response:
-        """What is needed for a move of a record, and what it will cause."""
+        """The form for a move of a record, with what the move will cause."""
         return self._form(visit, _order(visit), await self._pages.dossier(visit), None)
 
     async def move(self, visit: Visit) -> Response:
-        """What exactly a move would do now; and once that was confirmed, the move."""
+        """The preview of a move; once the operator has confirmed it, the move."""
         order, dossier = _order(visit), await self._pages.dossier(visit)
         record = dossier.record
         try:
@@ -131,7 +131,7 @@ class Moves:
         return self._form(visit, _order(visit), await self._owner(letter), letter)
 
     async def letter_move(self, visit: Visit) -> Response:
-        """The same for a dead letter: a request's own call moves with its record, a message by itself."""
+        """The same for a dead letter: a deferred call moves with its record, a message by itself."""
         order, letter = _order(visit), await self._pages.dead_letter(visit)
         dossier = await self._owner(letter)
         try:
@@ -158,7 +158,7 @@ class Moves:
         return RedirectResponse(f"{visit.base}/record/{token_of(dossier.record.id)}?moved={SLUGS[order]}", 303)
 
     async def _owner(self, letter: DeadLetter) -> Dossier | None:
-        """The record that moves with a letter; None if the letter is only paper."""
+        """The record that moves with a letter; None if the letter moves by itself."""
         if letter.parcel.kind is ParcelKind.EMIT:
             return None
         dossier = await self._console.ask(lambda store: gather(store, letter.parcel.record_id, None))
@@ -219,7 +219,7 @@ def _order(visit: Visit) -> Order:
 
 
 def _version(form: Mapping[str, str]) -> int | None:
-    """The version that was seen; what has moved since then is left alone."""
+    """The version that the operator saw; the store refuses the move if the record has changed since."""
     version = form.get("version", "")
     return int(version) if version.isascii() and version.isdigit() and len(version) < 19 else None  # noqa: PLR2004
 
@@ -239,7 +239,7 @@ def _answer(form: Mapping[str, str], *, final_no: bool) -> Completed:
         raise Wrong(f"A final no is a failure, and {status} is none: say 402, 409 or the like.")
     if not final_no and int(status) >= _ERRORS:
         raise Wrong(f"It happened, and {status} says that it failed: if it was refused, say that instead.")
-    # A browser sends line ends as CR LF, whatever was typed.
+    # A browser sends line ends as CR LF, whatever the operator typed.
     body = text.replace("\r\n", "\n").encode()
     if len(body) > _DEFAULTS.max_response_bytes:
         raise Wrong(f"The body has {len(body)} bytes, and {_DEFAULTS.max_response_bytes} are kept.")
@@ -270,7 +270,7 @@ def _plan(order: Order, move: Move, dossier: Dossier) -> Plan:
 
 
 def cause_of(order: Order, record: Record | None) -> str:
-    """What an order will cause, before anything is known of the moment."""
+    """What an order will cause in general, before the preview looks at the record."""
     if record is None:
         return PAPER[order]
     if record.effects is Effects.PHASED and order in {Order.EXECUTED, Order.DECLINED}:

@@ -1,4 +1,4 @@
-"""The pages that only look: overview, search, one record, the queues, the audit, the books."""
+"""The pages that change nothing: overview, search, one record, the queues, the audit, the books."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 50
 SHORTEST: Final = 4
-"""With fewer letters of a key nothing is looked for but the key itself."""
+"""With fewer letters the search looks for that very key, and not for keys that begin so."""
 NO_RECORD: Final = (
     "There is no record of this key. It may have expired since, or it is a LOCAL request under way on PostgreSQL, "
     "which has no row until it is done."
@@ -47,7 +47,7 @@ _UNITS: Final = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": 24 * HOUR}
 
 
 class Pages:
-    """What may be looked at."""
+    """The pages that a reader may see."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -73,7 +73,7 @@ class Pages:
     # Overview
 
     async def overview(self, visit: Visit) -> Response:
-        """What waits, who works, and how requests end."""
+        """What waits, which workers live, and how requests end."""
         tally, roll = await self._console.ask(pulse)
         self._console.history.add(sample_of(tally, roll))
         window = visit.asked("window") or "1 h"
@@ -88,7 +88,7 @@ class Pages:
         )
 
     async def live(self, visit: Visit) -> Response:
-        """The part of the overview that is asked for again and again."""
+        """The part of the overview that an open page requests again and again."""
         tally, roll = await self._console.ask(pulse)
         self._console.history.add(sample_of(tally, roll))
         return self._console.page(visit, "_live.html", tally=tally, roll=roll, headline=headline(tally, roll))
@@ -133,7 +133,7 @@ class Pages:
         )
 
     async def find(self, visit: Visit) -> Response:
-        """Records by key, by its beginning, or by what the provider knows a call by."""
+        """Records by key, by its beginning, or by the provider's key or id of a call."""
         key, tenant = visit.given("key").strip().strip('"'), visit.given("tenant").strip()
         if not key:
             return RedirectResponse(f"{visit.base}/records", 303)
@@ -183,7 +183,7 @@ class Pages:
         ), wrong
 
     def _scope(self, tenant: str) -> str | None:
-        """The scope that a tenant's name means; what looks like a scope is one."""
+        """The scope of a tenant's name; a text that looks like a scope is taken as one."""
         if not tenant:
             return None
         if tenant.startswith("sha256:") or tenant.partition(":")[0].isdecimal():
@@ -193,11 +193,11 @@ class Pages:
     # One record
 
     async def record(self, visit: Visit) -> Response:
-        """All about one record; what it holds of others' data is shown when somebody asks for it."""
+        """All about one record, without the stored contents, which an operator has to ask for (`contents`)."""
         return self._shown(visit, await self.dossier(visit), contents=False)
 
     async def contents(self, visit: Visit) -> Response:
-        """The same with what it holds; the audit keeps who asked."""
+        """The same with the stored contents; the audit keeps which operator asked."""
         dossier = await self.dossier(visit)
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
         why = visit.given("why").strip() or "looked at it in the console"
@@ -236,7 +236,7 @@ class Pages:
     # Queues
 
     async def unknown(self, visit: Visit) -> Response:
-        """What may have happened and is not known, the newest first."""
+        """The records whose outcome is unknown, the newest first."""
         place = _place(visit.asked("before"))
         part = await self._console.ask(lambda store: survey_of(store).walk(Walk(states=(State.UNKNOWN,)), PAGE, place))
         calls = (await self._console.ask(roll_of)).inline_calls
@@ -278,7 +278,7 @@ class Pages:
     # Audit and books
 
     async def audit(self, visit: Visit) -> Response:
-        """What was done, the newest first: by people, or by everybody."""
+        """The lines of the audit, the newest first: those of operators, or all."""
         before = int(text) if _is_number(text := visit.asked("before")) else None
         everybody = visit.asked("who") == "all"
         actor = None if everybody else Actor.OPERATOR
@@ -292,13 +292,13 @@ class Pages:
         )
 
     async def ledger(self, visit: Visit) -> Response:
-        """The books, before they are compared."""
+        """The page for the comparison of the books, before it is made."""
         if self._console.ledger is None:
             raise Refused(404, "There are no books here", "The application hands them in by Console(ledger=...).")
         return self._console.page(visit, "ledger.html", report=None, span="24h", meanings=MEANING)
 
     async def compare(self, visit: Visit) -> Response:
-        """The provider's books against ours, since some hours ago."""
+        """Compare the provider's books with the store, for the last hours."""
         ledger = self._console.ledger
         if ledger is None:
             raise Refused(404, "There are no books here", "The application hands them in by Console(ledger=...).")
@@ -325,7 +325,7 @@ SLUGS: Final[Mapping[str, str]] = {
 
 
 def _called(store: Store, name: str) -> Flow[tuple[RecordId, ...]]:
-    """Records whose call the provider knows by this key or by this name of its own."""
+    """Records with a call that has this downstream key, or this id at the provider."""
     if store.reconcile is None:
         return ()
     calls = yield from store.reconcile.calls_of(name, name)
@@ -333,7 +333,7 @@ def _called(store: Store, name: str) -> Flow[tuple[RecordId, ...]]:
 
 
 def _span(text: str) -> Duration | None:
-    """`90s`, `15m`, `2h` or `3d`; nothing is 0, and None is no span."""
+    """The span that `90s`, `15m`, `2h` or `3d` means; an empty text is 0. None: the text is no span."""
     if not text:
         return 0
     number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1] in _UNITS else (text, SECOND)
@@ -351,7 +351,7 @@ def _token(places: Mapping[State, Place]) -> str:
 
 
 def _place(token: str) -> dict[State, Place] | None:
-    """Where a list is to be gone on with; what is no such place is the beginning."""
+    """The place where the next page of a list begins; None, for the first page, if the token is no place."""
     if not token:
         return None
     try:
@@ -364,7 +364,7 @@ def _place(token: str) -> dict[State, Place] | None:
 
 
 def _letter_place(token: str) -> DeadLetter | None:
-    """A letter of that place; only its place is looked at."""
+    """A letter that stands for a place in the list; only its place is used."""
     at, _, name = token.partition(".")
     if not _is_number(at):
         return None

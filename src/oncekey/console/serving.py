@@ -1,4 +1,4 @@
-"""The console by itself: everything that can be wrong is found before the first request, and said in one sentence."""
+"""Serves the console by itself: checks everything before the first request, and reports a mistake in one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oncekey.console.app import Console
 
 EVERY: Final = 10.0
-"""Seconds between two looks at the store, for charts that begin before somebody opens them."""
+"""Seconds between two samples of the store's numbers, so that charts begin before an operator opens them."""
 PUBLIC: Final = (
     "{host} can be reached by others: the console shows your customers' keys and moves their records. Say --public if "
     "it shall be, behind a proxy with TLS; else leave --host out, and forward the port by ssh"
@@ -30,7 +30,7 @@ log = logging.getLogger("oncekey.console")
 
 
 def serve(console: Console, *, host: str, port: int, public: bool, announce: Callable[[str], None]) -> None:
-    """Serve until a signal ends it; `announce` is told the address when everything is in order."""
+    """Serve until a signal ends it. It calls `announce` with the address when everything is in order."""
     try:
         import uvicorn  # noqa: PLC0415  (an optional package)
     except ImportError:
@@ -46,7 +46,7 @@ def serve(console: Console, *, host: str, port: int, public: bool, announce: Cal
 
 
 def check_host(host: str, *, public: bool) -> None:
-    """Refuse an address that others can reach, unless that is meant."""
+    """Refuse an address that other machines can reach, unless `public` allows it."""
     try:
         near = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -56,7 +56,7 @@ def check_host(host: str, *, public: bool) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there, or a sentence about why not."""
+    """A socket that listens there; raises an error of one sentence if it cannot."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -65,13 +65,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Watched:
-    """The console, with somebody who looks at the store while it is served."""
+    """The console, with a task that samples the store while it is served."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; the watching begins and ends with the server."""
+        """Answer a request. The task begins and ends with the server's lifespan."""
         if scope["type"] != "lifespan":
             await self._console(scope, receive, send)
             return
@@ -90,7 +90,7 @@ class Watched:
 
 
 async def watch(console: Console, every: float = EVERY) -> None:
-    """Keep a sample of the store's numbers now and then, until cancelled."""
+    """Keep a sample of the store's numbers every few seconds, until cancelled."""
     while True:
         try:
             tally = await console.ask(lambda store: survey_of(store).tally())
@@ -102,7 +102,7 @@ async def watch(console: Console, every: float = EVERY) -> None:
 
 
 async def _try_once(console: Console) -> None:
-    """Ask the store something: a mistake in its address is better said now than to the first visitor."""
+    """Ask the store something, so that a mistake in its address is reported now, and not to the first operator."""
     try:
         await console.ask(lambda store: survey_of(store).tally())
     finally:

@@ -1,4 +1,4 @@
-"""Pages from templates: what they all need, how things are shown, and the files that browsers load."""
+"""Makes pages from templates: what all pages need, how values are shown, and the files that browsers load."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""On every answer."""
+"""The headers of every answer."""
 
 STATE_NAMES: Final[Mapping[State, str]] = {
     State.PENDING: "pending",
@@ -66,7 +66,7 @@ STATE_NAMES: Final[Mapping[State, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One request of somebody who may be here."""
+    """One request of an operator who is logged in."""
 
     request: Request
     session: Session
@@ -79,20 +79,20 @@ class Visit:
 
     @property
     def by_htmx(self) -> bool:
-        """Whether only a part of a page is asked for."""
+        """Whether htmx requests only a part of a page."""
         return self.request.headers.get("hx-request") == "true"
 
     def asked(self, name: str) -> str:
-        """What the address says, without the blanks around it."""
+        """A parameter of the address, without the blanks around it."""
         return readable(self.request.query_params.get(name, "")).strip()
 
     def given(self, name: str) -> str:
-        """What the form says."""
+        """A field of the form."""
         return self.form.get(name, "")
 
 
 def readable(text: str) -> str:
-    """A text as every store can take it: no database has a letter for NUL."""
+    """A text that every store accepts: without NUL, which no database can store."""
     return text.replace("\0", "")
 
 
@@ -103,7 +103,7 @@ def base_of(request: Request) -> str:
 
 
 class Refused(HTTPException):
-    """Something that is answered with a sentence on a page of its own."""
+    """A request that the console refuses with a sentence on a page."""
 
     def __init__(self, status: int, heading: str, sentence: str) -> None:
         super().__init__(status, sentence)
@@ -111,7 +111,7 @@ class Refused(HTTPException):
 
 
 Handler: TypeAlias = Callable[[Visit], Awaitable[Response]]
-"""Answers somebody who may be here."""
+"""Answers a request of an operator who is logged in."""
 
 
 class Views:
@@ -151,7 +151,7 @@ class Views:
         }
 
     def page(self, base: str, template: str, status: int = 200, **context: Any) -> HTMLResponse:  # noqa: ANN401
-        """A page; everything in it that is not a template's own is escaped."""
+        """A page from a template; every value in it is escaped."""
         text = self._environment.get_template(template).render(base=base, **context)
         return HTMLResponse(text, status)
 
@@ -166,12 +166,12 @@ class Views:
 
 
 def palette() -> bytes:
-    """The colours, which stand before a style sheet that names them."""
+    """The colours as CSS variables, for the beginning of the style sheet that uses them."""
     return files(__package__).joinpath("static", "palette.css").read_bytes()
 
 
 def when(instant: Instant | None) -> Markup:
-    """An instant: UTC until the page's script shows it in the reader's own zone, with UTC when it is pointed at."""
+    """An instant in UTC; the page's script shows it in the reader's zone, with UTC on hover."""
     if instant is None:
         return Markup("&ndash;")
     at = datetime.fromtimestamp(instant / SECOND, tz=UTC)
@@ -180,7 +180,7 @@ def when(instant: Instant | None) -> Markup:
 
 
 def age(since: Instant | None, now: Instant) -> Markup:
-    """How long ago, with the instant when it is pointed at."""
+    """How long ago an instant was, with the instant on hover."""
     if since is None:
         return Markup("&ndash;")
     at = datetime.fromtimestamp(since / SECOND, tz=UTC)
@@ -195,13 +195,13 @@ def times(count: int, one: str = "time", many: str = "times") -> str:
 
 
 def shortly(text: str, most: int = 22) -> str:
-    """A long key by its two ends."""
+    """A long text, shortened to its two ends."""
     half = most // 2 - 1
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 def badge(record: Record, now: Instant) -> Markup:
-    """A state as a word on a colour; a lease that is over is told apart."""
+    """A state as a word on a colour; a record whose lease is over has a word of its own."""
     kind, name = record.state.value, STATE_NAMES[record.state]
     if record.state is State.COMPLETED and record.outcome is Outcome.FAILURE:
         kind, name = "failure", "failed for good"

@@ -1,7 +1,7 @@
-"""The application: the shop's routes behind oncekey, its resolvers and webhooks, and what a person sees in a browser.
+"""The application: the shop's routes behind oncekey, its resolvers and webhooks, and its pages for a browser.
 
-`/demo/ledger` and `/demo/charges` are the provider's own books, read-only. `/healthz` is 200 when the demo serves,
-which takes a store that answers; `/metrics` is what it has done so far.
+`/demo/ledger` and `/demo/charges` show the provider's own books, read-only. `/healthz` answers 200 while the store
+answers; `/metrics` counts what the demo has done so far.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def health_routes(tables: Tables, once: Once, metrics: Prometheus) -> APIRouter:
-    """The routes for whoever watches over the process."""
+    """The routes for a monitor: health and metrics."""
     router = APIRouter(tags=["health"])
 
     @router.get("/healthz", summary="Whether the demo can serve")
@@ -111,11 +111,11 @@ def _silent() -> ProblemError:
 
 WEBHOOKS: Final = "/webhooks/provider"
 SECRET: Final = "whsec_demo_of_oncekey"  # noqa: S105  (a demo's)
-"""What the provider signs its webhooks with, if it is not told otherwise."""
+"""The default secret with which the provider signs its webhooks."""
 
 
 def resolvers(once: Once, charging: Charging) -> None:
-    """One for each operation that charges; the provider is asked by the key that the charge was sent with."""
+    """Register a resolver for each operation that charges. It asks the provider by the downstream key of the charge."""
 
     @once.resolver("create_payment")
     async def payment(question: Question) -> Executed | Unexecuted:
@@ -134,7 +134,7 @@ def resolvers(once: Once, charging: Charging) -> None:
 
 
 def webhooks(once: Once, app: FastAPI, secret: str = SECRET) -> None:
-    """Where the provider tells of its charges."""
+    """Add the endpoint to which the provider sends a webhook for each charge."""
     once.webhook(app, WEBHOOKS, secret=secret, parse=_sighting, name="provider")
 
 
@@ -163,7 +163,7 @@ _HEADERS: Final = {
 
 
 def page_routes() -> APIRouter:
-    """The page and what it loads; everything comes from the package and nothing from elsewhere."""
+    """The page and its files, all from the package and none from other hosts."""
     router = APIRouter(include_in_schema=False)
     for name in _MEDIA_TYPES:
         _serve(router, "/" if name == "index.html" else f"/{name}", name)
@@ -185,11 +185,11 @@ def _serve(router: APIRouter, path: str, name: str) -> None:
 
 PATH: Final = "/console"
 OPERATOR: Final = "demo"
-"""Who whoever comes by the printed link is, for the audit."""
+"""The name that the audit keeps of an operator who uses the printed link."""
 
 
 def add_console(app: FastAPI, once: Once, charging: Charging, token: str, seen: History | None = None) -> None:
-    """Mount the console for whoever has the token; its charts begin with what was seen before."""
+    """Mount the console for the operator who has the token. Its charts begin with the samples in `seen`."""
 
     async def booked(_: Instant) -> list[LedgerEntry]:
         return [
@@ -203,12 +203,12 @@ def add_console(app: FastAPI, once: Once, charging: Charging, token: str, seen: 
 
 
 def link_to(address: str, token: str) -> str:
-    """The address that logs in; what stands behind the # is sent to nobody."""
+    """The address that logs an operator in. The browser does not send the part behind the #."""
     return f"{address}{PATH}/login#{token}"
 
 
 DEFAULT_PROVIDER = "http://127.0.0.1:8001"
-"""Where `oncekey provider` listens if it is not told otherwise."""
+"""Where `oncekey provider` listens by default."""
 
 
 def create_app(
@@ -222,8 +222,7 @@ def create_app(
 ) -> FastAPI:
     """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up.
 
-    With a `console_token` whoever has it may use the operators' console, whose charts begin with what was
-    `seen` before.
+    An operator who has the `console_token` may use the console, whose charts begin with the samples in `seen`.
     """
     metrics = Prometheus()
     once = Once(store_url, policy=policy, migrate=True, workers=workers, observers=[metrics])
@@ -244,7 +243,7 @@ def create_app(
         title="oncekey demo",
         summary="A small shop whose requests may be sent as often as one likes.",
         lifespan=once.lifespan_with(prepared),
-        # The pages that come with FastAPI load their scripts from elsewhere.
+        # FastAPI's own pages load their scripts from other hosts.
         docs_url=None,
         redoc_url=None,
     )

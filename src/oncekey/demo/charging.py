@@ -1,7 +1,7 @@
-"""The provider as the shop sees it: what each of its answers proves, and what none of them does.
+"""The shop's client for the provider: it says what each answer proves about a charge, and what it leaves open.
 
-Each request has a connection of its own, and one that never left is told apart from one that may have. The demo talks
-to nothing but its own provider, and a client of sixty lines shows where the difference comes from.
+Each request has a connection of its own, so that the client knows whether a request was certainly not sent, or may have
+been. The demo talks only to its own provider, and this small client shows where the difference comes from.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _LONGEST_ANSWER: Final = 16 * 1024 * 1024
 
 
 class NothingSentError(Exception):
-    """There was no connection, so not one byte of the request has left."""
+    """There was no connection, so no byte of the request was sent."""
 
 
 class AnswerLostError(Exception):
-    """The request was sent, and no whole answer came back: the other side may have done anything."""
+    """The request was sent, and no complete answer came back: the provider may have executed it or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the other side said."""
+    """The answer of the server."""
 
     status: int
     body: bytes
@@ -43,7 +43,7 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Whether it did as it was asked."""
+        """Whether the status is a success."""
         return HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
 
     def json(self) -> Any:  # noqa: ANN401  (whatever it holds)
@@ -52,7 +52,7 @@ class Reply:
 
 
 def http_url(text: str) -> SplitResult:
-    """A URL that `ask` can be given, in parts."""
+    """The parts of a URL that `ask` can use."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme == "http" and bool(parts.hostname) and (parts.port or 80) > 0
@@ -86,7 +86,7 @@ async def ask(
     except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError) as error:
         raise AnswerLostError(f"{parts.netloc} gave no whole answer ({type(error).__name__})") from error
     finally:
-        writer.transport.abort()  # a half-finished exchange is of no use to anybody
+        writer.transport.abort()  # the connection cannot be used after a half-finished exchange
 
 
 def _head(method: str, parts: SplitResult, content: bytes, headers: Mapping[str, str]) -> bytes:
@@ -113,7 +113,7 @@ async def _whole(reader: asyncio.StreamReader) -> Reply:
 
 
 class ProviderFailedError(Exception):
-    """No answer, or none that says whether there is a charge: a 5xx may come before it or after it."""
+    """No answer, or one that does not say whether there is a charge: a 5xx may come before it or after it."""
 
 
 class Charging:
@@ -129,7 +129,7 @@ class Charging:
     ) -> dict[str, Any]:
         """Charge under a downstream key.
 
-        No connection is proof that nothing was sent, 402 is the provider's final no, and everything else that is no
+        No connection proves that nothing was sent, 402 is the provider's final no, and every other answer that is no
         charge leaves the outcome open.
         """
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
@@ -152,14 +152,14 @@ class Charging:
         return charge
 
     async def find(self, key: str | None) -> dict[str, Any] | None:
-        """The first charge under a downstream key; it raises `ProviderFailedError` when the provider does not say."""
+        """The first charge under a downstream key; raises `ProviderFailedError` if the provider does not answer."""
         found = await self.charges(key or "")
         return found[0] if found else None
 
     async def charges(self, key: str | None = None) -> list[dict[str, Any]]:
         """All charges, or those under one downstream key, the oldest first.
 
-        It raises `ProviderFailedError` when the provider does not say.
+        It raises `ProviderFailedError` if the provider does not answer.
         """
         query = "" if key is None else f"?{urlencode({'downstream_key': key})}"
         try:

@@ -1,10 +1,10 @@
-"""A day of the shop, made up: lives of requests, written at instants of the past by the store's own verbs.
+"""Writes a made-up day of the shop into a store: the lives of requests, at instants of the past, by the store's verbs.
 
 A life is a generator. It yields statements, as every flow of the store does, and spans of time, in which other lives go
-on: so claims, calls, sweeps, looks of resolvers and moves of operators come in the order in which they happened, and
-every row is one that a real day would have left behind. What is not over when the day ends stays as it is then.
+on: so claims, calls, sweeps, questions to resolvers and moves of operators come in the order of their instants, and
+every row is one that a real day would have left. Requests that are not over when the day ends stay in progress.
 
-All that is drawn comes from one seed: the same seed, number and last instant make the same day.
+All random draws come from one seed: the same seed, number and last instant make the same day.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ Say: TypeAlias = Callable[[str, "dict[str, Value]"], Statement]
 """A statement of the demo's own tables by its name."""
 
 SPAN: Final = 23 * HOUR + 30 * MINUTE
-"""A day, less than which no record of it has expired when it is over."""
+"""The length of the day: short enough that none of its records has expired at its end."""
 OUTAGE: Final = (9 * HOUR, 8 * HOUR + 20 * MINUTE)
-"""Before the end: when the provider hardly answered."""
+"""The time in which the provider hardly answered, as spans before the end of the day."""
 BUSY: Final = 4000
 """From so many requests on, single ones that took hours do not change what the others look like."""
 PATIENT: Final = 0.75
-"""How many clients come back for what was not done; the others leave it."""
+"""The share of clients that retry a request that was not done; the others give up."""
 SAMPLES: Final = 5 * MINUTE
 BEAT: Final = 10 * MINUTE
 TASKS: Final = ("relay", "sweeper", "reaper", "completer", "reconciler")
@@ -84,7 +84,7 @@ _NO_ANSWER: Final = "127.0.0.1 gave no whole answer (TimeoutError)"
 
 
 class Day:
-    """The day, which is gone through bit by bit."""
+    """The day, which `forward` writes in portions."""
 
     def __init__(self, store: Store, once: Once, say: Say, clock: Clock, *, requests: int, seed: int) -> None:
         assert store.locks is not None
@@ -103,14 +103,14 @@ class Day:
         self.begun = 0
         """How many requests have begun."""
         self.charges: list[tuple[Charge, bool]] = []
-        """What the provider booked, and whether it looked for the same key before."""
+        """The provider's charges, each with whether the provider deduplicates by its key."""
         self.samples: list[Sample] = []
         """What waited, every few minutes."""
         self._doubts = Doubts(store, once, self._draw, clock)
         self._plan(requests)
 
     def forward(self, requests: int) -> Steps[bool]:
-        """Go on until so many have begun; whether the day goes on after that."""
+        """Go on until so many requests have begun; returns whether the day goes on after that."""
         while self._lives and self._lives[0][0] <= self._end:
             if self.begun >= requests:
                 return True
@@ -129,7 +129,7 @@ class Day:
     # The plan
 
     def _plan(self, requests: int) -> None:
-        """Who comes when: by the hour of the day, and some for certain, so that every kind of trouble is there."""
+        """Plan when requests begin: by the hour of the day, and some fixed ones, so that every trouble occurs."""
         certain = self._certain(requests)
         minutes = SPAN // MINUTE
         weights = [busyness((self._end - SPAN + number * MINUTE) // MINUTE) for number in range(minutes)]
@@ -143,7 +143,7 @@ class Day:
 
     def _certain(self, requests: int) -> list[tuple[Duration, Life[None]]]:
         draw, (began, ended) = self._draw, OUTAGE
-        # An answer that somebody found hours later counts as a run of hours: `oncekey doctor`, which measures the lease
+        # An answer that was found hours later counts as a run of hours: `oncekey doctor`, which measures the lease
         # by the last thousand runs, must not meet one of them among too few others.
         late = 2 if requests >= BUSY else 0
 
@@ -160,7 +160,7 @@ class Day:
             *((then(), self._notification(Fate.GIVEN_UP)) for _ in range(2)),
             *((then(), self._notification(Fate.DOUBT_ENDS)) for _ in range(late)),
             *((then(), self._payment(Fate.WELL, receipt=Fate.GIVEN_UP)) for _ in range(2)),
-            (self._held_for() + 2 * SECOND, self._payment(Fate.KILLED)),  # its lease is over, and nobody has swept it
+            (self._held_for() + 2 * SECOND, self._payment(Fate.KILLED)),  # its lease is over, and it is not swept yet
             (9 * SECOND, self._payment(Fate.SLOW)),
             (4 * SECOND, self._payment(Fate.SLOW)),
             (6 * SECOND, self._notification(Fate.SLOW)),
@@ -168,7 +168,7 @@ class Day:
             *((draw.between(MINUTE, 3 * HOUR), self._notification(Fate.UNREACHABLE)) for _ in range(4)),
         ]
 
-    def _somebody(self, out: bool) -> Life[None]:  # noqa: FBT001  (drawn at random, by nobody's choice)
+    def _somebody(self, out: bool) -> Life[None]:  # noqa: FBT001  (drawn at random, no caller chooses it)
         kind = self._draw.random.choices(("order", "payment", "transfer", "notification"), (52, 26, 13, 9))[0]
         if kind == "order":
             return self._order()
@@ -181,12 +181,12 @@ class Day:
             case "transfer":
                 return self._transfer(Fate.WELL if fate in {Fate.KILLED, Fate.DOUBT_ENDS} else fate)
             case _:
-                # Nobody may send it again, so whatever is not answered is in doubt.
+                # No retry may send it again, so a call without an answer is in doubt.
                 doubtful = fate in {Fate.SILENT, Fate.KILLED, Fate.DOUBT_ENDS}
                 return self._notification(Fate.UNREACHABLE if doubtful else fate)
 
     def _held_for(self) -> Duration:
-        """How long a record is its owner's that has announced a call and says nothing more."""
+        """How long an owner that has announced a call and then fell silent holds its record."""
         call = micros(self._policy.send_window) + micros(self._policy.call_timeout) + MARGIN
         return max(call, micros(self._policy.lease))
 
@@ -298,7 +298,7 @@ class Day:
         yield from through(self._store.settle(lease, answer))
 
     def _trouble(self, fate: Fate, claim: Claim, lease: Lease, money: Money, call: Announcement) -> Life[Charge | None]:
-        """What comes between a payment's announced call and somebody who goes on with it: the charge that is made."""
+        """The trouble between a payment's announced call and its next owner; returns the charge, if one was made."""
         timeout = micros(self._policy.call_timeout)
         match fate:
             case Fate.SLOW:
@@ -324,7 +324,7 @@ class Day:
             case _:
                 yield timeout
                 yield from through(self._store.settle(lease, Doubtful("call_uncertain")))
-                # What nobody has found out may have been charged, or not.
+                # A doubt that is still open may have been charged, or not.
                 made = fate is not Fate.GIVEN_UP or self._draw.tossed()
                 charge = self._charge(money, call.downstream_key) if made else None
                 if not (yield from self._doubts.last(fate, claim.id, CHARGE, call.downstream_key, charge)):
@@ -401,7 +401,7 @@ class Day:
     # Workers, resolvers, people
 
     def _watching(self) -> Life[None]:
-        """The workers' signs of life, and what somebody would have seen of the numbers; one worker dies at night."""
+        """The workers' signs of life, and samples of the numbers as a console takes them; one worker dies at night."""
         assert self._store.survey is not None
         while True:
             out = self._clock.now >= self._end - OUTAGE[1]
@@ -412,7 +412,7 @@ class Day:
             yield SAMPLES
 
     def _strangers(self) -> Life[None]:
-        """What the provider's books have and ours have not: a charge that it made twice, and one of somebody else."""
+        """Charges in the provider's books that the store lacks: one made twice, and one of another customer."""
         yield SECOND
         twice = next(charge for charge, _ in reversed(self.charges) if charge.downstream_key is not None)
         self._charge(money_of(twice), twice.downstream_key, deduplicate=False)
@@ -424,7 +424,7 @@ class Day:
         self._begin(self._relay(), self._draw.between(50_000, 900_000))
 
     def _relay(self) -> Life[None]:
-        """One look of the relay into the outbox; each parcel that it finds goes its own way."""
+        """One round of the relay over the outbox; each parcel that it finds has a life of its own."""
         topics = (RECEIPT, REPEATABLE, UNREPEATABLE)
         owner = self._draw.owner(WORKERS[0])
         for held in (yield from through(self._outbox.due(owner, topics, 20, lease_of(self._policy)))):
@@ -478,7 +478,7 @@ class Day:
             charge = self._charge(asked.money, name) if made else None
             yield from self._doubts.last(fate, held.parcel.record_id, held.parcel.topic, name, charge, asked)
 
-    # What it is made of
+    # The parts of these lives
 
     def _claim(self, operation: str, path: str, body: dict[str, Any]) -> tuple[Claim, str]:
         """The claim of a request as the shop would make it, with names that are drawn from the seed."""

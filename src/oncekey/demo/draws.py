@@ -1,6 +1,6 @@
-"""What a made-up day draws from its seed: names, amounts, spans, how busy which hour is, and how a request goes.
+"""What a made-up day draws from its seed: names, amounts, spans, how busy each hour is, and how a request ends.
 
-What nobody knows is in doubt: a resolver looks and finds nothing out, until a webhook or a person does.
+A request in doubt stays so while a resolver finds nothing, until a webhook or an operator settles it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROCESSES: Final = (88, 91, 107)
 
 @dataclass(slots=True)
 class Clock:
-    """The instant that the day has come to."""
+    """The present instant of the made-up day."""
 
     now: Instant
 
@@ -51,7 +51,7 @@ class Clock:
 
 
 class Draws:
-    """Everything that is left to chance."""
+    """All random draws of a day."""
 
     def __init__(self, seed: int, clock: Clock) -> None:
         self.random = random.Random(seed)  # noqa: S311  (a made-up day needs no secrets)
@@ -75,19 +75,19 @@ class Draws:
         ]
 
     def tossed(self) -> bool:
-        """One or the other, as a coin falls."""
+        """True or False, with equal chances."""
         return self.random.getrandbits(1) == 1
 
     def between(self, least: Duration, most: Duration) -> Duration:
-        """Any span from the one to the other."""
+        """A random span between the two."""
         return self.random.randrange(least, most)
 
     def about(self, usual: Duration) -> Duration:
-        """A span as programs take it: about so long, and now and then much longer."""
+        """The duration of a program's work: usually about `usual`, and sometimes much longer."""
         return round(self.random.lognormvariate(math.log(usual), 0.55))
 
     def pause(self, attempts: int) -> Duration:
-        """Until the next try, after so many."""
+        """The pause before the next attempt, after so many."""
         envelope: float = SECOND * 2**attempts
         return round(envelope * self.random.uniform(0.5, 1.0))
 
@@ -125,7 +125,7 @@ UNSAID: Final = "the provider does not say what it has charged"
 
 
 class Fate(Enum):
-    """How a request goes."""
+    """How a request ends."""
 
     WELL = auto()
     DECLINED = auto()
@@ -140,13 +140,13 @@ class Fate(Enum):
     BY_HAND = auto()
     """The same, and a person finds it out."""
     GIVEN_UP = auto()
-    """The same, and nobody has."""
+    """The same, and no operator has found it out yet."""
     SLOW = auto()
     """It is not over when the day is."""
 
 
 def through(flow: Flow[T]) -> Steps[T]:
-    """A flow whose transactions are all part of one that somebody else commits."""
+    """The statements of a flow, without its transactions: the caller runs them in one of its own."""
     try:
         transaction = next(flow)
         while True:
@@ -172,7 +172,7 @@ class Doubts:
         charge: Charge | None,
         asked: Transfer | None = None,
     ) -> Life[bool]:
-        """Looks of a resolver that does not find out, until somebody does, or nobody; whether somebody did."""
+        """Questions to a resolver that finds nothing, until a webhook or an operator settles it; False if none did."""
         most = self._policy.reconcile_max_tries
         for number in range(most if fate is not Fate.DOUBT_ENDS else self._draw.random.randint(1, 4)):
             yield round(30 * SECOND * 1.5**number)
@@ -250,6 +250,6 @@ def _noted(note: Note, _: Record) -> Note:
 
 
 def there(found: T | None) -> T:
-    """What must be there, because nobody else writes."""
+    """The value, which must be there, because no other process writes."""
     assert found is not None, "a made-up day has lost a record of its own"
     return found

@@ -1,4 +1,4 @@
-"""`oncekey demo --history N`: a day of requests in a store that has none, so that there is something to look at."""
+"""`oncekey demo --history N`: writes a day of requests into an empty store, so that the console shows something."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oncekey.once import Once
 
 PORTION: Final = 500
-"""Requests of one transaction: a large one is quick, and one that is too large keeps others from writing."""
+"""Requests per transaction: a large one is quick, but a very large one keeps other writers waiting."""
 THERE: Final = (
     "there is a history of {requests:,} requests in this store already, until {ended}: leave --history out to serve "
     "it, or say another --store"
@@ -42,23 +42,23 @@ NOT_EMPTY: Final = (
 )
 
 Progress = Callable[[int, int], None]
-"""Is told how many requests of how many are written."""
+"""Called with how many requests of how many are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which history."""
+    """The history to write."""
 
     requests: int
     seed: int = 1
     ended_at: Instant | None = None
-    """Its last instant; now, if it is not said."""
+    """Its last instant; None: now."""
 
 
 async def write_history(
     store_url: str, policy: Policy, ledger: Path, wanted: Wanted, progress: Progress = lambda _done, _all: None
 ) -> Recent:
-    """Write it, and what the provider booked: the numbers that a console would have seen meanwhile."""
+    """Write the history and the provider's charges; returns the numbers that a console would have sampled meanwhile."""
     app = create_app(store_url, policy, workers=False)
     once: Once = app.state.once
     async with app.router.lifespan_context(app):
@@ -97,7 +97,7 @@ async def _written(  # noqa: PLR0917  (what, where and how)
     while goes_on:
         tx = await driver.begin()
         try:
-            if mark is not None:  # with the first portion, so that what is broken off is known for what it is
+            if mark is not None:  # with the first portion, so that an interrupted history can be recognised
                 await tx.step(_alone(mark))
                 mark = None
             goes_on = await tx.step(day.forward(day.begun + PORTION))
@@ -118,7 +118,7 @@ async def _written(  # noqa: PLR0917  (what, where and how)
 
 
 async def remembered(tables: Tables) -> Recent:
-    """What a console would have seen of a history's numbers, if there is one: the store itself does not keep them."""
+    """The numbers that a console would have sampled during a history, if there is one. The store does not keep them."""
     seen = Recent()
     for row in await tables.read("find_history"):
         for sample in json.loads(row["samples"]):

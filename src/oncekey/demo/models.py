@@ -1,4 +1,4 @@
-"""What the shop deals in: orders, money that moves, and the payments, transfers and notifications that come of it."""
+"""The data of the shop: orders, amounts of money, and payments, transfers and notifications."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Item(BaseModel):
-    """So many of one product."""
+    """A product and its quantity."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -27,7 +27,7 @@ class Item(BaseModel):
 
 
 class OrderIn(BaseModel):
-    """An order as it is asked for."""
+    """An order as the client asks for it."""
 
     model_config = ConfigDict(
         strict=True,
@@ -96,7 +96,7 @@ Currency = Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
 
 
 class Money(BaseModel):
-    """How much, and of whom."""
+    """An amount, and the customer who pays it."""
 
     model_config = ConfigDict(
         strict=True,

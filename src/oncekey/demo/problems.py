@@ -1,6 +1,6 @@
-"""What the shop refuses by itself, in the shape of oncekey's refusals: `application/problem+json` with a `code`.
+"""The shop's own refusals, in the form of oncekey's: `application/problem+json` with a `code`.
 
-A body that is too large is refused before anything is parsed, and a caller who is none of the two tenants at all.
+The shop refuses a body that is too large before it parses anything, and a caller who is none of the two tenants.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def problem(
 
 
 def unavailable() -> Response:
-    """The store cannot be asked now; whoever comes back with the same key is safe."""
+    """The answer while the store is down; the client may safely retry with the same key."""
     detail = "The store cannot be reached right now. Retry later, with the same key where there is one."
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail, headers={"retry-after": "1"})
 
@@ -151,7 +151,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A body in chunks: when it gets too large the application sees its client leave, and is not heard."""
+        """A body in chunks: when it gets too large, the application gets a disconnect, and its answer is dropped."""
         size = 0
 
         def over() -> bool:
@@ -181,7 +181,7 @@ class BodyLimit:
 
 
 TENANTS: Final = {"demo-alpha": "alpha", "demo-beta": "beta"}
-"""Tokens, and whose they are. A real service would look them up, and would not print them."""
+"""Tokens with their tenants. A real service would look them up, and would not print them."""
 
 _REALM: Final = 'Bearer realm="oncekey demo"'
 _bearer = HTTPBearer(auto_error=False, description="`demo-alpha` or `demo-beta`")
@@ -193,7 +193,7 @@ async def authenticate(
     """The caller's tenant; it is left on the request, where `tenant_of` finds it when the key is claimed."""
     resumed = resumed_as(request)
     if resumed is not None:
-        # A completer has no token: it goes on with what this tenant was let in for.
+        # A completer has no token: it goes on with a request that this tenant has authenticated.
         request.state.tenant = resumed
         return resumed
     if credentials is None:
@@ -206,7 +206,7 @@ async def authenticate(
 
 
 def tenant_of(request: Request) -> str:
-    """Whose key it is, for `once.install(tenant=...)`."""
+    """The tenant of a request, for `once.install(tenant=...)`."""
     tenant: str = request.state.tenant
     return tenant
 

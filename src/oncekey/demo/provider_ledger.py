@@ -1,6 +1,6 @@
-"""The provider's ledger: what really happened, written and committed before any client is told.
+"""The provider's ledger: the charges that really happened, each committed before the provider answers its client.
 
-Faults have names: what a provider may do to its clients, before or after the charge is in the ledger.
+Faults have names: each is something that a provider may do to its clients, before or after it has booked the charge.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_DELAY: Final = 600.0
 
 
 class FaultKind(StrEnum):
-    """`-after` means that the charge is in the ledger, although the client never hears of it."""
+    """`-after` means that the charge is in the ledger, although the client gets no answer about it."""
 
     DELAY = "delay"
     HANG_AFTER = "hang-after"
@@ -71,7 +71,7 @@ class Fault:
 
 
 class StandingFault:
-    """The fault that all requests meet which bring none of their own, so many times or until it is taken away."""
+    """The fault for all requests that name none of their own, for so many requests or until it is removed."""
 
     def __init__(self) -> None:
         self.fault: Fault | None = None
@@ -137,7 +137,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """What became of a request: its charge, and whether it was there before."""
+    """The result of a request: its charge, and whether the charge was there before."""
 
     charge: Charge
     repeated: bool
@@ -154,7 +154,7 @@ class Ledger:
             raise LedgerUnusableError(f"the ledger {path} cannot be used: {error}") from error
 
     async def book(self, order: Order, downstream_key: str | None, *, deduplicate: bool) -> Booking:
-        """Make a charge; with a key that counts, the one that is there already."""
+        """Make a charge. With `deduplicate`, return the charge that is there already under the key."""
         charge = Charge(
             id=f"ch_{uuid.uuid4().hex}",
             downstream_key=downstream_key,
@@ -171,17 +171,17 @@ class Ledger:
         return await self._apart(lambda: self._read(statement, params))
 
     async def enter(self, charges: Iterable[tuple[Charge, bool]]) -> None:
-        """Write charges of before, each with whether its key counted, in one transaction."""
+        """Write past charges in one transaction, each with whether the provider deduplicated by its key."""
         rows = [{**charge.shown(), "deduplicated": int(counted)} for charge, counted in charges]
         await self._apart(lambda: self._enter(rows))
 
     def close(self) -> None:
-        """Let the last statement end."""
+        """Wait for the last statement, then end the thread."""
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
 
     async def _apart(self, work: Callable[[], T]) -> T:
-        # Once begun a booking ends, whether or not the client still listens: that is how a provider is.
+        # A booking that has begun ends, even if the client has disconnected: a real provider does the same.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     def _book(self, charge: Charge, *, once: bool) -> Booking:
@@ -211,7 +211,7 @@ class Ledger:
 
 def _opened(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    # A log lets others read while we write; where SQLite may lose commits that way, readers wait a moment instead.
+    # A write-ahead log lets others read while we write. If SQLite may lose commits that way, readers wait instead.
     mode = "WAL" if wal_is_safe(sqlite3.sqlite_version_info) else "TRUNCATE"
     connection.execute(f"PRAGMA journal_mode={mode}")
     connection.execute("PRAGMA synchronous=FULL")

@@ -1,8 +1,8 @@
 """The provider's API: charges, their look-up, the switches for faults and webhooks; it runs until a signal ends it.
 
-Some answers never come: a connection closes without a word, or stays open without one. Webhooks tell of each charge,
-signed, a few times if they are not taken. Its socket is bound before anything is started, and where that fails the
-reason is one sentence.
+By a fault it never answers: it closes the connection, or leaves it open. It sends a signed webhook for each charge, and
+repeats it a few times if the receiver does not accept it. It binds its socket before anything else, and reports a
+failure in one sentence.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ DROP: Final = "oncekey.drop"
 
 
 class DroppingProtocol(HttpToolsProtocol):
-    """HTTP as uvicorn speaks it, which lends applications the means to hang up."""
+    """uvicorn's HTTP protocol, with a way for the application to close the connection."""
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -98,7 +98,7 @@ class DroppingProtocol(HttpToolsProtocol):
 
 
 class Hung(Response):
-    """No answer, for as long as the client cares to wait."""
+    """No answer, for as long as the client waits."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait until the client is gone."""
@@ -108,7 +108,7 @@ class Hung(Response):
 
 
 class Dropped(Hung):
-    """No answer, and no connection either."""
+    """No answer: the connection is closed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hang up."""
@@ -132,7 +132,7 @@ def sign(body: bytes, secret: str, at: int) -> str:
 
 
 class Webhooks:
-    """Sends beside the requests, so that nobody waits for it."""
+    """Sends webhooks in tasks of their own, so that no request waits for one."""
 
     def __init__(self, url: str | None, secret: str) -> None:
         self._secret = secret
@@ -148,7 +148,7 @@ class Webhooks:
         self.url = url
 
     def tell(self, charge: Charge) -> None:
-        """Send word of a charge, later."""
+        """Begin to send the webhook of a charge."""
         if self.url is None:
             return
         event = {"id": f"evt_{uuid.uuid4().hex}", "type": "charge.succeeded", "charge": charge.shown()}
@@ -157,7 +157,7 @@ class Webhooks:
         task.add_done_callback(self._sending.discard)
 
     async def stop(self) -> None:
-        """Drop what was not delivered: a provider that ends is one that ends."""
+        """Drop the webhooks that were not delivered."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -358,14 +358,14 @@ def serve(
     until_eof: bool,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve; `announce` is told the address when everything is in order."""
+    """Serve. It calls `announce` with the address when everything is in order."""
     if webhooks is not None:
         http_url(webhooks)
     with listen(host, port) as listener:
         config = uvicorn.Config(
             create_provider(Ledger(ledger), webhooks, secret),
             http=DroppingProtocol,
-            log_level="critical",  # requests that hang until the end are meant to
+            log_level="critical",  # uvicorn would warn of requests that hang on purpose
             access_log=False,
             lifespan="on",
             proxy_headers=False,

@@ -1,7 +1,7 @@
 """The shop's routes, one for each kind of effects: orders, payments, transfers and notifications.
 
-The headers of a request slow its handler (`X-Demo-Delay: seconds`) and wish faults upon the provider (`X-Demo-Fault:
-drop-after`, `X-Demo-Dedup: off`, `X-Demo-Repeatable: off`), so that a person can watch two requests meet, and every
+Headers of a request slow its handler (`X-Demo-Delay: seconds`) and choose faults of the provider (`X-Demo-Fault:
+drop-after`, `X-Demo-Dedup: off`, `X-Demo-Repeatable: off`), so that a person can watch two requests overlap, and every
 fault.
 """
 
@@ -59,7 +59,7 @@ _REPEATABLE = "`off`: the call to the provider is one that may not be repeated."
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How the provider is to behave, and what is believed of it."""
+    """How the provider shall behave for a request, and what the shop assumes about it."""
 
     fault: str | None = None
     deduplicate: bool = True
@@ -179,8 +179,8 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
     async def create_payment(
         wanted: Money, tenant: Tenant, wishes: Wished, response: Response, op: Operation
     ) -> Payment:
-        # What kind of call it is was decided by the first request; a retry, or a completer, may lack its headers.
-        # The fault is not kept: it strikes the request that brings it.
+        # The first request decides what kind of call it is; a retry, or the completer, may lack its headers.
+        # The fault is not stored: it applies only to the request that names it.
         how = await op.value("how", lambda: {"deduplicate": wishes.deduplicate, "repeatable": wishes.repeatable})
 
         async def create(tx: Any) -> dict[str, Any]:  # noqa: ANN401  (the driver's own connection)
@@ -235,7 +235,7 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
 
 
 def payment_topics(once: Once, movements: Movements) -> None:
-    """What a worker does with receipts; it may be told of one twice."""
+    """Register what a worker does with receipts; a message may be delivered twice."""
 
     @once.topic(RECEIPT, repeatable=True)
     async def receipt(message: Message) -> None:
@@ -272,7 +272,7 @@ def transfer_routes(once: Once, movements: Movements) -> APIRouter:
 
 
 def transfer_topics(once: Once, charging: Charging) -> None:
-    """What a worker does with the messages; whether the call may be repeated is a property of its topic."""
+    """Register what a worker does with deferred transfers; the topic says whether the call may be repeated."""
 
     @once.topic(REPEATABLE, repeatable=True)
     async def transfer(message: Message) -> Reply:
@@ -286,14 +286,14 @@ def transfer_topics(once: Once, charging: Charging) -> None:
 async def _transferred(charging: Charging, message: Message) -> Reply:
     payload = message.payload
     wanted = Transfer.model_validate(payload["transfer"])
-    # The fault strikes the first try only, or no worker would ever be done with it.
+    # The fault applies to the first attempt only, or no worker would ever finish the transfer.
     fault = payload["fault"] if message.attempt == 1 else None
     try:
         charge = await charging.charge(
             wanted.money.model_dump(), message.downstream_key, deduplicate=payload["deduplicate"], fault=fault
         )
     except Rejected:
-        # Raised, and not returned: an answer that is returned says that the call was made.
+        # Raised, and not returned: a returned answer would mean that the call was made.
         no = declined().answer
         reply = Reply(no.status_code, json.loads(bytes(no.body)), (("content-type", MEDIA_TYPE),))
         raise Rejected(reply) from None

@@ -20,6 +20,6 @@ app = create_app(
     os.environ.get(STORE_VARIABLE, DEFAULT_STORE),
     Policy(),
     os.environ.get(PROVIDER_VARIABLE, DEFAULT_PROVIDER),
-    workers=False,  # whoever imports this runs them
+    workers=False,  # `oncekey worker`, which imports this module, runs them
 )
 once: Once = app.state.once

@@ -1,6 +1,6 @@
-"""Running the demo: everything that can be wrong is found before the first request, and said in one sentence.
+"""Runs the demo. It checks everything before the first request, and reports a mistake in one sentence.
 
-Its own provider is a process beside it, which ends when the demo does, however it ends.
+Its own provider is another process, which ends when the demo ends, even after a `kill -9`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class HouseProvider:
         self.url = ""
 
     def __enter__(self) -> Self:
-        # It holds the read end of a pipe that only we can write to: even `kill -9` of the demo closes it.
-        # A session of its own keeps Ctrl-C from it, because requests that are under way still need it.
+        # The provider reads from a pipe that only the demo writes to: even `kill -9` of the demo closes it.
+        # In a session of its own it gets no Ctrl-C, because requests that are under way still need it.
         self._process = subprocess.Popen(  # noqa: S603  (our own command)
             [*_COMMAND, *self._options],
             stdin=subprocess.PIPE,
@@ -69,7 +69,7 @@ class HouseProvider:
 
 GRACE_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep a connection they do not use: whoever closes first must not be the one who is asked."""
+"""Longer than clients keep an unused connection: if the server closed first, a request could be lost on it."""
 OTHERS_LEDGER: Final = (
     "--history writes charges into the ledger of the demo's own provider, and not into another one's: leave --provider "
     "out"
@@ -91,9 +91,9 @@ def serve(
     history: Wanted | None = None,
     progress: Progress = lambda _done, _all: None,
 ) -> None:
-    """Serve until a signal ends it; `announce` is told the address and the console's when everything is in order.
+    """Serve until a signal ends it. It calls `announce` with the demo's address and the console's when all is in order.
 
-    A `history` is written before that; the provider has to be ours for it, because its charges go into the ledger.
+    A `history` is written before that; it needs the demo's own provider, because its charges go into the ledger.
     """
     with listen(host, port) as listener:
         seen = asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
@@ -121,7 +121,7 @@ def serve(
 
 
 def beside(store: str) -> Path:
-    """Where the provider's ledger is: in the folder of a store that is a file, and else in this one."""
+    """The path of the provider's ledger: in the folder of a store that is a file, else in the current folder."""
     scheme, _, path = store.partition(":///")
     folder = Path(path.partition("?")[0]).parent if scheme.startswith("sqlite") else Path()
     return folder / LEDGER
@@ -129,7 +129,7 @@ def beside(store: str) -> Path:
 
 @contextmanager
 def _provided(running: str | None, ledger: Path, webhooks: str | None) -> Iterator[str]:
-    """The address of the provider that is there, or of one that is there as long as we are."""
+    """The address of the provider that runs already, or of one that runs as long as the block."""
     if running is not None:
         yield running
         return
@@ -138,9 +138,9 @@ def _provided(running: str | None, ledger: Path, webhooks: str | None) -> Iterat
 
 
 async def _try_once(store: str, policy: Policy, provider: str) -> Recent:
-    """Start and stop the application: a server's own report of a failed start is a page of traceback.
+    """Start and stop the application once, because a server reports a failed start with a long traceback.
 
-    What the charts begin with is read on that occasion.
+    It also reads the samples with which the charts begin.
     """
     app = create_app(store, policy, provider, workers=False)
     async with app.router.lifespan_context(app):

@@ -1,7 +1,7 @@
-"""The shop's tables in the store's own database, through whichever driver it is reached by.
+"""The shop's tables in the store's own database, for every driver.
 
-A handler writes through `op.connection`, which is each driver's own kind of connection. An application has one driver
-and simply uses it. The demo runs on any, so it has one speaker for each. What was charged is in the provider's ledger.
+A handler writes through `op.connection`, which is the driver's own kind of connection. An application has one driver
+and simply uses it. The demo runs on any, so it has a `Speaker` for each. The charges are in the provider's ledger.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Speaker(Protocol):
-    """Says one statement; a database that does not take it is an outage here, because ours are all valid."""
+    """Executes one statement. An error counts as an outage of the database, because the demo's statements are valid."""
 
     async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
         """Execute the statement, whose parameters are written `:name`."""
@@ -106,7 +106,7 @@ _DIALECTS: Final[Mapping[type, str]] = {SqliteStore: "sqlite", PostgresStore: "p
 
 
 class Tables:
-    """Rows are written through the connection that a handler is handed, and read by themselves.
+    """Writes rows through the connection of a handler, and reads them in transactions of its own.
 
     The statements are those of a package: `sql/sqlite.sql` and so on, one file for each store that it `needs`.
     """
@@ -125,7 +125,7 @@ class Tables:
         self._speaker: Speaker | None = None
 
     async def create(self) -> None:
-        """Make what is missing."""
+        """Create the tables that are missing."""
         first = [name for name in ("one_at_a_time",) if name in self._sql]
         await self.run(Mode.ATOMIC, *((name, {}) for name in [*first, *self.named("create_")]))
 
@@ -135,7 +135,7 @@ class Tables:
         await self._speaker.say(connection, self._sql[statement], params)
 
     def statement(self, name: str, params: dict[str, Value]) -> Statement:
-        """A statement by its name, for a transaction that somebody else runs."""
+        """A statement by its name, for a transaction that the caller runs."""
         return Statement(f"{self._name}.{name}", self._sql[name], params)
 
     async def write(self, statement: str, params: dict[str, Value]) -> None:
@@ -143,12 +143,12 @@ class Tables:
         await self.run(Mode.ATOMIC, (statement, params))
 
     async def read(self, statement: str, params: dict[str, Value] | None = None) -> Rows:
-        """The rows that a statement finds; it raises when the store cannot be asked."""
+        """The rows that a statement finds; raises if the store is down."""
         return await self.run(Mode.READ, (statement, params or {}))
 
     async def run(self, mode: Mode, *named: tuple[str, dict[str, Value]]) -> Rows:
-        """The rows of the last statement."""
-        # Made here: a driver may run the body in a thread, where there is no event loop to ask for the engine of.
+        """Run statements in one transaction; returns the rows of the last one."""
+        # Made here: a driver may run the body in a thread, where no event loop is running to find the engine by.
         statements = [self.statement(name, params) for name, params in named]
 
         def body() -> Steps[Rows]:
@@ -245,7 +245,7 @@ class Movements:
         await self._tables.say(connection, "end_payment", params)
 
     async def keep_receipt(self, tenant: str, payment_id: str) -> None:
-        """Write a receipt; a message may come twice, and the second one changes nothing."""
+        """Write a receipt; a message may be delivered twice, and the second one changes nothing."""
         params: dict[str, Value] = {"tenant": tenant, "payment_id": payment_id, "sent_at": moment(born()[1])}
         await self._tables.write("insert_receipt", params)
 

@@ -1,8 +1,7 @@
 """The Grafana dashboard: rows of panels, each a question with the queries that answer it.
 
-A dashboard's JSON says every panel's place, number and source again and again, so it is built here from a table that
-says what differs. Gauges are the store's and shown by every process, hence `max`; counters are a process's own, hence
-`sum`.
+A dashboard's JSON repeats place, number and source for every panel, so this module builds it from a table of what
+differs. Every process reports the same gauges of the store, hence `max`; each counts its own requests, hence `sum`.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ class Panel:
     title: str
     says: str
     queries: Mapping[str, str]
-    """By the legend of each."""
+    """The queries, by their legends."""
     unit: str = "short"
     wide: int = 8
     kind: str = "timeseries"
     stacked: bool = False
     bad: float | None = None
-    """From above which on a value is red."""
+    """Values above this are red."""
 
 
 def dashboard(values: Mapping[str, str], *, said: str = "") -> str:
-    """The file. `values` has every setting; `said` is what was set, for whoever makes it again."""
+    """The dashboard's JSON. `values` has every setting; `said` has those that were set, to repeat the command."""
     label = values["by"].split(",")[-1]
     shape = {
         "uid": "oncekey",
@@ -291,7 +290,7 @@ def _rate(metric: str, matcher: str, by: str = "") -> str:
 
 
 def _quantiles(name: str, matcher: str, by: str = "", share: float = 0.99) -> dict[str, str]:
-    """p50, p95 and p99 of a histogram; by a label one share only, because each line has many already."""
+    """Queries for p50, p95 and p99 of a histogram; by a label for one share only, because each gives many lines."""
     within = f"rate({_PREFIX}{name}_duration_seconds_bucket{{{matcher}}}[$__rate_interval])"
     if by:
         return {f"{{{{{by}}}}}": f"histogram_quantile({share}, sum by (le, {by}) ({within}))"}

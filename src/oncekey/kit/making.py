@@ -1,4 +1,4 @@
-"""From settings to files: what a kit holds, and how it comes into a folder without anything being lost there."""
+"""Makes the files of a kit from the settings, and writes them into a folder without losing a file that is there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fate(StrEnum):
     REPLACED = "replaced"
     UNCHANGED = "unchanged"
     IN_THE_WAY = "in the way"
-    """It is there and says something else, so nothing was written."""
+    """It is there with another content, so nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ def _template(name: str) -> str:
 
 
 def _rules(alerts: str) -> str:
-    """The rules as the value of a manifest's `spec`, whose own indentation the template has given."""
+    """The rules as the value of a manifest's `spec`; the template has indented the first line."""
     body = alerts[alerts.index("groups:") :].rstrip()
     return "\n".join(f"  {line}".rstrip() for line in body.splitlines()).lstrip()
 
 
 def runbooks() -> tuple[Traversable, ...]:
-    """The pages for operators: the wheel's own copy, or in a checkout those that the copy is made of."""
+    """The runbooks for operators: the copies in the wheel, or in a checkout their originals."""
     shipped: Traversable = files("oncekey.kit").joinpath("runbooks")
     source: Traversable = Path(__file__).parents[3] / "docs" / "runbooks"
     folder = shipped if shipped.is_dir() else source
@@ -96,8 +96,8 @@ def runbooks() -> tuple[Traversable, ...]:
 def write(folder: Path, kit: Iterable[File], *, force: bool) -> tuple[tuple[File, Fate], ...]:
     """Put the files into the folder, unless one is in the way: then none is written.
 
-    In the way is a file that says something else, if `force` does not replace it. Each file is whole at any moment: it
-    is written beside its place, and then moved there.
+    A file is in the way if it has another content and `force` does not replace it. A reader never sees half a file:
+    each is written beside its place, and then moved there.
     """
     fates = tuple((file, _fate(folder / file.name, file.content, force=force)) for file in kit)
     if any(fate is Fate.IN_THE_WAY for _, fate in fates):

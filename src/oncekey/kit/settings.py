@@ -1,6 +1,6 @@
-"""What can be said about a kit: thresholds, names and places, each with its kind, its default and its sentence.
+"""The settings of a kit: thresholds, names and places, each with its kind, its default and its description.
 
-How long things may wait is what `oncekey doctor` says of it, so that an alert and the doctor agree.
+The thresholds for what waits are those of `oncekey doctor`, so that an alert and the doctor agree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Part(StrEnum):
 
 
 class ValueKind(Enum):
-    """What a value has to look like, and what to say if it does not."""
+    """The form of a value, and the error if a value does not have it."""
 
     SPAN = (re.compile(r"[1-9]\d*[smhd]"), "a span of time: say 90s, 15m, 2h or 3d")
     COUNT = (re.compile(r"0|[1-9]\d{0,8}"), "a whole number: say 0, 20 or the like")
@@ -54,7 +54,7 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing that `--set NAME=VALUE` says."""
+    """One setting, as `--set NAME=VALUE` sets it."""
 
     name: str
     default: str
@@ -64,7 +64,7 @@ class Setting:
 
 
 def _worded(span: Duration) -> str:
-    """A span as one writes it: in its largest unit that leaves no rest."""
+    """A span as a text, in the largest unit that leaves no rest."""
     seconds = span // SECOND
     unit = next(unit for unit in _UNITS if seconds % _UNITS[unit] == 0)
     return f"{seconds // _UNITS[unit]}{unit}"
@@ -134,11 +134,11 @@ SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType(
         )
     }
 )
-"""All of them, by their names. `parts` are those that use it."""
+"""All settings, by their names. `parts` are the parts of the kit that use a setting."""
 
 
 def chosen(pairs: Iterable[str]) -> Mapping[str, str]:
-    """What `NAME=VALUE` pairs say, and the defaults for the rest."""
+    """The values of all settings: those of the `NAME=VALUE` pairs, and the defaults for the rest."""
     values = {name: setting.default for name, setting in SETTINGS.items()}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -152,7 +152,7 @@ def chosen(pairs: Iterable[str]) -> Mapping[str, str]:
 
 
 def filled(values: Mapping[str, str]) -> Mapping[str, str]:
-    """What templates may name: the values, and what follows from them."""
+    """The names that templates may use: the values, and what is computed from them."""
     spans = {name: values[name] for name in values if SETTINGS[name].kind is ValueKind.SPAN}
     labels = values["by"].split(",")
     return {
@@ -167,7 +167,7 @@ def filled(values: Mapping[str, str]) -> Mapping[str, str]:
 
 
 _MARGIN: Final = 15
-"""Seconds between the end of a worker's grace and its being killed."""
+"""Seconds between the end of a worker's grace and the moment when the system kills it."""
 
 
 def seconds(span: str) -> int:

@@ -1,4 +1,4 @@
-"""The provider's books against ours: charges that one side lacks, and amounts that differ."""
+"""Compares the provider's books with the store: charges that one side lacks, and amounts that differ."""
 
 from oncekey.reconcile.ledger import Difference, DifferenceKind, Expected, LedgerEntry, Report, compare
 

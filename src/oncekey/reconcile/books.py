@@ -1,4 +1,4 @@
-"""Both sides of the comparison: every call that we announced, with what its record says, and the provider's books.
+"""Reads both sides of the comparison: the calls that requests announced, with their records, and the provider's books.
 
 A provider's books come from a CSV file, a JSON file, or a URL that answers with JSON.
 """
@@ -44,7 +44,7 @@ _LARGEST: Final = 512 * 1024 * 1024
 
 
 def entries(place: str, columns: Mapping[str, str] | None = None) -> Iterator[LedgerEntry]:
-    """The charges at a place; `columns` names what a field is called there, if it is called otherwise."""
+    """The charges in a file or at a URL; `columns` maps our names of fields to the names there."""
     names = {**{field: field for field in FIELDS}, **(columns or {})}
     for number, row in enumerate(_rows(place), start=1):
         yield _entry(row, names, f"{place}, entry {number}")
@@ -78,7 +78,7 @@ def _fetched(url: str) -> bytes:
 
 
 def _listed(body: bytes, place: str) -> list[Mapping[str, Any]]:
-    """A list of objects, or an object that holds one such list."""
+    """The objects of a JSON list, or of the one list that a JSON object holds."""
     try:
         document = json.loads(body, parse_float=Decimal)
     except ValueError:
@@ -114,7 +114,7 @@ PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Pointers:
-    """Where amounts are, as JSON pointers into a call's result, or else into the answer; None: not compared."""
+    """Where the amounts are: JSON pointers into a call's result, or else into the answer; None: not compared."""
 
     amount: str | None = None
     currency: str | None = None
@@ -122,7 +122,7 @@ class Pointers:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """How our side is read."""
+    """How to read our side from the store."""
 
     since: Instant = 0
     pointers: Pointers = field(default_factory=Pointers)
@@ -131,7 +131,7 @@ class Books:
 
 
 def read(store: Store, books: Books) -> Flow[list[Expected]]:
-    """Everything that was announced since then, and the calls of the INLINE operations that are named."""
+    """The calls that requests announced since then, and the calls of the INLINE operations that are named."""
     found: list[Expected] = []
     after: Call | None = None
     while True:
@@ -201,7 +201,7 @@ def _belief(record: Record, phase: str) -> Belief:
 
 
 def _documents(record: Record, phase: str) -> list[Any]:
-    """What may hold the amount: the call's own result first, then the answer."""
+    """The documents that may hold the amount: the call's own result first, then the answer."""
     results = [entry.result for entry in record.memo if entry.name == phase and record.effects is Effects.PHASED]
     found: list[Any] = [memo.decode(result) for result in results if key_of_text(result) is None]
     response = record.response
@@ -248,7 +248,7 @@ Entries = Callable[["Instant"], "Iterable[LedgerEntry] | Awaitable[Iterable[Ledg
 class Ledger:
     """How to read the provider's books, and ours beside them.
 
-    `entries` is handed an instant in microseconds and gives what was booked since. `pointers` says where our results
+    `entries` gets an instant in microseconds and returns the charges since then. `pointers` says where our results
     have amounts; `inline` names the calls of INLINE operations, which announce none.
     """
 
@@ -257,7 +257,7 @@ class Ledger:
     inline: Mapping[str, str] = field(default_factory=dict)
 
     async def compared(self, engine: AsyncEngine, since: Instant) -> Report:
-        """Where the books differ."""
+        """Compare the books since an instant; the report has the differences."""
         found = self.entries(since)
         theirs = await found if inspect.isawaitable(found) else found
         ours = await adrive(read(engine.store, Books(since, self.pointers, self.inline)), engine.driver.run)

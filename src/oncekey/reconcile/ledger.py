@@ -1,4 +1,4 @@
-"""The comparison itself, pure: what the provider has booked against what our records say of each call.
+"""The comparison, a pure function: the provider's charges against what our records say of each call.
 
 An adapter is anything that yields `LedgerEntry`s; `oncekey.reconcile.books` reads them from CSV and JSON.
 """
@@ -30,9 +30,9 @@ class Belief(StrEnum):
     MADE = "made"
     REFUSED = "refused"
     OPEN = "open"
-    """Nobody knows yet."""
+    """The outcome is not known yet."""
     GONE = "gone"
-    """The record has expired: that the call was announced is all that is left."""
+    """The record has expired: only the announcement of the call is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ MEANING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that somebody has to look at."""
+    """One difference, which an operator has to look at."""
 
     kind: DifferenceKind
     ours: Expected | None
@@ -98,7 +98,7 @@ class Report:
 
 
 def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> Report:
-    """Every charge and every call, once. A call is known by its downstream key, or by the provider's own id."""
+    """Match every charge with its call, by the downstream key or by the provider's id, and report the differences."""
     calls = _by_key(expected)
     named = {one.provider_id: one for one in calls.values() if one.provider_id is not None}
     found: dict[str, list[LedgerEntry]] = defaultdict(list)
@@ -122,7 +122,7 @@ def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> Repo
 
 
 def _by_key(expected: Iterable[Expected]) -> dict[str, Expected]:
-    """The same request may have made its call in several lives: what was made in any of them was made."""
+    """The calls by downstream key. If several incarnations made the same call, one that was executed counts."""
     calls: dict[str, Expected] = {}
     for one in expected:
         there = calls.get(one.downstream_key)

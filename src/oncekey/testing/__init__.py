@@ -1,4 +1,4 @@
-"""What tests of stores, drivers and applications stand on; shipped, and with no dependency of its own."""
+"""Tools for tests of stores, drivers and applications; shipped, and without dependencies of their own."""
 
 from oncekey.testing.operations import operation, sync_operation
 

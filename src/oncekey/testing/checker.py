@@ -1,8 +1,8 @@
-"""The checker: reads a history afterwards and says where a promise was broken.
+"""The checker: reads the history of a run and reports each broken promise.
 
-Each rule is a function over one key's story. It knows nothing of how the history came about, so a simulated
-run and a killed server are judged by the same sentences. Whether one committed write was legal (its edge, its moment
-and its proof) is judged from the two rows alone.
+Each rule is a function of one key's story. It does not depend on how the history was made, so the same rules judge a
+simulated run and a killed server. Whether one committed write was legal (its edge, its moment and its proof) is judged
+from the two rows alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Edge: TypeAlias = tuple[State | None, State | None, bool]
-"""From, to, and whether in a new life."""
+"""The state before, the state after, and whether the write begins a new life."""
 
 _PROOFS: Final[Mapping[transitions.Proof, Proof | None]] = {
     transitions.Proof.NO_ROW: Proof.NO_ROW,
@@ -36,7 +36,7 @@ _PROOFS: Final[Mapping[transitions.Proof, Proof | None]] = {
 
 
 def _edges() -> Mapping[Edge, tuple[tuple[Fence, Proof | None], ...]]:
-    """Edge -> what may become of the fence under which proof; drawn from TRANSITIONS itself."""
+    """Edge -> how the fence may change, under which proof; computed from TRANSITIONS."""
     edges: dict[Edge, tuple[tuple[Fence, Proof | None], ...]] = defaultdict(tuple)
     for row in ROWS:
         anew = row.source is not None and "incarnation" in row.sets
@@ -48,7 +48,7 @@ EDGES: Final = _edges()
 
 
 def illegal(before: Write | None, after: Write) -> Iterator[str]:
-    """No row of TRANSITIONS makes this move."""
+    """Report a move for which TRANSITIONS has no row."""
     source, to = _state(before), _state(after)
     anew = before is not None and after.state is not None and before.incarnation != after.incarnation
     move = f"{after.name}: {source or 'no row'} -> {to or 'no row'}{' in a new life' if anew else ''}"
@@ -74,7 +74,7 @@ def illegal(before: Write | None, after: Write) -> Iterator[str]:
 
 
 def premature(before: Write | None, after: Write) -> Iterator[str]:
-    """The move is legal, but its time had not come by the store's own clock."""
+    """Report a legal move that was made too early by the store's own clock."""
     if after.now is None:
         return
     if after.clock is not None and after.now < after.clock:
@@ -88,7 +88,7 @@ def premature(before: Write | None, after: Write) -> Iterator[str]:
     by_stranger = after.proof is Proof.VERSION and before.state == State.IN_PROGRESS
     if by_stranger and before.lease_until is not None and before.lease_until > seen_at:
         yield f"{after.name}: moved a record whose lease was not over"
-    # What the reaper has marked is over: a clock that is set back afterwards does not give it its life back.
+    # A record that the reaper has marked stays expired, even if the clock is set back afterwards.
     alive = before.state != State.EXPIRED
     ended = alive and (after.state in {None, State.EXPIRED} or after.incarnation != before.incarnation)
     discarded = after.state is None and after.proof is Proof.OWNER
@@ -97,7 +97,7 @@ def premature(before: Write | None, after: Write) -> Iterator[str]:
 
 
 def unproven(before: Write | None, after: Write) -> Iterator[str]:
-    """The writer did not hold what it wrote to."""
+    """Report a write without a valid proof of ownership or version."""
     if before is None:
         if after.proof in {Proof.OWNER, Proof.VERSION}:
             yield f"{after.name}: what was proven is {after.proof}, and there was no row"
@@ -175,14 +175,14 @@ class Violation:
 
 
 OUTAGES: Final = frozenset({Code.STORE_UNAVAILABLE})
-"""What a server may say to any request at any time: it could not even look."""
+"""Refusals that a server may give to any request at any time, because it could not ask the store."""
 
 _UNFINISHED: Final = frozenset({State.PENDING, State.IN_PROGRESS})
 _ANSWERED: Final = frozenset({State.COMPLETED, State.EXPIRED})
 
 
 def check(history: History, rules: frozenset[Rule] = frozenset(Rule)) -> tuple[Violation, ...]:
-    """Every broken promise of the history; none is the answer hoped for."""
+    """Every broken promise of the history."""
     return tuple(
         Violation(rule, story.scope, story.key, sentence, story.lines())
         for story in stories(history)
@@ -307,12 +307,12 @@ def _outbox(story: Story) -> Iterator[str]:
 
 
 def _conserved(story: Story) -> Iterator[str]:
-    """Whatever the provider did, somebody was told of, a stored answer says, or somebody is due to look at."""
+    """Every effect at the provider is in an answer to a client, in a stored answer, or in a record to be looked at."""
     if not story.healed or not story.records:
         return
     told = any(_success(op) for op in _ok(story))
     open_ended = any(record.state == State.UNKNOWN or record.begun for record in story.records)
-    # A client may give up before its answer is there; that it could have asked is enough.
+    # A client may give up before its answer is stored; it is enough that a retry would get it.
     answered = {write.incarnation for write in story.writes if write.state == State.COMPLETED}
     for effect in story.ledger:
         if not effect.undone and not told and not open_ended and story.life_of(effect) not in answered:
@@ -327,7 +327,7 @@ def _empty(story: Story) -> Iterator[str]:
 
 
 def _kept(story: Story) -> Iterator[str]:
-    """By a clock that nobody can set: a store's clock that jumps must not make the reaper forget answers."""
+    """Answers are kept for their ttl by a monotonic clock: a jump of the store's clock must not delete them."""
     done: dict[str, tuple[int, int]] = {}
     for write in story.writes:
         if write.elapsed is None or write.ttl is None:
@@ -359,11 +359,11 @@ def _progress(story: Story) -> Iterator[str]:
 
 
 def _truth(story: Story) -> Iterator[str]:
-    """A record at rest says what the world says."""
+    """A record at rest agrees with the effects that happened."""
     effects = _by_life(story)
     for record in story.records:
         done = effects.get(record.incarnation, [])
-        # One that has begun says so itself: its steps are stored, and whoever comes next goes on behind them.
+        # A record with finished steps may be retryable: the next owner goes on after them.
         if record.state == State.FAILED_RETRYABLE and done and not record.begun:
             yield f"the record says that nothing was executed, and {_names(done)} was done"
 
@@ -388,7 +388,7 @@ LOOKS: Mapping[Rule, Callable[[Story], Iterator[str]]] = MappingProxyType(
         Rule.TRUTH: _truth,
     }
 )
-"""Rule -> how it is looked for, total."""
+"""Rule -> the function that checks it, for every rule."""
 
 
 def _seen(story: Story, lapse: Lapse) -> Iterator[str]:

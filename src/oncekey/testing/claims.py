@@ -1,4 +1,4 @@
-"""Claims and answers to test with, each as ordinary as can be until a test says otherwise."""
+"""Claims and answers for tests, with ordinary values that a test may change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHER_FINGERPRINT = "jcs1:sha256:" + "a7" * 32
 
 
 def a_claim(key: str | None = None, **changes: Any) -> Claim:  # noqa: ANN401  (any field of a claim)
-    """A claim that nobody else made, on a key of its own unless one is given."""
+    """A new claim, on a new key unless one is given."""
     claim = Claim(
         id=RecordId("shop|tenant-1", key or uuid.uuid4().hex),
         incarnation=uuid.uuid4(),

@@ -1,4 +1,4 @@
-"""A clock with hands: tests own time and never sleep."""
+"""A clock that tests move by hand, so that they never sleep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ START: Instant = 1_800_000_000_000_000
 
 
 class ManualClock:
-    """An instant that moves only when it is told to; give it to a store as its `clock`."""
+    """An instant that only `advance` moves; give it to a store as its `clock`."""
 
     def __init__(self, start: Instant = START) -> None:
         self.now = start
@@ -21,6 +21,6 @@ class ManualClock:
         return self.now
 
     def advance(self, span: Duration) -> Instant:
-        """Move the hands."""
+        """Move the clock forward; returns the new instant."""
         self.now += span
         return self.now

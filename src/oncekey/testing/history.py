@@ -1,7 +1,7 @@
-"""What happened, as plain data: what clients saw, what was done to the world, and what the store wrote.
+"""The history of a run as plain data: what clients saw, which effects happened, and what the store wrote.
 
-A simulated run and a crash test against real servers both end as a `History`. Nothing in it is believed: the
-effects come from the provider's own ledger and the business tables, not from what a handler said it did.
+A simulated run and a crash test against real servers both produce a `History`. The effects in it come from the
+provider's own ledger and the business tables, not from what a handler reported.
 
 `at`, `invoked` and `ended` are places in one total order of events (a counter, or a monotonic clock). A life
 of a key is its `incarnation`; where a test cannot know it, `None` stands for the only life the key had.
@@ -25,12 +25,12 @@ class Ending(StrEnum):
     FAIL = "fail"
     """Refused or undone: the server said that this operation changed nothing."""
     INFO = "info"
-    """Nobody told the client whether it happened."""
+    """No answer told the client whether it happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One request of a client and what it heard."""
+    """One request of a client, and its answer."""
 
     id: str
     scope: str
@@ -46,16 +46,16 @@ class Operation:
     incarnation: str | None = None
     client: str = ""
     latest: int | None = None
-    """The latest that the store's clock said while it was under way."""
+    """The latest instant of the store's clock while the request was under way."""
     promises: tuple[str, ...] = ()
-    """The kinds of effects that a success of it means; without any, one of whatever kind will do."""
+    """The kinds of effects that its success promises; if empty, one effect of any kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One thing that was done: a line of a provider's ledger, or a business row. `undone` if it was reversed.
+    """One effect: a line of a provider's ledger, or a business row. `undone` if it was reversed.
 
-    A request may do several things, each once: `kind` tells them apart.
+    A request may have several effects, each once: `kind` distinguishes them.
     """
 
     id: str
@@ -81,10 +81,10 @@ class Proof(StrEnum):
 class Write:
     """One committed write to a record, in the order of the commits. `state` is None when the row was deleted.
 
-    `now` is the store's clock and `elapsed` a clock that nobody can set. `seen_at` is the latest instant, by
-    the store's clock, at which anybody looked at the row as it was before: a clock that was then set back
-    does not make wrong what was decided at that look. `clock` is what the store's clock said just before the
-    statement was said, and `steps` how many finished steps the row remembers.
+    `now` is the store's clock and `elapsed` a monotonic clock. `seen_at` is the latest instant, by the store's clock,
+    at which the row was read as it was before: a decision at that read stays right, even if the clock was set back
+    afterwards. `clock` is the store's clock just before the statement, and `steps` the number of finished steps in the
+    row.
     """
 
     at: int
@@ -113,7 +113,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """A record as it stands at the end. `ticket`: somebody is due to look at it."""
+    """A record at the end of a run. `ticket`: a resolver or an operator is due to look at it."""
 
     scope: str
     key: str
@@ -124,11 +124,11 @@ class Final:
     body: bytes | None = None
     ticket: bool = False
     begun: bool = False
-    """It has finished steps or an open call, so whoever comes next goes on with it."""
+    """It has finished steps or an open call, so the next owner goes on with it."""
 
 
 class Lapse(StrEnum):
-    """What can be seen only while it happens: no record and no row tells of it afterwards."""
+    """A fault that can be seen only while it happens: no record and no row shows it afterwards."""
 
     OVERLAP = "two handlers of a key ran at once, though the first one's transaction, and with it the lock, was open"
     HELD = "a request waited with a transaction in its hands"
@@ -147,7 +147,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One message of the outbox by its downstream key, and where it was seen."""
+    """One message of the outbox, by its downstream key, and where the run found it."""
 
     id: str
     scope: str
@@ -160,7 +160,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything there is to check. `healed`: faults had stopped and workers had time to finish."""
+    """Everything that the checker reads. `healed`: faults had stopped and workers had time to finish."""
 
     operations: tuple[Operation, ...] = ()
     ledger: tuple[Effect, ...] = ()
@@ -181,10 +181,10 @@ class Life:
     began: int
     ended: int | None
     expires_at: int | None = None
-    """As its last write says: from then on the key may be used anew, though the row may still be there."""
+    """By its last write: from then on the key may be used for a new request, though the row may still be there."""
 
     def binds(self, operation: Operation) -> bool:
-        """Whether its time was not over while an operation was under way, as far as anybody knows."""
+        """Whether the life had not expired while an operation was under way, as far as the history shows."""
         return self.expires_at is None or operation.latest is None or operation.latest < self.expires_at
 
     def spans(self, begin: int, end: int) -> bool:
@@ -213,7 +213,7 @@ class Story:
 
     @cached_property
     def effects(self) -> list[Effect]:
-        """What was done and stays done, wherever."""
+        """The effects that were not undone."""
         return [effect for effect in (*self.ledger, *self.business) if not effect.undone]
 
     @cached_property
@@ -233,7 +233,7 @@ class Story:
         return lives
 
     def life_of(self, item: Operation | Effect) -> str:
-        """The life that answered, or that did it; "" stands for the only one there was."""
+        """The life to which an answer or an effect belongs; "" stands for the only one."""
         if item.incarnation is not None:
             return item.incarnation
         return self._only_life
@@ -247,7 +247,7 @@ class Story:
         return next(iter(known)) or "" if len(known) == 1 else ""
 
     def changes(self) -> Iterator[tuple[Write | None, Write]]:
-        """Each write with the row that it found; None where there was none."""
+        """Each write with the row that it found; None if there was no row."""
         for before, after in pairwise((None, *self.writes)):
             assert after is not None
             yield (None if before is None or before.state is None else before), after
@@ -264,7 +264,7 @@ class Story:
 
 
 def stories(history: History) -> list[Story]:
-    """The history, key by key: keys know nothing of each other."""
+    """The stories of a history, one for each key: keys do not affect each other."""
     found: dict[tuple[str, str], Story] = {}
 
     def of(scope: str, key: str) -> Story:

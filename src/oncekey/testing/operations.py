@@ -1,7 +1,7 @@
 """Operations without a server, for unit tests: `await create_order(order, op=operation(connection=tx))`.
 
-Steps are those of a server, over a store of the operation's own, in memory: one at a time, each name once, results in
-their stored form. What was called, emitted and deferred is there to be looked at.
+Steps work as on a server, with a store in memory: one at a time, each name once, results in their stored form. A test
+can read afterwards what the handler called, emitted and deferred.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ class Sent:
 
 
 class _Driver(MemoryDriver):
-    """The memory of one test, and transactions for its phases."""
+    """The store in memory of one test, with transactions for its phases."""
 
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  (the test's own)
         super().__init__()
         self.connection = connection
 
     def begin(self) -> _Opened:
-        """A transaction that writes through what the test gave."""
+        """A transaction that writes through the test's connection."""
         return _Opened(self)
 
 
 class _Opened:
-    """The transaction of a phase. Whether its rows are kept is the test's business; its last statement is ours."""
+    """The transaction of a phase. The test decides whether its rows are kept; this class runs the last statement."""
 
     def __init__(self, driver: _Driver) -> None:
         self._driver = driver
@@ -93,10 +93,10 @@ class _Opened:
         return self._driver.run(Transaction("phase", Mode.ATOMIC, lambda: steps))
 
     def commit(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the test commits its own connection."""
 
     def rollback(self) -> None:
-        """Nothing is there to undo: the recovery point comes last."""
+        """Do nothing: the recovery point, which comes last, was not written."""
 
 
 class _AsyncDriver(AsyncMemoryDriver):
@@ -136,7 +136,7 @@ class _Outbox:
 
 
 class _World:
-    """What one unit test's operation is made of; those that go on with it share its store."""
+    """The parts of one unit test's operation; the operations that resume it share its store."""
 
     def __init__(self, claim: Claim, connection: Any) -> None:  # noqa: ANN401  (the test's own)
         self.claim = claim
@@ -145,7 +145,7 @@ class _World:
         self.engine = Engine(self.store, self.driver)
 
     def begin(self) -> Course:
-        """The course of a run of the handler."""
+        """Begin a run of the handler."""
         self.outbox = _Outbox()
         self.store.outbox = cast("Outbox", self.outbox)  # a unit test relays nothing
         self.claim = again(self.claim, incarnation=_INCARNATION)
@@ -156,7 +156,7 @@ class _World:
         return Course.of(verdict.record, verdict.lease, _POLICY, verdict.now, boottime)
 
     def leave(self, course: Course) -> None:
-        """That run ends without an answer."""
+        """End a run without an answer."""
         begun = course.progress().begun
         self.engine.settle(course.lease, HandedBack(_RESUMED) if begun else Retryable(_RESUMED))
 
@@ -170,7 +170,7 @@ class _World:
 
 
 class _Steps(Stepping):
-    """Steps that remember which calls were made."""
+    """Steps that keep which calls the handler made."""
 
     __slots__ = ("calls",)
 
@@ -191,7 +191,7 @@ class _Steps(Stepping):
 
 
 class _Looked:
-    """What a test may ask an operation afterwards."""
+    """What a test may read from an operation afterwards."""
 
     _stepping: Any
     _parcels: Any
@@ -210,24 +210,24 @@ class _Looked:
 
     @property
     def calls(self) -> list[Called]:
-        """The outside calls that were made, or tried."""
+        """The outside calls that the handler made, or tried to make."""
         calls: list[Called] = self._stepping.calls
         return calls
 
     @property
     def emitted(self) -> list[Sent]:
-        """The messages to others."""
+        """The messages that the handler emitted."""
         undone = self._course.failed is not None  # what a phase that failed has emitted is gone with it
         loose = () if undone else self._parcels.emitted
         return [_sent(parcel) for parcel in (*self._outbox.parcels, *loose)]
 
     @property
     def deferred(self) -> Sent | None:
-        """What was left to a worker."""
+        """The call that the handler deferred to a worker, if any."""
         return _sent(self._parcels.deferred[0]) if self._parcels.deferred else None
 
     def _emits(self) -> None:
-        # Without a step it is a handler that is handed one transaction for everything.
+        # Without a step it is a handler with one transaction for everything.
         if self._course.script.asked and not self._course.in_phase:
             raise ConfigurationError(NO_OUTBOX)
 
@@ -266,10 +266,10 @@ def operation(
     connection: Conn | None = None,
     seed: bytes = SEED,
 ) -> UnitOperation[Conn]:
-    """What an `async def` handler is handed. Nothing is claimed and nothing is stored.
+    """An operation for an `async def` handler. It claims nothing, and stores nothing outside of memory.
 
-    `connection` is whatever the handler writes through; whether its rows are kept is the test's business. Phases are
-    handed it, too.
+    `connection` is the connection through which the handler and its phases write; the test decides whether their rows
+    are kept.
     """
     return UnitOperation(**_made(key, scope, attempt, connection, seed, blocking=False))
 

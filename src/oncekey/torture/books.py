@@ -1,7 +1,7 @@
-"""What a run keeps in the store's own database, and what it reads there when everything is over.
+"""The tables that a run keeps in the store's own database, and reads when it is over.
 
-Of a store of cells its records are read, page by page, and nothing else. Such a store shares no transaction, so there
-are no business rows, no messages and no log of writes: what happened once is what the provider's own ledger says.
+Of a store of cells a run reads only the records, page by page. Such a store shares no transaction, so there are no
+business rows, no messages and no log of writes: the provider's own ledger says what happened.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _CLEARED: Final = ("clear_parcels", "clear_dead_letters", "clear_records")
 
 
 def now() -> int:
-    """Microseconds of this machine's clock: the one line on which everything that happens is put."""
+    """Microseconds of this machine's clock, by which all events of a run are ordered."""
     return time.time_ns() // 1000
 
 
 class Books:
-    """Rows are written through the connection that a handler is handed, and read by themselves."""
+    """Writes rows through the connection of a handler, and reads them in transactions of its own."""
 
     def __init__(self, engine: Callable[[], AsyncEngine]) -> None:
         self._tables = Tables(engine, __package__, _NEEDS)
 
     async def open(self) -> None:
-        """Make the tables and the log anew; what an earlier run left behind goes."""
+        """Create the tables and the log again; drop what an earlier run has left."""
         names = [*self._tables.named("drop_"), *self._tables.named("create_")]
         await self._tables.run(Mode.ATOMIC, *((name, {}) for name in names))
 
@@ -76,14 +76,14 @@ class CellBooks:
         self._engine = engine
 
     async def open(self) -> None:
-        """There is nothing to make."""
+        """A store of cells needs no tables."""
 
     async def close(self, scope: str) -> None:
         """Leave the store as it was: no record of ours."""
         await self._run("clear_records", _clearing, scope=scope)
 
     async def read(self, statement: str, **params: Value) -> Rows:
-        """The rows that a statement of `sql/` would find; of what there is none, none."""
+        """The rows that a statement of `sql/` would find; none for tables that a store of cells lacks."""
         match statement:
             case "foreign":
                 return [{"records": len(await self._run("foreign", _reading)), "parcels": 0}]
@@ -120,5 +120,5 @@ def _clearing(scope: str) -> Asking[Rows]:
 
 
 def _is_left(line: Line) -> bool:
-    """What the workers have to end without any client: phased requests that have begun."""
+    """Whether the workers have to finish this record without its client: a PHASED request that has begun."""
     return bool(line["effects"] == "phased" and line["state"] in _OPEN and line["recovery_point"] != "started")

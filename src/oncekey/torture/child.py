@@ -10,14 +10,14 @@ from importlib import import_module
 
 
 def main(words: list[str]) -> None:
-    """Be what the words say."""
+    """Run the server or the command that the words name."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     match words:
         case ["serve", module, port]:
             _serve(module, int(port))
         case _:
-            # By its name: the command line stands above everything, this module included.
+            # Imported by name: the layer of the command line is above this module.
             sys.argv = ["oncekey", *words]
             import_module("oncekey.cli").main()
 
@@ -28,13 +28,13 @@ def _serve(module: str, port: int) -> None:
     from oncekey.demo.provider_server import address_of, listen  # noqa: PLC0415
 
     host = "127.0.0.1"
-    app = import_module(module).app  # before anybody can connect: a refused connection is worth more than a long wait
+    app = import_module(module).app  # before a client can connect: a refused connection is better than a long wait
     with listen(host, port) as listener:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=5, log_config=None
         )
         server = uvicorn.Server(config)
-        print(address_of(host, listener), flush=True)  # noqa: T201  (whoever started us reads it)
+        print(address_of(host, listener), flush=True)  # noqa: T201  (the parent process reads it)
         server.run(sockets=[listener])
 
 

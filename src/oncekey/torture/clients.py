@@ -1,4 +1,4 @@
-"""Clients that want something done once and send it as often as they must: in volleys, again, and sometimes wrongly."""
+"""Clients of a run: each wants something done once, and sends it repeatedly, in parallel, and sometimes wrongly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def post(port: int, path: str, content: bytes, headers: Mapping[str, str], patience: float) -> Reply | None:
-    """Send a request to a server of the run; None if it gave no whole answer in time."""
+    """Send a request to a server of the run; None if the server gave no complete answer in time."""
     fields = {"Content-Type": "application/json", **headers}
     try:
         async with asyncio.timeout(patience):
@@ -33,9 +33,9 @@ async def post(port: int, path: str, content: bytes, headers: Mapping[str, str],
 
 
 ROUTES: Final[Mapping[str, int]] = {"/orders": 2, "/bookings": 2, "/payments": 4, "/transfers": 2, "/notifications": 2}
-"""Where requests go, and how often compared with each other."""
+"""The routes, with their relative frequencies."""
 UNSHARED: Final = ("/payments", "/notifications")
-"""Those of a store that shares no transaction with the application."""
+"""The routes that work on a store that shares no transaction with the application."""
 _LOCAL: Final = frozenset({"/orders", "/bookings"})
 FAULTS: Final = (
     Fault.DROP_AFTER.value,
@@ -45,7 +45,7 @@ FAULTS: Final = (
     Fault.ERROR_BEFORE.value,
     f"{Fault.DELAY.value}:0.3",
 )
-"""What may happen to one call. A decline is no fault but an answer, so it is part of what is asked for."""
+"""The faults of one call to the provider. A decline is an answer and no fault, so it is part of the request."""
 PATIENCE: Final = 2.0
 MOST_KEYS: Final = 200_000
 ACCEPTED: Final = "accepted"
@@ -61,19 +61,19 @@ class Wish:
     route: str
     wanted: Wanted
     rival: Wanted | None = None
-    """Another body that is sent under the same key, by mistake."""
+    """Another body that the client sends under the same key, by mistake."""
     leaves: bool = False
-    """Whether the client sends it once and never comes back: others have to go on without it."""
+    """Whether the client sends the request once and never retries: the workers have to finish without it."""
 
     @property
     def charges(self) -> bool:
-        """Whether the provider is asked."""
+        """Whether the request charges at the provider."""
         return self.route not in _LOCAL
 
 
 @dataclass(slots=True)
 class Clients:
-    """What all clients of a run share, and what they saw."""
+    """What all clients of a run share, and the answers that they got."""
 
     seed: int
     scope: str
@@ -81,7 +81,7 @@ class Clients:
     routes: Sequence[str] = tuple(ROUTES)
     """Where they send to."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when no new key is to be begun."""
+    """Set when clients shall begin no further key."""
     operations: list[Operation] = field(default_factory=list)
     wishes: dict[str, Wish] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
@@ -99,7 +99,7 @@ class Clients:
             await self._pursue(wish, chance)
 
     async def insist(self, wish: Wish, chance: Random) -> None:
-        """Come back to a key when all is well, until it has an answer."""
+        """Retry a key after the faults have ended, until it has an answer."""
         wanted, final = wish.wanted, None
         while final is None:
             final = await self._volley(wish, (wanted,), chance, {}, PATIENCE * 2)
@@ -117,7 +117,7 @@ class Clients:
             patience = chance.uniform(0.2, PATIENCE) if chance.random() < 0.3 else PATIENCE  # noqa: PLR2004
             final = await self._volley(wish, bodies, chance, _trouble(wish, chance) if first else {}, patience)
             if final == Code.KEY_REUSED.value and wish.rival is not None:
-                # The other body was first: it is the request now.
+                # The other body was first, so it is the request of this key now.
                 wanted, wish = wish.rival, replace(wish, rival=None)
                 continue
             if final or wish.leaves:
@@ -130,7 +130,7 @@ class Clients:
     async def _volley(
         self, wish: Wish, bodies: Sequence[Wanted], chance: Random, headers: Mapping[str, str], patience: float
     ) -> str | None:
-        """Send bodies at the same moment; the final word that the first of them heard, if there was one."""
+        """Send bodies at the same moment; returns the final answer to the first of them, if there was one."""
         ports = self.ports()
         sends = [self._send(wish, body, chance.choice(ports), headers, patience) for body in bodies]
         heard = await asyncio.gather(*sends)
@@ -168,7 +168,7 @@ class Clients:
 
 
 def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Wish:
-    """A wish by chance."""
+    """A random wish."""
     route = chance.choices(routes, [ROUTES[one] for one in routes])[0]
     recognises = route != "/notifications" and chance.random() < 0.7  # noqa: PLR2004  (a share)
     declines = route not in _LOCAL and chance.random() < 0.06  # noqa: PLR2004
@@ -179,7 +179,7 @@ def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Wis
 
 
 def heard(answer: Reply | None) -> tuple[Ending, str | None]:
-    """What an answer is to its client, with the code of a refusal."""
+    """What an answer means to its client, with the code of a refusal."""
     if answer is None:
         return Ending.INFO, None
     if answer.status in _ANSWERS:
@@ -194,7 +194,7 @@ def heard(answer: Reply | None) -> tuple[Ending, str | None]:
 
 
 def _trouble(wish: Wish, chance: Random) -> dict[str, str]:
-    """What the first send brings along; a retry comes without."""
+    """The headers with faults for the first send; a retry has none."""
     headers: dict[str, str] = {}
     if chance.random() < 0.3:  # noqa: PLR2004
         headers[PAUSE] = f"{chance.uniform(0, 0.3):.3f}"

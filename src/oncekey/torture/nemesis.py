@@ -1,4 +1,4 @@
-"""The nemesis: a schedule of faults that a seed decides, and nothing else."""
+"""The nemesis: it injects faults on a schedule that only the seed decides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Trouble(StrEnum):
-    """What is done to the processes, the network and the provider."""
+    """A fault of the processes, the network or the provider."""
 
     KILL_SERVER = "server killed"
     KILL_WORKER = "worker killed"
@@ -53,12 +53,12 @@ WEIGHTS: Final[Mapping[Trouble, int]] = {
 NETWORK: Final = frozenset({Trouble.CUT, Trouble.SILENCE, Trouble.COMMIT_REPLY, Trouble.COMMIT_REQUEST, Trouble.REPLY})
 PAUSE: Final = LEASE * 1.8
 WORKER_PAUSE: Final = SEND_WINDOW + CALL_TIMEOUT + 5.0 + LEASE
-"""A parcel is held for so long that only this outlasts it."""
+"""A pause that is longer than a worker may hold a parcel."""
 BETWEEN: Final = (0.1, 0.9)
 
 
 class Nemesis:
-    """Strikes until it is cancelled; `heal` undoes what it left behind."""
+    """Injects faults until it is cancelled; `heal` ends the faults that still last."""
 
     def __init__(
         self, seed: int, servers: Sequence[Child], workers: Sequence[Child], provider: str, proxies: Sequence[Proxy]
@@ -85,7 +85,7 @@ class Nemesis:
         }
 
     async def run(self) -> None:
-        """Strike, wait, strike again. What takes its time goes on beside the next one."""
+        """Inject one fault after the other. A fault that lasts goes on beside the next one."""
         while True:
             await asyncio.sleep(self._chance.uniform(*BETWEEN))
             kind = self._chance.choices(self._choices, [WEIGHTS[one] for one in self._choices])[0]
@@ -94,7 +94,7 @@ class Nemesis:
             task.add_done_callback(self._going.discard)
 
     async def heal(self) -> None:
-        """No more faults: everybody runs, the network passes, the provider is well."""
+        """End all faults: every process runs, the network passes everything, the provider works."""
         for task in self._going:
             task.cancel()
         await asyncio.gather(*self._going, return_exceptions=True)
@@ -120,7 +120,7 @@ class Nemesis:
             await asyncio.sleep(rest)
             await victim.start()
         except ChildFailedError:
-            return True  # `heal` starts it again, and says so if it cannot
+            return True  # `heal` starts it again, and raises if it cannot
         return True
 
     async def _pause(self, children: Sequence[Child], seconds: float) -> bool:

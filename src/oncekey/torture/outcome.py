@@ -1,4 +1,4 @@
-"""What came of a run: figures to read, a document for programs, and the story of whatever went wrong."""
+"""The result of a run: figures to read, a document for programs, and the story of each broken promise."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Outcome:
         lost: Counter[Loss],
         seconds: float,
     ) -> Self:
-        """The figures of what was gathered."""
+        """Compute the figures from the evidence."""
         bad = list(dict.fromkeys(finding.key for finding in findings))[:SHOWN]
         return cls(
             plan=plan,
@@ -94,7 +94,7 @@ class Outcome:
 
     @property
     def unknown(self) -> int:
-        """Records whose outcome nobody can know."""
+        """Records whose outcome is unknown."""
         return self.states.get(State.UNKNOWN.value, 0)
 
     @property
@@ -104,7 +104,7 @@ class Outcome:
 
     @property
     def lost(self) -> int:
-        """Keys that were acknowledged, and whose effect or answer is not there."""
+        """Keys that a server acknowledged, and whose effect or answer is missing."""
         return self._keys_with(Rule.NO_LOST_ACK)
 
     def _keys_with(self, rule: Rule) -> int:
@@ -145,7 +145,7 @@ class Outcome:
 
 
 def _resumed(evidence: Evidence) -> int:
-    """How often somebody else went on with a record: the fence tells."""
+    """How often a next owner went on with a record, counted by the fences."""
     count = 0
     ordered = sorted(evidence.writes, key=lambda write: (write.key, write.at))
     for _, group in groupby(ordered, key=lambda write: (write.key, write.incarnation)):

@@ -1,6 +1,6 @@
-"""What a run is asked for, checked before anything is started, and how its processes are told what they are part of.
+"""The plan of a run, which is checked before any process starts, and the environment that the processes get.
 
-Their policy lets trouble take seconds, not minutes.
+Their policy has short leases and intervals, so that a recovery takes seconds, not minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEASE: Final = 1.0
 CALL_TIMEOUT: Final = 0.8
 SEND_WINDOW: Final = 0.5
 ENOUGH: Final = 100_000
-"""Attempts that nobody runs out of: what is safe to repeat has to end with an answer, however often it was hit."""
+"""More attempts than any run needs: what is safe to repeat has to end with an answer, however many faults it met."""
 
 STORE: Final = "ONCEKEY_TORTURE_STORE"
 PROVIDER: Final = "ONCEKEY_TORTURE_PROVIDER"
@@ -35,7 +35,7 @@ TENANT: Final = "ONCEKEY_TORTURE_TENANT"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where an application finds its store and its provider, and whose keys it serves."""
+    """The addresses of an application's store and provider, and the tenant whose keys it serves."""
 
     store: str
     provider: str
@@ -43,14 +43,14 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """What the run has set for its processes."""
+        """Read the settings that the run has put into the environment of its processes."""
         missing = [name for name in (STORE, PROVIDER, TENANT) if not os.environ.get(name)]
         if missing:
             raise ConfigurationError(f"{missing[0]} is not set: `oncekey torture` starts this application, nobody else")
         return cls(os.environ[STORE], os.environ[PROVIDER], os.environ[TENANT])
 
     def environment(self) -> dict[str, str]:
-        """The same for a process that is started."""
+        """The environment for a process that the run starts."""
         return {**os.environ, STORE: self.store, PROVIDER: self.provider, TENANT: self.tenant}
 
     @property
@@ -60,7 +60,7 @@ class Settings:
 
 
 def policy_for(store: str) -> Policy:
-    """The policy of a run; where the store's clock goes by seconds, leases are as long as they have to be."""
+    """The policy of a run. If the store's clock counts whole seconds, its leases are longer."""
     least = STEPS * declared(understand(store).kind).store().resolution / SECOND
     return POLICY.override(lease=max(LEASE, least))
 
@@ -131,12 +131,12 @@ class Plan:
 
     @property
     def shares(self) -> bool:
-        """Whether the store shares the application's transactions: only then there are all routes and all faults."""
+        """Whether the store shares the application's transactions; otherwise some routes and faults are left out."""
         return declared(understand(self.store).kind).store().outbox is not None
 
     @property
     def databases(self) -> tuple[tuple[str, int], ...]:
-        """Where the server listens on this machine, host by host; none if the store is a file, or one is elsewhere."""
+        """The hosts and ports of the database; none if the store is a file, or if a host is another machine."""
         parts = urlsplit(self.store)
         usual = 3306 if self.mariadb else 5432
         found = [_host_and_port(place, usual) for place in parts.netloc.rpartition("@")[2].split(",")]
@@ -179,7 +179,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """What to type to do it again; the store without its account, which whoever types it knows."""
+        """The command that repeats the run, with the store's URL without user and password."""
         words = [
             "oncekey",
             "torture",
@@ -195,7 +195,7 @@ class Plan:
 
 
 def _host_and_port(place: str, usual: int) -> tuple[str, int] | None:
-    """Where one host of an address is; None if that is no place on this machine."""
+    """Host and port of one host of an address; None if it is not on this machine."""
     try:
         parts = urlsplit(f"//{place}")
         host, port = parts.hostname, parts.port or usual

@@ -1,4 +1,4 @@
-"""The processes of a run: started, killed, stopped, continued, started again; each by its own id, and no other."""
+"""The processes of a run. The run starts, kills, pauses and continues each of them by its process id."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ GRACE: Final = 15.0
 
 
 class ChildFailedError(OncekeyError):
-    """A process did not start; the message is the end of what it said."""
+    """A process did not start; the message is the end of its log."""
 
 
 class Child:
-    """One process, which may die and come back many times under one name."""
+    """One process, which the run may kill and start again many times under one name."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str], *words: str) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self.paused = False
         self.ready = False
-        """Whether it has come up: one that is just starting is not worth a fault."""
+        """Whether it has started: the nemesis leaves a process alone that is just starting."""
         self._folder = folder
         self._environment = environment
         self._words = words
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start it; what it says goes into its log."""
+        """Start it; its output goes into its log."""
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -45,7 +45,7 @@ class Child:
                 *self._words,
                 cwd=self._folder,
                 env=self._environment,
-                # The pipe that nobody writes to: when this process ends, however it ends, so does the child.
+                # A pipe to which the run never writes: when the run ends, in whatever way, the child ends, too.
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -80,7 +80,7 @@ class Child:
         self.paused = True
 
     def go_on(self) -> None:
-        """Let it go on, as if nothing had happened."""
+        """Let a paused process go on."""
         self._signal(signal.SIGCONT)
         self.paused = False
 
@@ -103,7 +103,7 @@ class Child:
         return "\n".join(said.splitlines()[-lines:])
 
     def failed(self) -> ChildFailedError:
-        """That it did not start, in its own words."""
+        """The error that it did not start, with the end of its log."""
         return ChildFailedError(f"{self.name} did not start:\n{self.last_words()}")
 
     def _signal(self, sign: signal.Signals) -> None:
@@ -134,7 +134,7 @@ class Server(Child):
 
 
 class ProviderProcess(Child):
-    """The provider: never killed here, because the ledger has to be everybody's truth."""
+    """The provider. The nemesis never kills it, because its ledger is the proof of what happened."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         words = ("provider", "--ledger", str(folder / "ledger.db"), "--port", "0")

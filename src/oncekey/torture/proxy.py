@@ -1,6 +1,6 @@
-"""A TCP relay between the run's processes and their database, which loses, holds and cuts on demand.
+"""A TCP relay between the run's processes and their database, which loses, holds and cuts messages on demand.
 
-It knows two things of the protocol: the word COMMIT in a request, and what says that a reply is whole.
+It knows two things of the protocol: the word COMMIT in a request, and how the end of a reply is marked.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _RESET: Final = struct.pack("ii", 1, 0)
 _COMMIT: Final = re.compile(rb"\bCOMMIT\b")
 """The word alone: a transaction begins with READ COMMITTED."""
 _DONE: Final = b"Z\x00\x00\x00\x05"
-"""ReadyForQuery: the server has done what was asked."""
+"""ReadyForQuery: the server has executed the request."""
 
 _MORE: Final = 8
 """SERVER_MORE_RESULTS_EXISTS."""
 
 
 def answered_postgres(reply: bytes) -> bool:
-    """Whether PostgreSQL has answered all."""
+    """Whether PostgreSQL's reply is complete."""
     return _DONE in reply
 
 
 def answered_mysql(reply: bytes) -> bool:
-    """Whether MariaDB has: the last packet is an error, or says OK and that nothing follows."""
+    """Whether MariaDB's reply is complete: the last packet is an error, or an OK after which nothing follows."""
     last = b""
     while reply:
         size = int.from_bytes(reply[:3], "little")
@@ -46,20 +46,20 @@ def answered_mysql(reply: bytes) -> bool:
     if last[:1] != b"\0":
         return False
     at = 1
-    for _ in range(2):  # how many rows, and the last number that was given: both as long as their first byte says
+    for _ in range(2):  # the number of rows, and the last inserted id: the first byte of each gives its length
         at += {0xFC: 3, 0xFD: 4, 0xFE: 9}.get(last[at], 1) if at < len(last) else 1
     return not int.from_bytes(last[at : at + 2], "little") & _MORE
 
 
 class Loss(StrEnum):
-    """What the next fitting request meets; its client sees the connection end, and cannot tell which it was."""
+    """What the proxy loses next: a request or its reply. The client sees the connection end, and cannot tell which."""
 
     COMMIT_REPLY = "commit reply lost"
     COMMIT_REQUEST = "commit request lost"
     ANY_REPLY = "reply lost"
 
     def fits(self, request: bytes) -> bool:
-        """Whether a request is the one that is waited for."""
+        """Whether this loss applies to a request."""
         return self is Loss.ANY_REPLY or _COMMIT.search(request) is not None
 
 
@@ -93,11 +93,11 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def lose(self, loss: Loss) -> None:
-        """Let the next request that fits be lost."""
+        """Lose the next request to which this loss applies, or its reply."""
         self._armed.append(loss)
 
     def cut(self) -> None:
-        """Reset every connection that is there now; new ones are welcome."""
+        """Reset every open connection; new ones are accepted."""
         for link in tuple(self._links):
             link.reset()
 
@@ -126,7 +126,7 @@ class Proxy:
         try:
             await asyncio.gather(self._requests(link), self._replies(link))
         except OSError:
-            # One side is gone without a word: the other one is told, else a server waits for a client that is dead.
+            # One side closed its connection: close the other one, or a server would wait for a client that is dead.
             link.reset()
         finally:
             self._links.discard(link)
@@ -140,7 +140,7 @@ class Proxy:
                 self.lost[loss] += 1
                 link.end()
                 return
-            # Noted before the bytes leave, so that the answer cannot come first.
+            # Noted before the bytes are sent, so that the reply cannot arrive first.
             link.loss = link.loss or loss
             link.to_server.write(chunk)
             await link.to_server.drain()
@@ -155,7 +155,7 @@ class Proxy:
                 await link.to_client.drain()
                 continue
             dropped += chunk
-            # A statement is prepared before it is executed, and that reply is not yet the end of anything.
+            # A statement is prepared before it is executed, and the reply to that is not the reply to the COMMIT.
             if link.loss is Loss.ANY_REPLY or self._is_whole(dropped):
                 self.lost[link.loss] += 1
                 link.end()
@@ -172,7 +172,7 @@ class Proxy:
 
 @dataclass(eq=False, slots=True)
 class Link(Generic[L]):
-    """One client's connection and the one that was made for it."""
+    """The connection of a client, and the proxy's connection to the database for it."""
 
     from_client: asyncio.StreamReader
     to_client: asyncio.StreamWriter

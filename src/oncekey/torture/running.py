@@ -1,4 +1,4 @@
-"""One run from the first process to the verdict. Whatever happens, nothing that it started stays behind."""
+"""One run from the first process to the verdict. However it ends, it ends every process that it has started."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 TICK: Final = 0.2
 FINISHING: Final = 120.0
-"""Seconds in which workers must have finished once all is well; then it is a violation that they have not."""
+"""Seconds that the workers have to finish after the faults have ended; unfinished work after that is a violation."""
 INSISTING: Final = 120.0
 AT_ONCE: Final = 16
 ASKED_AGAIN: Final = 2000
-"""How many answered keys are asked for once more at the end, at most."""
+"""How many answered keys the clients retry once more at the end, at most."""
 
 Watch = Callable[["Look"], None]
 
@@ -51,7 +51,7 @@ class Look:
 
 
 async def torture(plan: Plan, watch: Watch) -> Outcome:
-    """Run it all."""
+    """Run a plan, and return its outcome."""
     begun = time.monotonic()
     file = plan.file
     new = file is not None and not file.exists()
@@ -87,7 +87,7 @@ async def torture(plan: Plan, watch: Watch) -> Outcome:
 
 
 async def _claim_store(plan: Plan, engine: AsyncEngine, books: Books | CellBooks) -> None:
-    """Make sure that the store is nobody else's, and make our tables in it."""
+    """Refuse a store that holds records of others, unless the plan allows it, and create the run's tables."""
     with suppress(SchemaError):  # there is nothing yet
         counted = (await books.read("foreign"))[0]
         if not plan.allow_existing and (counted["records"] or counted["parcels"]):
@@ -133,7 +133,7 @@ class _Run:
     @classmethod
     @asynccontextmanager
     async def started(cls, plan: Plan, folder: Path, watch: Watch) -> AsyncIterator[_Run]:
-        """A run whose processes are up; afterwards none of them is."""
+        """A run whose processes have started; they end with the block."""
         async with AsyncExitStack() as stack:
             provider = ProviderProcess(folder, Settings(plan.direct, "-", plan.tenant).environment())
             stack.push_async_callback(provider.kill)
@@ -152,7 +152,7 @@ class _Run:
         return [*self._servers, *self._workers]
 
     async def trouble(self) -> None:
-        """Clients send and faults strike, for as long as was asked for; then every client ends what it has begun."""
+        """Let clients send while faults are injected, for as long as planned; then each client ends its last key."""
         sending = [asyncio.create_task(self.clients.run(number)) for number in range(self._plan.clients)]
         striking = asyncio.create_task(self.nemesis.run())
         try:
@@ -175,13 +175,13 @@ class _Run:
             await asyncio.gather(striking, *sending, return_exceptions=True)
 
     async def finish(self, books: Books | CellBooks) -> None:
-        """First the workers alone: what a client has left behind must end without it. Then everybody comes back."""
+        """Wait for the workers, which must finish what clients have abandoned; then let the clients retry."""
         self.stuck = await self._drained(books)
         await self._ask_again()
         await self._drained(books)
 
     async def _drained(self, books: Books | CellBooks) -> dict[str, str]:
-        """Wait for the workers; what they have not done in time, by its key."""
+        """Wait for the workers; returns what they have not finished in time, by key."""
         deadline = time.monotonic() + FINISHING
         while True:
             left = await books.read("unfinished", scope=self.settings.scope)
@@ -216,7 +216,7 @@ class _Run:
         await asyncio.gather(*asking, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End servers and workers in order; what they still deliver, they deliver."""
+        """Stop servers and workers; they may still deliver what is open."""
         await asyncio.gather(*(child.stop() for child in self._children))
 
     def look(self, stage: Stage, share: float) -> Look:

@@ -1,4 +1,4 @@
-"""The tortured application: a route for each kind of effects, LOCAL in wait mode too, and only what can go wrong."""
+"""The application of a run: a route for each kind of effects, and LOCAL in wait mode, too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CURRENCY = "EUR"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for. The customer is the key itself, so that the ledger alone tells whose charge it is."""
+    """What a request asks for. The customer is the key itself, so that the ledger shows the key of a charge."""
 
     customer: str
     cents: int
@@ -43,7 +43,7 @@ class Wanted:
         return cls(data["customer"], data["cents"], data["recognises"], data["declines"])
 
     def data(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The data for JSON."""
         return {
             "customer": self.customer,
             "cents": self.cents,
@@ -72,7 +72,7 @@ TRANSFER: Final = "torture.transfer"
 TRANSFER_ONCE: Final = "torture.transfer.once"
 
 WAITS: Final = {"on_in_progress": "wait", "wait_max": 1.0, "replay_cache": 2.0}
-"""A duplicate of a booking waits for the first one's end, for less than a client is patient; its answer is cached."""
+"""A duplicate of a booking waits for the end of the first one, for less time than its client waits; it is cached."""
 
 FAULT: Final = "x-torture-fault"
 PAUSE: Final = "x-torture-pause"
@@ -80,13 +80,13 @@ RAISE: Final = "x-torture-raise"
 
 
 class TorturedError(Exception):
-    """What a handler raises when it is asked to, after it has written its rows."""
+    """Raised by a handler after it has written its rows, if the client asks for it."""
 
 
 class Shop:
     """The application and its `Once`, for servers and for workers.
 
-    Operations and topics have names that no other application has: its workers leave other people's records alone.
+    Operations and topics have names that no other application has, so its workers leave other records alone.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -117,7 +117,7 @@ class Shop:
         ]
 
     def _unshared(self) -> list[Route]:
-        """What a store has that shares no transaction: calls, and no phases."""
+        """The routes for a store that shares no transaction: with calls, and without phases."""
         return [
             Route("/payments", self._calls(), methods=["POST"]),
             Route("/notifications", self._notifications(), methods=["POST"]),
@@ -142,7 +142,7 @@ class Shop:
         return payment
 
     def _local(self, path: str, operation: str, *, emits: bool, **policy: Any) -> Any:  # noqa: ANN401  (an endpoint)
-        """What emits nothing is committed in the message of its record, where the store has such a message."""
+        """A LOCAL route. Without `emits`, a store that can do so commits the rows in the message of the record."""
 
         @self.once.protect(effects=LOCAL, operation=operation, **policy)
         async def order(request: Request, op: Operation) -> Response:
@@ -222,7 +222,7 @@ class Shop:
 
 
 async def _trouble(request: Request) -> None:
-    """What the client wishes upon the handler: a pause in which it can be killed, or an error of its own."""
+    """Do to the handler what the client asks for: a pause in which it can be killed, or an error."""
     await asyncio.sleep(float(request.headers.get(PAUSE, "0")))
     if RAISE in request.headers:
         raise TorturedError

@@ -1,6 +1,6 @@
-"""The verdict over what is left when a run is over: the clients' history, the provider's own ledger, and the database.
+"""The verdict on a run, from the clients' history, the provider's own ledger, and the database.
 
-The shipped checker judges each kind of effects; the rest is what only a whole run can show.
+The shipped checker judges each kind of effects; this module checks what only a whole run can show.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROMISES: Final[Mapping[str, tuple[str, ...]]] = {
     "/transfers": (ROW, CHARGE),
     "/notifications": (CHARGE,),
 }
-"""What a success of each route means."""
+"""The kinds of effects that a success of each route promises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that the checker may look at. Nothing in it was said by a handler about itself."""
+    """Everything that the checker may look at. Nothing in it comes from a handler's own report."""
 
     scope: str
     wishes: Mapping[str, Wish]
@@ -81,10 +81,10 @@ class Evidence:
     parcels: Sequence[Row]
     dead_letters: Sequence[Row]
     shares: bool = True
-    """Whether the store shares the application's transactions: else there are neither rows nor messages."""
+    """Whether the store shares the application's transactions; otherwise there are neither rows nor messages."""
 
     def history(self) -> History:
-        """As the checker reads it. A life that has an answer is the last one of its key: nothing expires in a run."""
+        """The history for the checker. A life with an answer is the last one of its key: nothing expires in a run."""
         charges = (
             Effect(one.id, self.scope, one.key, f"{one.cents} cents", one.at, incarnation=self._life(key), kind=CHARGE)
             for key, lines in self.charges.items()
@@ -176,14 +176,14 @@ def _write(row: Row, labels: Mapping[str, str]) -> Write:
 
 
 LOOKED_AT: Final = frozenset(Rule) - {Rule.OUTBOX, Rule.EMPTY, Rule.KEPT}
-"""The outbox is looked at below, against what was delivered; nothing is old enough to expire."""
+"""The outbox is checked below, against what was delivered; no record is old enough to expire."""
 _CREATED: Final = 201
 _EMITTING: Final = frozenset({"/orders", "/payments"})
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenPromise:
-    """A broken promise, with the key that it was broken for."""
+    """A broken promise, with its key."""
 
     rule: Rule
     key: str
@@ -191,7 +191,7 @@ class BrokenPromise:
 
 
 def judge(evidence: Evidence) -> list[BrokenPromise]:
-    """Every broken promise of a run; none is the answer hoped for."""
+    """Every broken promise of a run."""
     found: dict[BrokenPromise, None] = {}
     for broken in check(evidence.history(), LOOKED_AT):
         found[BrokenPromise(broken.rule, broken.key, broken.sentence)] = None
@@ -202,7 +202,7 @@ def judge(evidence: Evidence) -> list[BrokenPromise]:
 
 
 def stuck(left: Mapping[str, str]) -> Iterator[BrokenPromise]:
-    """What the workers had not done when all had been well for long, although nobody but they could do it."""
+    """Records that only a worker could finish, and that no worker had finished long after the faults ended."""
     for key, what in left.items():
         yield BrokenPromise(Rule.PROGRESS, key, f"{what}: no worker has ended it")
 
@@ -213,7 +213,7 @@ def story_of(evidence: Evidence, key: str) -> tuple[str, ...]:
 
 
 def _outbox(evidence: Evidence) -> Iterator[BrokenPromise]:
-    """Committed is delivered: every message of a committed request arrived, and none of a request that was not."""
+    """Every message of a committed request was delivered, and none of a request that was not committed."""
     rule = Rule.OUTBOX
     if not evidence.shares:
         return
@@ -232,7 +232,7 @@ def _outbox(evidence: Evidence) -> Iterator[BrokenPromise]:
 
 
 def _money(evidence: Evidence) -> Iterator[BrokenPromise]:
-    """What was charged is what was acknowledged, to the cent, and what nobody can know is charged once at most."""
+    """The charges equal the acknowledged amounts, to the cent, and an unknown request is charged once at most."""
     rule = Rule.CONSERVED
     for key, wish in evidence.wishes.items():
         lines, record = evidence.charges.get(key, ()), evidence.records.get(key)
@@ -255,7 +255,7 @@ def _money(evidence: Evidence) -> Iterator[BrokenPromise]:
 
 
 def _left(evidence: Evidence) -> Iterator[BrokenPromise]:
-    """All is well again: nothing waits, and everybody has heard something final."""
+    """After the faults have ended nothing waits, and every client has a final answer."""
     for key in evidence.wishes:
         record = evidence.records.get(key)
         if key not in evidence.answered:
@@ -267,7 +267,7 @@ def _left(evidence: Evidence) -> Iterator[BrokenPromise]:
 
 
 def _unknown(evidence: Evidence) -> Iterator[BrokenPromise]:
-    """Nobody knows only where nobody can: a call that may not be repeated."""
+    """A record is unknown only if its call may not be repeated."""
     rule = Rule.TRUTH
     for key, record in evidence.records.items():
         wish = evidence.wishes.get(key)
@@ -276,7 +276,7 @@ def _unknown(evidence: Evidence) -> Iterator[BrokenPromise]:
 
 
 def _last_owner(evidence: Evidence) -> Iterator[BrokenPromise]:
-    """The answer that is stored is the one of whoever owned the record last."""
+    """The stored answer is that of the last owner of the record."""
     for key, record in evidence.records.items():
         attempt = _body(record).get("attempt")
         if record.state is State.COMPLETED and attempt is not None and attempt != record.attempts:

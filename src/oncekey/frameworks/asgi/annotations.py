@@ -1,4 +1,4 @@
-"""Which parameter of a handler is its operation, read from its annotations: as types, or as text that is looked up.
+"""Finds the parameter of a handler that is its operation, by its annotations: types, or text that is looked up.
 
 Text is never evaluated: a name may be one that only a type checker can import.
 """
@@ -42,7 +42,7 @@ def operation_parameter(handler: Callable[..., Any], *, blocking: bool) -> str |
 
 
 def _kinds(annotation: object, names: Mapping[str, object]) -> Iterator[type]:
-    """The kinds of operations that an annotation speaks of: `Operation[X]`, `Operation | None`, an alias of one."""
+    """The operation classes that an annotation names: `Operation[X]`, `Operation | None`, or an alias of one."""
     if isinstance(annotation, str):
         try:
             yield from _spoken(ast.parse(annotation.strip(), mode="eval").body, names)
@@ -80,7 +80,7 @@ def _spoken(node: ast.expr, names: Mapping[str, object]) -> Iterator[type]:
 
 
 def _looked_up(found: object, name: str) -> Iterator[type]:
-    """What a name stands for in the handler's module; what only a type checker sees there is known by its name."""
+    """The class that a name stands for in the handler's module; by the name alone if only a type checker imports it."""
     if found is not None:
         yield from _kinds(found, {})
     elif name in _BY_NAME:

@@ -1,4 +1,4 @@
-"""What a claim needs of an ASGI request before the engine can make it: the body, and who is calling."""
+"""Reads from an ASGI request what the engine needs for a claim: key, body, fingerprint and caller."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ async def ask(
     *,
     root_path: str,
 ) -> Question | Refuse:
-    """Everything that is decided before the store is asked; a refusal here stores nothing.
+    """The question to the store, or the refusal of a request that cannot ask it; a refusal stores nothing.
 
-    `root_path` is that of the application's own: a mount inside of it has changed the scope's by now.
+    `root_path` is that of the application itself: a mount inside of it has changed the scope's by now.
     """
     key = key_of(lines, enrolment)
     if isinstance(key, Refuse):
@@ -66,7 +66,7 @@ async def ask(
 
 
 async def caller_of(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:
-    """Who calls, as far as keys are bound to it; `named` is whether a completer needs to know the principal too."""
+    """The caller, as far as keys are bound to it. `named`: with the principal too, because the completer needs it."""
     tenant = await resolved(installation.tenant(scope))
     bind_to = policy.bind_to
     if bind_to is BindTo.TENANT and not named:
@@ -87,14 +87,17 @@ async def _fingerprint_aside(parts: Parts, enrolment: Enrolment) -> str | Refuse
 
 
 async def resolved(named: str | Awaitable[str]) -> str:
-    """What a resolver returned, or what is awaited of it."""
+    """The result of a resolver, awaited if it has to be."""
     return await named if inspect.isawaitable(named) else named
 
 
 def by_request(
     resolver: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
 ) -> Resolver:
-    """A resolver that takes the framework's request; one that finds nothing is named in the error."""
+    """Turn a resolver that takes the framework's request into one that takes the scope.
+
+    If the resolver finds an attribute missing on the request, the error names it.
+    """
 
     def resolve(scope: Scope) -> str | Awaitable[str]:
         try:

@@ -1,4 +1,4 @@
-"""Answers on their way out: our own, and captured responses with our marks."""
+"""Sends answers to the client: our own ones, and captured responses with our header lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
-    """Send an answer of ours. The list is fresh: outer middleware changes it in place."""
+    """Send an answer of ours. The list of headers is a copy, because outer middleware changes it in place."""
     await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
@@ -23,7 +23,7 @@ async def send_answer(send: Send, answer: Answer) -> None:
 async def send_captured(
     send: Send, capture: Capture, policy: Policy, *, echo: bytes | None, expires_at: Instant | None
 ) -> None:
-    """Send what the application answered, as it was and with our marks, in one piece unless it was spooled."""
+    """Send the application's response with our header lines, in one piece unless it was spooled."""
     headers = marked_lines(capture.headers, policy, echo=echo, expires_at=expires_at)
     await send({"type": "http.response.start", "status": capture.status, "headers": headers})
     whole = capture.kept

@@ -1,4 +1,4 @@
-"""`once.session` and `once.connection`: plain dependencies, because one that yields would end after the answer."""
+"""`once.session` and `once.connection`: plain dependencies, because one with `yield` would end after the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_REQUEST = "once.session and once.connection are for requests of an applicatio
 
 
 class Lender:
-    """The dependencies of one `Once`: they lend on its own database, whatever other installations are there."""
+    """The dependencies of one `Once`: they use its database, also if the request passed other installations."""
 
     def __init__(self, owner: object) -> None:
         self._owner = owner

@@ -1,8 +1,8 @@
-"""The seam between middleware and route: one exchange per keyed, state-changing request.
+"""One exchange per keyed, state-changing request: what the middleware and the protected handler share.
 
-It is mutable and shared, so nothing has to travel outwards through the context that it is found by. The life of its
-operation is a flow of the engine (`engine/serve.py`). The exchange makes the claim that the flow begins with, captures
-the response while the flow rests at the handler, and sends what the flow answers.
+The middleware makes the exchange, and the wrapper of the handler finds it by a context variable. Both change the same
+object, so the wrapper need not pass anything back through the context. The exchange makes the claim, captures the
+response while the handler runs, and sends the answer that the engine's flow (`engine/serve.py`) returns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["Exchange", "Phase", "UnsettledError", "Visit", "current"]
 log = logging.getLogger("oncekey")
 
 SEND_PATIENCE = 2.0
-"""How many seconds a cancelled request still tries to send its answer: whoever cancelled may take none any more."""
+"""How many seconds a cancelled request still tries to send its answer: the server may take no message any more."""
 
 
 class Exchange:
@@ -104,15 +104,15 @@ class Exchange:
         self._flow: Life[Answer | Bypass | None] | None = None
         self._key: str | None = None
         self.runtime: AsyncRuntime
-        """What performs the flows of its operation; there is none before its claim."""
+        """Performs the flows of the operation. `claim` sets it."""
         self.answer: Answer | None = None
-        """What is sent instead of whatever the application answers."""
+        """The answer that the exchange sends instead of the application's."""
         self._task: asyncio.Task[Any] | None = None
 
-    # What the application is handed instead of the server's.
+    # The application gets these instead of the server's `receive` and `send`.
 
     async def receive(self) -> Message:
-        """The next message of the request; a body that takes too long is our own answer to give."""
+        """The next message of the request. If the body takes too long, the exchange answers BODY_TOO_SLOW itself."""
         enrolment = enrolment_of(self.scope, self.installation.engines) if self.phase is Phase.OPEN else None
         if enrolment is None:
             return await self._intake.receive()
@@ -124,12 +124,12 @@ class Exchange:
             raise
 
     async def read_ahead(self, policy: Policy) -> None:
-        """Have the whole body here before a connection is lent; why it cannot be had is the claim's to say."""
+        """Read the whole body before a dependency gets a connection. If that fails, the claim reports the reason."""
         with suppress(TooLargeError, TooSlowError):
             await self._intake.body(policy.body_timeout.total_seconds())
 
     async def send(self, message: Message) -> None:
-        """Pass on, capture or drop, by phase."""
+        """Pass a message of the application on, capture it or drop it, as the exchange's phase says."""
         phase = self.phase
         if phase is Phase.RUNNING:
             capture = self._capture
@@ -155,9 +155,10 @@ class Exchange:
     # The claim.
 
     async def claim(self, enrolment: Enrolment) -> None:
-        """Ask for the right to execute, at the moment that the handler would be called.
+        """Ask for the right to execute, just before the handler is called.
 
-        Then the phase says what came of it: RUNNING, ANSWERED by us, or still OPEN where a route fails open.
+        Afterwards the phase is RUNNING if the handler may run, ANSWERED if the exchange has an answer of its own, or
+        still OPEN if the store is down and the route fails open.
         """
         self.passage.claimed = True
         self._enrolment = enrolment
@@ -209,9 +210,9 @@ class Exchange:
                 installation.interruptible.add(self)
 
     async def recall(self, way: Way) -> bool:
-        """Give a stored answer without entering the application. False: it has to be entered, as if nobody had asked.
+        """Send a stored answer without calling the application. False: the middleware has to call it as usual.
 
-        Whatever goes wrong here goes wrong there once more, where the application's own error handlers see it.
+        Errors are dropped here: they occur again inside of the application, where its own error handlers see them.
         """
         scope, enrolment, answer = self.scope, way.enrolment, None
         if self.outer is not None or RESUMPTION in scope or not way.leads(scope, self._root_path):
@@ -235,14 +236,14 @@ class Exchange:
         return True
 
     def interrupt(self) -> None:
-        """A stop does not wait any longer for a handler that somebody else can go on with; a call it lets be."""
+        """Cancel a PHASED handler at shutdown, so that a retry or the completer goes on. An open call is left alone."""
         course = None if self.run is None else self.run.course
         if self._task is not None and course is not None and course.intent is None:
             course.halted = True
             self._task.cancel()
 
     async def turn_away(self, error: BaseException) -> bool:
-        """Answer for what failed before the claim: a body that took too long, or a store that was down."""
+        """Answer an error from before the claim: the body took too long, or the store was down. False: not ours."""
         if self.phase is Phase.ANSWERED and self.answer is not None:
             await self._deliver(self.answer)
             return True
@@ -254,11 +255,11 @@ class Exchange:
         await self._deliver(self._refusal(UNAVAILABLE, enrolment_of(self.scope, self.installation.engines)))
         return True
 
-    # What is known of it.
+    # What others may read of an exchange.
 
     @property
     def enrolment(self) -> Enrolment | None:
-        """What it was claimed for, if it was."""
+        """The enrolment of the handler that the request was claimed for, if it was."""
         return self._enrolment
 
     @property
@@ -268,13 +269,13 @@ class Exchange:
 
     @property
     def status_url(self) -> str | None:
-        """Where the key's state can be read."""
+        """The address at which the client can read the state of the key."""
         return None if self._key is None else self.installation.status_url(self._root_path, self._key)
 
     # The end.
 
     async def finish(self, error: BaseException | None = None) -> bool:
-        """Settle, then answer; whether an answer was sent. Nobody settles twice: the phase changes before we wait."""
+        """Settle, then answer; True if the answer is our own. The phase changes before the first await: once only."""
         run, flow = self.run, self._flow
         assert run is not None
         assert flow is not None
@@ -297,7 +298,7 @@ class Exchange:
         return reply is not None
 
     async def close(self) -> None:
-        """Whatever happened: no transaction, timer or file stays behind."""
+        """End what the request still holds, however it ended: transactions, timers and the spooled file."""
         if self.phase is not Phase.DONE:
             self._intake.release()
         if self._capture is not None:
@@ -312,11 +313,11 @@ class Exchange:
         finally:
             if self._counted or self._task is not None:
                 self._leave()
-            # The run knows us, too: a circle of everything that this request was would wait for the collector.
+            # The run refers to the exchange, too. Without this the cycle would stay until the garbage collector runs.
             self.run = None
 
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
-        """Send our own answer or the captured one; after an exception the application's error page follows."""
+        """Send our own answer or the captured one. After an exception the application sends its error page."""
         self.phase = Phase.DONE
         if reply is not None:
             await send_answer(self._send, reply)
@@ -345,7 +346,7 @@ class Exchange:
         return self.installation.turn_away(refused, enrolment, echo=self.echo, status_url=self.status_url)
 
     def _remember_way(self, run: Run) -> None:
-        """A repeat of what is stored need not go through the application, where nobody there would look at it."""
+        """Remember where the request was routed, if a repeat can be answered without the application; see `ways`."""
         installation, scope = self.installation, self.scope
         enrolment, known = run.enrolment, run.claim.id in run.site.hints.known
         if not known or self.echo is None or enrolment.limited or not enrolment.whole:
@@ -354,7 +355,7 @@ class Exchange:
             installation.ways.add(self.echo, scope, self._root_path, enrolment)
 
     def _leave(self) -> None:
-        """From now on a stop need not wait for us."""
+        """Report the end of the operation: a shutdown need not wait for it any more."""
         if self._task is not None:
             self.installation.interruptible.discard(self)
         if self._counted:

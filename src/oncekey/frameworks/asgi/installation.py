@@ -1,4 +1,4 @@
-"""What one application was installed with: engines, resolvers, policy, and the settlements under way."""
+"""What all exchanges of one ASGI application share: engines, resolvers, policy, threads, and open settlements."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 HANDLER_THREADS = 40
 OPENING_THREADS = 16
 SETTLE_THREADS = 16
-"""Neither settlements nor handlers queue behind openings: who holds a connection never waits for one who wants one."""
+"""Three pools, so that a request that holds a connection never queues behind requests that wait for one."""
 
 
 PATIENT_PART = 0.8
-"""How much of a stop's time phased handlers are left alone."""
+"""The part of the shutdown time that PHASED handlers have before they are interrupted."""
 
 
 class Interruptible(Protocol):
-    """An operation that can be gone on with by somebody else."""
+    """An operation with which a retry or the completer can go on."""
 
     def interrupt(self) -> None:
-        """End it, unless a call of its is open."""
+        """Cancel it, unless it has an open call."""
 
 
 class Installation(Premises):
@@ -62,36 +62,36 @@ class Installation(Premises):
         super().__init__(engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers)
         self.respond = respond
         self.raised = raised
-        """Answers as the application does when one of its handlers raises; it raises what it has no answer to."""
+        """Answers an exception as the application's own error handlers do; raises it again if they have no answer."""
         self.direct: Callable[[Scope, object], bool] = _unknown
-        """Whether nobody between us and an endpoint may say no to a repeat of its request; see `ways`."""
+        """Whether nothing between the middleware and an endpoint could refuse a repeat of its request; see `ways`."""
         self.ways = Ways()
         self.drain = Drain()
         self.ready: Callable[[], None] = _nobody
-        """Raises, when the application says that it has started, if something that it needs has not."""
+        """Called when the application reports that it has started; raises if something that it needs has not."""
         self.check: Callable[[], None] | None = None
-        """Raises, when the application starts, if its routes and enrolments do not fit together."""
+        """Called when the application starts; raises if its routes and enrolments do not fit together."""
         self.door: App | None = None
-        """Where a completer's request goes in, if the application itself is no ASGI one."""
+        """The ASGI application to which the completer sends its requests, if the installed one is not ASGI itself."""
         self.answers: tuple[type[Exception], ...] = ()
-        """Successes that handlers of this framework may raise instead of returning them."""
+        """Exceptions that are successful answers: handlers of this framework may raise them instead of returning."""
         self.seen: Callable[[Any], Any] = _as_it_is
-        """What says the status of a handler's response by `status_code`, or as Flask does, if that itself does not."""
+        """From a handler's response to an object with `status_code`, or to one as Flask returns it."""
         self.interruptible: set[Interruptible] = set()
         self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._life: tuple[AsyncRuntime, Site] | None = None
-        """The one that was asked for last."""
+        """The pair that `life` returned last."""
         self._threads: ThreadRuntime | None = None
         self.tenant = tenant
-        """Whose key it is, as the authenticated request says."""
+        """Returns the tenant of the authenticated request, to whom the key belongs."""
         self.principal = principal
-        """Who in the tenant, where keys are bound to principals."""
+        """Returns the principal in the tenant, where keys are bound to principals."""
         self._handlers: ThreadPoolExecutor | None = None
         self._openings: ThreadPoolExecutor | None = None
         self._settles: ThreadPoolExecutor | None = None
 
     def life(self) -> tuple[AsyncRuntime, Site]:
-        """What performs the operations of the running event loop, and what they share."""
+        """The runtime for the operations of the running event loop, and the site that they share."""
         engine, life = self.engines.asynchronous(), self._life
         if life is not None and life[0].engine is engine:
             return life
@@ -104,7 +104,7 @@ class Installation(Premises):
         return life
 
     def threads(self) -> ThreadRuntime:
-        """What performs the steps of `def` handlers."""
+        """The runtime that performs the steps of `def` handlers."""
         engine = self.engines.blocking()
         if self._threads is None or self._threads.engine is not engine:
             self._threads = ThreadRuntime(engine)
@@ -132,10 +132,10 @@ class Installation(Premises):
         return self._settles
 
     async def stop(self, seconds: float) -> None:
-        """Let operations and settlements come to their end, then give the threads back.
+        """Wait for operations and settlements to end, then release the threads.
 
-        Phased handlers begin no further step; those that wait for something else are interrupted towards the end,
-        so that somebody else can go on with them at once. A call that is open is never interrupted (P5, F10).
+        PHASED handlers begin no further step. Those that still wait for something towards the end are interrupted, so
+        that a retry or the completer can go on with them at once. An open call is never interrupted (P5, F10).
         """
         self.stopping = True
         late = asyncio.get_running_loop().call_later(seconds * PATIENT_PART, self._interrupt)
@@ -161,7 +161,7 @@ def _as_it_is(response: Any) -> Any:  # noqa: ANN401  (of any framework)
 
 
 def _nobody() -> None:
-    """There is no check."""
+    """The default of `ready`: there is nothing to check."""
 
 
 def _unknown(_: Scope, __: object) -> bool:

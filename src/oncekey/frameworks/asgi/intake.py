@@ -1,4 +1,4 @@
-"""The request's side of an exchange: the body is kept by reference as it passes, and a disconnect is withheld."""
+"""The incoming side of an exchange: it keeps the chunks of the body, and holds a disconnect back from the handler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ClientLeftError(Exception):
-    """The client went away before its request was complete: nothing is executed."""
+    """The client disconnected before its request was complete: nothing is executed."""
 
 
 class TooLargeError(Exception):
@@ -25,10 +25,10 @@ class TooSlowError(Exception):
 
 
 class Intake:
-    """What the application receives from instead of the server.
+    """The `receive` that the application gets instead of the server's.
 
-    While the handler runs, a disconnect is held back until the answer was sent: frameworks cancel a streaming
-    response when they hear of one, and the operation must come to its end whether anybody listens or not.
+    While the handler runs, the intake holds a disconnect back until the answer was sent: frameworks cancel a streaming
+    response when the client disconnects, and the operation must come to its end all the same.
     """
 
     __slots__ = (
@@ -64,14 +64,14 @@ class Intake:
 
     @property
     def source(self) -> Receive:
-        """Where it reads from."""
+        """The server's `receive`, from which the intake reads."""
         return self._receive
 
     async def receive(self, patience: float | None = None) -> Message:
         """The next message for the application; `patience` is how many seconds the body may take in all."""
         if self._queued:
             return self._queued.popleft()
-        # A server may announce a disconnect only once, and whoever heard of it may have been cancelled since.
+        # A server may announce a disconnect only once, and the task that received it may have been cancelled since.
         message = self._left or await (self._receive() if self._complete else self._next(patience))
         if message["type"] == "http.request":
             self._keep(message)
@@ -83,7 +83,7 @@ class Intake:
         return message
 
     async def body(self, patience: float | None = None) -> bytes:
-        """The whole body, within `patience` seconds; what has to be read for it is queued for the application."""
+        """The whole body, within `patience` seconds. The messages that are read for it wait for the application."""
         while not self._complete and not self._too_large:
             message = self._left or await self._next(patience)
             if message["type"] != "http.request":
@@ -96,17 +96,17 @@ class Intake:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     def hold(self) -> None:
-        """From now on a disconnect waits."""
+        """Hold a disconnect back from now on."""
         self._hold = True
 
     def release(self) -> None:
-        """The answer was sent: whoever waits may hear that the client left."""
+        """The answer was sent: pass a disconnect on to the application."""
         self._hold = False
         if self._released is not None:
             self._released.set()
 
     def _repeat(self, again: Intake) -> None:
-        """A server gives each part of a body once: what an earlier pass has read comes from there."""
+        """Queue what an earlier intake of the same request has read: a server gives each part of a body only once."""
         self._left = again._left
         self._too_large = again._too_large
         self._too_slow = again._too_slow
@@ -120,7 +120,7 @@ class Intake:
             self._queued.append(message)
 
     async def _next(self, patience: float | None) -> Message:
-        """The next message of the body. Only the waiting counts, and not what the application does in between."""
+        """The next message of the body. Only the time spent waiting counts, not what the application does between."""
         if self._too_slow:
             raise TooSlowError
         if patience is None:
@@ -129,7 +129,7 @@ class Intake:
         try:
             first = next(waiting)
         except StopIteration as arrived:
-            return cast("Message", arrived.value)  # it was there already, so no timer was needed
+            return cast("Message", arrived.value)  # the message was there already, so no timer was needed
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -157,7 +157,7 @@ class Intake:
 
 
 class _Begun:
-    """An awaitable whose first step was made by hand: it waits for what that step waits for, then makes the others."""
+    """An awaitable whose first step `_next` has made: it waits for what that step yielded, then goes on."""
 
     __slots__ = ("_first", "_waiting")
 

@@ -1,9 +1,11 @@
-"""Sessions and connections for dependencies: lent before the claim, taken back with the request.
+"""The sessions and connections that dependencies of a route get from `once.session` and `once.connection`.
 
-On a route that is enrolled as LOCAL the loan is the business transaction itself, which the claim and the settlement
-join later, or, where the claim comes first, a transaction to read through that becomes the business transaction. On a
-PHASED one it is a transaction to read through, and inside of a phase the phase's own. Everywhere else it is an ordinary
-session, or a transaction to read through.
+A dependency runs before the claim, and the request gives back what it got when it ends. What a dependency gets:
+
+* LOCAL: the business transaction, which the claim and the settlement join later. If the claim has to come first, a
+  read-only transaction until then.
+* PHASED: a read-only transaction, and inside of a phase the transaction of the phase.
+* Everywhere else: an ordinary session, or a read-only transaction.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ UNSEEN = (
 
 
 class Lending:
-    """What one request was lent."""
+    """The session and the connections that the dependencies of one request got."""
 
     __slots__ = (
         "_engine",
@@ -68,7 +70,7 @@ class Lending:
         self._handed_over = self._tx is not None
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
-        """The session of the business transaction or of the phase; an ordinary one where there is no such thing."""
+        """The session of the business transaction or of the phase; on other routes an ordinary session."""
         driver = self._engine.driver
         if not isinstance(driver, AsyncSessions):
             raise ConfigurationError(NO_SESSIONS)
@@ -81,11 +83,11 @@ class Lending:
         return cast("SessionTransaction", await self.business()).session
 
     def following(self) -> SteppingSession:
-        """A session that reads until there is a transaction to write through, and opens nothing before it is used."""
+        """A session that only reads until it joins a transaction. It opens no connection before its first use."""
         return self._loaned().session()
 
     async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
-        """The connection of the business transaction or of the phase; one to read through where there is no such."""
+        """The connection of the business transaction or of the phase; on other routes a read-only one."""
         enrolment = await self._enrolment()
         if enrolment is not None and enrolment.effects is not Effects.INLINE:
             if self._follows(enrolment):
@@ -98,7 +100,7 @@ class Lending:
         return self._reading.connection
 
     async def business(self, *, blocking: bool = False) -> AsyncOpenTransaction:
-        """The business transaction, opened when it is first asked for; a `def` handler's is a blocking one."""
+        """The business transaction. The first call opens it; with `blocking` in a thread, for a `def` handler."""
         if self._tx is None:
             if blocking:
                 self._tx, _ = await opened_in_thread(self._installation)
@@ -107,7 +109,7 @@ class Lending:
         return self._tx
 
     def joins(self, tx: AsyncOpenTransaction, enrolment: Enrolment) -> None:
-        """From now on this is the handler's transaction, and somebody else ends it."""
+        """Use `tx` as the handler's transaction from now on. The flow of the request ends it, not this object."""
         if self._session is not None or self._reading is not None:
             raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
         self._tx, self._handed_over = tx, True
@@ -115,20 +117,20 @@ class Lending:
             self._loan.join(tx, afresh=False)
 
     async def before_claim(self, enrolment: Enrolment) -> None:
-        """Hold nothing that the claim could wait for; find out who was lent what would not commit with the key."""
+        """Release the read connections, which the claim could wait for. Raise if rows would not commit with the key."""
         if enrolment.effects is Effects.PHASED and (self._session is not None or self._reading is not None):
             raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
         await self.rest()
 
     async def rest(self) -> None:
-        """Hold no connection to read through, because another one is about to be waited for."""
+        """Release the read connections, because the request is about to wait for another connection."""
         if self._loan is not None:
             await self._loan.rest()
         if self._session is not None:
             await self._session.rest()
 
     def joins_phase(self, tx: AsyncOpenTransaction) -> Loan:
-        """From now on everything that was lent is a phase's own transaction, until the loan parts from it."""
+        """Let the session and the connection use a phase's transaction, until the loan parts from it."""
         loan = self._loaned()
         try:
             loan.join(tx, afresh=True)
@@ -138,17 +140,17 @@ class Lending:
         return loan
 
     def check(self) -> None:
-        """Refuse to lose what a phased handler has changed outside of its phases."""
+        """Raise if a PHASED handler has changed something in the session outside of its phases: it would be lost."""
         if self._loan is not None:
             self._loan.check()
 
     @property
     def business_tx(self) -> AsyncOpenTransaction | None:
-        """The business transaction, if it is open already, because a dependency writes through it."""
+        """The business transaction, if a dependency has opened it already."""
         return self._tx
 
     async def take_back(self) -> None:
-        """Undo what is not committed; no connection stays with the request."""
+        """Roll back what is not committed, and give every connection back."""
         if self._tx is not None and not self._handed_over:
             await self._tx.rollback()
         if self._reading is not None:
@@ -159,9 +161,10 @@ class Lending:
             await self._session.close()
 
     def _follows(self, enrolment: Enrolment) -> bool:
-        """Whether what is lent changes its transaction: from phase to phase, or when it becomes the one writer.
+        """Whether a dependency gets a `Loan`, which changes its transaction: from phase to phase, or at the claim.
 
-        A claim would wait for whoever writes already, and that would be its own request; a replay must not wait at all.
+        The second case is a store with one writer. If a dependency had its write transaction already, the claim would
+        wait for its own request; and a replay must not wait at all.
         """
         if enrolment.effects is Effects.PHASED:
             return True
@@ -177,7 +180,7 @@ class Lending:
         return self._loan
 
     async def _enrolment(self) -> Enrolment | None:
-        """The route's enrolment by this `Once`. Whatever is lent to it, the body comes first."""
+        """The route's enrolment by this `Once`. Reads the body first, before the request holds a connection."""
         enrolment = enrolment_of(self._scope, self._installation.engines) or self._request.enrolment
         if enrolment is not None:
             await self._request.read_ahead(enrolment.policy)
@@ -185,7 +188,7 @@ class Lending:
 
 
 class Borrower(Protocol):
-    """A request, with a key or without."""
+    """A request, with a key (`Exchange`) or without (`Visit`)."""
 
     installation: Installation
     scope: Scope
@@ -197,21 +200,21 @@ class Borrower(Protocol):
 
     @property
     def enrolment(self) -> Enrolment | None:
-        """What it was claimed for, if it was."""
+        """The enrolment of the handler that the request was claimed for, if it was."""
 
     async def read_ahead(self, policy: Policy) -> None:
-        """Have the whole body here: nobody holds a connection while a client takes its time to send."""
+        """Read the whole body, so that the request holds no connection while a slow client sends it."""
 
 
 def lend(request: Borrower) -> Lending:
-    """What a request was lent so far."""
+    """The `Lending` of a request; the first call makes it."""
     if request.lent is None:
         request.lent = Lending(request)
     return request.lent
 
 
 async def take_back(request: Borrower) -> None:
-    """Take back what a request was lent, whoever is cancelled meanwhile."""
+    """Give back what the dependencies of a request got, also if the request is cancelled meanwhile."""
     if request.lent is None:
         return
     try:
@@ -222,10 +225,10 @@ async def take_back(request: Borrower) -> None:
 
 
 class LendingRuntime(AsyncRuntime):
-    """Performs the flows of a request that may have been lent something: before its claim, or in its steps.
+    """Performs the flows of a request whose dependencies, or whose steps, use `once.session` or `once.connection`.
 
-    While a phase runs, everything that was lent is the phase's own transaction. It joins before the application's code
-    is called, it takes no more once it was flushed, and it parts only when the transaction is over.
+    While a phase runs, both use the phase's transaction. They join it before the application's code is called, refuse
+    changes once it was flushed, and part from it when it is over.
     """
 
     def __init__(self, shared: AsyncRuntime, request: Borrower) -> None:
@@ -234,7 +237,7 @@ class LendingRuntime(AsyncRuntime):
         self._in_phase: Loan | None = None
 
     async def perform(self, effect: Effect) -> Any:  # noqa: ANN401  (each effect has its own result)
-        """Perform one effect, and do with what was lent as it says."""
+        """Perform one effect, and let the session and the connection join, rest or part as it requires."""
         match effect:
             case Rest():
                 if self._request.lent is not None:
@@ -259,7 +262,7 @@ class LendingRuntime(AsyncRuntime):
         return None
 
     async def commit(self, effect: Commit) -> Keep | Drop:
-        """Commit a transaction; what was lent parts from it."""
+        """Commit a transaction, then let the session and the connection part from it."""
         ended = await super().commit(effect)
         self._part()
         return ended

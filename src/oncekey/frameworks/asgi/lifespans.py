@@ -1,4 +1,4 @@
-"""The lifespan of a server: ours around that of an application that may have none, and what must run by then."""
+"""The ASGI lifespan: ours around that of an application, which may have none, and a check at the end of its start."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class LifespanFailedError(Exception):
 
 
 async def checked(app: App, scope: Scope, receive: Receive, send: Send, ready: Callable[[], None]) -> None:
-    """Pass a lifespan on; when the application says that it is ready, everything else has to be."""
+    """Pass a lifespan on to the application, and call `ready` when the application reports that it has started."""
 
     async def say(message: Message) -> None:
         if message["type"] == "lifespan.startup.complete":
-            ready()  # what it raises fails the start-up, and the application still ends its own lifespan
+            ready()  # if it raises, the start-up fails, and the application still ends its own lifespan
         await send(message)
 
     await app(scope, receive, say)
 
 
 async def around(ours: AbstractAsyncContextManager[None], app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve a lifespan by our own, with the application's inside of it if it has one."""
+    """Serve the server's lifespan with `ours`, and with the application's inside of it if it has one."""
     await receive()
     step = "startup"
     inner = _Inner(app, scope)
@@ -69,7 +69,7 @@ class _Inner:
         self._started = False
 
     async def ask(self, step: str) -> None:
-        """Let the application start or stop; one that knows no lifespan is left alone, as a server does."""
+        """Let the application start or stop. An application without a lifespan gets no message, as from a server."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._serve())
         if self._task.done():
@@ -96,7 +96,7 @@ class _Inner:
     async def _serve(self) -> None:
         try:
             await self._app(self._scope, self._asked.get, self._said.put)
-        except Exception as error:  # noqa: BLE001  (the protocol: whatever is raised first means that there is none)
+        except Exception as error:  # noqa: BLE001  (ASGI: an application that raises here has no lifespan)
             if self._started:
                 log.error("oncekey: the lifespan of the wrapped application ended: %s", type(error).__name__)
             else:

@@ -1,7 +1,7 @@
-"""What is lent where the transaction changes under way: between the steps of a phased handler, and before a claim.
+"""A session and a connection whose transaction changes during the request: in a PHASED handler, and before a claim.
 
-Whoever holds such a session or connection reads through a transaction of its own, which is given back before anybody
-waits for another connection. Inside of a step it is the step's own transaction.
+Inside of a step they use the transaction of the step. Outside they read through a transaction of their own, which the
+request gives back before it waits for another connection.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Loan:
         self._connection = LentConnection(self)
         self._kind: type = object
         self.look: type = LentConnection
-        """What the connection passes for."""
+        """The class that `isinstance` sees on the connection: that of the driver's own."""
 
     async def connection(self) -> LentConnection:
-        """The connection: one to read through, until a transaction is joined."""
+        """The connection. It opens a read-only transaction, unless it has joined one."""
         if self._within is None:
             await self._read()
         return self._connection
 
     def session(self) -> SteppingSession:
-        """The session: it reads by itself, until a transaction is joined."""
+        """The session. It reads through a transaction of its own until it joins one."""
         if self._session is None:
             driver = self._engine.driver
             if not isinstance(driver, AsyncSessions):
@@ -62,30 +62,30 @@ class Loan:
         return self._session
 
     def join(self, tx: AsyncOpenTransaction, *, afresh: bool) -> None:
-        """From now on everything goes through this transaction; what was read before has been given back."""
+        """Use this transaction from now on. The caller has given the read-only one back before (`rest`)."""
         if self._session is not None:
             self._session.join(cast("SessionTransaction", tx), afresh=afresh)
         self._within = tx
         self._looks_like(tx.connection)
 
     def done(self) -> None:
-        """All of a step was written."""
+        """The step was flushed: the session refuses further changes."""
         if self._session is not None:
             self._session.done()
 
     def part(self) -> None:
-        """The transaction is over."""
+        """The transaction is over: session and connection only read from now on."""
         self._within = None
         if self._session is not None:
             self._session.part()
 
     def check(self) -> None:
-        """Refuse to lose what was changed outside of any step."""
+        """Raise if the session holds changes from outside of any step, which would be lost."""
         if self._session is not None:
             self._session.check()
 
     async def rest(self) -> None:
-        """Hold no connection."""
+        """Give the read connections back."""
         reading, self._reading = self._reading, None
         if reading is not None:
             await reading.rollback()
@@ -93,12 +93,12 @@ class Loan:
             await self._session.rest()
 
     async def close(self) -> None:
-        """The request is over."""
+        """The request is over: give everything back."""
         await self.rest()
         if self._session is not None:
             await self._session.close()
 
-    # What the connection is made of.
+    # Used by `LentConnection`.
 
     def current(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
         """The connection in use, if there is one."""
@@ -106,7 +106,7 @@ class Loan:
         return None if tx is None else tx.connection
 
     def attribute(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
-        """A method or a value of the connection; what is awaited may open the transaction to read through first."""
+        """A method or a value of the connection. A coroutine method may open the read-only transaction first."""
         if self._within is not None:
             return getattr(self._within.connection, name)
         if name in _ENDINGS:
@@ -142,7 +142,7 @@ class Loan:
 
 
 class LentConnection:
-    """What `once.connection` is in a PHASED handler: the connection of the step, or one to read through."""
+    """What `once.connection` returns in a PHASED handler: the connection of the step, or else a read-only one."""
 
     __slots__ = ("_loan",)
 
@@ -151,7 +151,7 @@ class LentConnection:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
         if name.startswith("__"):
-            raise AttributeError(name)  # what Python itself looks for is no part of a connection
+            raise AttributeError(name)  # Python itself looks for these names; they are no part of a connection
         return self._loan.attribute(name)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -160,7 +160,7 @@ class LentConnection:
             raise TransactionControlError(ASK_AGAIN.format(name=name))
         setattr(connection, name, value)
 
-    @property  # type: ignore[misc]  # isinstance() reads it, nobody writes it
+    @property  # type: ignore[misc]  # isinstance() reads it, and nothing sets it
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return self._loan.look
 

@@ -1,4 +1,4 @@
-"""The middleware: plain ASGI, innermost, and out of the way of every request that has no key."""
+"""The ASGI middleware. It is the innermost one, and captures only the answers of requests that have a key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.types import App, Receive, Scope, Send
 
 KEY_FIELD = b"idempotency-key"
-# They would send a file's name, or hold back the end of a response: then there were no bytes to store.
+# With these a server would get the name of a file or the end of a response later, so there were no bytes to store.
 WITHHELD_EXTENSIONS = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
@@ -41,7 +41,7 @@ class OncekeyMiddleware:
         self._patterns = installation.patterns
         self._ways = installation.ways.known
         self._lifespan = lifespan
-        """Run around the application's own, if it is given: what `once.asgi` wraps need not know of it."""
+        """If given, it runs around the application's own lifespan: an application in `once.asgi` need not start us."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -90,7 +90,7 @@ class OncekeyMiddleware:
             current.reset(token)
             if visit.lent is not None:
                 await take_back(visit)
-                visit.lent = None  # it knows the visit, and such a circle would wait for the collector
+                visit.lent = None  # it refers to the visit, and the cycle would stay until the garbage collector runs
 
     async def _exchange(self, exchange: Exchange, enrolment: Enrolment | None) -> None:
         token = current.set(exchange)
@@ -121,9 +121,9 @@ class OncekeyMiddleware:
             await exchange.close()
 
     async def _enter(self, exchange: Exchange, enrolment: Enrolment) -> bool:
-        """Claim before the application runs: where it starts to execute cannot be seen, so it has from here on.
+        """Claim before the application runs: the middleware cannot see later where a route by path begins to execute.
 
-        What a resolver raises here, outside of the application, is answered as the application would; then: False.
+        If a resolver raises here, outside of the application, `raised` answers as the application would; then: False.
         """
         check_alone()
         try:
@@ -138,7 +138,7 @@ class OncekeyMiddleware:
 
 
 def route_path(scope: Scope) -> str:
-    """The path as the application's own routes know it: some servers leave what it is mounted at in front (ASGI)."""
+    """The path as the application's own routes know it: without the mount path, which some servers leave in front."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     if root and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]

@@ -1,7 +1,7 @@
-"""Which exchange is whose: a request may pass through several installations, and each belongs to one `Once`.
+"""Finds the exchange of a request: a request may pass through several installations, each of one `Once`.
 
-The request of an installation is found through a context variable, because that reaches every kind of endpoint, child
-tasks and threads. Each one knows the installation around it, so the innermost installation of any `Once` can be found.
+A context variable holds the exchange of the innermost installation, because it reaches every kind of endpoint, child
+tasks and threads. Each exchange refers to the one around it, so the innermost one of any `Once` can be found.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ _DEEPEST: Final = 50
 _ASGI: Final = ["scope", "receive", "send"]
 
 entrances: Final[list[Callable[[Enrolment, tuple[Any, ...]], Entrance | None]]] = []
-"""Of frameworks that are no ASGI ones: each finds its own request in the arguments of a handler, and lets it in."""
+"""For frameworks that are not ASGI: each function finds its framework's request in a handler's arguments."""
 
 current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=None)
 """The request in the innermost installation that it has reached."""
 
 
 def entrance_of(enrolment: Enrolment, args: tuple[Any, ...]) -> Entrance | None:
-    """What has to be gone through before a handler is called with these arguments; None: nothing has to."""
+    """The entrance that a framework without ASGI needs around the call of a handler; None: it needs none."""
     if current.get() is not None:
         return None
     return next((found for find in entrances if (found := find(enrolment, args)) is not None), None)
 
 
 class Passage:
-    """One ASGI scope on its way, as long as it lives: middleware may send it through an application again."""
+    """What is kept of one ASGI scope for as long as it lives: middleware may send it to an application again."""
 
     __slots__ = ("_intakes", "claimed")
 
     def __init__(self) -> None:
         self._intakes: list[Intake] = []
         self.claimed = False
-        """Whether one of the installations was asked for the right to execute: from then on something may have run."""
+        """Whether an exchange of the request has begun a claim: from then on a handler may have run."""
 
     def intake(self, receive: Receive, limit: int) -> Intake:
-        """What an exchange reads from; what an earlier pass has read from the same place is given once more."""
+        """An intake for an exchange. It repeats what an earlier intake has read from the same `receive`."""
         earlier = None
         for one in self._intakes:
-            if one.source == receive:  # the methods of one object are equal without being the same
+            if one.source == receive:  # bound methods of one object are equal without being identical
                 earlier = one
         intake = Intake(receive, limit, again=earlier)
         if earlier is not None:
@@ -91,7 +91,7 @@ def passage_of(scope: Scope) -> Passage:
 
 
 def enclosing(passage: Passage) -> Exchange | Visit | None:
-    """The request in the installation around; a context may also be that of another request, which called this one."""
+    """The request in the installation around this one; None if the context is that of another request, the caller."""
     outer = current.get()
     return outer if outer is not None and outer.passage is passage else None
 
@@ -158,7 +158,7 @@ def endpoint_of(scope: Scope) -> Any:  # noqa: ANN401
 
 
 def enrolment_of(scope: Scope, owner: object) -> Enrolment | None:
-    """How a `Once` protects the endpoint that was routed to; what another one protects is not its own to commit."""
+    """How the `Once` that is `owner` protects the endpoint; None if another one does, which then commits its rows."""
     endpoint = scope.get("endpoint")
     enrolment: Enrolment | None = getattr(endpoint, "__oncekey__", None)
     if enrolment is None and endpoint is not None:
@@ -172,7 +172,7 @@ def _other_endpoint(scope: Scope, enrolment: Enrolment) -> str | None:
     if any(getattr(layer, "__oncekey__", None) is enrolment for layer in layers(endpoint)):
         return None
     if not _is_handler(endpoint):
-        return None  # a framework that does not say, or a mounted application that went on with a copy of the scope
+        return None  # a framework that names no endpoint, or a mounted application that has a copy of the scope
     return str(getattr(endpoint, "__qualname__", endpoint))
 
 

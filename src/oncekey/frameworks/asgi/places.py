@@ -1,4 +1,4 @@
-"""Where a request is on its way, with a key and without."""
+"""The states of an exchange, and the request without a key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Phase(IntEnum):
-    """Where an exchange is."""
+    """The state of an exchange, from its request to its answer."""
 
     OPEN = 0
     RUNNING = 1
@@ -29,11 +29,11 @@ class Phase(IntEnum):
 
 
 class UnsettledError(Exception):
-    """Raised out of `send` after our own answer went out, so that no background task runs on a false success."""
+    """Raised by `send` after we sent our own answer instead of the handler's: its background tasks must not run."""
 
 
 class Visit:
-    """A request without a key: nothing is captured and nothing stored."""
+    """A request without a key: the middleware captures nothing, and stores nothing."""
 
     __slots__ = ("_complete", "_intake", "_receive", "installation", "lent", "outer", "passage", "phase", "scope")
 
@@ -57,11 +57,11 @@ class Visit:
 
     @property
     def tx(self) -> None:
-        """It settles nothing."""
+        """Always None: a request without a key settles nothing."""
 
     @property
     def enrolment(self) -> None:
-        """It claims nothing."""
+        """Always None: a request without a key claims nothing."""
 
     async def receive(self) -> Message:
         """The next message of the request."""
@@ -70,7 +70,7 @@ class Visit:
         return message
 
     async def read_ahead(self, policy: Policy) -> None:
-        """Have the whole body here before a connection is lent; one that is too large is passed on as it comes."""
+        """Read the whole body before a dependency gets a connection. One that is too large is passed on as it comes."""
         if self._complete or self._intake is not None:
             return
         self._intake = self.passage.intake(self._receive, policy.max_request_bytes)

@@ -1,7 +1,7 @@
-"""`protect`: the wrapper that claims when the handler is about to be called, and not a moment earlier.
+"""`protect`: the wrapper around a handler that claims just before it calls the handler.
 
-It hides the handler's `op` parameter from the framework by its `__signature__`, and it runs after the route's
-dependencies and validation, which no dependency of ours could promise.
+A wrapper runs after all of the route's dependencies and validation; a dependency of ours could not promise that. By
+its `__signature__` it hides the handler's `op` parameter from the framework.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NO_FACTORY = "this framework needs once.install(app), which knows how to make it
 
 
 def protect(handler: F, enrolment: Enrolment) -> F:
-    """The handler, protected. It keeps its type: a unit test calls it with an `op` of its own."""
+    """Wrap a handler so that it claims. The wrapper keeps its type: a unit test calls it with an `op` of its own."""
     name = operation_name(handler, enrolment)
 
     @functools.wraps(handler)
@@ -63,7 +63,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
         if request.answer is None:
             assert request.run is not None
             return await _unkeyed(request, enrolment, _invocation(handler, name, args, kwargs), request.run.claim)
-        # Inner logs and metrics see the true status; the bytes are the exchange's, whatever is returned here.
+        # The exchange sends its own bytes, whatever this returns. Inner logs and metrics see the true status.
         return _respond(request.installation, Answer(request.answer.status, (), b""))
 
     @functools.wraps(handler)
@@ -72,8 +72,8 @@ def protect(handler: F, enrolment: Enrolment) -> F:
         if exchange is not None:
             return exchange.call(handler, enrolment, name, args, kwargs)
         if current.get() is not None and not _in_event_loop():
-            # A framework that does not see the mark has called it in a thread, as it would the handler itself.
-            from anyio import from_thread  # noqa: PLC0415  (who calls handlers in threads brings it)
+            # The framework did not see that this is awaitable, and has called it in a thread like a `def` handler.
+            from anyio import from_thread  # noqa: PLC0415  (a framework that calls handlers in threads has it)
 
             return from_thread.run(functools.partial(awaited, *args, **kwargs))
         return awaited(*args, **kwargs)
@@ -88,7 +88,7 @@ def shown(wrapper: Any, handler: Callable[..., Any], enrolment: Enrolment, name:
     wrapper.__signature__ = signature.replace(parameters=others)
     wrapper.__annotations__ = {key: note for key, note in handler.__annotations__.items() if key != name}
     wrapper.__oncekey__ = enrolment
-    wrapper.__oncekey_wrapper__ = wrapper  # a decorator above has a copy of both, and is another function
+    wrapper.__oncekey_wrapper__ = wrapper  # a decorator above copies both attributes, and is another function
     return wrapper
 
 
@@ -116,7 +116,7 @@ def _in_event_loop() -> bool:
 
 
 def _awaitable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that ASGI frameworks await, although it returns its result at once where a WSGI server calls it."""
+    """Mark a function as a coroutine function for ASGI frameworks; under WSGI it returns its result at once."""
     if sys.version_info >= (3, 12):
         return inspect.markcoroutinefunction(function)
     function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
@@ -136,7 +136,7 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """Call the handler of a request that was let in."""
+    """Call the handler of a request that has claimed its key."""
     run, ended, stepping = exchange.run, exchange.ended, None
     assert run is not None
     try:
@@ -171,7 +171,7 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
 
 
 async def _in_thread(exchange: Exchange, run: Run, invoke: Callable[[object], Any]) -> Any:
-    """Run the handler in a thread, with a connection in its hands: a handler never waits for one there."""
+    """Run the handler in a thread. It has its connection already, so that it never waits for one there."""
     installation, enrolment = exchange.installation, run.enrolment
     stepping = None
     if run.course is not None and enrolment.effects is not Effects.INLINE:
@@ -182,7 +182,7 @@ async def _in_thread(exchange: Exchange, run: Run, invoke: Callable[[object], An
 
 
 async def _without_key(request: Exchange | Visit, enrolment: Enrolment, invoke: Callable[[object], Any]) -> Any:
-    """Refuse, or run as if we were not there."""
+    """Refuse a request without a key if the policy requires one; otherwise run the handler unprotected."""
     if enrolment.policy.require_key and request.scope["method"] not in SAFE:
         return _respond(request.installation, request.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment))
     return await _unkeyed(request, enrolment, invoke, None)

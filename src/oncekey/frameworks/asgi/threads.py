@@ -1,4 +1,4 @@
-"""Blocking handlers in threads, and their business transactions, ended from the event loop in threads of their own."""
+"""`def` handlers run in threads here; the event loop ends their business transactions in other threads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 
 async def in_thread(executor: Executor, run: Callable[[], T]) -> T:
-    """Run a blocking handler, in our context. A thread cannot be cancelled, so a cancellation waits for its end (P5).
+    """Run a blocking handler in a thread, with the caller's context.
 
-    Settled before that, its key would be free while it still runs, and its connection in two hands.
+    A thread cannot be cancelled, so a cancellation waits for its end (P5). If the request settled earlier, its key
+    would be free while the handler still runs, and two threads would use one connection.
     """
     job = executor.submit(contextvars.copy_context().run, run)
     try:
@@ -45,8 +46,8 @@ async def opened_in_thread(
 ) -> tuple[ThreadedTransaction, Any]:
     """A business transaction for a `def` handler, and what its first steps found.
 
-    A request that waits for its connection takes no handler's thread. The thread that got the connection takes the
-    first steps itself: queued once more, they would stand behind the requests that wait for this very connection.
+    A request that waits for its connection occupies no handler's thread. The thread that got the connection runs the
+    first steps itself: in the queue they would wait behind the requests that wait for this very connection.
     """
     runtime = installation.threads()
     opened: list[tuple[OpenTransaction, Any]] = []
@@ -61,9 +62,9 @@ async def opened_in_thread(
 
 
 class ThreadedTransaction:
-    """The transaction of a `def` handler, as the exchange ends it.
+    """The transaction of a `def` handler, for the exchange, which ends it from the event loop.
 
-    A call that is cancelled goes on in its thread, so the next one waits for it: a connection is in one hand only.
+    A call that is cancelled goes on in its thread, so the next one waits for it: one thread at a time has a connection.
     """
 
     def __init__(self, tx: OpenTransaction, executor: Executor) -> None:
@@ -73,11 +74,11 @@ class ThreadedTransaction:
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
-        """What the handler got."""
+        """The connection that the handler got."""
         return self._tx.connection
 
     async def step(self, steps: Steps[T]) -> T:
-        """Run statements inside it."""
+        """Run statements inside the transaction."""
         return await self._do(lambda: self._tx.step(steps))
 
     async def commit(self) -> None:

@@ -1,4 +1,4 @@
-"""The shapes of ASGI, as far as oncekey touches them."""
+"""The types of ASGI that oncekey uses."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 Resolver: TypeAlias = Callable[[Scope], "str | Awaitable[str]"]
-"""Names the tenant (or the principal) of an authenticated request."""
+"""Returns the tenant (or the principal) of an authenticated request."""

@@ -1,6 +1,6 @@
-"""A protected handler that runs without a record: no key was sent, or its route fails open while the store is down.
+"""Runs a protected handler without a record: the client sent no key, or the route fails open while the store is down.
 
-Nothing is stored and a repeat runs again, but the rows of a LOCAL handler are kept and undone as with a key.
+Nothing is stored, and a repeat runs again. The rows of a LOCAL handler are committed and rolled back as with a key.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def run_unkeyed(
             result = answer
         rows = rows_of(enrolment, operation, installation.seen(result), raised=False)
     except BaseException as error:
-        # In a scope that was cancelled even a roll-back would be cancelled.
+        # The roll-back is shielded: in a cancelled scope it would be cancelled, too.
         await shielded(runtime.finish(flow, rows_of(enrolment, operation, error, raised=True)))
         raise
     _, cancelled = await runtime.finish(flow, rows)

@@ -1,13 +1,14 @@
-"""Ways that are known: where a repeat leads, so that a stored answer can be given without going there again.
+"""Remembers where keyed requests were routed, so that the middleware can replay an answer without the application.
 
 A framework finds a route, reads the body once more, checks it and resolves dependencies before a protected handler is
-called and claims. A repeat whose answer is stored needs none of it, if nobody on the way may say no: a dependency
-authenticates, a header is checked, a decorator above ours counts. So a way is remembered only where the framework's
-adapter says that there is nobody (`Installation.direct`): then what lies between us and the handler depends on the
-method, the path, the query and the body alone, and the fingerprint says that these are the same as before.
+called and claims. A repeat whose answer is stored needs none of this, unless something on the way could refuse it: a
+dependency that authenticates, a check of a header, a decorator above ours that counts. So a way is remembered only
+where the framework's adapter says that there is no such thing (`Installation.direct`): then what lies between the
+middleware and the handler depends on the method, the path, the query and the body alone, and an equal fingerprint
+proves that these are the same as before.
 
-A way only leads to a question. The store, or the cache that the policy allows, answers it; any answer but a replay,
-and every error, leaves the request to the application as if nobody had asked (`engine.admit.recall`).
+With a way the middleware only asks: the store, or the cache that the policy allows. On any answer but a replay, and
+after every error, the request goes to the application as usual (`engine.admit.recall`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
 MOST_WAYS: Final = 10_000
 _ROUTED: Final = ("endpoint", "path_params", "route")
-"""What a framework's router writes into the scope, and middleware farther out may read there afterwards."""
+"""What a framework's router writes into the scope. Outer middleware may read it there afterwards."""
 
 
 class Way(NamedTuple):
-    """Where a request with a key was routed to."""
+    """The route that a request with a key took."""
 
     method: str
     path: str
@@ -34,38 +35,38 @@ class Way(NamedTuple):
 
     @property
     def endpoint(self) -> object:
-        """The function that was routed to."""
+        """The function to which the request was routed."""
         return self.routed["endpoint"]
 
     def leads(self, scope: Scope, root_path: str) -> bool:
-        """Whether a request is for the same place."""
+        """Whether a request has the same method and path."""
         return self.path == scope["path"] and self.method == scope["method"] and self.root_path == root_path
 
     def enter(self, scope: Scope) -> None:
-        """Write into the scope what the router would have."""
+        """Write into the scope what the router would write."""
         scope.update(self.routed)
         if "path_params" in self.routed:
             scope["path_params"] = dict(self.routed["path_params"])
 
     def leave(self, scope: Scope) -> None:
-        """The router will be asked after all."""
+        """Undo `enter`, because the application's router will run after all."""
         for name in self.routed:
             scope.pop(name, None)
 
 
 class Ways:
-    """Those of the keys that were answered lately, by the line that the client wrote. The oldest makes room."""
+    """The ways of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
 
     __slots__ = ("_last", "_most", "known")
 
     def __init__(self, most: int = MOST_WAYS) -> None:
         self.known: dict[bytes | None, Way] = {}
         self._last: tuple[object, Way | None] = (None, None)
-        """The way that was added last: one place is asked for by many keys."""
+        """The way that was added last: requests with many keys share one route, and so one `Way`."""
         self._most = most
 
     def add(self, line: bytes, scope: Scope, root_path: str, enrolment: Enrolment) -> None:
-        """Remember where a request was routed to."""
+        """Remember the route of a request."""
         known = self.known
         if len(known) >= self._most and line not in known:
             del known[next(iter(known))]

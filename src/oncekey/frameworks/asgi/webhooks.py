@@ -1,4 +1,4 @@
-"""Webhooks of an ASGI application: the request is read here, and judged by `Hearing`."""
+"""Webhooks of an ASGI application: this module reads the request, and `Hearing` verifies and applies it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Host(Rules, Protocol):
-    """What a webhook needs of `Once`."""
+    """The part of `Once` that a webhook needs."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running loop."""

@@ -13,12 +13,12 @@ Give it a world, and pytest does the rest:
 
 The first argument makes the store: it is called with `clock=` (a function that gives the instant) and without
 (the store's own clock). The second is the driver, which the world closes. The tables must be there already.
-Each test gets a world of its own, or shares one: every scenario uses keys that nobody else uses, except for the
+Each test gets a world of its own, or shares one: every scenario uses keys that no other scenario uses, except for the
 odd keys of `Keeping`, which want an empty store.
 
-A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), the hands of the clock
-(`advance`), and two ways to be unlucky: `lose_reply(name)` lets a transaction of that name happen and loses its
-answer, `before(name, action)` lets a stranger act just before it. Verbs may be called from many threads.
+A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), a clock to move (`advance`), and two
+faults: `lose_reply(name)` lets a transaction of that name happen and loses its reply, `before(name, action)` does
+something else just before it. Verbs may be called from many threads.
 
 `Walk` is for stores with statements of their own: it tries every move on every kind of record, and compares what the
 store accepted with the table. It wants an empty store and a way to plant records, `blocking(..., plant=...)`.

@@ -1,7 +1,7 @@
 """The contract of cells: what `look`, `swap` and `page` promise, verb by verb.
 
-`StoreContract` says whether a store of these cells keeps records; here is what it cannot see, because it happens
-between a look and a swap. Give it cells, and pytest does the rest:
+`StoreContract` tests whether a store of these cells keeps records. This contract tests what happens between a look and
+a swap, which that one cannot see. Give it cells, and pytest does the rest:
 
     class TestMyCells(CellsContract):
         @pytest.fixture
@@ -63,7 +63,7 @@ def _all(cells: Cells, index: Index) -> list[Mapping[str, Any]]:
 
 
 def _crowd(cells: Cells, seen: Seen | None, line: Mapping[str, Any], size: int = 8) -> list[str]:
-    """Who wrote, of so many that swap the same at once."""
+    """The threads whose swap was written, when so many swap the same cell at once."""
     start = threading.Barrier(size)
     won: list[str] = []
 
@@ -94,7 +94,7 @@ class CellsContract:
         assert {name: type(value) for name, value in there.items()} == {name: type(line[name]) for name in line}
 
     def test_a_swap_compares_incarnation_and_version(self, cells: Cells) -> None:
-        """And absence: what was not seen as it is, is not written (P1)."""
+        """The store writes only if the cell is as it was seen, or absent as it was seen (P1)."""
         line, other = _lines(2)
         after = {**line, "version": line["version"] + 1, "last_error": "after"}
         assert not _put(cells, _seen(line), after)
@@ -121,7 +121,7 @@ class CellsContract:
         assert _look(cells, line) == bare
 
     def test_a_line_is_removed(self, cells: Cells) -> None:
-        """Then there is none, and another one may come."""
+        """A removed cell is absent, and may be written again."""
         (line,) = _lines()
         assert _put(cells, None, line)
         assert cells.swap(line["scope"], line["key"], _seen(line), None, None)
@@ -149,7 +149,7 @@ class CellsContract:
             assert cells.look(scope, key)[0] == {**line, "scope": scope, "key": key}
 
     def test_of_many_swaps_one_is_written(self, cells: Cells) -> None:
-        """Everybody has seen the same line, or none."""
+        """All threads have seen the same line, or none, and one of them writes."""
         there, new = _lines(2)
         assert _put(cells, None, there)
         for seen, line in ((_seen(there), there), (None, new)):

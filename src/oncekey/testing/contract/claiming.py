@@ -1,4 +1,4 @@
-"""Claims: the first caller of a key, and everybody after it."""
+"""Claims: the first caller of a key, and the callers after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Claiming:
-    """A key that nobody has used is the first caller's, and nobody else's."""
+    """The first caller of an unused key owns it, and no other caller does."""
 
     def test_a_key_that_was_never_used_has_no_record(self, world: World) -> None:
         """The store's clock comes with the answer all the same."""
@@ -98,7 +98,7 @@ class Claiming:
         assert world.record(claim.id).version == 1
 
     def test_a_claim_whose_reply_was_lost_is_ours(self, world: World) -> None:
-        """It is said again, and finds itself (P7, F8)."""
+        """The claim is sent again, and finds its own record (P7, F8)."""
         claim = a_claim()
         world.lose_reply("claim")
 
@@ -108,7 +108,7 @@ class Claiming:
         assert world.record(claim.id).version == 1
 
     def test_a_duplicate_waits_and_changes_nothing(self, world: World) -> None:
-        """In flight is in flight until the lease is over."""
+        """A record stays in progress until its lease is over."""
         claim = a_claim()
         world.owned(claim)
         before = world.record(claim.id)
@@ -149,7 +149,7 @@ class Claiming:
             world.owned(again(claim, id=record_id))
 
     def test_a_row_that_appears_before_our_insert_wins(self, world: World) -> None:
-        """The insert finds it and reads it; no error."""
+        """The insert finds the record and reads it, without an error."""
         claim = a_claim()
         world.before("claim", lambda: world.owned(again(claim)))
 

@@ -1,4 +1,4 @@
-"""What time alone may do to a record, and what it may not."""
+"""Expiry: which records a store may replace after their ttl, and which never."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPIRING = (State.COMPLETED, State.FAILED_RETRYABLE)
 
 
 class Expiring:
-    """Only what is finished expires; a key that comes back is another incarnation."""
+    """Only finished records expire; a key that is used again is another incarnation."""
 
     def test_an_answer_is_replayed_until_its_last_microsecond(self, world: World) -> None:
         """And not a moment longer."""
@@ -99,7 +99,7 @@ class Expiring:
             assert world.record(standing.claim.id) == before
 
     def test_what_is_unfinished_does_not_expire(self, world: World) -> None:
-        """A day is no evidence: running stays running, doubt stays doubt (P6, F3)."""
+        """Time proves nothing: a running record stays running, an unknown one stays unknown (P6, F3)."""
         unknown = stand(world, State.UNKNOWN)
         inline = stand(world, State.IN_PROGRESS, effects=Effects.INLINE, recovery=Recovery.UNKNOWN)
         local = stand(world, State.IN_PROGRESS, deadline=10 * TTL)
@@ -127,7 +127,7 @@ class Expiring:
             assert verdict == Refuse(Code.KEY_REUSED), state
 
     def test_no_answer_is_born_expired(self, world: World) -> None:
-        """However late it comes, it is kept for a whole life (P6, F2)."""
+        """However late the answer comes, it is kept for a whole ttl (P6, F2)."""
         for settled_from in (State.IN_PROGRESS, State.FAILED_RETRYABLE, State.UNKNOWN):
             standing = stand(world, settled_from)
             now = world.advance(TTL + HOUR)
@@ -158,7 +158,7 @@ class Expiring:
             assert world.record(standing.claim.id) == before, state
 
     def test_a_new_start_whose_reply_was_lost_is_ours(self, world: World) -> None:
-        """Looking again finds our owner (P7)."""
+        """A second read finds the request's own claim (P7)."""
         standing = stand(world, State.COMPLETED)
         world.advance(TTL)
         world.lose_reply("supersede")
@@ -168,7 +168,7 @@ class Expiring:
         assert (lease.fence, world.record(standing.claim.id).version) == (2, 3)
 
     def test_a_late_answer_beats_a_new_start(self, world: World) -> None:
-        """The look was older than the answer, so the answer is replayed (V in 31)."""
+        """The read was older than the answer, so the answer is replayed (V in 31)."""
         standing = stand(world, State.FAILED_RETRYABLE)
         world.advance(TTL)
         world.before("supersede", lambda: world.settle(standing.lease, answered()))

@@ -63,7 +63,7 @@ KEYS = (
 
 
 class Keeping:
-    """Stored means stored: not a byte more, less, or otherwise."""
+    """The store returns exactly the bytes that were stored."""
 
     def test_answers_come_back_byte_for_byte(self, world: World) -> None:
         """Every byte, no byte, a tombstone, and two megabytes."""
@@ -154,7 +154,7 @@ class Keeping:
         began = world.go(upkeep.beat(name, ("relay", "sweeper"), 15 * SECOND))
         assert seen() == Worker(name, ("relay", "sweeper"), began, began, 15 * SECOND)
         world.advance(14 * SECOND)
-        world.lose_reply("beat")  # said again, because saying it twice is harmless
+        world.lose_reply("beat")  # it is sent again, because a second beat is harmless
         assert world.go(upkeep.beat(name, ("relay",), 20 * SECOND)) == began + 14 * SECOND
         assert seen() == Worker(name, ("relay",), began, began + 14 * SECOND, 20 * SECOND)
         world.lose_reply("leave")
@@ -174,7 +174,7 @@ class Keeping:
 
         world.go(upkeep.beat(name, (), SECOND))
         world.advance(HOUR)
-        world.go(upkeep.forget_workers(HOUR))  # it promised to be seen a second later
+        world.go(upkeep.forget_workers(HOUR))  # the worker announced its next beat for a second later
         assert is_there()
         world.advance(SECOND)
         assert world.go(upkeep.forget_workers(HOUR)) >= 1

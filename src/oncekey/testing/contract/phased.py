@@ -1,4 +1,4 @@
-"""Phased records as scenarios begin with them."""
+"""PHASED records with which scenarios begin."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def announced(world: World, call: Announcement = CALL, **changes: Any) -> tuple[
 
 
 def stolen(world: World, claim: Claim) -> Lease:
-    """Somebody else's lease, after ours ran out."""
+    """The lease of the next owner, after ours ran out."""
     world.advance(2 * LEASE + DEADLINE)
     return world.owned(again(claim))
 

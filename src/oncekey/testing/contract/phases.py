@@ -114,7 +114,7 @@ class Stepping:
         assert world.record(claim.id).memo == (ORDER, CHARGE)
 
     def test_a_phase_whose_commit_got_no_reply_is_found_or_not(self, world: World) -> None:
-        """What the record says is what happened, and who was replaced is told so (P7)."""
+        """The record says what happened, and an owner that was replaced gets an error (P7)."""
         phases = world.store.phases
         claim, lease = begun(world)
         world.lose_reply("checkpoint")
@@ -132,7 +132,7 @@ class Stepping:
 
 
 class Announcing:
-    """No call is made that is not announced, and no announcement that is open is passed over."""
+    """An owner announces each call before it makes it, and cannot go on past an open announcement."""
 
     def test_a_first_announcement_says_when_it_may_be_sent_and_repeated(self, world: World) -> None:
         """By the store's clock; the lease lasts longer than the call (5, H2, H3)."""
@@ -216,7 +216,7 @@ class Announcing:
             assert world.record(claim.id) == before
 
     def test_an_announcement_whose_reply_was_lost_is_ours_and_counts_once(self, world: World) -> None:
-        """Nothing was sent in between, so saying it again is no second send (P7)."""
+        """The owner sent nothing in between, so repeating the announcement is no second send (P7)."""
         for losses in (1, 3):
             claim, lease = begun(world)
             world.lose_reply("announce", losses)
@@ -226,7 +226,7 @@ class Announcing:
             assert (world.record(claim.id).version, intent_of(world.record(claim.id)).sends) == (2, 1)
 
     def test_an_announcement_is_not_ours_once_the_record_was_doubted(self, world: World) -> None:
-        """The same words are there, and yet nothing may be sent any more (U1)."""
+        """The record has the same announcement, and yet the owner may send nothing any more (U1)."""
         _, lease = begun(world)
         assert world.go(world.store.phases.announce(lease, (), (), REPEATABLE)) is not None
         world.before("announce", lambda: world.settle(lease, Doubtful("swept")))
@@ -269,7 +269,7 @@ class Announcing:
         assert world.record(claim.id) == before
 
     def test_there_is_nothing_to_take_back_of_a_record_that_moved_on(self, world: World) -> None:
-        """An owner that hears "gone" here goes on, so it must still be the owner of a record in progress."""
+        """An owner that gets "gone" here goes on, so it must still be the owner of a record in progress."""
         for settlement in (HandedBack("x"), Doubtful("x"), answered()):
             _, lease = begun(world)
             assert world.settle(lease, settlement).ours

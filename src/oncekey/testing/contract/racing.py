@@ -1,4 +1,4 @@
-"""Many at once: exactly one wins, and everybody else hears a clean answer."""
+"""Many callers at once: exactly one wins, and every other one gets a clean answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Racing:
             only_winner(at_once([partial(world.begin, again(claim)), partial(world.begin, again(claim))]))
 
     def test_a_crowd_of_retries_after_a_failure(self, world: World) -> None:
-        """Ten retries, one execution, nine are told to wait."""
+        """Ten retries, one execution, nine are answered to wait."""
         claim = stand(world, State.FAILED_RETRYABLE).claim
 
         winner = only_winner(at_once([lambda: world.begin(again(claim))] * 10))
@@ -67,7 +67,7 @@ class Racing:
         assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
 
     def test_a_crowd_on_what_nobody_may_repeat(self, world: World) -> None:
-        """Nobody wins, and doubt is written once (15)."""
+        """No caller wins, and the doubt is written once (15)."""
         claim = stand(world, State.IN_PROGRESS, effects=Effects.INLINE, recovery=Recovery.UNKNOWN).claim
         world.advance(LEASE)
 
@@ -99,7 +99,7 @@ class Racing:
             assert isinstance(verdict, Replay if settled.ours else Proceed)
 
     def test_a_crowd_settles_one_operation(self, world: World) -> None:
-        """The same words from many mouths are written once."""
+        """The same settlement from many threads is written once."""
         standing = stand(world, State.IN_PROGRESS)
 
         settled = at_once([lambda: world.settle(standing.lease, answered())] * 16)
@@ -134,7 +134,7 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def only_winner(verdicts: Sequence[Verdict]) -> Proceed:
-    """The one that may execute; all others must have been told to wait."""
+    """The verdict of the caller that may execute; all others must have been answered to wait."""
     winners = [verdict for verdict in verdicts if isinstance(verdict, Proceed)]
     losers = [verdict for verdict in verdicts if isinstance(verdict, Refuse)]
     assert len(winners) == 1, f"{len(winners)} winners"

@@ -1,4 +1,4 @@
-"""What a repeat reads of a finished record: the same as everybody else finds there, or nothing."""
+"""The short read of a finished record by a repeat: it returns the same as a full read, or nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Recalling:
     """The short read never says more than the whole record, and says all that an answer needs."""
 
     def test_only_a_completed_record_is_recalled(self, world: World) -> None:
-        """Whatever else there is, whoever asks has to look at the whole of it (P6)."""
+        """For any other record the short read returns nothing, and the request has to read the whole record (P6)."""
         for state in STATES:
             standing = stand(world, state)
             glimpse = world.go(world.store.recall(standing.claim.id))

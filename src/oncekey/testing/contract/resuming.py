@@ -37,7 +37,7 @@ _F, _U = State.FAILED_RETRYABLE, State.UNKNOWN
 
 
 class Resulting:
-    """A call's result is the best evidence there is, and is taken from whoever nobody replaced."""
+    """The result of a call is the best evidence, and the store accepts it from an owner that was not replaced."""
 
     def test_a_result_is_stored_and_closes_the_call(self, world: World) -> None:
         """From in progress, from doubt, and from a record that was handed back (6, U2, F35)."""
@@ -69,7 +69,7 @@ class Resulting:
             assert world.settle(lease, answered()).ours, state
 
     def test_a_late_result_gets_no_lease_past_the_deadline(self, world: World) -> None:
-        """It is stored all the same; who goes on with it is another question (P5)."""
+        """The store accepts the result all the same; another rule decides who goes on (P5)."""
         claim, lease = announced(world)
         world.advance(DEADLINE - SECOND)
         assert world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)) is not None
@@ -115,7 +115,7 @@ class Resulting:
             assert world.record(claim.id) == before
 
     def test_a_result_whose_reply_was_lost_is_ours(self, world: World) -> None:
-        """The record says what we wanted to say (P7)."""
+        """The record has the result that the owner wanted to write (P7)."""
         for losses in (1, 3):
             claim, lease = announced(world)
             version = world.record(claim.id).version
@@ -127,7 +127,7 @@ class Resulting:
 
 
 class HandingBack:
-    """What is done is kept, and somebody else goes on."""
+    """The record keeps the finished steps, and a next owner goes on."""
 
     def test_handing_back_keeps_what_is_done_and_says_when_to_go_on(self, world: World) -> None:
         """With or without a call that may be repeated (11, H6)."""
@@ -152,7 +152,7 @@ class HandingBack:
             assert world.record(claim.id) == expected
 
     def test_a_call_that_may_not_be_repeated_is_not_handed_back(self, world: World) -> None:
-        """It is in doubt, and its owner says so (F23)."""
+        """The call is in doubt, and its owner reports that (F23)."""
         for call, wait in ((CALL, 0), (REPEATABLE, WINDOW)):
             claim, lease = announced(world, call)
             world.advance(wait)
@@ -252,7 +252,7 @@ class HandingBack:
 
 
 class Remembering:
-    """The request of a handler that somebody may go on with."""
+    """The stored request, with which a retry or the completer goes on."""
 
     def test_a_request_is_kept_until_there_is_an_answer(self, world: World) -> None:
         """Byte for byte, over take-overs and doubt (H7)."""
@@ -291,7 +291,7 @@ class Remembering:
             assert world.record(claim.id).request == request
 
     def test_most_records_keep_no_request(self, world: World) -> None:
-        """Nobody goes on with them."""
+        """The completer does not go on with them."""
         claim = a_claim()
         world.owned(claim)
         assert world.record(claim.id).request is None

@@ -37,7 +37,7 @@ _WRITES: Mapping[State | None, Mapping[str, State | None]] = MappingProxyType(
 """From each state, the settlements that its owner may still write, and where they lead (7 to 12, U2)."""
 
 _SAID_BEFORE = frozenset({(_C, "completed"), (_F, "retryable"), (_U, "doubtful"), (None, "discarded")})
-"""Repeats of what brought the record there: nothing is written, and they are ours."""
+"""Repeats of the settlement that brought the record there: nothing is written, and the owner gets a success."""
 
 
 class Settling:
@@ -180,7 +180,7 @@ class Settling:
         assert not world.settle(standing.lease, answered()).ours
 
     def test_a_replay_reads_and_writes_nothing(self, world: World) -> None:
-        """However often, and whoever asks."""
+        """However often a request asks, and whichever request it is."""
         standing = stand(world, State.COMPLETED)
         before = world.record(standing.claim.id)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Records in every state that a request can bring about, and what an owner may say to them."""
+"""Records in every state that a request can bring about, and leases that do not fit them."""
 
 from __future__ import annotations
 

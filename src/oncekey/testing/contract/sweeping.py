@@ -1,4 +1,4 @@
-"""Sweepers and reapers: what time ends, where a store has upkeep. Another scenario's records may be there, too."""
+"""Sweeps and reaps, if a store has upkeep. Records of other scenarios may be there, too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _due(world: World, **changes: object) -> Expired:
 
 
 class Sweeping:
-    """A lease that ran out is ended, and a record whose time is over goes; nothing else does."""
+    """The sweeper ends only leases that ran out, and the reaper removes only expired records."""
 
     def test_a_sweep_ends_a_lease_that_ran_out(self, world: World) -> None:
         """To retryable where the work may run again, else to unknown; the fence stays for the late owner (14, 15)."""
@@ -86,7 +86,7 @@ class Sweeping:
         assert world.record(claim.id).state is State.IN_PROGRESS
 
     def test_what_nobody_may_run_again_is_not_swept_to_retryable(self, world: World) -> None:
-        """Whoever decided so was wrong, and the store says so (P2)."""
+        """A sweeper that decides so is wrong, and the store refuses the move (P2)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -96,7 +96,7 @@ class Sweeping:
         assert not world.go(upkeep.sweep(world.record(claim.id), _F, "swept"))
 
     def test_what_was_begun_is_parked_when_its_time_is_over(self, world: World) -> None:
-        """It is not deleted, and nobody goes on with it by himself (18)."""
+        """The reaper does not delete it, and no worker goes on with it (18)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -177,7 +177,7 @@ class Sweeping:
         assert world.find(seen.id).record is None
 
     def test_a_purge_leaves_a_key_that_is_used_anew(self, world: World) -> None:
-        """It looks at the row as it is then."""
+        """The purge checks the row as it is at that moment."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return

@@ -1,4 +1,4 @@
-"""Take-overs: who comes next, and what it proves."""
+"""Take-overs: what the next owner has to prove, and what it keeps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TakingOver:
-    """Who comes next proves what it saw, and puts the fence up."""
+    """The next owner proves which version it has read, and raises the fence."""
 
     def test_a_stale_lease_of_what_may_run_again_is_taken_over(self, world: World) -> None:
         """Same incarnation, next fence, next attempt, new lease; the rest is kept (13)."""
@@ -51,7 +51,7 @@ class TakingOver:
         assert world.record(claim.id) == verdict.record
 
     def test_a_stale_lease_of_what_nobody_may_repeat_becomes_unknown(self, world: World) -> None:
-        """One request finds out, all hear the same; the fence stays for the late owner (15)."""
+        """One request marks it unknown, and all get the same answer; the fence stays for the late owner (15)."""
         claim = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN)
         world.owned(claim)
         before = world.record(claim.id)
@@ -154,7 +154,7 @@ class TakingOver:
         assert verdict.record.response == answered().response
 
     def test_a_take_over_whose_reply_was_lost_is_ours(self, world: World) -> None:
-        """Looking again finds our owner (P7)."""
+        """A second read finds the request's own claim (P7)."""
         standing = stand(world, State.FAILED_RETRYABLE)
         world.lose_reply("take_over")
 
@@ -163,7 +163,7 @@ class TakingOver:
         assert (lease.fence, world.record(standing.claim.id).version) == (2, 3)
 
     def test_who_was_taken_over_writes_nothing(self, world: World) -> None:
-        """Not one of the things an owner can say (P1, F11)."""
+        """The store refuses every write of the old owner (P1, F11)."""
         claim = a_claim()
         zombie = world.owned(claim)
         world.advance(LEASE)

@@ -1,9 +1,9 @@
-"""The table is the law: a walk over every row of TRANSITIONS and every combination of what its guards look at.
+"""Compares a store with TRANSITIONS: a walk over every row and every combination of what its guards look at.
 
-Each record is planted as it could never be brought about in reasonable time, then each move is tried on it. The store
-has to accept the move exactly if the store's guards of one of its rows hold; whoever moves is not asked, and what the
-mover answers for is as the mover says. So a store that looks at less than the table, or at more, is named here with the
-very record. Where a store shares transactions, all tries of a move are made in one that is rolled back.
+The walk plants each record directly, because reaching it by requests would take too long, and tries each move on it.
+The store has to accept the move exactly if the store's guards of one of its rows hold; the guards for which the mover
+answers are taken as the mover says. So a store that checks less than the table, or more, fails here with the very
+record. If a store shares transactions, all tries of a move are made in one that is rolled back.
 
 Effects, recovery, memo and open call are combined in every way. No guard looks at two clocks of a record, so of lease,
 deadline and expiry one at a time is over. From a state that no row of a move leaves from, every thirteenth record is
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from oncekey.testing.contract.world import Plant, World
 
 Try: TypeAlias = "Callable[[Store, Record], Flow[bool] | None]"
-"""Tries a move and says whether it was written; None: this store has no such move."""
+"""Tries a move, and returns whether the store wrote it; None: this store has no such move."""
 
 UNWALKED: Final[Mapping[int, str]] = MappingProxyType({})
 """Rows that the walk leaves out, and why. The list may only become shorter."""
@@ -115,7 +115,7 @@ def _clocks(state: State, now: Instant) -> tuple[tuple[Instant | None, Instant, 
 
 
 def planting(cells: Cells) -> Plant:
-    """How records are planted in a store of cells: by a swap, whatever is there."""
+    """A function that plants records in a store of cells: by a swap, whatever is there."""
 
     def plant(lines: Sequence[Mapping[str, Any]]) -> None:
         for line in lines:
@@ -154,7 +154,7 @@ class Walked:
     rows: tuple[Row, ...]
     tried: Try
     effects: Effects = Effects.LOCAL
-    """Of the request that makes it, where it begins a new life."""
+    """The effects of the request that makes the move, if the move begins a new life."""
 
     def expected(self, record: Record, now: Instant) -> bool:
         """Whether the table makes the store accept it."""
@@ -210,7 +210,7 @@ def _intent(now: Instant, until: Instant | None, *, sends: int = 1) -> Intent:
 
 
 def _written(snapshot: Snapshot | None, seen: Record) -> bool:
-    """Whether a write answered: one that only looked has the version that was there."""
+    """Whether the store wrote: if it only read, the version is the one that was there."""
     there = None if snapshot is None else snapshot.record
     return there is not None and there.version == seen.version + 1
 
@@ -241,7 +241,7 @@ def _renewing(store: Store, seen: Record) -> Flow[bool]:
 def _settling(made: Callable[[Record], Settlement]) -> Try:
     def tried(store: Store, seen: Record) -> Flow[bool]:
         def body() -> Steps[bool]:
-            # A settlement that is refused looks at the record and is said again; its first statement says enough.
+            # A settlement that is refused reads the record and is sent again; its first statement shows enough.
             steps = store.settling(replace(Lease.of(seen), alone=False), made(seen))
             rows = yield next(steps)
             steps.close()
@@ -292,7 +292,7 @@ def _asking_later(store: Store, seen: Record) -> Flow[bool] | None:
 
 
 def _stating(name: str, params: dict[str, Any], proof: Callable[[Record], dict[str, Any]]) -> Try:
-    """A move of a record with its parcel, which is the mover's to look at: its statement alone."""
+    """A move of a record with its parcel, by its statement alone: the mover checks the parcel."""
 
     def tried(store: Store, seen: Record) -> Flow[bool] | None:
         statements = getattr(store, "_statements", None)
@@ -455,7 +455,7 @@ class Walk:
 
 
 def _facts(record: Record) -> str:
-    """What a guard looks at, to be read by whoever mends a store."""
+    """The facts that guards look at, in words for the author of a store."""
     seen = ("state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
     return ", ".join(f"{name}={getattr(record, name)}" for name in seen)
 

@@ -1,4 +1,4 @@
-"""A store under test: blocking verbs over whatever driver there is, and the hands of its clock."""
+"""A store under test: blocking verbs over any driver, and a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class World:
         return self.go(request.begin(self.store, claim, policy or Policy()))
 
     def owned(self, claim: Claim) -> Lease:
-        """The lease that `begin` gives; it must."""
+        """The lease that `begin` returns; fails if it returns none."""
         verdict = self.begin(claim)
         assert isinstance(verdict, Proceed), verdict
         return verdict.lease
@@ -96,7 +96,7 @@ class World:
         return self.go(self.store.find(record_id))
 
     def record(self, record_id: RecordId) -> Record:
-        """The record that is there; it must be."""
+        """The record; fails if there is none."""
         record = self.find(record_id).record
         assert record is not None, f"there is no record of {record_id}"
         return record
@@ -108,7 +108,7 @@ class World:
         return self._shared("checkpoint", lambda: self.store.phases.checkpointing(lease, seen, memo, span), commit=True)
 
     def rolled_back(self, body: Callable[[], Steps[object]]) -> None:
-        """Say this in a business transaction that is then rolled back; nothing where the driver shares none."""
+        """Run this in a business transaction that is then rolled back; do nothing if the driver shares none."""
         if self._share is not None:
             self._share(body, False)  # noqa: FBT003  (not committed)
 
@@ -149,11 +149,11 @@ class World:
         return drive(flow, self._once)
 
     def lose_reply(self, name: str, times: int = 1) -> None:
-        """Let the transactions of this name happen, and lose what they answered (P7)."""
+        """Let the transactions of this name happen, and lose their replies (P7)."""
         self._lose[name] = times
 
     def before(self, name: str, action: Callable[[], object]) -> None:
-        """Do this just before the next transaction of this name, as a stranger would."""
+        """Do this just before the next transaction of this name, as another process would."""
         self._before[name] = action
 
     def _shared(self, name: str, body: Callable[[], Steps[T]], *, commit: bool) -> T:
