@@ -198,6 +198,11 @@ class _FlaskWsgi(OncekeyWsgi):
             self._checked = True
         return super().__call__(environ, start_response)
 
+    def start(self) -> None:
+        """The same, where Flask-SQLAlchemy knows its engine."""
+        with self._flask.app_context():
+            super().start()
+
     def _check(self) -> None:
         served = {id(layer) for view in self._flask.view_functions.values() for layer in _layers(view)}
         for operation, handler in self._enrolled.items():

@@ -57,6 +57,8 @@ class OncekeyWsgi:
         enrolment = self.threads.patterns.find(method, path)
         # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
         keyed = KEY in environ and (enrolment is not None or method not in SAFE)
+        if keyed and not self.threads.started:
+            self.start()
         exchange = self.exchange(self.threads, self.asked(environ, self.threads.max_request_bytes if keyed else None))
         token = current.set(exchange)
         try:
@@ -66,6 +68,14 @@ class OncekeyWsgi:
         finally:
             current.reset(token)  # a server uses the thread for its next request
             exchange.close()
+
+    def start(self) -> None:
+        """Check everything before the application runs.
+
+        The start needs a connection. A request whose application has taken one from the same pool must not wait for
+        the start of another request.
+        """
+        self.threads.ready()
 
     def _serve(
         self, exchange: Exchange, environ: WSGIEnvironment, start_response: StartResponse, enrolment: Enrolment | None
