@@ -17,6 +17,7 @@ MEANS: Final = {
     "INLINE": "outside calls in the handler",
     "wait": '`in_progress="wait"`: a repetition waits for the first answer instead of 409',
     "stream": "an answer in pieces is captured before its first byte is sent; a stream of events is refused",
+    "chunks": "a body that does not say how long it is (`Transfer-Encoding: chunked`) is compared like any other",
     "resume": "a PHASED request whose process was killed is gone on with, by a retry and by `oncekey worker`",
     "OpenAPI": "`oncekey openapi` describes the key: in the application's own document, or in a file that it is given",
     "audit": "`oncekey audit` and `oncekey routes` list the routes",
@@ -41,7 +42,8 @@ def page() -> str:
         ),
         table(("Ability", "What it is"), list(MEANS.items())),
         "An application that is enrolled by path is handed no transaction and no operation, so it is INLINE; that "
-        "holds for every framework. Plain WSGI has no list of routes, so none can be shown.",
+        "holds for every framework. Plain WSGI has no list of routes, so none can be shown. Under WSGI, Django takes a "
+        "body in chunks for an empty one, so such a request is refused if it has a key.",
     )
 
 

@@ -41,7 +41,7 @@ def make(service: Service) -> flask.Flask:
     def orders() -> flask.Response:
         return _answered(service.orders(flask.g.tenant))
 
-    once.wsgi(app, tenant=lambda _: flask.g.tenant, status="/idempotency-keys")
+    once.flask(app, tenant=lambda _: flask.g.tenant)
     return app
 
 

@@ -1,7 +1,7 @@
 """The skins that the suite runs on: a row for each, and what it can do is read from the table of the documentation.
 
 To add a skin, write a module with `make(service)`, which returns an application, name it in `SKINS` with a server, and
-give it a line in docs/generator/frameworks.json.
+give it a line in docs/generator/frameworks.json. A framework that has a `Once` of its own makes it in `once(url)`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import Any
 
 from harness.pages import ROOT
+from oncekey.once import Once
 
-ABILITIES = ("LOCAL", "PHASED", "OUTBOX", "INLINE", "wait", "stream", "resume", "OpenAPI", "audit")
+ABILITIES = ("LOCAL", "PHASED", "OUTBOX", "INLINE", "wait", "stream", "chunks", "resume", "OpenAPI", "audit")
 TABLE: dict[str, Any] = {
     row["skin"]: row for row in json.loads((ROOT / "docs" / "generator" / "frameworks.json").read_text("utf-8"))
 }
@@ -47,6 +48,10 @@ class Skin:
         """Whether it is served in threads, by WSGI."""
         return self.server != UVICORN
 
+    def once(self, url: str, **options: Any) -> Once:
+        once: Once = getattr(import_module(self.module), "once", Once)(url, **options)
+        return once
+
     def make(self, service: Any) -> Any:
         return import_module(self.module).make(service)
 
@@ -61,6 +66,7 @@ SKINS = {
         Skin("flask-sync", "Flask", "skins.on_flask", SYNC),
         Skin("flask-gthread", "Flask", "skins.on_flask", GTHREAD, BOTH),
         Skin("flask-preload", "Flask", "skins.on_flask", (*GTHREAD, "--preload")),
+        Skin("django", "Django and REST framework", "skins.on_django", GTHREAD),
         Skin("wsgi", "WSGI", "skins.on_wsgi", WAITRESS),
         Skin("example", "your own (the guide's example)", "skins.on_example", STANDARD),
     )

@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any
 
 from oncekey.core.policy import Policy
-from oncekey.once import Once
 from skins.rows import SKINS
 from skins.service import Service
 
@@ -28,8 +27,9 @@ POLICY = Policy(complete_interval=timedelta(seconds=0.2), send_window=timedelta(
 def __getattr__(name: str) -> Any:
     if name not in {"app", "once"}:
         raise AttributeError(name)
-    made = Once(os.environ[STORE], migrate=True, policy=POLICY)
-    globals().update(once=made, app=SKINS[os.environ[SKIN]].make(Service(made, os.environ[PROVIDER])))
+    skin, url = SKINS[os.environ[SKIN]], os.environ[STORE]
+    made = globals()["once"] = skin.once(url, migrate=True, policy=POLICY)  # which Django looks up to make the other
+    globals()["app"] = skin.make(Service(made, url, os.environ[PROVIDER]))
     return globals()[name]
 
 

@@ -218,18 +218,13 @@ def _behave(asked: Asked) -> Iterator[Pause]:
 class Service:
     """What all routes share: the store, the provider, and who may call."""
 
-    def __init__(self, once: Once, provider: str) -> None:
-        self.once, self.provider = once, urlsplit(provider)
+    def __init__(self, once: Once, url: str, provider: str) -> None:
+        self.once, self.url, self.provider = once, url, urlsplit(provider)
 
         @once.topic("transfer", repeatable=True)
         async def transfer(message: Message) -> Reply:
             charge = await asyncio.to_thread(self.charge, message.downstream_key)
             return Reply(201, {"id": message.payload["id"], "charge": charge["id"]})
-
-    @property
-    def url(self) -> str:
-        assert isinstance(self.once.store, str)
-        return self.once.store
 
     def admits(self, token: str, method: str) -> tuple[str, int]:
         """The tenant of a bearer token, and 200; or why it is not let in."""
@@ -336,7 +331,11 @@ class Service:
 
     def say(self, connection: Any, sql: str, params: dict[str, Any]) -> None:
         """A statement through a blocking connection that a handler was handed."""
-        connection.execute(sql if self.url.startswith("sqlite") else pyformat(sql), params)
+        if hasattr(connection, "execute"):
+            connection.execute(sql if self.url.startswith("sqlite") else pyformat(sql), params)
+            return
+        with connection.cursor() as cursor:  # Django's
+            cursor.execute(pyformat(sql), params)
 
     async def say_waiting(self, connection: Any, sql: str, params: dict[str, Any]) -> None:
         """A statement through a connection of SQLite's or asyncpg's."""

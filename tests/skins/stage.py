@@ -233,14 +233,25 @@ class Stage:
             finally:
                 process.kill()
 
+    def command(self, *words: str) -> str:
+        """What a command of `oncekey` prints for the same application."""
+        command = [*KEYS, *words, "--app", "skins.served:once"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     @property
     def log(self) -> str:
         return (self.folder / "server.log").read_text(errors="replace")
 
 
-def stages(*abilities: str, every_store: bool = False, one_server: bool = False) -> list[Any]:
+def stages(
+    *abilities: str, without: str | None = None, every_store: bool = False, one_server: bool = False
+) -> list[Any]:
     """The skins that can do all of this: on the first of their stores, or on each; on every server, or on one."""
-    able = [skin for skin in SKINS.values() if skin.can.issuperset(abilities)]
+    able = [skin for skin in SKINS.values() if skin.can.issuperset(abilities) and without not in skin.can]
     if one_server:
         able = list({skin.row: skin for skin in reversed(able)}.values())
     return [
