@@ -23,7 +23,7 @@ from oncekey.conformance import Address, Profile, Target, check
 from oncekey.core.errors import ConfigurationError
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.listing import listed
-from oncekey.frameworks.openapi import transformed
+from oncekey.frameworks.openapi import document_of, transformed
 from oncekey.once import Once
 from oncekey.surveying import Verdict, survey
 from skins.on_asgi import BY_PATH
@@ -304,8 +304,9 @@ def test_every_route_is_described(name: str, tmp_path: Path) -> None:
     _, (app,) = made(name, tmp_path)
     plain = {"openapi": "3.1.0", "info": {"title": "shop", "version": "1"}, "paths": {}}
     plain["paths"] = {route.path: {"post": {"responses": {}}} for route in ROUTES}
-    document = app.openapi() if hasattr(app, "openapi") else plain
-    described, missing = transformed(document, list(listed(app) or ()))
+    own = document_of(app)
+    assert (own is not None) == (TABLE[SKINS[name].row]["can"]["OpenAPI"] == "its own document")
+    described, missing = transformed(own or plain, list(listed(app) or ()))
     assert missing == []
     for route in ROUTES:
         operation = described["paths"][route.path]["post"]
@@ -328,7 +329,7 @@ def test_what_is_enrolled_by_path_is_inline(name: str, tmp_path: Path) -> None:
 @denies("OpenAPI")
 def test_routes_that_cannot_be_seen_are_not_described(name: str, tmp_path: Path) -> None:
     _, (app,) = made(name, tmp_path)
-    assert (listed(app), hasattr(app, "openapi")) == (None, False)
+    assert (listed(app), document_of(app)) == (None, None)
 
 
 @denies("audit")
