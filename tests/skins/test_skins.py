@@ -6,6 +6,7 @@ that has it; what the table denies is proved to be refused (`denies`).
 
 from __future__ import annotations
 
+import http.client
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -225,6 +226,21 @@ def test_a_worker_delivers_and_goes_on_without_the_client(stage: Stage) -> None:
 
 
 # Crashes and outages
+
+
+@proves("LOCAL", every_store=True)
+def test_killed_before_its_commit_and_sent_again(stage: Stage) -> None:
+    # P1, L1: kill -9 leaves neither a row nor a key that is taken
+    rows = "SELECT id FROM orders WHERE item = 'held'"
+    with stage.held("/orders") as held:
+        stage.kill()
+        with pytest.raises((http.client.HTTPException, OSError)):
+            held.reply.result()
+    assert stage.rows(rows) == []
+    first = stage.settled("/orders", held.order, held.key)
+    again = stage.send("/orders", held.order, key=held.key)
+    assert (first.status, first.replayed, again.body, again.replayed) == (201, False, first.body, True), stage.log
+    assert stage.rows(rows) == [(first.json()["id"],)]
 
 
 @proves("PHASED", "resume", every_store=True)
