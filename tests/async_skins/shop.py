@@ -1,15 +1,8 @@
-"""A shop behind Litestar and behind aiohttp's own server, over real sockets; its own process can be killed.
-
-`application(url, kind)` is the application alone, and `served(app)` serves it. `python -m async_skins.shop URL KIND
-mortal 60` says its port, and serves until it is killed: by an order, if it is mortal.
-"""
+"""A shop behind Litestar and behind aiohttp's own server, over real sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -49,10 +42,6 @@ class Shop:
     runs: list[str] = field(default_factory=list)
     sent: list[Any] = field(default_factory=list)
     stumbled: set[str] = field(default_factory=set)
-    dies: bool = False
-    """Whether an order may kill the process."""
-    lease: float = 60.0
-    """Seconds that a phased handler may be silent."""
 
     def __post_init__(self) -> None:
         self.once = Once(self.url, policy=self.policy, migrate=True, workers=self.workers)
@@ -86,11 +75,8 @@ class Shop:
         self.runs.append("phased")
         item = await op.phase("ordered", lambda connection: self.insert(connection, order["item"]))
         drawn = await op.value("drawn", lambda: uuid.uuid4().hex)
-        if order.get("does") == "die" and op.attempt == 1:
-            await self._does(order)
         charge = await op.call("charge", self._charge, repeatable=False)
-        if order.get("does") != "die":
-            await self._does(order)
+        await self._does(order)
         await op.phase("paid", lambda connection: self.insert(connection, f"{item} paid"))
         return {"drawn": drawn, "charge": charge, "attempt": op.attempt}, 201
 
@@ -117,8 +103,6 @@ class Shop:
             case "stumble" if order["item"] not in self.stumbled:
                 self.stumbled.add(order["item"])
                 raise ValueError("it stumbled")
-            case "die" if self.dies:
-                os.kill(os.getpid(), signal.SIGKILL)
             case _:
                 pass
 
@@ -128,10 +112,9 @@ class Shop:
     def routes(self) -> dict[str, tuple[Handler, dict[str, Any]]]:
         return {
             "/local": (self.local, {"effects": LOCAL}),
-            "/waiting": (self.local, {"effects": LOCAL, "in_progress": "wait"}),
             "/optional": (self.local, {"effects": LOCAL, "key": "optional"}),
             "/inline": (self.inline, {"effects": INLINE}),
-            "/phased": (self.phased, {"effects": PHASED, "lease": self.lease}),
+            "/phased": (self.phased, {"effects": PHASED}),
             "/outbox": (self.outbox, {"effects": OUTBOX}),
         }
 
@@ -171,11 +154,6 @@ class Shop:
             app.router.add_post(path, routed(handler, path, options))
         ours.install(self.once, app, tenant=lambda request: request.headers.get("tenant", "acme"))
         return app
-
-
-def application(url: str, kind: str) -> Any:
-    """The application alone, on a store; `served` serves it."""
-    return Shop(url).application(kind)
 
 
 class Runner:
@@ -238,16 +216,3 @@ def served(app: Any, **options: Any) -> Iterator[int]:
     """The same, while it serves; its port."""
     with server_of(app, **options) as server:
         yield server.port
-
-
-def main() -> None:
-    """Serve in a process of its own."""
-    url, kind, dies, lease = sys.argv[1:]
-    shop = Shop(url, dies=dies == "mortal", lease=float(lease))
-    with served(shop.application(kind)) as port:
-        print(port, flush=True)
-        signal.pause()
-
-
-if __name__ == "__main__":
-    main()

@@ -29,6 +29,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
+from oncekey.frameworks.openapi import document_of
 from oncekey.frameworks.resuming import resumed_as
 from oncekey.litestar import OncePlugin
 from oncekey.once import Once
@@ -385,7 +386,9 @@ async def test_openapi_describes_what_is_protected(shop: Shop) -> None:
     async def plain(data: Order) -> Order:
         return data
 
-    document = shop.app(create, plain).openapi_schema.to_schema()
+    app = shop.app(create, plain)
+    document = app.openapi_schema.to_schema()
+    assert (document_of(app), document_of(Litestar(openapi_config=None))) == (document, None)
     protected, unprotected = (document["paths"][path]["post"] for path in ("/orders", "/plain"))
     assert protected["x-oncekey"] == {"effects": "local", "operation": create.fn.__oncekey__.operation}  # type: ignore[attr-defined]
     assert [one["name"] for one in protected["parameters"]] == ["Idempotency-Key"]

@@ -137,9 +137,9 @@ Doing: TypeAlias = Generator[Any, Any, Said]
 
 
 def place_order(asked: Asked) -> Doing:
-    yield from _behave(asked)
     number, item = uuid.uuid4().hex, asked.order["item"]
     yield Row(_ORDER, {"id": number, "tenant": asked.tenant, "item": item})
+    yield from _behave(asked)
     return Said(201, {"id": number, "item": item}, f"/orders/{number}")
 
 

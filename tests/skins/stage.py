@@ -22,7 +22,7 @@ import pytest
 
 from harness.pages import ROOT
 from harness.patience import PATIENCE, wait_until
-from harness.processes import children
+from harness.processes import children, is_alive
 from harness.provider import Provider
 from harness.proxy import Proxy
 from harness.served import Wire
@@ -197,6 +197,14 @@ class Stage:
         """A request whose server is killed."""
         with pytest.raises((http.client.HTTPException, OSError)):
             self.send(path, order, key=key)
+
+    def kill(self) -> None:
+        """Kill what serves, whatever it does; the process that started it starts the next one."""
+        assert self._server is not None
+        doomed = children(self._server.pid)
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, doomed)), "the server lives")
 
     def settled(self, path: str, order: Any, key: str) -> Reply:
         """What a client hears that comes again for as long as it is told to wait."""

@@ -214,29 +214,23 @@ def openapi(
 ) -> None:
     """Print an OpenAPI document as JSON in which every protected operation has its header, refusals and answers.
 
-    The document is the application's own, as FastAPI makes one, or FILE. Operations are found by method and path,
-    whatever the parts of the path are called, with or without the path of a server. Nothing is taken away.
+    The document is the application's own, as FastAPI and Litestar make one, or FILE. Operations are found by method
+    and path, whatever the parts of the path are called, with or without the path of a server. Nothing is taken away.
     Exit code: 0 every protected route is described; 1 the document lacks some, which are named; 2 a mistake.
     """
     from oncekey.frameworks.listing import listed
-    from oncekey.frameworks.openapi import transformed
+    from oncekey.frameworks.openapi import document_of, transformed
 
     _, apps = applications(app)
-    document = _own(apps, app) if file is None else _document(file)
+    document = next(filter(None, map(document_of, apps)), None) if file is None else _document(file)
+    if document is None:
+        raise ConfigurationError(NO_DOCUMENT.format(app=app))
     made, missing = transformed(document, [route for one in apps for route in listed(one) or ()])
     typer.echo(json.dumps(made, indent=2, ensure_ascii=False))
     for name in missing:
         typer.echo(f"oncekey: {plain(name)} is protected, and the document does not have it", err=True)
     if missing:
         raise typer.Exit(LEFT)
-
-
-def _own(apps: list[Any], app: str) -> dict[str, Any]:
-    for one in apps:
-        if callable(getattr(one, "openapi", None)):
-            found: dict[str, Any] = one.openapi()
-            return found
-    raise ConfigurationError(NO_DOCUMENT.format(app=app))
 
 
 def _document(file: Path) -> dict[str, Any]:

@@ -211,4 +211,6 @@ async def refuse_to_stream(request: web.Request, _: web.StreamResponse) -> None:
     """Before the first byte is out: what a protected handler sends by itself cannot be stored first."""
     exchange = current.get()
     if isinstance(exchange, Exchange) and exchange.phase is Phase.RUNNING and request_of(exchange.scope) is request:
+        writer: Any = request.writer  # the error page's, too, which is neither in chunks nor compressed
+        writer.chunked, writer.length, writer._compress = False, None, None  # noqa: SLF001  (nothing else takes it back)
         raise ConfigurationError(STREAMS)

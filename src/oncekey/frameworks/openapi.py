@@ -41,6 +41,16 @@ NOT_KNOWN: Final = "this is a document of OpenAPI {version}, and 3.0 and 3.1 are
 _NAMED: Final = re.compile(r"\{[^{}]*\}")
 
 
+def document_of(app: Any) -> dict[str, Any] | None:  # noqa: ANN401  (an application of any kind)
+    """The document that an application makes by itself, as FastAPI and Litestar do; None: it makes none."""
+    made: dict[str, Any] | None = None
+    if callable(getattr(app, "openapi", None)):
+        made = app.openapi()
+    elif getattr(app, "openapi_config", None) is not None:  # Litestar's, which may be left out
+        made = app.openapi_schema.to_schema()
+    return made
+
+
 def transformed(document: Mapping[str, Any], routes: Iterable[Served]) -> tuple[dict[str, Any], list[str]]:
     """A copy of a document with what is protected described, and the operations that it does not have."""
     version = str(document.get("openapi", document.get("swagger", "?")))
