@@ -134,7 +134,8 @@ class Orders(Valid):
 class Payments(Valid):
     """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
 
-    @once.protect(effects=PHASED, lease=5, authorise=Valid.valid)  # so many seconds after a crash, it is free to go on
+    # The seconds say how long a payment rests after a crash.
+    @once.protect(effects=PHASED, lease=10, call_timeout=10, authorise=Valid.valid)
     def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401
         cents = self.valid()["cents"]
         number = op.phase("payment_created", lambda _: Payment.objects.create(tenant=request.user, cents=cents).pk)

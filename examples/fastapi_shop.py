@@ -60,7 +60,7 @@ def list_orders(tenant: Tenant) -> list[dict[str, Any]]:
 
 
 @app.post("/payments", status_code=201)
-@once.protect(effects=PHASED, lease=5)  # so many seconds after a crash, the payment is free to go on
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment rests after a crash
 async def create_payment(money: Money, tenant: Tenant, op: Operation) -> dict[str, Any]:
     """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
 

@@ -63,7 +63,7 @@ def list_orders() -> list[dict[str, Any]]:
 
 @app.post("/payments")
 @takes(cents=int)
-@once.protect(effects=PHASED, lease=5)  # so many seconds after a crash, the payment is free to go on
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment rests after a crash
 def create_payment(op: SyncOperation) -> Answer:
     """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
     tenant, cents = flask.g.tenant, flask.request.get_json()["cents"]

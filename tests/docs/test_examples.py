@@ -160,7 +160,7 @@ def test_a_shop_that_is_killed_after_the_charge_has_one_charge(name: str, tmp_pa
             unanswered.result()
     held.unlink()
     with shop(name, port, tmp_path) as log, acme(port) as client:
-        wait_until(lambda: pay(client).status_code != 409, log.read_text, every=0.1)
+        wait_until(lambda: pay(client).status_code != 409, log.read_text, every=0.5)
         paid, again = pay(client), pay(client)
         assert (paid.status_code, paid.json()) == (201, {"id": 1, "charge": "ch_1"}), log.read_text()
         assert (again.content, again.headers["Idempotent-Replayed"]) == (paid.content, "true")
