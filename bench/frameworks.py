@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import os
 import signal
 import socket
@@ -33,6 +34,9 @@ PLACES = {
     "FastAPI, uvicorn": ("fastapi", "uvicorn"),
     "Starlette, uvicorn": ("starlette", "uvicorn"),
     "ASGI by path, uvicorn": ("asgi", "uvicorn"),
+    "Litestar, uvicorn": ("litestar", "uvicorn"),
+    "aiohttp, its own server": ("aiohttp", "aiohttp"),
+    "Django, gunicorn gthread": ("django", "gunicorn"),
     "Flask, gunicorn gthread": ("flask", "gunicorn"),
     "Flask, waitress": ("flask", "waitress"),
     "WSGI, waitress": ("wsgi", "waitress"),
@@ -53,36 +57,24 @@ def application(framework: str) -> Any:
     """The application of a framework."""
     from oncekey import INLINE, SINGLE_TENANT, Once  # noqa: PLC0415
 
-    once = Once("memory:", survey=False)
-    protect = once.protect(effects=INLINE, operation="order")
-    match framework:
-        case "fastapi":
-            return _fastapi(once, protect)
-        case "starlette":
-            return _starlette(once, protect)
-        case "asgi":
-            enrol = {"POST /protected": once.by_path(effects=INLINE, operation="order")}
-            return once.asgi(_asgi, tenant=lambda _: "acme", enrol=enrol)
-        case "flask":
-            import flask  # noqa: PLC0415
+    once: Once
+    if framework == "django":
+        from oncekey import django  # noqa: PLC0415
 
-            app = flask.Flask("bench")
-
-            def order() -> Any:
-                flask.request.get_json()
-                return {"status": "created"}, 201
-
-            app.add_url_rule("/unprotected", "unprotected", order, methods=["POST"])
-            app.add_url_rule("/protected", "protected", protect(order), methods=["POST"])
-            return once.wsgi(app, tenant=SINGLE_TENANT)
-        case _:
-            protected = protect(_wsgi)
-
-            def routed(environ: Any, start_response: Any) -> Any:
-                chosen = protected if environ["PATH_INFO"] == "/protected" else _wsgi
-                return chosen(environ, start_response)
-
-            return once.wsgi(routed, tenant=SINGLE_TENANT)
+        once = django.Once("memory:", tenant=SINGLE_TENANT, survey=False)
+    else:
+        once = Once("memory:", survey=False)
+    make = {
+        "fastapi": _fastapi,
+        "starlette": _starlette,
+        "asgi": _by_path,
+        "litestar": _litestar,
+        "aiohttp": _aiohttp,
+        "django": _django,
+        "flask": _flask,
+        "wsgi": _routed,
+    }[framework]
+    return make(once, once.protect(effects=INLINE, operation="order"))
 
 
 def _fastapi(once: Any, protect: Any) -> Any:
@@ -119,6 +111,13 @@ def _starlette(once: Any, protect: Any) -> Any:
     return app
 
 
+def _by_path(once: Any, _: Any) -> Any:
+    from oncekey import INLINE  # noqa: PLC0415
+
+    enrol = {"POST /protected": once.by_path(effects=INLINE, operation="order")}
+    return once.asgi(_asgi, tenant=lambda _: "acme", enrol=enrol)
+
+
 async def _asgi(scope: Any, receive: Any, send: Any) -> None:
     assert scope["type"] == "http"
     while (await receive()).get("more_body"):
@@ -126,6 +125,84 @@ async def _asgi(scope: Any, receive: Any, send: Any) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"20")]
     await send({"type": "http.response.start", "status": 201, "headers": headers})
     await send({"type": "http.response.body", "body": b'{"status":"created"}'})
+
+
+def _litestar(once: Any, protect: Any) -> Any:
+    from litestar import Litestar, post  # noqa: PLC0415
+
+    from oncekey import SINGLE_TENANT  # noqa: PLC0415
+    from oncekey.litestar import OncePlugin  # noqa: PLC0415
+
+    async def order(data: dict[str, Any]) -> dict[str, str]:  # noqa: ARG001  (it is read, and that is all)
+        return {"status": "created"}
+
+    handlers = [post("/unprotected")(order), post("/protected")(protect(order))]
+    return Litestar(handlers, plugins=[OncePlugin(once, tenant=SINGLE_TENANT)], logging_config=None)
+
+
+def _aiohttp(once: Any, protect: Any) -> Any:
+    from aiohttp import web  # noqa: PLC0415
+
+    from oncekey import SINGLE_TENANT  # noqa: PLC0415
+    from oncekey.aiohttp import install  # noqa: PLC0415
+
+    async def order(request: web.Request) -> web.Response:
+        await request.json()
+        return web.json_response({"status": "created"}, status=201)
+
+    app = web.Application()
+    app.router.add_post("/unprotected", order)
+    app.router.add_post("/protected", protect(order))
+    install(once, app, tenant=SINGLE_TENANT)
+    return app
+
+
+def _django(once: Any, protect: Any) -> Any:
+    from django.conf import settings  # noqa: PLC0415
+    from django.core.wsgi import get_wsgi_application  # noqa: PLC0415
+    from django.http import HttpRequest, JsonResponse  # noqa: PLC0415
+    from django.urls import path  # noqa: PLC0415
+
+    def order(request: HttpRequest) -> JsonResponse:
+        json.loads(request.body)
+        return JsonResponse({"status": "created"}, status=201)
+
+    globals()["once_of_django"] = once  # a setting names the place of it
+    settings.configure(
+        ALLOWED_HOSTS=[HOST],
+        ROOT_URLCONF=(path("unprotected", order), path("protected", protect(order))),
+        MIDDLEWARE=["oncekey.django.Middleware"],
+        ONCEKEY=f"{__name__}.once_of_django",
+    )
+    return get_wsgi_application()
+
+
+def _flask(once: Any, protect: Any) -> Any:
+    import flask  # noqa: PLC0415
+
+    from oncekey import SINGLE_TENANT  # noqa: PLC0415
+
+    app = flask.Flask("bench")
+
+    def order() -> Any:
+        flask.request.get_json()
+        return {"status": "created"}, 201
+
+    app.add_url_rule("/unprotected", "unprotected", order, methods=["POST"])
+    app.add_url_rule("/protected", "protected", protect(order), methods=["POST"])
+    return once.wsgi(app, tenant=SINGLE_TENANT)
+
+
+def _routed(once: Any, protect: Any) -> Any:
+    from oncekey import SINGLE_TENANT  # noqa: PLC0415
+
+    protected = protect(_wsgi)
+
+    def routed(environ: Any, start_response: Any) -> Any:
+        chosen = protected if environ["PATH_INFO"] == "/protected" else _wsgi
+        return chosen(environ, start_response)
+
+    return once.wsgi(routed, tenant=SINGLE_TENANT)
 
 
 def _wsgi(environ: Any, start_response: Any) -> Any:
@@ -143,14 +220,19 @@ def __getattr__(name: str) -> Any:
 def serve(framework: str, server: str, listening: socket.socket) -> None:
     """Serve until the process is killed."""
     app = application(framework)
-    if server == "uvicorn":
-        import uvicorn  # noqa: PLC0415
+    match server:
+        case "uvicorn":
+            import uvicorn  # noqa: PLC0415
 
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=_IDLE)).run([listening])
-    else:
-        import waitress  # noqa: PLC0415
+            uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=_IDLE)).run([listening])
+        case "aiohttp":
+            from aiohttp import web  # noqa: PLC0415
 
-        waitress.create_server(app, sockets=[listening], threads=THREADS, channel_timeout=_IDLE).run()
+            web.run_app(app, sock=listening, keepalive_timeout=_IDLE, access_log=None, print=None)
+        case _:
+            import waitress  # noqa: PLC0415
+
+            waitress.create_server(app, sockets=[listening], threads=THREADS, channel_timeout=_IDLE).run()
 
 
 # Measuring.

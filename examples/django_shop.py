@@ -1,14 +1,10 @@
-"""A payments service with Django and REST framework, in one file: `python examples/django_shop.py --port 8000`.
+"""A payments service on Django and REST framework, in one file: see README.md for how it is started.
 
-`POST /orders` is LOCAL: the order and its stored answer are one commit. `POST /payments` is PHASED: rows, a call, rows,
-and the process may die between any two lines; a retry, or a worker, goes on. The file `django-shop.db` is made, or the
-one that `SHOP_DATABASE` names.
+A project of yours has all of this in modules of their own, as docs/howto/django.md shows.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from typing import Any
 
@@ -18,17 +14,15 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import models
 
-TOKENS = {"token-of-ann": "ann", "token-of-bob": "bob"}  # yours are in your database
-
 settings.configure(
-    SECRET_KEY=os.environ.get("SHOP_SECRET", "only for this example"),
+    SECRET_KEY="only for this example",  # noqa: S106  (nothing here is signed with it)
     ALLOWED_HOSTS=["127.0.0.1", "localhost"],
     ROOT_URLCONF=__name__,
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
     DATABASES={
         "default": {
             "ENGINE": "django.db.backends.sqlite3",
-            "NAME": os.environ.get("SHOP_DATABASE", "django-shop.db"),
+            "NAME": "django-shop.db",
             "OPTIONS": {"transaction_mode": "IMMEDIATE"},
         }
     },
@@ -41,70 +35,72 @@ django.setup()
 
 from django.core.wsgi import get_wsgi_application  # noqa: E402  (Django has to be set up first)
 from django.urls import path  # noqa: E402
+from provider import charge  # noqa: E402
 from rest_framework import serializers  # noqa: E402
 from rest_framework.authentication import BaseAuthentication  # noqa: E402
 from rest_framework.permissions import BasePermission  # noqa: E402
 from rest_framework.response import Response  # noqa: E402
 from rest_framework.views import APIView  # noqa: E402
+from shop_tables import tenant_of  # noqa: E402
 
-from oncekey import LOCAL, PHASED, SyncOperation, resumed_as  # noqa: E402
+from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Message, Reply, SyncOperation, resumed_as  # noqa: E402
 from oncekey.django import Once  # noqa: E402
 
-once = Once(tenant=lambda request: request.user)
+once = Once(tenant=lambda request: request.user, workers=True)
 
 
 class Order(models.Model):
     """What was ordered."""
 
     tenant = models.TextField()
-    product_id = models.TextField()
+    product = models.TextField()
     quantity = models.IntegerField()
 
     def __str__(self) -> str:
-        return f"{self.quantity} x {self.product_id}"
+        return f"{self.quantity} x {self.product}"
 
 
 class Payment(models.Model):
-    """What was charged."""
+    """What was paid."""
 
     tenant = models.TextField()
-    amount_cents = models.IntegerField()
+    cents = models.IntegerField()
     charge = models.TextField(default="")
 
     def __str__(self) -> str:
-        return f"{self.amount_cents} cents"
+        return f"{self.cents} cents"
 
 
 class Tokens(BaseAuthentication):
-    """Who calls; a worker that goes on with a request has no token, and says in whose name it does."""
+    """Who calls; a worker that goes on with a request has no token, and asks in the name of its tenant."""
 
     def authenticate(self, request: Any) -> tuple[str, None] | None:  # noqa: ANN401  (REST framework has no types)
-        token = request.META.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
-        name = resumed_as(request._request) or TOKENS.get(token)  # noqa: SLF001  (Django's own, which has the environ)
-        return None if name is None else (name, None)
+        asked = request._request  # noqa: SLF001  (Django's own, which has the environ)
+        tenant = resumed_as(asked) or tenant_of(request.headers.get("Authorization"))
+        return None if tenant is None else (tenant, None)
 
     def authenticate_header(self, request: Any) -> str:  # noqa: ANN401, ARG002
         return "Bearer"
 
 
 class IsKnown(BasePermission):
-    """Somebody with a token."""
+    """A client with a token."""
 
     def has_permission(self, request: Any, view: Any) -> bool:  # noqa: ANN401, ARG002
         return request.user is not None
 
 
 class OrderIn(serializers.Serializer):
-    """What a client sends for an order."""
+    """What a client orders."""
 
-    product_id = serializers.CharField()
+    product = serializers.CharField()
     quantity = serializers.IntegerField(min_value=1)
 
 
-class PaymentIn(serializers.Serializer):
-    """What a client sends for a payment."""
+class Money(serializers.Serializer):
+    """What a client pays."""
 
-    amount_cents = serializers.IntegerField(min_value=1)
+    cents = serializers.IntegerField(min_value=1)
 
 
 class Valid(APIView):
@@ -112,7 +108,7 @@ class Valid(APIView):
 
     authentication_classes = (Tokens,)
     permission_classes = (IsKnown,)
-    takes: type[serializers.Serializer]
+    takes: type[serializers.Serializer] = Money
 
     def valid(self) -> dict[str, Any]:
         """What was sent."""
@@ -122,54 +118,63 @@ class Valid(APIView):
 
 
 class Orders(Valid):
-    """`/orders`."""
+    """LOCAL: the row commits with the key and the answer, or not at all."""
 
     takes = OrderIn
-
-    def get(self, request: Any) -> Response:  # noqa: ANN401
-        return Response({"total": Order.objects.filter(tenant=request.user).count()})
 
     @once.protect(effects=LOCAL, authorise=Valid.valid)
     def post(self, request: Any) -> Response:  # noqa: ANN401
         order = Order.objects.create(tenant=request.user, **self.valid())
         return Response({"id": order.pk, "status": "created"}, status=201)
 
+    def get(self, request: Any) -> Response:  # noqa: ANN401
+        return Response(list(Order.objects.filter(tenant=request.user).values("id", "product", "quantity")))
+
 
 class Payments(Valid):
-    """`/payments`."""
+    """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
 
-    takes = PaymentIn
-
-    @once.protect(effects=PHASED, authorise=Valid.valid)
+    # The seconds say how long a payment rests after a crash.
+    @once.protect(effects=PHASED, lease=10, call_timeout=10, authorise=Valid.valid)
     def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401
-        amount = self.valid()["amount_cents"]
-        number = op.phase("created", lambda _: Payment.objects.create(tenant=request.user, amount_cents=amount).pk)
-        made = op.call("charged", lambda key: charge(amount, key), repeatable=True)
-        op.phase("settled", lambda _: Payment.objects.filter(pk=number).update(charge=made["id"]))
+        cents = self.valid()["cents"]
+        number = op.phase("payment_created", lambda _: Payment.objects.create(tenant=request.user, cents=cents).pk)
+        made = op.call("charged", lambda key: charge(key, cents), repeatable=True)
+        op.phase("payment_settled", lambda _: Payment.objects.filter(pk=number).update(charge=made["id"]))
         return Response({"id": number, "charge": made["id"]}, status=201)
 
 
-def charge(amount_cents: int, key: str) -> dict[str, Any]:
-    """Ask your provider here, with `key` as its idempotency key."""
-    return {"id": f"ch_{key[:12]}", "amount_cents": amount_cents}
+class Transfers(Valid):
+    """OUTBOX: a worker makes the call and the answer; until then it is 202."""
+
+    @once.protect(effects=OUTBOX, authorise=Valid.valid)
+    def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401, ARG002
+        op.defer("transfer", self.valid())
+        return Response(status=202)
 
 
-urlpatterns = [path("orders", Orders.as_view()), path("payments", Payments.as_view())]
-application = get_wsgi_application()
+@once.topic("transfer", repeatable=True)
+def transfer(message: Message) -> Reply:
+    """What the worker does."""
+    made = charge(message.downstream_key, message.payload["cents"])
+    return Reply(201, {"charge": made["id"]})
 
 
-def main() -> None:
-    """Make the tables, and serve."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, default=8000)
-    arguments = parser.parse_args()
-    apps.get_app_config(__name__).models_module = sys.modules[__name__]  # Django looks for a module of their own
-    call_command("migrate", run_syncdb=True, verbosity=0)
-    from django.core.servers.basehttp import run  # noqa: PLC0415  (a server to try it with, and for nothing else)
+class Charges(Valid):
+    """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
 
-    print(f"http://127.0.0.1:{arguments.port}", flush=True)  # noqa: T201
-    run("127.0.0.1", arguments.port, application, threading=True)
+    @once.protect(effects=INLINE, authorise=Valid.valid)
+    def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401, ARG002
+        made = charge(op.downstream_key("charge"), self.valid()["cents"])
+        return Response({"charge": made["id"]}, status=201)
 
 
-if __name__ == "__main__":
-    main()
+urlpatterns = [
+    path("orders", Orders.as_view()),
+    path("payments", Payments.as_view()),
+    path("transfers", Transfers.as_view()),
+    path("charges", Charges.as_view()),
+]
+apps.get_app_config(__name__).models_module = sys.modules[__name__]  # Django looks for a module of their own
+call_command("migrate", run_syncdb=True, verbosity=0)
+app = get_wsgi_application()

@@ -60,9 +60,9 @@ def list_orders(tenant: Tenant) -> list[dict[str, Any]]:
 
 
 @app.post("/payments", status_code=201)
-@once.protect(effects=PHASED)
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment rests after a crash
 async def create_payment(money: Money, tenant: Tenant, op: Operation) -> dict[str, Any]:
-    """PHASED: the process may die anywhere, and whoever comes next goes on where it was."""
+    """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
 
     async def begin(tx: Any) -> int:  # noqa: ANN401  (a connection of the driver)
         cursor = await tx.execute(PAYMENT, (tenant, money.cents))
@@ -95,7 +95,7 @@ async def transfer(message: Message) -> Reply:
 @app.post("/charges", status_code=201)
 @once.protect(effects=INLINE)
 async def create_charge(money: Money, op: Operation) -> dict[str, Any]:
-    """INLINE: one outside call, under a key that its provider recognises; what nobody can know is called unknown."""
+    """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
     made = await asyncio.to_thread(charge, op.downstream_key("charge"), money.cents)
     return {"charge": made["id"]}
 

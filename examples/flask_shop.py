@@ -63,9 +63,9 @@ def list_orders() -> list[dict[str, Any]]:
 
 @app.post("/payments")
 @takes(cents=int)
-@once.protect(effects=PHASED)
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment rests after a crash
 def create_payment(op: SyncOperation) -> Answer:
-    """PHASED: the process may die anywhere, and whoever comes next goes on where it was."""
+    """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
     tenant, cents = flask.g.tenant, flask.request.get_json()["cents"]
 
     def begin(tx: Any) -> int:  # noqa: ANN401  (a connection of the driver)
@@ -97,7 +97,7 @@ async def transfer(message: Message) -> Reply:
 @takes(cents=int)
 @once.protect(effects=INLINE)
 def create_charge(op: SyncOperation) -> Answer:
-    """INLINE: one outside call, under a key that its provider recognises; what nobody can know is called unknown."""
+    """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
     made = charge(op.downstream_key("charge"), flask.request.get_json()["cents"])
     return {"charge": made["id"]}, 201
 

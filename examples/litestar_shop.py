@@ -1,83 +1,104 @@
-"""A payments service on Litestar: orders that commit with their key, and payments that survive a crash.
+"""A payments service on Litestar, each route with the effects that fit it: see README.md for how it is started."""
 
-    python examples/litestar_shop.py
-
-serves it on port 8000 until Ctrl-C, with its database in the working folder. It needs
-`pip install 'oncekey[litestar]' uvicorn`. Send the same request twice:
-
-    curl -i localhost:8000/orders -H 'Idempotency-Key: my-first-order-0001' -d '{"product": "tea", "cents": 450}'
-    curl -i localhost:8000/payments -H 'Idempotency-Key: my-first-payment-01' -d '{"order": 1}'
-
-and look at /idempotency-keys/my-first-payment-01, and at /schema, which describes the API.
-"""
-
-import os
-import sqlite3
-from contextlib import closing
+import asyncio
+from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
-from litestar import Litestar, Request, post
-from litestar.exceptions import NotFoundException
+from litestar import Litestar, Request, Router, get, post
+from litestar.connection import ASGIConnection
+from litestar.exceptions import NotAuthorizedException
+from litestar.handlers import BaseRouteHandler
+from provider import charge
+from shop_tables import ORDER, PAID, PAYMENT, make_tables, orders_of, tenant_of
 
-from oncekey import LOCAL, PHASED, SINGLE_TENANT, Once, Operation
+from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Message, Once, Operation, Reply, resumed_as
 from oncekey.litestar import OncePlugin
 
-DATABASE = os.environ.get("SHOP_DATABASE", "litestar_shop.db")
-PORT = int(os.environ.get("SHOP_PORT", "8000"))
-ORDERS = "CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, product TEXT, cents INTEGER, charge TEXT)"
-INSERT = "INSERT INTO orders (product, cents) VALUES (?, ?) RETURNING id"
+Asked = Request[Any, Any, Any]
 
-# Workers in the process that serves: they go on with payments that a crash left behind.
-once = Once(f"sqlite:///{DATABASE}", migrate=True, workers=True)
+make_tables()
+once = Once("sqlite:///shop.db", migrate=True, workers=True)
+
+
+async def authenticate(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Who calls; a worker that goes on with a request has no token, and asks in the name of its tenant."""
+    tenant = resumed_as(connection) or tenant_of(connection.headers.get("Authorization"))
+    if tenant is None:
+        raise NotAuthorizedException
+    connection.state.tenant = tenant
+
+
+@dataclass
+class OrderIn:
+    """What a client orders."""
+
+    product: str
+    quantity: int
+
+
+@dataclass
+class Money:
+    """What a client pays."""
+
+    cents: int
 
 
 @post("/orders")
 @once.protect(effects=LOCAL)
-async def create_order(request: Request[Any, Any, Any], op: Operation) -> dict[str, int]:
-    """Take an order; its row and the stored answer are one commit."""
-    order = await request.json()
-    cursor = await op.connection.execute(INSERT, (order["product"], order["cents"]))
+async def create_order(data: OrderIn, request: Asked, op: Operation) -> dict[str, Any]:
+    """LOCAL: the row commits with the key and the answer, or not at all."""
+    cursor = await op.connection.execute(ORDER, (request.state.tenant, data.product, data.quantity))
     row = await cursor.fetchone()
-    return {"id": row["id"]}
+    return {"id": row["id"], "status": "created"}
+
+
+@get("/orders", sync_to_thread=True)
+def list_orders(request: Asked) -> list[dict[str, Any]]:
+    """Looking changes nothing, and needs no key."""
+    return orders_of(request.state.tenant)
 
 
 @post("/payments")
-@once.protect(effects=PHASED)
-async def pay(request: Request[Any, Any, Any], op: Operation) -> dict[str, str]:
-    """Charge the card of an order, in steps: whoever goes on after a crash begins after the last one."""
-    number = (await request.json())["order"]
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment rests after a crash
+async def create_payment(data: Money, request: Asked, op: Operation) -> dict[str, Any]:
+    """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
 
-    async def priced(connection: Any) -> int | None:  # noqa: ANN401  (a connection of the store's driver)
-        cursor = await connection.execute("SELECT cents FROM orders WHERE id = ?", (number,))
+    async def begin(tx: Any) -> int:  # noqa: ANN401  (a connection of the driver)
+        cursor = await tx.execute(PAYMENT, (request.state.tenant, data.cents))
         row = await cursor.fetchone()
-        return None if row is None else int(row["cents"])
+        return int(row["id"])
 
-    async def noted(connection: Any) -> None:  # noqa: ANN401
-        await connection.execute("UPDATE orders SET charge = ? WHERE id = ?", (charge, number))
+    async def settle(tx: Any) -> None:  # noqa: ANN401
+        await tx.execute(PAID, (made["id"], number))
 
-    cents = await op.phase("priced", priced)
-    if cents is None:
-        raise NotFoundException("there is no such order")
-    charge = await op.call("charged", lambda key: charge_card(key, cents), repeatable=True)
-    await op.phase("noted", noted)
-    return {"charge": charge}
+    number = await op.phase("payment_created", begin)
+    made = await op.call("charged", lambda key: asyncio.to_thread(charge, key, data.cents), repeatable=True)
+    await op.phase("payment_settled", settle)
+    return {"id": number, "charge": made["id"]}
 
 
-async def charge_card(key: str, cents: int) -> str:
-    """Where a provider of payments would be called, with `key` as its own Idempotency-Key."""
-    return f"ch_{key[:8]}_{cents}"
+@post("/transfers", status_code=202)
+@once.protect(effects=OUTBOX)
+async def create_transfer(data: Money, op: Operation) -> None:
+    """OUTBOX: a worker makes the call and the answer; until then it is 202."""
+    op.defer("transfer", {"cents": data.cents})
 
 
-app = Litestar([create_order, pay], plugins=[OncePlugin(once, tenant=SINGLE_TENANT)])
+@once.topic("transfer", repeatable=True)
+async def transfer(message: Message) -> Reply:
+    """What the worker does."""
+    made = await asyncio.to_thread(charge, message.downstream_key, message.payload["cents"])
+    return Reply(201, {"charge": made["id"]})
 
 
-def main() -> None:
-    """Make the shop's own table, and serve."""
-    with closing(sqlite3.connect(DATABASE)) as connection:
-        connection.execute(ORDERS)
-    uvicorn.run(app, port=PORT)
+@post("/charges")
+@once.protect(effects=INLINE)
+async def create_charge(data: Money, op: Operation) -> dict[str, Any]:
+    """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
+    made = await asyncio.to_thread(charge, op.downstream_key("charge"), data.cents)
+    return {"charge": made["id"]}
 
 
-if __name__ == "__main__":
-    main()
+handlers = [create_order, list_orders, create_payment, create_transfer, create_charge]
+plugin = OncePlugin(once, tenant=lambda request: request.state.tenant, status_guards=[authenticate])
+app = Litestar([Router("/", route_handlers=handlers, guards=[authenticate])], plugins=[plugin])

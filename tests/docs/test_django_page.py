@@ -1,23 +1,18 @@
-"""The project of the guide to Django, and the example, do what the page says: in processes of their own."""
+"""The project of the guide to Django does what the page says, in processes of its own."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.pages import ROOT, Page
-from harness.patience import PATIENCE, wait_until
-from harness.ports import free_port
+from harness.patience import PATIENCE
 
 PAGE = Page(ROOT / "docs/howto/django.md")
 MANAGE = "import sys; from django.core.management import execute_from_command_line as run; run(sys.argv)"
@@ -86,38 +81,3 @@ def test_the_project_of_the_page(project: Path) -> None:
     assert said[2:4] == [[200, renamed, None], [200, renamed, "true"]]
     assert said[4:] == [[201, paid, None], [201, paid, "true"]]
     assert nobody == 401
-
-
-def test_the_example_is_started_by_one_command(tmp_path: Path) -> None:
-    port = free_port()
-    environ = {**os.environ, "SHOP_DATABASE": str(tmp_path / "shop.db"), "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, str(ROOT / "examples/django_shop.py"), "--port", str(port)]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline().strip() == f"http://127.0.0.1:{port}"
-            wait_until(lambda: _listens(port), "the example does not listen")
-            orders = [_post(port, "/orders", {"product_id": "p-1", "quantity": 2}, "k" * 20) for _ in range(2)]
-            payments = [_post(port, "/payments", {"amount_cents": 1999}, "l" * 20) for _ in range(2)]
-            wrong = _post(port, "/orders", {"product_id": "p-1"}, "m" * 20)
-            mended = _post(port, "/orders", {"product_id": "p-1", "quantity": 1}, "m" * 20)
-            nobody = _post(port, "/orders", {}, "n" * 20, token="somebody-else")
-        finally:
-            server.kill()
-    assert [one[:2] for one in orders] == [(201, {"id": 1, "status": "created"})] * 2
-    assert (payments[0][:2], payments[0][1]["id"]) == (payments[1][:2], 1)
-    assert [one[2] for one in (*orders, *payments)] == [None, "true", None, "true"]
-    assert (wrong[0], mended[0], nobody[0]) == (400, 201, 401)
-
-
-def _listens(port: int) -> bool:
-    with closing(socket.socket()) as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _post(port: int, path: str, body: Any, key: str, token: str = "token-of-ann") -> tuple[int, Any, str | None]:
-    headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": key, "Content-Type": "application/json"}
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
-        connection.request("POST", path, json.dumps(body), headers)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read()), response.headers.get("Idempotent-Replayed")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,12 +25,26 @@ from harness.ports import free_port
 PAGE = Page(ROOT / "examples" / "README.md")
 AS_ACME = {"Authorization": "Bearer token-of-acme"}
 KEY = "0f1d2c3b-4a59-4687-8796-a5b4c3d2e1f0"
+SHOPS = ["fastapi_shop", "flask_shop", "django_shop", "litestar_shop"]
+HOLDING = """
+import time
+
+answering = charge
 
 
-def command(beginning: str, port: int = 8001) -> str:
-    """The command of the page that begins so, on another port."""
+def charge(key, cents):
+    made = answering(key, cents)
+    while Path("held").exists():
+        time.sleep(0.01)
+    return made
+"""
+"""What makes the provider charge at once, and answer when the file is gone."""
+
+
+def command(words: str, port: int = 8001) -> str:
+    """The command of the page that has these words in it, on another port."""
     lines = "\n".join(block.text for block in PAGE.blocks("sh")).replace("\\\n", " ").splitlines()
-    (found,) = [line for line in lines if line.startswith(beginning)]
+    (found,) = [line for line in lines if words in line]
     return found.replace("8001", str(port))
 
 
@@ -79,37 +95,81 @@ def serves(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("server", ["uvicorn", "gunicorn"])
-def test_a_shop_keeps_every_promise(server: str, folder: Path) -> None:
+@contextmanager
+def shop(name: str, port: int, folder: Path) -> Iterator[Path]:
+    """A shop that serves until it is killed at the end of the block, and its log."""
+    with running(command(f" {name}:app", port), folder) as log:
+        wait_until(lambda: serves(f"http://127.0.0.1:{port}"), log.read_text, every=0.1)
+        yield log
+
+
+def acme(port: int) -> httpx.Client:
+    """A client of the shop."""
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=AS_ACME, timeout=PATIENCE, verify=False)
+
+
+def charged(folder: Path) -> list[int]:
+    """The cents of every charge, as the provider of the examples tells them."""
+    said = run(f"{sys.executable} -c 'from provider import *; print(charges())'", folder, PYTHONPATH="examples")
+    return [int(cents) for cents in re.findall(r", (\d+)\)", said)]
+
+
+@pytest.mark.parametrize("name", SHOPS)
+def test_a_shop_keeps_every_promise(name: str, folder: Path) -> None:
     port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with running(command(server, port), folder) as log:
-        wait_until(lambda: serves(url), log.read_text, every=0.1)
-        with httpx.Client(base_url=url, headers=AS_ACME, timeout=PATIENCE, verify=False) as client:
+    with shop(name, port, folder) as log, acme(port) as client:
 
-            def send(path: str, body: object, key: str) -> httpx.Response:
-                return client.post(path, json=body, headers={"Idempotency-Key": f'"{key}-{path}"'})
+        def send(path: str, body: object) -> httpx.Response:
+            return client.post(path, json=body, headers={"Idempotency-Key": f'"{KEY}-{path}"'})
 
-            for path, body in (
-                ("/orders", {"product": "tea", "quantity": 1}),
-                ("/payments", {"cents": 5}),
-                ("/charges", {"cents": 6}),
-            ):
-                first, again = send(path, body, KEY), send(path, body, KEY)
-                assert (first.status_code, again.status_code, again.content) == (201, 201, first.content), (
-                    log.read_text()
-                )
-                assert again.headers["Idempotent-Replayed"] == "true"
-            assert send("/transfers", {"cents": 7}, KEY).status_code == 202
-            wait_until(lambda: send("/transfers", {"cents": 7}, KEY).status_code == 201, log.read_text, every=0.1)
-        said = run(f"{sys.executable} -c 'from provider import *; print(charges())'", folder, PYTHONPATH="examples")
-        assert [int(cents) for cents in re.findall(r", (\d+)\)", said)] == [5, 6, 7]
+        assert client.post("/orders", json={}, headers={"Authorization": "Bearer no-token"}).status_code == 401
+        for path, body in (
+            ("/orders", {"product": "tea", "quantity": 1}),
+            ("/payments", {"cents": 5}),
+            ("/charges", {"cents": 6}),
+        ):
+            wrong = send(path, {"cents": "many"})  # it does not use up the key
+            assert wrong.status_code in {400, 422}, log.read_text()
+            first, again = send(path, body), send(path, body)
+            assert (first.status_code, again.status_code, again.content) == (201, 201, first.content), log.read_text()
+            assert again.headers["Idempotent-Replayed"] == "true"
+        assert client.get("/orders").json() == [{"id": 1, "product": "tea", "quantity": 1}]
+        assert send("/transfers", {"cents": 7}).status_code == 202
+        wait_until(lambda: send("/transfers", {"cents": 7}).status_code == 201, log.read_text, every=0.1)
+        assert charged(folder) == [5, 6, 7]
         assert ", 0 failed, 0 advice, " in run(command("oncekey check", port), folder)
 
 
+@pytest.mark.parametrize("name", SHOPS)
+def test_a_shop_that_is_killed_after_the_charge_has_one_charge(name: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "examples" / "provider.py").open("a") as provider:
+        provider.write(HOLDING)
+    port, held = free_port(), tmp_path / "held"
+
+    def pay(client: httpx.Client) -> httpx.Response:
+        return client.post("/payments", json={"cents": 1999}, headers={"Idempotency-Key": f'"{KEY}"'})
+
+    held.touch()
+    with acme(port) as client, ThreadPoolExecutor(1) as waiting:
+        with shop(name, port, tmp_path) as log:
+            unanswered = waiting.submit(pay, client)
+            wait_until(lambda: unanswered.done() or charged(tmp_path) == [1999], log.read_text, every=0.1)
+            assert not unanswered.done(), log.read_text()
+        with pytest.raises(httpx.TransportError):
+            unanswered.result()
+    held.unlink()
+    with shop(name, port, tmp_path) as log, acme(port) as client:
+        wait_until(lambda: pay(client).status_code != 409, log.read_text, every=0.5)
+        paid, again = pay(client), pay(client)
+        assert (paid.status_code, paid.json()) == (201, {"id": 1, "charge": "ch_1"}), log.read_text()
+        assert (again.content, again.headers["Idempotent-Replayed"]) == (paid.content, "true")
+    assert charged(tmp_path) == [1999]
+
+
 def test_a_task_that_is_delivered_three_times_charges_once(folder: Path) -> None:
-    with Valkey() as broker, running(command("PYTHONPATH=examples celery"), folder, BROKER=broker.url) as log:
-        run(command("python examples"), folder, BROKER=broker.url)
+    with Valkey() as broker, running(command("celery -A"), folder, BROKER=broker.url) as log:
+        run(command("celery_tasks.py"), folder, BROKER=broker.url)
 
         def told() -> list[str]:
             return sorted(re.findall(r"(HANDLED|DUPLICATE) (ch_\d+)", log.read_text()))
