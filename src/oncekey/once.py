@@ -307,8 +307,9 @@ class Once:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
+        webhook = WsgiWebhook(self, Hearing(self, None, secret=secret, parse=parse, **options))
         self._webhooks += 1
-        return WsgiWebhook(self, Hearing(self, None, secret=secret, parse=parse, **options))
+        return webhook
 
     def asgi(
         self, app: App, *, tenant: Resolver, enrol: Mapping[str, Enrolment], principal: Resolver | None = None

@@ -59,20 +59,20 @@ def test_a_store_that_there_is_not(store: Any, said: str) -> None:
     assert said in sentence(raised)
 
 
-class Mysql:
+class Oracle:
     """As much of an engine as is looked at; no driver of that database is installed here."""
 
     class dialect:  # noqa: N801
-        name = "mysql"
+        name = "oracle"
 
     sync_engine = None
 
 
 def test_an_engine_of_a_database_that_there_is_no_store_for() -> None:
-    kind = type("AsyncEngine", (Mysql,), {"__module__": "sqlalchemy.ext.asyncio.engine"})
+    kind = type("AsyncEngine", (Oracle,), {"__module__": "sqlalchemy.ext.asyncio.engine"})
     with pytest.raises(ConfigurationError) as raised:
         Once(kind())
-    assert "there is no store for mysql: make the engine for" in sentence(raised)
+    assert "there is no store for oracle: make the engine for" in sentence(raised)
     Once(create_async_engine("postgresql+asyncpg://nowhere/nothing"))
 
 

@@ -99,6 +99,7 @@ class MariadbInstallation:
             *self.program("mariadb-install-db"),
             *self.options(),
             f"--datadir={data}",
+            f"--tmpdir={data.parent}",  # one that starts removes what others have in a folder that they share
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--innodb-log-file-size=48M",
@@ -132,7 +133,8 @@ class MysqlInstallation(MariadbInstallation):
     def making(self, data: Path) -> list[str]:
         """What makes a folder of data."""
         settings = [f"--{name}={value}" for name, value in self.settings.items()]
-        return [*self.program(self.daemon), *self.options(), f"--datadir={data}", *settings, "--initialize-insecure"]
+        settings += [f"--datadir={data}", f"--tmpdir={data.parent}"]
+        return [*self.program(self.daemon), *self.options(), *settings, "--initialize-insecure"]
 
 
 def installation(kind: type[MariadbInstallation] = MariadbInstallation) -> MariadbInstallation:

@@ -49,7 +49,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
 
     @functools.wraps(handler)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        if has_operation(name, args, kwargs):
+        if (args or name in kwargs) and has_operation(name, args, kwargs):
             return await _plainly(handler, args, kwargs)
         enter = entrance_of(enrolment, args) if entrances else None
         if enter is not None:
