@@ -31,7 +31,7 @@ run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 test: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --durations=10 $(TESTS) $(ARGS)
 
-lowest: $(LOWEST)/.made pooler dynalite mariadb ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
+lowest: $(LOWEST)/.made pooler dynalite mariadb mysql ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
 	ONCEKEY_TEST_DYNALITE="$${ONCEKEY_TEST_DYNALITE:-$(abspath $(VENV))/dynalite/node_modules/.bin/dynalite}" \
 		$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
 
