@@ -25,6 +25,7 @@ def project(postgres_server: DatabaseServer, tmp_path_factory: pytest.TempPathFa
     from django.test.utils import setup_test_environment
 
     django.setup()
+    del os.environ["DJANGO_SETTINGS_MODULE"]  # Celery's processes of other tests would take it for theirs
     setup_test_environment()
     for alias in ("default", "lite"):
         with override_settings(**chosen(alias)):
@@ -36,7 +37,7 @@ def project(postgres_server: DatabaseServer, tmp_path_factory: pytest.TempPathFa
         assert module.once.threads.stop(60)
         module.once.blocking().close()
     connections.close_all()
-    del os.environ["DJANGO_SETTINGS_MODULE"], os.environ["SHOP_DATABASE"], os.environ["SHOP_LITE"]
+    del os.environ["SHOP_DATABASE"], os.environ["SHOP_LITE"]
 
 
 def chosen(alias: str) -> dict[str, str]:
