@@ -103,6 +103,16 @@ def test_every_request_has_a_record_that_can_be_read(made, records):
     assert {entry.name for one in records for entry in one.memo} >= {"payment_created", "charge_created"}
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_every_state_is_there_whatever_is_drawn(tmp_path, seed):
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    midnight = time.time_ns() // 1000 // (24 * HOUR) * 24 * HOUR
+
+    write(url, tmp_path / "ledger.db", Wanted(60, seed=seed, ended_at=midnight))
+
+    assert {one.state for one in all_records(url)} == set(State) - {State.EXPIRED}
+
+
 def test_what_needs_a_person_is_there_with_all_that_a_person_needs(made, records):
     url, _ = made
     unknown = [one for one in records if one.state is State.UNKNOWN]

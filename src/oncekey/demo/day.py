@@ -165,7 +165,8 @@ class Day:
             (4 * SECOND, self._payment(Fate.SLOW)),
             (6 * SECOND, self._notification(Fate.SLOW)),
             (3 * SECOND, self._transfer(Fate.SLOW)),
-            *((draw.between(MINUTE, 3 * HOUR), self._notification(Fate.UNREACHABLE)) for _ in range(4)),
+            *((draw.between(MINUTE, 3 * HOUR), self._notification(Fate.UNREACHABLE)) for _ in range(2)),
+            *((draw.between(MINUTE, 3 * HOUR), self._notification(Fate.ABANDONED)) for _ in range(2)),
         ]
 
     def _somebody(self, out: bool) -> Life[None]:  # noqa: FBT001  (drawn at random, no caller chooses it)
@@ -385,7 +386,7 @@ class Day:
             case _:
                 yield self._draw.about(4_000)
                 yield from through(self._store.settle(lease, Retryable("not_executed")))
-                if self._draw.random.random() < PATIENT:
+                if fate is not Fate.ABANDONED and self._draw.random.random() < PATIENT:
                     yield self._draw.between(2 * SECOND, 40 * SECOND)
                     yield from self._repeated(claim, money)
 

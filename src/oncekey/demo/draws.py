@@ -131,6 +131,8 @@ class Fate(Enum):
     DECLINED = auto()
     UNREACHABLE = auto()
     """The provider cannot be reached at first."""
+    ABANDONED = auto()
+    """The provider cannot be reached, and the client does not send its request again."""
     SILENT = auto()
     """The provider does not answer at first, and may be asked again."""
     KILLED = auto()
