@@ -39,7 +39,9 @@ class World:
     async def shop(self, port=None):
         shop = Shop(self.url(port))
         with Served(shop.app) as served:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}") as client:
+            # Uvicorn closes a connection whose handler raised, and may do so while the next request is on its way.
+            fresh = httpx.Limits(max_keepalive_connections=0)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.port}", limits=fresh) as client:
                 yield shop, client
 
     def placed(self, order=None):
