@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,7 @@ def charge(key, cents):
     return made
 """
 """What makes the provider charge at once, and answer when the file is gone."""
+Paid = Future[tuple[httpx.Response, httpx.Response]]
 
 
 def command(words: str, port: int = 8001) -> str:
@@ -140,31 +141,46 @@ def test_a_shop_keeps_every_promise(name: str, folder: Path) -> None:
         assert ", 0 failed, 0 advice, " in run(command("oncekey check", port), folder)
 
 
-@pytest.mark.parametrize("name", SHOPS)
-def test_a_shop_that_is_killed_after_the_charge_has_one_charge(name: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "examples" / "provider.py").open("a") as provider:
+def pay_around_a_kill(name: str, folder: Path) -> tuple[httpx.Response, httpx.Response]:
+    """Kill a shop after its provider has charged, start it again, and pay until there is an answer; it and a repeat."""
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "examples" / "provider.py").open("a") as provider:
         provider.write(HOLDING)
-    port, held = free_port(), tmp_path / "held"
+    port, held = free_port(), folder / "held"
 
     def pay(client: httpx.Client) -> httpx.Response:
         return client.post("/payments", json={"cents": 1999}, headers={"Idempotency-Key": f'"{KEY}"'})
 
     held.touch()
     with acme(port) as client, ThreadPoolExecutor(1) as waiting:
-        with shop(name, port, tmp_path) as log:
+        with shop(name, port, folder) as log:
             unanswered = waiting.submit(pay, client)
-            wait_until(lambda: unanswered.done() or charged(tmp_path) == [1999], log.read_text, every=0.1)
+            wait_until(lambda: unanswered.done() or charged(folder) == [1999], log.read_text, every=0.1)
             assert not unanswered.done(), log.read_text()
         with pytest.raises(httpx.TransportError):
             unanswered.result()
     held.unlink()
-    with shop(name, port, tmp_path) as log, acme(port) as client:
+    with shop(name, port, folder) as log, acme(port) as client:
         wait_until(lambda: pay(client).status_code != 409, log.read_text, every=0.5)
-        paid, again = pay(client), pay(client)
-        assert (paid.status_code, paid.json()) == (201, {"id": 1, "charge": "ch_1"}), log.read_text()
-        assert (again.content, again.headers["Idempotent-Replayed"]) == (paid.content, "true")
-    assert charged(tmp_path) == [1999]
+        return pay(client), pay(client)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Paid]]]:
+    """Every shop is killed at once: each has to wait until the lease of its dead owner is over."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in SHOPS}
+    with ThreadPoolExecutor(len(SHOPS)) as pool:
+        yield {name: (folder, pool.submit(pay_around_a_kill, name, folder)) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("name", SHOPS)
+def test_a_shop_that_is_killed_after_the_charge_has_one_charge(name: str, killed: dict[str, tuple[Path, Paid]]) -> None:
+    folder, future = killed[name]
+    paid, again = future.result()
+
+    assert (paid.status_code, paid.json()) == (201, {"id": 1, "charge": "ch_1"}), (folder / "log").read_text()
+    assert (again.content, again.headers["Idempotent-Replayed"]) == (paid.content, "true")
+    assert charged(folder) == [1999]
 
 
 def test_a_task_that_is_delivered_three_times_charges_once(folder: Path) -> None:

@@ -30,6 +30,7 @@ TOGETHER = {
             "tests/demo/test_orders.py",
             "tests/demo/test_page.py",
             "tests/demo/test_provider.py",
+            "tests/docs/test_examples.py",
             "tests/docs/test_site.py",
             "tests/drivers/postgres/test_standby.py",
             "tests/meta/test_wheel.py",
