@@ -11,8 +11,8 @@ import pytest
 from harness.postgres import PostgresServer, installations
 from harness.postgres_binaries import preferred_installation
 from harness.tables import database_with_tables
-from oncekey.drivers.asyncpg import AsyncpgDriver, AsyncpgWithin
-from oncekey.drivers.psycopg import (
+from oncekey.drivers.postgres.asyncpg import AsyncpgDriver, AsyncpgWithin
+from oncekey.drivers.postgres.psycopg import (
     AsyncPsycopgDriver,
     AsyncPsycopgWithin,
     PsycopgDriver,

@@ -32,9 +32,9 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.drivers.guard import LEFT_BEHIND
-from oncekey.drivers.sqlalchemy_blocking import BlockingSqlalchemyDriver, BorrowedEngine
-from oncekey.drivers.sqlalchemy_errors import FAILURES
-from oncekey.drivers.sqlalchemy_transaction import BROKEN, ENDED
+from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver, BorrowedEngine
+from oncekey.drivers.sqlalchemy.errors import FAILURES
+from oncekey.drivers.sqlalchemy.transaction import BROKEN, ENDED
 from oncekey.flow import Mode, Statement, Steps, Transaction
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore
@@ -449,7 +449,7 @@ def test_an_engine_that_commits_by_itself_is_refused(dsn: str) -> None:
 
 def test_a_thread_that_was_left_behind_is_not_committed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # its statement is under way when the transaction is to be ended
-    monkeypatch.setattr("oncekey.drivers.sqlalchemy_blocking.PATIENCE", 0.05)
+    monkeypatch.setattr("oncekey.drivers.sqlalchemy.blocking.PATIENCE", 0.05)
     with driving(engine_url(dsn)) as (driver, engine):
         tx = driver.begin()
         tx.connection.execute(ADD, {"item": "tea"})

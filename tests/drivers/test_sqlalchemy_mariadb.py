@@ -27,9 +27,9 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
-from oncekey.drivers import sqlalchemy_mariadb
-from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
-from oncekey.drivers.sqlalchemy_transaction import ENDED, SqlalchemyTransaction
+from oncekey.drivers.sqlalchemy import mariadb as sqlalchemy_mariadb
+from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
+from oncekey.drivers.sqlalchemy.transaction import ENDED, SqlalchemyTransaction
 from oncekey.flow import Mode, Statement, Steps
 from oncekey.once import Once
 from oncekey.stores.mariadb import MariadbStore

@@ -14,10 +14,10 @@ import pytest
 
 from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, saying
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailableError
-from oncekey.drivers import sqlite_files
 from oncekey.drivers.memory import MemoryDriver
-from oncekey.drivers.sqlite import SqliteDriver
-from oncekey.drivers.sqlite_version import wal_is_safe
+from oncekey.drivers.sqlite import files as sqlite_files
+from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.drivers.sqlite.version import wal_is_safe
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.ports import Shares
 
@@ -211,7 +211,7 @@ WRITES_TOO_MUCH = """
     import resource, sys
     from importlib import import_module
     from oncekey.core.errors import StoreUnavailableError
-    from oncekey.drivers.sqlite import SqliteDriver
+    from oncekey.drivers.sqlite.blocking import SqliteDriver
     from drivers.speaking import a_stranger, insert, items, saying
     from oncekey.flow import Mode
 
@@ -315,7 +315,7 @@ def test_what_was_committed_is_there_after_a_restart(path, module):
 WRITES_UNTIL_KILLED = """
     import itertools, sys
     from importlib import import_module
-    from oncekey.drivers.sqlite import SqliteDriver
+    from oncekey.drivers.sqlite.blocking import SqliteDriver
     from drivers.speaking import a_stranger, insert, saying
     from oncekey.flow import Mode
 

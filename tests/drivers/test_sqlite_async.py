@@ -12,9 +12,9 @@ from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
 from oncekey.core.model import Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite import SqliteDriver
-from oncekey.drivers.sqlite_async import AsyncSqliteDriver
-from oncekey.drivers.sqlite_lane import _lanes, lane_of
+from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.drivers.sqlite.lane import _lanes, lane_of
 from oncekey.engine.shell import AsyncEngine
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.ports import AsyncShares

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine.shell import Engine
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim
@@ -19,7 +19,7 @@ import sys
 from importlib import import_module
 from oncekey.core.model import Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine.shell import Engine
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, answered

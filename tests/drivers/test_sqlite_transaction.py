@@ -12,8 +12,8 @@ from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, items_of, say
 from oncekey.core.errors import CommitAmbiguousError, RolledBackError, StoreUnavailableError, TransactionControlError
 from oncekey.core.model import Proceed, Replay, State
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite import SqliteDriver
-from oncekey.drivers.sqlite_errors import commit_error
+from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.drivers.sqlite.errors import commit_error
 from oncekey.engine.shell import Engine
 from oncekey.flow import Mode
 from oncekey.stores.sqlite import SqliteStore

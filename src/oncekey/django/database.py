@@ -28,10 +28,11 @@ from oncekey.core.errors import (
 )
 from oncekey.core.sqltext import Dialect
 from oncekey.django.settings import alias_of_project
-from oncekey.drivers import postgres_errors, sqlite_errors
 from oncekey.drivers.guard import OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.postgres import errors as postgres_errors
+from oncekey.drivers.postgres.errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.sqlite import errors as sqlite_errors
 from oncekey.drivers.threads import OF_TRANSACTIONS
 from oncekey.flow import Mode, step
 from oncekey.frameworks.blocking import current

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from oncekey.drivers.postgres_errors import exhausted
+from oncekey.drivers.postgres.errors import exhausted
 
 
 def business_share(size: int) -> int:

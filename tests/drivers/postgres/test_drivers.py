@@ -18,7 +18,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.model import Proceed, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.postgres_errors import CONFLICT_TRIES
+from oncekey.drivers.postgres.errors import CONFLICT_TRIES
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.testing.claims import a_claim, again, answered
 
@@ -302,7 +302,7 @@ class TestPoolers:
 
 FORKING = """
 import os, sys
-from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.flow import Mode, Statement, Transaction
 
 def body():

@@ -12,9 +12,9 @@ from oncekey.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from oncekey.drivers.postgres_address import PostgresAddress
-from oncekey.drivers.postgres_errors import ConflictError, LostError, is_the_end, lost, refused, refused_commit
-from oncekey.drivers.psycopg import PREPARE_AFTER, threshold
+from oncekey.drivers.postgres.address import PostgresAddress
+from oncekey.drivers.postgres.errors import ConflictError, LostError, is_the_end, lost, refused, refused_commit
+from oncekey.drivers.postgres.psycopg import PREPARE_AFTER, threshold
 from oncekey.drivers.slots import business_share
 from oncekey.flow import Mode
 

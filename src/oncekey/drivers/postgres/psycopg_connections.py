@@ -1,0 +1,291 @@
+"""psycopg's connections with the time limits that the store needs, and with a listener for a commit's warnings."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from copy import copy
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg import generators
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ExecStatus
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.guard import RESET
+from oncekey.drivers.postgres.doubt import Doubt
+from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED
+from oncekey.drivers.postgres.folding import TOLD
+
+if TYPE_CHECKING:
+    from psycopg.abc import PQGen
+    from psycopg.errors import Diagnostic
+    from psycopg.pq.abc import PGconn, PGresult
+
+    from oncekey.drivers.guard import Lending
+
+T = TypeVar("T")
+C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
+
+GRACE: Final = 1.0
+"""Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
+
+NOT_RESET: Final = "the session could not be reset"
+
+_FOREIGN_OPTION: Final = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
+_KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+
+
+class StoreConnection(psycopg.Connection[Any]):
+    """A connection for blocking code. With a `limit` a reply may take so many seconds."""
+
+    limit: float | None = None
+    lending: Lending | None = None
+    unsure = False
+    told: str | None = None
+    suspect = False
+    born = 0.0
+    threshold: int | None = None
+    cleaning = False
+    doubt = Doubt()
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
+        """Wait for the reply, up to the limit."""
+        if self.lending is not None:
+            self.lending.check()
+        if self.limit is not None:
+            gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
+        return super().wait(gen, *args, **kwargs)
+
+    def is_clean(self) -> bool:
+        """Whether the session was reset after a handler used it; the reset was sent before."""
+        try:
+            return _all_well(self.wait(generators.execute(self.pgconn)))
+        except psycopg.Error:
+            return False
+        finally:
+            self.cleaning = False
+
+    def sever(self) -> bool:
+        """Close it although a statement is under way; False: another thread still waits for the reply."""
+        self._ask_to_stop()
+        cut(self.pgconn)
+        if not self.lock.acquire(timeout=GRACE):
+            return False
+        self.lock.release()
+        return True
+
+    def _hang_up(self) -> None:
+        self.suspect = True
+        self.pgconn.finish()
+
+    def _ask_to_stop(self) -> None:
+        with suppress(psycopg.Error):
+            self.cancel_safe(timeout=GRACE)
+
+
+class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
+    """A connection for asyncio."""
+
+    limit: float | None = None
+    lending: Lending | None = None
+    unsure = False
+    told: str | None = None
+    suspect = False
+    born = 0.0
+    threshold: int | None = None
+    cleaning = False
+    doubt = Doubt()
+    _stopping: asyncio.Task[None] | None = None
+
+    async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
+        """Wait for the reply, up to the limit."""
+        if self.lending is not None:
+            self.lending.check()
+        if self.limit is not None:
+            gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
+        return await super().wait(gen, *args, **kwargs)
+
+    async def is_clean(self) -> bool:
+        """Whether the session was reset after a handler used it; the reset was sent before."""
+        try:
+            return _all_well(await self.wait(generators.execute(self.pgconn)))
+        except psycopg.Error:
+            return False
+        finally:
+            self.cleaning = False
+
+    async def sever(self) -> bool:
+        """Close it although a statement is under way; False: another task still waits for the reply."""
+        return await severed(self)
+
+    def _hang_up(self) -> None:
+        self.suspect = True
+        self.pgconn.finish()
+
+    def _ask_to_stop(self) -> None:
+        # Kept, because the event loop holds tasks only weakly.
+        self._stopping = asyncio.get_running_loop().create_task(self._asked_to_stop())
+
+    async def _asked_to_stop(self) -> None:
+        with suppress(psycopg.Error):
+            await self.cancel_safe(timeout=GRACE)
+
+
+def lent(connection: C, lending: Lending) -> C:
+    """The connection as a handler gets it: the same server and lock, but an object of its own.
+
+    A handler can keep cursors, transactions and bound methods of it. When the operation is over all of them are
+    refused, also those that wait for their turn at that moment, while the connection itself goes to the next borrower.
+    """
+    view = copy(connection)
+    view.lending = lending
+    view.limit = None
+    view._pool = None  # psycopg's mark of a connection that need not be closed before it is forgotten  # noqa: SLF001
+    return view
+
+
+def taken_back(connection: C) -> None:
+    """Undo what a handler changed in the state that its object shares with ours."""
+    connection.limit, connection.prepare_threshold = None, connection.threshold
+    del connection._notice_handlers[1:]  # the first one is our own  # noqa: SLF001
+    connection._notify_handlers.clear()  # noqa: SLF001
+    if connection._notifies_backlog:  # noqa: SLF001
+        connection._notifies_backlog.clear()  # noqa: SLF001
+
+
+def clean_up(connection: C) -> bool:
+    """Ask the server to reset what a handler may have left in the session; `is_clean` reads the reply."""
+    try:
+        connection.pgconn.send_query(RESET.encode())
+    except psycopg.Error:
+        connection.pgconn.finish()
+        return False
+    connection.cleaning = True
+    return True
+
+
+async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The same on the application's own connection, waiting for the reply."""
+    async with asyncio.timeout(GRACE), connection.lock:
+        if not _all_well(await connection.wait(_resetting(connection.pgconn))):
+            raise psycopg.OperationalError(NOT_RESET)
+
+
+def cleaned_blocking(connection: psycopg.Connection[Any]) -> None:
+    """The same of blocking code, which waits for as long as its other statements would."""
+    with connection.lock:
+        if not _all_well(connection.wait(_resetting(connection.pgconn))):
+            raise psycopg.OperationalError(NOT_RESET)
+
+
+def _resetting(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
+    pgconn.send_query(RESET.encode())
+    results: list[PGresult] = yield from generators.execute(pgconn)
+    return results
+
+
+def cut(pgconn: PGconn) -> None:
+    """Shut the socket down without closing it: its poller notices, and an event loop must not poll a closed file."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(pgconn.socket)) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def severed_blocking(connection: psycopg.Connection[Any]) -> None:
+    """End a connection on which a statement of another thread is under way."""
+    try:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=GRACE)
+    finally:
+        cut(connection.pgconn)
+
+
+async def severed(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Close a connection with a statement under way; False: a task still waits for its reply."""
+    try:
+        with suppress(psycopg.Error):
+            await connection.cancel_safe(timeout=GRACE)
+    finally:
+        cut(connection.pgconn)
+    try:
+        async with asyncio.timeout(GRACE), connection.lock:
+            return True
+    except TimeoutError:
+        return False
+
+
+def connect(address: str, threshold: int | None, doubt: Doubt) -> StoreConnection:
+    """Make a connection."""
+    connection = StoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
+    return _ready(connection, threshold, doubt)
+
+
+async def aconnect(address: str, threshold: int | None, doubt: Doubt) -> AsyncStoreConnection:
+    """Make a connection."""
+    connection = await AsyncStoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
+    return _ready(connection, threshold, doubt)
+
+
+def bounded(dsn: str, timeout: float) -> str:
+    """The address with time limits for the network, if it names none itself."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        # libpq's error repeats what it could not parse, which may be a part of the password. An option's name is none,
+        # unless an @ comes after it: then the password itself has a question mark in it.
+        found = None if "@" in dsn.partition("?")[2] else _FOREIGN_OPTION.match(str(error))
+        what = f"has the option {found[1]}, which libpq does not know" if found else "cannot be read by libpq"
+        raise ConfigurationError(f"the address of PostgreSQL {what}") from None
+    ours = {"connect_timeout": max(2, math.ceil(timeout)), **_KEEPALIVE}
+    return make_conninfo(dsn, **{name: value for name, value in ours.items() if name not in given})
+
+
+def _ready(connection: C, threshold: int | None, doubt: Doubt) -> C:
+    def hear(said: Diagnostic) -> None:
+        if said.sqlstate == SYNC_WAIT_CANCELLED:
+            connection.unsure = True
+            doubt.arise()
+        elif said.sqlstate == TOLD and connection.told is None:
+            connection.told = said.message_primary
+
+    connection.add_notice_handler(hear)
+    connection.doubt = doubt
+    connection.born = time.monotonic()
+    connection.threshold = threshold
+    return connection
+
+
+def _all_well(results: list[PGresult]) -> bool:
+    return all(result.status in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK} for result in results)
+
+
+def _patiently(
+    gen: PQGen[T], limit: float, ask_to_stop: Callable[[], None], hang_up: Callable[[], None]
+) -> Generator[Any, Any, T]:
+    """Pass on what psycopg waits for until the time is up; then ask the server to stop, and then close the connection.
+
+    psycopg resumes what it waits for several times a second even when nothing happens, so the time is checked then.
+    If the server replies that it stopped, nothing happened; after closing the connection the outcome is not known.
+    """
+    deadline, asked = time.monotonic() + limit, False
+    try:
+        wanted = next(gen)
+        while True:
+            wanted = gen.send((yield wanted))
+            if time.monotonic() < deadline:
+                continue
+            if asked:
+                hang_up()
+                raise psycopg.OperationalError("the server gave no answer in time")
+            ask_to_stop()
+            deadline, asked = time.monotonic() + GRACE, True
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer

@@ -1,0 +1,229 @@
+"""The driver for applications with a SQLAlchemy `AsyncEngine`: their engine, their pool, their sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.pool import NullPool
+
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
+from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, AsyncAsking, Doubt
+from oncekey.drivers.postgres.errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.slots import AsyncSlots
+from oncekey.drivers.sqlalchemy.errors import FAILURES, failed, not_connected
+from oncekey.drivers.sqlalchemy.execute import closed, committed, discarded, execute, forsaken, sure
+from oncekey.drivers.sqlalchemy.guard import GuardedConnection, Watch, guarding, open_guarded
+from oncekey.drivers.sqlalchemy.raw import as_opened, places_in, raw_of, severed
+from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
+from oncekey.drivers.sqlalchemy.transaction import SqlalchemyTransaction
+from oncekey.flow import Mode, Statement, Transaction, astep
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+    from oncekey.flow import Steps
+
+T = TypeVar("T")
+
+STATEMENT_TIMEOUT: Final = 10.0
+"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
+
+OURS: Final = "READ COMMITTED"
+GRACE: Final = 1.0
+"""Seconds for a statement to end after its connection was closed, and for a standby to confirm a commit."""
+
+DIALECTS: Final = frozenset({"postgresql", "sqlite", "mysql", "mariadb"})
+
+
+class SqlalchemyDriver:
+    """Runs transactions on the application's own engine, which is never disposed here.
+
+    While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So a
+    fifth of the pool is never given to handlers: a handler with a connection must not wait for one without.
+    """
+
+    def __init__(self, engine: AsyncEngine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
+        if engine.dialect.name not in DIALECTS:
+            raise ConfigurationError(
+                f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL, SQLite, "
+                "MariaDB or MySQL"
+            )
+        self._engine = engine
+        self._statement_timeout = statement_timeout
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        # After waiting for a lock it must see what the holder committed, whatever the application's isolation level is.
+        self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
+        self._guarded = guarding(engine)
+        reader = only_reading(engine)
+        self._guarded_reader = guarding(reader)
+        self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes what is returned to it
+        self._placed = placed(engine, self._enter, self._leave, cleans=self._cleans)
+        self._placed_reader = placed(reader, self._enter, self._leave, cleans=self._cleans)
+        self._patience = float(getattr(engine.pool, "_timeout", 30.0))
+        places = places_in(engine.pool, "create_async_engine")
+        self._places = None if places is None else AsyncSlots(places, self._patience)
+        self._returns: set[asyncio.Task[None]] = set()
+        self._doubt = Doubt.of(str(engine.url))
+        self._asking = AsyncAsking(self._doubt, self._confirmed)
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        conflicts, losses = CONFLICT_TRIES, LOSS_TRIES
+        while True:
+            try:
+                return await self._run(transaction)
+            except ConflictError:
+                conflicts -= 1
+                if not conflicts:
+                    raise
+            except LostError:
+                losses -= 1
+                if not losses:
+                    raise
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a new business transaction would have to wait for another one to end."""
+        return self._places is not None and self._places.full
+
+    async def begin(self) -> SqlalchemyTransaction:
+        """Open a business transaction; the first statement begins it in the database."""
+        return await self._opened(self._guarded)
+
+    async def read(self) -> SqlalchemyTransaction:
+        """Open a transaction that only reads."""
+        return await self._opened(self._guarded_reader)
+
+    async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
+        if self._doubt:
+            await self._asking.settle()
+        await self._enter()
+        try:
+            connection, watch = await open_guarded(engine)
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, FAILURES):
+                raise not_connected(error) from error
+            raise
+        transaction = self._begun(connection, watch, reads=engine is self._guarded_reader)
+        try:
+            await transaction.start()
+        except BaseException:
+            await transaction.rollback()
+            raise
+        return transaction
+
+    def _begun(self, connection: GuardedConnection, watch: Watch, *, reads: bool) -> SqlalchemyTransaction:  # noqa: ARG002
+        return SqlalchemyTransaction(connection, watch, self._end, self._doubt)
+
+    def session(self) -> OrdinarySession:
+        """An ordinary session, which the application commits; it takes a connection when it is first used."""
+        return OrdinarySession(self._placed, expire_on_commit=False)
+
+    def stepping_session(self) -> SteppingSession:
+        """A session that only reads until it joins a transaction."""
+        return SteppingSession(self._placed_reader)
+
+    async def close(self) -> None:
+        """Wait for the connections that are being returned to the pool; the engine is not ours."""
+        if self._returns:
+            await asyncio.wait(self._returns)
+
+    def _end(self, connection: GuardedConnection, session: AsyncSession | None) -> asyncio.Task[None]:
+        """Roll back what is not committed, and return a business transaction's connection."""
+        return self._errand(self._ended(connection, session))
+
+    async def _run(self, transaction: Transaction[T]) -> T:
+        if self._doubt:
+            await self._asking.settle()
+        name, mode = transaction.name, transaction.mode
+        async with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
+            if mode is Mode.SINGLE:
+                with sure(connection.sync_connection, self._doubt, name):
+                    return await self._stepped(connection, transaction, self._statement_timeout)
+            if mode is Mode.READ:
+                return await self._stepped(connection, transaction, self._statement_timeout)
+            result = await self._stepped(connection, transaction, None)
+            await committed(connection, self._doubt, name)
+            return result
+
+    async def _stepped(self, connection: AsyncConnection, transaction: Transaction[T], limit: float | None) -> T:
+        try:
+            async with asyncio.timeout(limit):
+                return await astep(transaction.body(), partial(execute, connection))
+        except FAILURES as error:
+            await forsaken(connection, error)
+            raise failed(error, transaction.mode, transaction.name) from error
+
+    @asynccontextmanager
+    async def _connected(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        connection = engine.connect()
+        try:
+            await connection.start()
+        except FAILURES as error:
+            raise not_connected(error) from error
+        try:
+            yield connection
+        finally:
+            await asyncio.shield(self._errand(closed(connection)))
+
+    async def _confirmed(self) -> bool:
+        """Whether the standby has everything that was committed so far; a file has none."""
+        if self._engine.dialect.name == "sqlite":
+            return True
+        question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
+        async with self._connected(self._autocommit) as connection:
+            try:
+                with sure(connection.sync_connection, self._doubt, WHAT):
+                    await self._stepped(connection, question, GRACE)
+            except CommitAmbiguousError:
+                return False
+        return True
+
+    async def _enter(self) -> None:
+        if self._places is not None:
+            await self._places.acquire(time.monotonic() + self._patience)
+
+    def _leave(self) -> None:
+        if self._places is not None:
+            self._places.release()
+
+    async def _ended(self, connection: GuardedConnection, session: AsyncSession | None) -> None:
+        try:
+            if connection.watch.running and not await self._hushed(connection):
+                await discarded(connection)
+                return
+            if session is not None:
+                with suppress(*FAILURES):
+                    await session.close()
+            clean = partial(as_opened, connection.sync_connection) if self._cleans and connection.watch.used else None
+            await closed(connection, clean=clean)
+        finally:
+            connection.watch.released = True
+            self._leave()
+
+    async def _hushed(self, connection: GuardedConnection) -> bool:
+        """Whether a connection with a statement under way can be used again, once that has ended.
+
+        A statement that was sent to PostgreSQL, or waits to be, would become part of the next borrower's transaction,
+        so the connection is closed. SQLite runs one statement after the other in one thread, so it ends soon.
+        """
+        await severed(raw_of(connection.sync_connection))
+        return await connection.watch.quiet(GRACE) and self._engine.dialect.name == "sqlite"
+
+    def _errand(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Return a connection to its pool in a task of its own, which a cancellation of the caller does not reach."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+        return task
+
+
+def _confirming() -> Steps[None]:
+    yield Statement(WHAT, CONFIRM)
