@@ -17,7 +17,7 @@ from oncekey.core.errors import ConfigurationError, SchemaError, StoreError, Sto
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.sqlite import files as sqlite_files
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.sqlite.version import wal_is_safe
+from oncekey.drivers.sqlite.files import wal_is_safe
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.ports import Shares
 

@@ -13,7 +13,7 @@ from oncekey.core.errors import CommitAmbiguousError, RolledBackError, StoreUnav
 from oncekey.core.model import Proceed, Replay, State
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.sqlite.errors import commit_error
+from oncekey.drivers.sqlite.execute import commit_error
 from oncekey.engine.shell import Engine
 from oncekey.flow import Mode
 from oncekey.stores.sqlite import SqliteStore

@@ -20,7 +20,7 @@ from oncekey.core.migrations import Phase, Standing
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.core.showing import moment
-from oncekey.drivers.sqlite.version import wal_is_safe
+from oncekey.drivers.sqlite.files import wal_is_safe
 from oncekey.engine import migrate, operate, rekey
 from oncekey.flow import adrive
 from oncekey.ops import doctor as rules

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from oncekey.drivers.postgres.errors import exhausted
+from oncekey.core.errors import StoreBusyError
 
 
 def business_share(size: int) -> int:
@@ -39,7 +39,7 @@ class Slots:
     def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait for it past the deadline."""
         if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise exhausted(self._count, self._patience, self._server)
+            raise _exhausted(self._count, self._patience, self._server)
 
     def release(self) -> None:
         """Return the place."""
@@ -129,7 +129,7 @@ class AsyncSlots:
     async def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait for it past the deadline."""
         if not self.taken() and not await self._waiting.told(deadline - time.monotonic(), lost=self.release):
-            raise exhausted(self._count, self._patience, self._server)
+            raise _exhausted(self._count, self._patience, self._server)
 
     async def room(self, seconds: float) -> bool:
         """Wait a moment for a free place, without taking it: whether there is one now.
@@ -158,3 +158,8 @@ class AsyncSlots:
         """Wake another task, because the one that was woken will not use the place."""
         if self._free > 0:
             self._hoping.tell()
+
+
+def _exhausted(size: int, seconds: float, server: str) -> StoreBusyError:
+    """The meaning of a pool whose connections are all in use."""
+    return StoreBusyError(f"all {size} connections to {server} were in use for {seconds:g} s")

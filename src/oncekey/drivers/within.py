@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.drivers.sqlite.errors import store_error
+from oncekey.drivers.sqlite.execute import store_error
 from oncekey.flow import astep, step
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from oncekey.core.errors import (
     StoreUnavailableError,
 )
 from oncekey.drivers.postgres.address import PostgresAddress
-from oncekey.drivers.postgres.errors import ConflictError, LostError, is_the_end, lost, refused, refused_commit
+from oncekey.drivers.postgres.errors import is_the_end, refused, refused_commit
 from oncekey.drivers.postgres.psycopg import PREPARE_AFTER, threshold
+from oncekey.drivers.retries import ConflictError, LostError, lost
 from oncekey.drivers.slots import business_share
 from oncekey.flow import Mode
 

@@ -34,7 +34,7 @@ from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Ground, Kind, Sealed
 from oncekey.core.policy import Policy
 from oncekey.drivers.postgres import asyncpg_execute, psycopg_execute
-from oncekey.drivers.postgres.folding import as_text
+from oncekey.drivers.postgres.transactions import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement
 from oncekey.stores.locks import sealed_row

@@ -10,8 +10,8 @@ from oncekey.core.errors import ConfigurationError, SchemaError, StoreUnavailabl
 from oncekey.core.model import Code, Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
 from oncekey.drivers.postgres.asyncpg import AsyncpgWithin
-from oncekey.drivers.postgres.errors import ConflictError
 from oncekey.drivers.postgres.psycopg import AsyncPsycopgWithin, PsycopgDriver, PsycopgWithin
+from oncekey.drivers.retries import ConflictError
 from oncekey.drivers.within import NOT_BEGUN
 from oncekey.engine import request
 from oncekey.flow import Mode, Statement, Transaction, adrive, drive

@@ -14,27 +14,28 @@ import aiomysql
 from pymysql.constants import CLIENT
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import OVER, Lending
-from oncekey.drivers.mariadb.address import MariadbAddress
+from oncekey.drivers.guard import NOTHING_LEFT, OVER, Lending
+from oncekey.drivers.mariadb.address import (
+    IDLE_TIMEOUT,
+    MAX_AGE,
+    POOL_SIZE,
+    STATEMENT_TIMEOUT,
+    TIMEOUT,
+    MariadbAddress,
+    greeting,
+)
 from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb.guard import AsyncGuardedConnection
 from oncekey.drivers.mariadb.messages import (
     GRACE,
-    IDLE_TIMEOUT,
     IN_TRANSACTION,
-    MAX_AGE,
     MIGRATE,
-    NOTHING_LEFT,
     OURS,
-    POOL_SIZE,
     RESET,
-    STATEMENT_TIMEOUT,
-    TIMEOUT,
     Manner,
     Result,
     begun,
     committing,
-    greeting,
     log,
     only_reading,
     running,
@@ -42,7 +43,7 @@ from oncekey.drivers.mariadb.messages import (
     undoing,
     within,
 )
-from oncekey.drivers.postgres.errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
 
@@ -248,20 +249,14 @@ class AiomysqlDriver:
         hello = greeting(statement_timeout, idle_timeout)
         self._pool = Pool(MariadbAddress.parse(url), pool_size, timeout, hello)
 
+    @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
-        conflicts = losses = 0
-        while True:
-            try:
-                return await self._once(transaction)
-            except ConflictError:
-                conflicts += 1
-                if conflicts == CONFLICT_TRIES:
-                    raise
-            except LostError:
-                losses += 1
-                if losses == LOSS_TRIES:
-                    raise
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        session = await self._pool.take(business=False)
+        try:
+            return await session.run(transaction, self._limit + GRACE)
+        finally:
+            self._pool.give(session, business=False)
 
     @property
     def crowded(self) -> bool:
@@ -284,27 +279,16 @@ class AiomysqlDriver:
         """Close the connections."""
         self._pool.close()
 
+    @aretrying(LostError)
     async def _begun(self, begin: Callable[[], Talk[None]]) -> AiomysqlTransaction:
-        losses = 0
-        while True:
-            session = await self._pool.take(business=True)
-            try:
-                await session.talk(begin(), self._limit)
-            except BaseException as error:
-                session.sever()
-                self._pool.give(session, business=True)
-                losses += 1
-                if not isinstance(error, LostError) or losses == LOSS_TRIES:
-                    raise
-            else:
-                return AiomysqlTransaction(self._pool, session, self._limit)
-
-    async def _once(self, transaction: Transaction[T]) -> T:
-        session = await self._pool.take(business=False)
+        session = await self._pool.take(business=True)
         try:
-            return await session.run(transaction, self._limit + GRACE)
-        finally:
-            self._pool.give(session, business=False)
+            await session.talk(begin(), self._limit)
+        except BaseException:
+            session.sever()
+            self._pool.give(session, business=True)
+            raise
+        return AiomysqlTransaction(self._pool, session, self._limit)
 
 
 class AiomysqlTransaction:

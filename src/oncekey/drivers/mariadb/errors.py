@@ -13,7 +13,7 @@ from typing import Final
 import pymysql
 
 from oncekey.core.errors import CommitAmbiguousError, RolledBackError, SchemaError, StoreError, StoreUnavailableError
-from oncekey.drivers.postgres.errors import ConflictError, lost, lost_commit
+from oncekey.drivers.retries import ConflictError, lost, lost_commit
 from oncekey.flow import Mode
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
 from oncekey.core.sqltext import Dialect, sentences
-from oncekey.drivers.guard import UNDONE
+from oncekey.drivers.guard import ENDED_EARLY, UNDONE
 from oncekey.drivers.mariadb.errors import FAILURES, commit_error, is_answer, number_of, statement_error
 from oncekey.drivers.placeholders import parted
 from oncekey.flow import Mode
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Row, Rows, Statement, Steps, Transaction, Value
 
 T = TypeVar("T")
-
-POOL_SIZE: Final = 10
-TIMEOUT: Final = 2.0
-"""Seconds to wait for a connection."""
-
-STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of oncekey's own messages may take, and that any statement waits for a lock."""
-
-IDLE_TIMEOUT: Final = 300.0
-"""Seconds of silence after which the server ends a session, and with it the transaction of a host that is gone (L4)."""
-
-MAX_AGE: Final = 1800.0
-"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
 
 RESET: Final = 0x1F
 """COM_RESET_CONNECTION: resets the session to how it was when it was opened."""
@@ -50,8 +37,6 @@ MIGRATE: Final = "migrate"
 """The transaction that may take long, and whose lock belongs to its session."""
 
 WHAT: Final = "the business transaction"
-ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
-NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 BEGIN: Final = b"START TRANSACTION"
 COMMIT: Final = b"COMMIT"
@@ -92,15 +77,6 @@ OURS: Final = Manner(BEGIN, commits=True)
 
 THEIRS: Final = Manner(b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGIN, commits=False)
 """Of an application's sessions, which are left as they are: whatever is said there ends what it has begun."""
-
-
-def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
-    """The first message of a session: read what is committed, refuse values that do not fit, end when idle."""
-    return (
-        "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
-        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
-        f"innodb_lock_wait_timeout = {max(1, round(lock_timeout)):d}, wait_timeout = {max(1, round(idle_timeout)):d}"
-    ).encode("ascii")
 
 
 def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:

@@ -14,32 +14,33 @@ import pymysql
 from pymysql.constants import CLIENT
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import OVER, Lending
-from oncekey.drivers.mariadb.address import MariadbAddress
+from oncekey.drivers.guard import NOTHING_LEFT, OVER, Lending
+from oncekey.drivers.mariadb.address import (
+    IDLE_TIMEOUT,
+    MAX_AGE,
+    POOL_SIZE,
+    STATEMENT_TIMEOUT,
+    TIMEOUT,
+    MariadbAddress,
+    greeting,
+)
 from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb.guard import GuardedConnection
 from oncekey.drivers.mariadb.messages import (
     GRACE,
-    IDLE_TIMEOUT,
     IN_TRANSACTION,
-    MAX_AGE,
     MIGRATE,
-    NOTHING_LEFT,
-    POOL_SIZE,
     RESET,
-    STATEMENT_TIMEOUT,
-    TIMEOUT,
     Result,
     begun,
     committing,
-    greeting,
     log,
     running,
     stepping,
     undoing,
     within,
 )
-from oncekey.drivers.postgres.errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
 from oncekey.drivers.within import NOT_BEGUN, Within
 
@@ -243,46 +244,9 @@ class PymysqlDriver:
         hello = greeting(statement_timeout, idle_timeout)
         self._pool = Pool(MariadbAddress.parse(url), pool_size, timeout, hello)
 
+    @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
-        conflicts = losses = 0
-        while True:
-            try:
-                return self._once(transaction)
-            except ConflictError:
-                conflicts += 1
-                if conflicts == CONFLICT_TRIES:
-                    raise
-            except LostError:
-                losses += 1
-                if losses == LOSS_TRIES:
-                    raise
-
-    @property
-    def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
-        return self._pool.crowded
-
-    def begin(self) -> PymysqlTransaction:
-        """Open a business transaction."""
-        for tries in range(1, LOSS_TRIES + 1):
-            session = self._pool.take(business=True)
-            try:
-                session.hold(self._limit, partial(session.talk, begun()))
-            except BaseException as error:
-                session.sever()
-                self._pool.give(session, business=True)
-                if not isinstance(error, LostError) or tries == LOSS_TRIES:
-                    raise
-            else:
-                return PymysqlTransaction(self._pool, session, self._limit)
-        raise AssertionError
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._pool.close()
-
-    def _once(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
         session = self._pool.take(business=False)
         migrates = transaction.name == MIGRATE
         limit = None if migrates else self._limit + GRACE
@@ -296,6 +260,27 @@ class PymysqlDriver:
             return result
         finally:
             self._pool.give(session, business=False)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a new business transaction would have to wait for another one to end."""
+        return self._pool.crowded
+
+    @retrying(LostError)
+    def begin(self) -> PymysqlTransaction:
+        """Open a business transaction."""
+        session = self._pool.take(business=True)
+        try:
+            session.hold(self._limit, partial(session.talk, begun()))
+        except BaseException:
+            session.sever()
+            self._pool.give(session, business=True)
+            raise
+        return PymysqlTransaction(self._pool, session, self._limit)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
 
 
 class PymysqlTransaction:

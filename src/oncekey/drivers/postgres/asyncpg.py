@@ -17,10 +17,18 @@ from oncekey.drivers.postgres.address import BACKEND, Pooling, PostgresAddress
 from oncekey.drivers.postgres.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.postgres.asyncpg_execute import begin, commit, execute, execute_alone, undo
 from oncekey.drivers.postgres.asyncpg_pool import AsyncpgPool
-from oncekey.drivers.postgres.asyncpg_transactions import WHAT, AsyncpgTransaction
-from oncekey.drivers.postgres.errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
-from oncekey.drivers.postgres.folding import as_text
-from oncekey.drivers.postgres.reading import only_reading
+from oncekey.drivers.postgres.asyncpg_transactions import AsyncpgTransaction
+from oncekey.drivers.postgres.transactions import (
+    IDLE_TIMEOUT,
+    POOL_SIZE,
+    STATEMENT_TIMEOUT,
+    TIMEOUT,
+    WHAT,
+    as_text,
+    idle_limit,
+    only_reading,
+)
+from oncekey.drivers.retries import ConflictError, Failures, LostError, aretrying, is_last
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
 from oncekey.flow import Mode, astep
 
@@ -28,16 +36,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
-
-POOL_SIZE: Final = 10
-TIMEOUT: Final = 2.0
-"""Seconds to wait for a connection."""
-
-STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
-
-IDLE_TIMEOUT: Final = 300.0
-"""Seconds of silence after which the server ends a business transaction whose process or host is gone (L4)."""
 
 STATEMENT_CACHE: Final = 100
 """Prepared statements that a connection keeps; ours are a dozen, the rest is for handlers."""
@@ -63,22 +61,32 @@ class AsyncpgDriver:
         self._told = address.pooler
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._cleans = not address.pooler
-        self._settings = f"SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
+        self._settings = idle_limit(idle_timeout)
 
+    @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
-        conflicts = losses = 0
-        while True:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        mode, limit = transaction.mode, self._limit
+        connection = await self._pool.borrow()
+        try:
+            if mode is Mode.ATOMIC:
+                return await self._atomically(connection, transaction)
+            say = execute
+            if mode is Mode.SINGLE:
+                say = execute_alone
+                connection.attend()
+            steps = transaction.body()
+            # As `astep` does, without its frame: a repeat is answered by this.
             try:
-                return await self._once(transaction)
-            except ConflictError:
-                conflicts += 1
-                if conflicts == CONFLICT_TRIES:
-                    raise
-            except LostError:
-                losses += 1
-                if losses == LOSS_TRIES:
-                    raise
+                statement = next(steps)
+                while True:
+                    statement = steps.send(await say(connection, limit, mode, statement))
+            except StopIteration as stop:
+                return cast("T", stop.value)
+            finally:
+                steps.close()
+        finally:
+            await self._pool.give_back(connection)
 
     @property
     def crowded(self) -> bool:
@@ -135,29 +143,6 @@ class AsyncpgDriver:
         """Close the connections."""
         await self._pool.close()
 
-    async def _once(self, transaction: Transaction[T]) -> T:
-        mode, limit = transaction.mode, self._limit
-        connection = await self._pool.borrow()
-        try:
-            if mode is Mode.ATOMIC:
-                return await self._atomically(connection, transaction)
-            say = execute
-            if mode is Mode.SINGLE:
-                say = execute_alone
-                connection.attend()
-            steps = transaction.body()
-            # As `astep` does, without its frame: a repeat is answered by this.
-            try:
-                statement = next(steps)
-                while True:
-                    statement = steps.send(await say(connection, limit, mode, statement))
-            except StopIteration as stop:
-                return cast("T", stop.value)
-            finally:
-                steps.close()
-        finally:
-            await self._pool.give_back(connection)
-
     async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
         begun = await begin(connection, "", self._limit, transaction.name)
         try:
@@ -172,8 +157,8 @@ class AsyncpgDriver:
     async def _opened(self, first: Statement | None) -> AsyncpgTransaction:
         """A transaction that has begun, with a first statement in the same message if there is one."""
         then, what = (self._settings, WHAT) if first is None else (as_text(first), first.name)
-        losses = 0
-        while True:
+        failures: Failures = ()
+        while True:  # as `aretrying` does, without its frame: each new key is claimed by this
             connection = await self._pool.take()
             try:
                 try:  # as `begin` does, without its frame
@@ -182,8 +167,8 @@ class AsyncpgDriver:
                     raise statement_error(error, connection, Mode.ATOMIC, what) from cause(error)
             except LostError:
                 await self._pool.give(connection)
-                losses += 1
-                if losses == LOSS_TRIES:
+                failures = (*failures, LostError)
+                if is_last(failures):
                     raise
             except BaseException:
                 await self._pool.give(connection)

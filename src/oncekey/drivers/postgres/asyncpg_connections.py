@@ -16,16 +16,14 @@ from oncekey.drivers.postgres.doubt import Doubt
 from oncekey.drivers.postgres.errors import (
     READS_ONLY,
     SYNC_WAIT_CANCELLED,
-    LostError,
     is_the_end,
-    lost,
-    lost_commit,
     not_committed,
     refused,
     refused_commit,
     unsure_commit,
 )
-from oncekey.drivers.postgres.folding import NOT_OURS, RECORD, TAKEN, TOLD
+from oncekey.drivers.postgres.transactions import BEGIN, NOT_OURS, RECORD, TAKEN, TOLD
+from oncekey.drivers.retries import LostError, lost, lost_commit
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
@@ -44,7 +42,6 @@ FAILURES: Final = (
 GRACE: Final = 1.0
 """Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
 
-BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;"
 _VALUES: Final = ("22", "23")
 _BUSY: Final = "another operation is in progress"
 _MID_GOODBYE: Final = "cannot switch to state"
@@ -138,7 +135,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self.unsure, self.told, self._top_xact = False, None, transaction
         wait = Wait(self.watch, limit)
         try:
-            self.tag = await super().execute(BEGIN + then)
+            self.tag = await super().execute(f"{BEGIN};{then}")
         except asyncio.CancelledError:
             if wait.explains():
                 raise TimeoutError from None

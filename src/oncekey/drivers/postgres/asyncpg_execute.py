@@ -21,8 +21,9 @@ from oncekey.drivers.postgres.asyncpg_connections import (
     was_lost,
     was_never_sent,
 )
-from oncekey.drivers.postgres.errors import lost_commit, unsure_commit
-from oncekey.drivers.postgres.folding import as_text, row_told
+from oncekey.drivers.postgres.errors import unsure_commit
+from oncekey.drivers.postgres.transactions import as_text, row_told
+from oncekey.drivers.retries import lost_commit
 from oncekey.flow import Mode, Statement
 
 if TYPE_CHECKING:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.guard import OVER, Lending
-from oncekey.drivers.postgres.asyncpg_connections import BEGIN, FAILURES, cause, statement_error
+from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, Lending, refusal, refuse_transaction_control
+from oncekey.drivers.postgres.asyncpg_connections import FAILURES, cause, statement_error
 from oncekey.drivers.postgres.asyncpg_execute import commit, commit_with, execute, undo
-from oncekey.drivers.postgres.asyncpg_guard import GuardedConnection
-from oncekey.drivers.postgres.folding import FOUND, row_told
+from oncekey.drivers.postgres.transactions import BEGIN, FOUND, WHAT, row_told
 from oncekey.flow import Mode, astep
 
 if TYPE_CHECKING:
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows, Statement, Steps
 
 T = TypeVar("T")
-
-WHAT: Final = "the business transaction"
-ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
-NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
 
 _log = logging.getLogger("oncekey")
 
@@ -156,3 +151,76 @@ class AsyncpgTransaction:
             await self._raw.execute(BEGIN, timeout=self._limit)
         except FAILURES as error:
             raise statement_error(error, self._raw, Mode.ATOMIC, WHAT) from cause(error)
+
+
+class GuardedConnection:
+    """`op.connection` for asyncpg. After the end of the operation it refuses every call."""
+
+    __slots__ = ("_lending", "_raw")
+
+    def __init__(self, raw: Any, lending: Lending) -> None:  # noqa: ANN401  (a connection of asyncpg's pool)
+        self._raw = raw
+        self._lending = lending
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever asyncpg has there)
+        return getattr(self._open(), name)
+
+    def __repr__(self) -> str:
+        return f"<guarded {self._raw!r}>"
+
+    async def execute(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Execute statements."""
+        return await self._checked(query).execute(query, *args, **kwargs)
+
+    async def executemany(self, command: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Execute a statement for each of many arguments."""
+        return await self._checked(command).executemany(command, *args, **kwargs)
+
+    async def fetch(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The rows of a statement."""
+        return await self._checked(query).fetch(query, *args, **kwargs)
+
+    async def fetchmany(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The rows of a statement for each of many arguments."""
+        return await self._checked(query).fetchmany(query, *args, **kwargs)
+
+    async def fetchrow(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The first row."""
+        return await self._checked(query).fetchrow(query, *args, **kwargs)
+
+    async def fetchval(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A value of the first row."""
+        return await self._checked(query).fetchval(query, *args, **kwargs)
+
+    async def prepare(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A prepared statement."""
+        return await self._checked(query).prepare(query, *args, **kwargs)
+
+    async def copy_from_query(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Copy the rows of a statement out."""
+        return await self._checked(query).copy_from_query(query, *args, **kwargs)
+
+    def cursor(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A cursor."""
+        return self._checked(query).cursor(query, *args, **kwargs)
+
+    def close(self, *_: object, **__: object) -> NoReturn:
+        """Refused."""
+        raise refusal("close()")
+
+    def terminate(self) -> NoReturn:
+        """Refused."""
+        raise refusal("terminate()")
+
+    def reset(self, *_: object, **__: object) -> NoReturn:
+        """Refused: it rolls back."""
+        raise refusal("reset()")
+
+    def _checked(self, query: str) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
+        refuse_transaction_control(query)
+        self._lending.check()
+        return self._raw
+
+    def _open(self) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
+        self._lending.check()
+        return self._raw

@@ -6,23 +6,16 @@ or may not have happened, and a transaction whose COMMIT was never sent did not 
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from typing import Final
 
 from oncekey.core.errors import (
     CommitAmbiguousError,
     RolledBackError,
     SchemaError,
-    StoreBusyError,
     StoreError,
     StoreUnavailableError,
 )
-from oncekey.flow import Mode
-
-CONFLICT_TRIES: Final = 10
-"""How often a transaction is tried that loses against others."""
-
-LOSS_TRIES: Final = 2
-"""How often a transaction that cannot have happened is tried on connections that break."""
+from oncekey.drivers.retries import ConflictError
 
 SYNC_WAIT_CANCELLED: Final = "01000"
 """The warning of a commit that stopped waiting for its standby: it is on this server, and perhaps on no other."""
@@ -55,14 +48,6 @@ _SICK_CLASSES: Final = {
 _OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
 
 
-class ConflictError(StoreUnavailableError):
-    """Another transaction won; nothing of this one happened, so it may be tried again."""
-
-
-class LostError(StoreUnavailableError):
-    """The connection was lost while nothing could be committed, so the transaction may be tried on another one."""
-
-
 def is_the_end(sqlstate: str | None, severity: str | None) -> bool:
     """Whether the server closes the connection with this error."""
     if sqlstate is None:
@@ -93,22 +78,6 @@ def refused_commit(sqlstate: str | None, what: str, kind: str) -> StoreError:
     return RolledBackError(f"{what}: PostgreSQL refused the commit, so it was rolled back ({sqlstate or kind})")
 
 
-def lost(mode: Mode, what: str) -> StoreError:
-    """The meaning of a connection that was lost during a statement of a transaction."""
-    match mode:
-        case Mode.READ | Mode.ATOMIC:
-            return LostError(f"{what}: the connection was lost")
-        case Mode.SINGLE:
-            return CommitAmbiguousError(f"{what}: the connection was lost before the answer came")
-        case _:
-            assert_never(mode)
-
-
-def lost_commit(what: str) -> CommitAmbiguousError:
-    """The meaning of a connection that was lost during a COMMIT."""
-    return CommitAmbiguousError(f"{what}: the connection was lost during the commit")
-
-
 def unsure_commit(what: str) -> CommitAmbiguousError:
     """The meaning of a commit with the warning that it stopped waiting for its standby."""
     return CommitAmbiguousError(f"{what}: the commit stopped waiting for its standby")
@@ -122,8 +91,3 @@ def not_committed(tag: str, what: str) -> RolledBackError:
 def unreachable(why: str) -> StoreUnavailableError:
     """The meaning of a connection that could not be made: nothing was sent."""
     return StoreUnavailableError(f"no connection to PostgreSQL: {why}")
-
-
-def exhausted(size: int, seconds: float, server: str = "PostgreSQL") -> StoreBusyError:
-    """The meaning of a pool whose connections are all in use."""
-    return StoreBusyError(f"all {size} connections to {server} were in use for {seconds:g} s")

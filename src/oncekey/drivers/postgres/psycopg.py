@@ -15,10 +15,7 @@ from psycopg.pq import TransactionStatus
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres.address import BACKEND, Pooling, PostgresAddress
-from oncekey.drivers.postgres.errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
-from oncekey.drivers.postgres.folding import folds_as_text
 from oncekey.drivers.postgres.psycopg_execute import (
-    BEGIN,
     abegin,
     abegin_with,
     acommit,
@@ -34,12 +31,22 @@ from oncekey.drivers.postgres.psycopg_execute import (
 )
 from oncekey.drivers.postgres.psycopg_pools import AsyncPool, Pool
 from oncekey.drivers.postgres.psycopg_transactions import (
-    WHAT,
     AsyncPsycopgTransaction,
     PsycopgTransaction,
     may_be_undone,
 )
-from oncekey.drivers.postgres.reading import only_reading
+from oncekey.drivers.postgres.transactions import (
+    BEGIN,
+    IDLE_TIMEOUT,
+    POOL_SIZE,
+    STATEMENT_TIMEOUT,
+    TIMEOUT,
+    WHAT,
+    folds_as_text,
+    idle_limit,
+    only_reading,
+)
+from oncekey.drivers.retries import ConflictError, LostError, aretrying, retrying
 from oncekey.drivers.within import NOT_BEGUN, AsyncWithin, Within
 from oncekey.flow import Mode, Statement, astep, step
 
@@ -50,16 +57,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows, Steps, Transaction
 
 T = TypeVar("T")
-
-POOL_SIZE: Final = 10
-TIMEOUT: Final = 2.0
-"""Seconds to wait for a connection."""
-
-STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
-
-IDLE_TIMEOUT: Final = 300.0
-"""Seconds of silence after which the server ends a business transaction whose process or host is gone (L4)."""
 
 PREPARE_AFTER: Final = 2
 """How often a statement is executed before it is prepared, if the address promises that there is no pooler."""
@@ -83,22 +80,25 @@ class PsycopgDriver:
         self._limit = statement_timeout
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._cleans = not address.pooler
-        self._begin = opening(idle_timeout)
+        self._begin = f"{BEGIN}; {idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
 
+    @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
-        conflicts = losses = 0
-        while True:
-            try:
-                return self._once(transaction)
-            except ConflictError:
-                conflicts += 1
-                if conflicts == CONFLICT_TRIES:
-                    raise
-            except LostError:
-                losses += 1
-                if losses == LOSS_TRIES:
-                    raise
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        mode = transaction.mode
+        match mode:
+            case Mode.READ | Mode.SINGLE:
+                with self._pool.lent(self._limit) as connection:
+                    return step(transaction.body(), partial(execute_alone, connection, mode))
+            case Mode.ATOMIC:
+                with self._pool.lent(self._limit) as connection, _begun(connection, transaction.name, self._limit):
+                    connection.limit = None  # a migration may take long
+                    result = step(transaction.body(), partial(execute, connection, mode))
+                    connection.limit = self._limit
+                    commit(connection, transaction.name)
+                    return result
+            case _:
+                assert_never(mode)
 
     @property
     def crowded(self) -> bool:
@@ -128,32 +128,9 @@ class PsycopgDriver:
         """Close the connections."""
         self._pool.close()
 
-    def _once(self, transaction: Transaction[T]) -> T:
-        mode = transaction.mode
-        match mode:
-            case Mode.READ | Mode.SINGLE:
-                with self._pool.lent(self._limit) as connection:
-                    return step(transaction.body(), partial(execute_alone, connection, mode))
-            case Mode.ATOMIC:
-                with self._pool.lent(self._limit) as connection, _begun(connection, transaction.name, self._limit):
-                    connection.limit = None  # a migration may take long
-                    result = step(transaction.body(), partial(execute, connection, mode))
-                    connection.limit = self._limit
-                    commit(connection, transaction.name)
-                    return result
-            case _:
-                assert_never(mode)
-
+    @retrying(LostError)
     def _opened(self, first: Statement | None) -> tuple[PsycopgTransaction, Rows | None]:
         """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
-        for _ in range(LOSS_TRIES - 1):
-            try:
-                return self._opened_once(first)
-            except LostError:
-                continue
-        return self._opened_once(first)
-
-    def _opened_once(self, first: Statement | None) -> tuple[PsycopgTransaction, Rows | None]:
         connection = self._pool.take()
         connection.limit = self._limit
         rows: Rows | None = None
@@ -192,22 +169,28 @@ class AsyncPsycopgDriver:
         self._told = address.pooler
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._cleans = not address.pooler
-        self._begin = opening(idle_timeout)
+        self._begin = f"{BEGIN}; {idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
 
+    @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
-        conflicts = losses = 0
-        while True:
-            try:
-                return await self._once(transaction)
-            except ConflictError:
-                conflicts += 1
-                if conflicts == CONFLICT_TRIES:
-                    raise
-            except LostError:
-                losses += 1
-                if losses == LOSS_TRIES:
-                    raise
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        mode = transaction.mode
+        match mode:
+            case Mode.READ | Mode.SINGLE:
+                async with self._pool.lent(self._limit) as connection:
+                    return await astep(transaction.body(), partial(aexecute_alone, connection, mode))
+            case Mode.ATOMIC:
+                async with (
+                    self._pool.lent(self._limit) as connection,
+                    _abegun(connection, transaction.name, self._limit),
+                ):
+                    connection.limit = None  # a migration may take long
+                    result = await astep(transaction.body(), partial(aexecute, connection, mode))
+                    connection.limit = self._limit
+                    await acommit(connection, transaction.name)
+                    return result
+            case _:
+                assert_never(mode)
 
     @property
     def crowded(self) -> bool:
@@ -253,35 +236,9 @@ class AsyncPsycopgDriver:
         """Close the connections."""
         self._pool.close()
 
-    async def _once(self, transaction: Transaction[T]) -> T:
-        mode = transaction.mode
-        match mode:
-            case Mode.READ | Mode.SINGLE:
-                async with self._pool.lent(self._limit) as connection:
-                    return await astep(transaction.body(), partial(aexecute_alone, connection, mode))
-            case Mode.ATOMIC:
-                async with (
-                    self._pool.lent(self._limit) as connection,
-                    _abegun(connection, transaction.name, self._limit),
-                ):
-                    connection.limit = None  # a migration may take long
-                    result = await astep(transaction.body(), partial(aexecute, connection, mode))
-                    connection.limit = self._limit
-                    await acommit(connection, transaction.name)
-                    return result
-            case _:
-                assert_never(mode)
-
+    @aretrying(LostError)
     async def _opened(self, first: Statement | None) -> tuple[AsyncPsycopgTransaction, Rows | None]:
         """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
-        for _ in range(LOSS_TRIES - 1):
-            try:
-                return await self._opened_once(first)
-            except LostError:
-                continue
-        return await self._opened_once(first)
-
-    async def _opened_once(self, first: Statement | None) -> tuple[AsyncPsycopgTransaction, Rows | None]:
         connection = await self._pool.take()
         connection.limit = self._limit
         rows: Rows | None = None
@@ -326,11 +283,6 @@ def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
             return PREPARE_AFTER if asked_for is None else asked_for
         case None:
             return asked_for
-
-
-def opening(idle_timeout: float) -> str:
-    """The beginning of a business transaction: one message, so that it costs one round trip."""
-    return f"{BEGIN}; SET LOCAL idle_in_transaction_session_timeout = {int(idle_timeout * 1000):d}"
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.guard import RESET
 from oncekey.drivers.postgres.doubt import Doubt
 from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED
-from oncekey.drivers.postgres.folding import TOLD
+from oncekey.drivers.postgres.transactions import TOLD
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen

@@ -11,15 +11,14 @@ from oncekey.core.errors import StoreError
 from oncekey.drivers.postgres.errors import (
     READS_ONLY,
     is_the_end,
-    lost,
-    lost_commit,
     not_committed,
     refused,
     refused_commit,
     unsure_commit,
 )
-from oncekey.drivers.postgres.folding import NOT_OURS, RECORD, TAKEN
 from oncekey.drivers.postgres.psycopg_connections import AsyncStoreConnection, StoreConnection
+from oncekey.drivers.postgres.transactions import NOT_OURS, RECORD, TAKEN
+from oncekey.drivers.retries import lost, lost_commit
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:

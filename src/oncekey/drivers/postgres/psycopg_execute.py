@@ -13,7 +13,6 @@ from psycopg.rows import dict_row
 from oncekey.drivers.guard import RESET
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.errors import not_committed, unsure_commit
-from oncekey.drivers.postgres.folding import as_text, row_told
 from oncekey.drivers.postgres.psycopg_errors import (
     FAILURES,
     cause,
@@ -25,6 +24,7 @@ from oncekey.drivers.postgres.psycopg_errors import (
     statement_error,
     was_lost,
 )
+from oncekey.drivers.postgres.transactions import BEGIN, as_text, row_told
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from oncekey.drivers.postgres.psycopg_connections import AsyncStoreConnection, StoreConnection
     from oncekey.flow import Row, Rows, Statement
 
-BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 COMMIT: Final = "COMMIT"
 COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
 

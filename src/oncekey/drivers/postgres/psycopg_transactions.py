@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from psycopg.pq import TransactionStatus
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.guard import OVER, Lending
+from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, Lending
 from oncekey.drivers.postgres.psycopg_connections import lent
 from oncekey.drivers.postgres.psycopg_execute import (
-    BEGIN,
     abegin,
     acommit,
     acommit_with,
@@ -25,6 +24,7 @@ from oncekey.drivers.postgres.psycopg_execute import (
     undo,
 )
 from oncekey.drivers.postgres.psycopg_guard import AsyncGuardedConnection, GuardedConnection
+from oncekey.drivers.postgres.transactions import BEGIN, WHAT
 from oncekey.flow import Mode, astep, step
 
 if TYPE_CHECKING:
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Rows, Statement, Steps
 
 T = TypeVar("T")
-
-WHAT: Final = "the business transaction"
-ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
-NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
 
 _log = logging.getLogger("oncekey")
 

@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, AsyncAsking, Doubt
-from oncekey.drivers.postgres.errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots
 from oncekey.drivers.sqlalchemy.errors import FAILURES, failed, not_connected
 from oncekey.drivers.sqlalchemy.execute import closed, committed, discarded, execute, forsaken, sure
@@ -72,20 +72,21 @@ class SqlalchemyDriver:
         self._doubt = Doubt.of(str(engine.url))
         self._asking = AsyncAsking(self._doubt, self._confirmed)
 
+    @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction; again, if it lost against others or cannot have happened."""
-        conflicts, losses = CONFLICT_TRIES, LOSS_TRIES
-        while True:
-            try:
-                return await self._run(transaction)
-            except ConflictError:
-                conflicts -= 1
-                if not conflicts:
-                    raise
-            except LostError:
-                losses -= 1
-                if not losses:
-                    raise
+        if self._doubt:
+            await self._asking.settle()
+        name, mode = transaction.name, transaction.mode
+        async with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
+            if mode is Mode.SINGLE:
+                with sure(connection.sync_connection, self._doubt, name):
+                    return await self._stepped(connection, transaction, self._statement_timeout)
+            if mode is Mode.READ:
+                return await self._stepped(connection, transaction, self._statement_timeout)
+            result = await self._stepped(connection, transaction, None)
+            await committed(connection, self._doubt, name)
+            return result
 
     @property
     def crowded(self) -> bool:
@@ -138,20 +139,6 @@ class SqlalchemyDriver:
     def _end(self, connection: GuardedConnection, session: AsyncSession | None) -> asyncio.Task[None]:
         """Roll back what is not committed, and return a business transaction's connection."""
         return self._errand(self._ended(connection, session))
-
-    async def _run(self, transaction: Transaction[T]) -> T:
-        if self._doubt:
-            await self._asking.settle()
-        name, mode = transaction.name, transaction.mode
-        async with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
-            if mode is Mode.SINGLE:
-                with sure(connection.sync_connection, self._doubt, name):
-                    return await self._stepped(connection, transaction, self._statement_timeout)
-            if mode is Mode.READ:
-                return await self._stepped(connection, transaction, self._statement_timeout)
-            result = await self._stepped(connection, transaction, None)
-            await committed(connection, self._doubt, name)
-            return result
 
     async def _stepped(self, connection: AsyncConnection, transaction: Transaction[T], limit: float | None) -> T:
         try:

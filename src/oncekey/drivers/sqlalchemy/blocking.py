@@ -20,9 +20,10 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import LEFT_BEHIND, OVER, refusal
+from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER, refusal
 from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, Asking, Doubt
-from oncekey.drivers.postgres.errors import CONFLICT_TRIES, LOSS_TRIES, READS_ONLY, ConflictError, LostError
+from oncekey.drivers.postgres.errors import READS_ONLY
+from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots
 from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed, failed, not_connected, sqlstate
 from oncekey.drivers.sqlalchemy.execute import say, sure
@@ -38,7 +39,6 @@ from oncekey.drivers.sqlalchemy.transaction import (
     AUTOCOMMITS,
     BUSINESS,
     ENDED,
-    ENDED_BELOW,
     PATIENCE,
     PROBE,
     meaning,
@@ -88,20 +88,23 @@ class BlockingSqlalchemyDriver:
         self.doubt = Doubt.of(str(engine.url))
         self._asking = Asking(self.doubt, self._confirmed)
 
+    @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction; again, if it lost against others or cannot have happened."""
-        conflicts, losses = CONFLICT_TRIES, LOSS_TRIES
-        while True:
-            try:
-                return self._run(transaction)
-            except ConflictError:
-                conflicts -= 1
-                if not conflicts:
-                    raise
-            except LostError:
-                losses -= 1
-                if not losses:
-                    raise
+        if self.doubt:
+            self._asking.settle()
+        name, mode = transaction.name, transaction.mode
+        with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
+            if mode is Mode.SINGLE:
+                with sure(connection, self.doubt, name):
+                    return _stepped(connection, transaction)
+            if mode is Mode.READ:
+                return _stepped(connection, transaction)
+            if self._sqlite:
+                self._begin_to_write(connection, name)
+            result = _stepped(connection, transaction)
+            committed(connection, self.doubt, name)
+            return result
 
     @property
     def crowded(self) -> bool:
@@ -141,22 +144,6 @@ class BlockingSqlalchemyDriver:
         """Give the place back."""
         if self._places is not None:
             self._places.release()
-
-    def _run(self, transaction: Transaction[T]) -> T:
-        if self.doubt:
-            self._asking.settle()
-        name, mode = transaction.name, transaction.mode
-        with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
-            if mode is Mode.SINGLE:
-                with sure(connection, self.doubt, name):
-                    return _stepped(connection, transaction)
-            if mode is Mode.READ:
-                return _stepped(connection, transaction)
-            if self._sqlite:
-                self._begin_to_write(connection, name)
-            result = _stepped(connection, transaction)
-            committed(connection, self.doubt, name)
-            return result
 
     @staticmethod
     def _begin_to_write(connection: Connection, what: str) -> None:
@@ -277,7 +264,7 @@ class BoundTransaction:
         self._refuse_if_ended()
         if self._watch.said and was_ended_below(self._connection):
             # The business rows are in already, so the record has to follow them (L5).
-            _log.error(ENDED_BELOW)
+            _log.error(ENDED_EARLY)
         try:
             result = step(steps, partial(say, self._connection))
         except FAILURES as error:

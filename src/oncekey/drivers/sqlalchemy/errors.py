@@ -11,7 +11,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from oncekey.core.errors import StoreBusyError, StoreError
 from oncekey.drivers.postgres import errors as postgres_errors
-from oncekey.drivers.sqlite import errors as sqlite_errors
+from oncekey.drivers.retries import lost, lost_commit
+from oncekey.drivers.sqlite.execute import commit_error, store_error
 from oncekey.flow import Mode
 
 
@@ -48,22 +49,22 @@ def not_connected(error: BaseException) -> StoreError:
 def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
     """The meaning of an error of a statement."""
     if _is_sqlite(error):
-        return sqlite_errors.store_error(_origin(error), what)
+        return store_error(_origin(error), what)
     if _is_mysql(error):
         return cast("StoreError", _mariadb().statement_error(_origin(error), mode, what))
     if _was_lost(error):
-        return postgres_errors.lost(mode, what)
+        return lost(mode, what)
     return postgres_errors.refused(sqlstate(error), what, _kind(error))
 
 
 def commit_failed(error: BaseException, what: str) -> StoreError:
     """The meaning of an error of a COMMIT: the server's own is a roll-back, a lost connection is ambiguous (L5)."""
     if _is_sqlite(error):
-        return sqlite_errors.commit_error(_origin(error), what)
+        return commit_error(_origin(error), what)
     if _is_mysql(error):
         return cast("StoreError", _mariadb().commit_error(_origin(error), what))
     if _was_lost(error):
-        return postgres_errors.lost_commit(what)
+        return lost_commit(what)
     return postgres_errors.refused_commit(sqlstate(error), what, _kind(error))
 
 

@@ -15,7 +15,7 @@ from oncekey.drivers.guard import LEFT_BEHIND
 from oncekey.drivers.mariadb.aiomysql import Session
 from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb.messages import GRACE, OURS, THEIRS, begun, only_reading, stepping
-from oncekey.drivers.postgres.errors import LOSS_TRIES, LostError
+from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.execute import discarded
 from oncekey.drivers.sqlalchemy.raw import raw_of
@@ -59,7 +59,9 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
         self._manner = _manner_of(engine)
         self._checked = False
 
-    async def _run(self, transaction: Transaction[T]) -> T:
+    @aretrying(ConflictError, LostError)
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
         async with self._connected(self._engine) as connection:
             session = _session_of(connection)
             try:
@@ -91,16 +93,10 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
         """No standby is waited for here."""
         return True
 
+    @aretrying(LostError)
     async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
         """A connection that has ended in the pool says so when the transaction begins: then another one is taken."""
-        losses = LOSS_TRIES
-        while True:
-            try:
-                return await super()._opened(engine)
-            except LostError:
-                losses -= 1
-                if not losses:
-                    raise
+        return await super()._opened(engine)
 
     def _begun(self, connection: GuardedConnection, watch: Watch, *, reads: bool) -> MariadbTransaction:
         return MariadbTransaction(

@@ -16,7 +16,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.slots import business_share
-from oncekey.drivers.sqlite.blocking import TEMPORARIES
+from oncekey.drivers.sqlite.execute import TEMPORARIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

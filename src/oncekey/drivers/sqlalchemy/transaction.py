@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, TransactionControlError
-from oncekey.drivers.guard import LEFT_BEHIND, OVER
+from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER
 from oncekey.drivers.sqlalchemy.errors import FAILURES, failed, is_aborted
 from oncekey.drivers.sqlalchemy.execute import OWN, committed, execute, forsaken
 from oncekey.drivers.sqlalchemy.guard import GuardedConnection, Watch, commits_by_itself, was_ended_below
@@ -42,7 +42,6 @@ BROKEN: Final = (
     "its rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
     "`session.begin_nested()`"
 )
-ENDED_BELOW: Final = "a handler ended its own transaction; the key's record is stored in another one"
 AUTOCOMMITS: Final = (
     "the engine commits every statement by itself, so a handler's rows could not be undone: create it without "
     'isolation_level="AUTOCOMMIT"'
@@ -108,7 +107,7 @@ class SqlalchemyTransaction:
         self._refuse_if_ended()
         if self._watch.said and was_ended_below(self._connection.sync_connection):
             # The handler has committed its rows already, so the record has to follow them (L5).
-            _log.error(ENDED_BELOW)
+            _log.error(ENDED_EARLY)
         try:
             result = await astep(steps, partial(execute, self._connection))
         except FAILURES as error:

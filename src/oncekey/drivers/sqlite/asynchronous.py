@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
-from oncekey.drivers.sqlite.blocking import BUSY_TIMEOUT, SqliteDriver, SqliteTransaction
+from oncekey.drivers.sqlite.blocking import BUSY_TIMEOUT, SqliteDriver, SqliteReading, SqliteTransaction
 from oncekey.drivers.sqlite.files import LOOK_AFTER
 from oncekey.drivers.sqlite.guard import ERRORS, GuardedConnection, GuardedCursor
 from oncekey.drivers.sqlite.lane import Crew, Lane, State, Turn, lane_of
-from oncekey.drivers.sqlite.reading import SqliteReading
 from oncekey.drivers.threads import CANCELLED
 from oncekey.flow import Mode
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
-from oncekey.drivers.guard import OVER
-from oncekey.drivers.placeholders import marked
-from oncekey.drivers.sqlite.errors import commit_error, store_error
+from oncekey.drivers.guard import ENDED_EARLY, OVER
+from oncekey.drivers.sqlite.execute import commit_error, execute, has_temporaries, say
 from oncekey.drivers.sqlite.files import LOOK_AFTER, POLL, SqliteFile
 from oncekey.drivers.sqlite.guard import GuardedConnection
 from oncekey.drivers.sqlite.writer import Writer, writer_of
@@ -33,10 +32,6 @@ BUSY_TIMEOUT = 5.0
 
 UNFINISHED = "SQL statements in progress"
 """SQLite's error for a COMMIT that waits only for a cursor which the handler has left open."""
-
-ENDED_EARLY = "a handler ended its own transaction; the key's record is stored in another one"
-
-TEMPORARIES = "SELECT 1 FROM sqlite_temp_master LIMIT 1"
 
 _log = logging.getLogger("oncekey")
 
@@ -298,7 +293,7 @@ class SqliteTransaction:
             if connection.in_transaction:
                 with suppress(self._file.module.Error):
                     connection.execute("ROLLBACK")
-            if connection.in_transaction or (self._temporary and _has_temporaries(self._file.module, connection)):
+            if connection.in_transaction or (self._temporary and has_temporaries(self._file.module, connection)):
                 self._file.discard(connection)
             else:
                 self._give_back(connection)
@@ -317,34 +312,32 @@ class SqliteTransaction:
         self._file.give_back(connection, business=True)
 
 
-def _has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:
-    """Whether a handler left temporary tables, which the connection's next borrower would find."""
-    try:
-        return connection.execute(TEMPORARIES).fetchone() is not None
-    except module.Error:
-        return True
+class SqliteReading(SqliteTransaction):
+    """Takes the place of a transaction where nothing is written: it takes no turn, and SQLite itself refuses writes.
 
-
-def execute(module: ModuleType, connection: sqlite3.Connection, statement: Statement) -> Rows:
-    """Execute one statement to its end: only then is it committed.
-
-    Its values are bound in their order. To bind them by their names CPython lets go of the interpreter's lock for each
-    of them, and wakes whoever waits for it: thirty times for a record.
+    Each statement is a transaction of its own. One that spans several would hold off every writer of a file without a
+    write-ahead log, for as long as the application takes between two statements.
     """
-    assert isinstance(statement.command, str)
-    text, values = marked(statement.command)
-    try:
-        return connection.execute(text, values(statement.params)).fetchall()
-    except module.Error as error:
-        raise store_error(error, statement.name) from error
-    except (KeyError, OverflowError, ValueError, module.Warning) as error:
-        # Such an error repeats the value that could not be bound, so it is not shown.
-        raise store_error(error, statement.name) from None
 
+    def __init__(self, file: SqliteFile) -> None:
+        super().__init__(file, Writer(file.path))  # a turn that no writer waits for
 
-def say(module: ModuleType, connection: sqlite3.Connection, sql: str, what: str) -> None:
-    """Execute a statement of the driver's own."""
-    try:
-        connection.execute(sql)
-    except module.Error as error:
-        raise store_error(error, what) from error
+    def heard(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
+        """After a statement that failed there is nothing to roll back."""
+        super().heard(sql, failed=False)
+
+    def _ready(self) -> sqlite3.Connection:
+        return self._begun()  # there is no transaction that could be ended
+
+    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for no other transaction)
+        say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
+
+    def _take(self) -> sqlite3.Connection:
+        return self._file.take()
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with suppress(self._file.module.Error):
+            connection.execute("PRAGMA query_only = OFF")
+            self._file.give_back(connection)
+            return
+        self._file.discard(connection)  # the next borrower may want to write

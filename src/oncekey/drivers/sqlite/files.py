@@ -10,11 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
-from oncekey.drivers.sqlite.errors import store_error
-from oncekey.drivers.sqlite.version import wal_is_safe
+from oncekey.drivers.sqlite.execute import store_error
 
 _log = logging.getLogger("oncekey")
 POLL: Final = 0.005
@@ -26,9 +25,26 @@ LOOK_AFTER: Final = 0.25
 LONGEST_JOURNAL: Final = 1024 * 1024
 """Bytes of a journal that are kept for the next transaction; a longer one is truncated."""
 
+Version: TypeAlias = tuple[int, int, int]
+
+FIXED: Version = (3, 51, 3)
+BACKPORTS: dict[tuple[int, int], int] = {(3, 44): 6, (3, 50): 7}
+"""The older branches that were repaired, and the first patch of each that is."""
+
 _told: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
 """Connections of a parent process: SQLite forbids using them here, and closing them, too."""
+
+
+def wal_is_safe(version: Version) -> bool:
+    """Whether the write-ahead log of this SQLite keeps what was committed.
+
+    From 3.7.0 to 3.51.2 two connections that write and checkpoint at the same moment can lose a committed
+    transaction (SQLite calls it the WAL-reset bug). A lost claim is a second execution, so those versions use no WAL.
+    """
+    major, minor, patch = version
+    repaired = BACKPORTS.get((major, minor))
+    return version >= FIXED or (repaired is not None and patch >= repaired)
 
 
 def repaired_module() -> ModuleType:

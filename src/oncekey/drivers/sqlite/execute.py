@@ -1,8 +1,8 @@
-"""The meaning of SQLite's errors. No message repeats a bound value."""
+"""Statements on a connection to SQLite, and the meaning of their errors. No message repeats a bound value."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import (
     CommitAmbiguousError,
@@ -12,6 +12,15 @@ from oncekey.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from oncekey.drivers.placeholders import marked
+
+if TYPE_CHECKING:
+    import sqlite3
+    from types import ModuleType
+
+    from oncekey.flow import Rows, Statement
+
+TEMPORARIES = "SELECT 1 FROM sqlite_temp_master LIMIT 1"
 
 _UNAVAILABLE: Final[tuple[tuple[str, str], ...]] = (
     ("SQLITE_CANTOPEN", "the SQLite file cannot be opened: is its folder there, and may this process write to it?"),
@@ -53,3 +62,36 @@ def commit_error(error: Exception, what: str) -> StoreError:
     if name.startswith("SQLITE_CONSTRAINT"):
         return RolledBackError(f"{what}: SQLite refused the commit, so it was rolled back ({name})")
     return store_error(error, what)
+
+
+def has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:
+    """Whether a handler left temporary tables, which the connection's next borrower would find."""
+    try:
+        return connection.execute(TEMPORARIES).fetchone() is not None
+    except module.Error:
+        return True
+
+
+def execute(module: ModuleType, connection: sqlite3.Connection, statement: Statement) -> Rows:
+    """Execute one statement to its end: only then is it committed.
+
+    Its values are bound in their order. To bind them by their names CPython lets go of the interpreter's lock for each
+    of them, and wakes whoever waits for it: thirty times for a record.
+    """
+    assert isinstance(statement.command, str)
+    text, values = marked(statement.command)
+    try:
+        return connection.execute(text, values(statement.params)).fetchall()
+    except module.Error as error:
+        raise store_error(error, statement.name) from error
+    except (KeyError, OverflowError, ValueError, module.Warning) as error:
+        # Such an error repeats the value that could not be bound, so it is not shown.
+        raise store_error(error, statement.name) from None
+
+
+def say(module: ModuleType, connection: sqlite3.Connection, sql: str, what: str) -> None:
+    """Execute a statement of the driver's own."""
+    try:
+        connection.execute(sql)
+    except module.Error as error:
+        raise store_error(error, what) from error
