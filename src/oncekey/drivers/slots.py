@@ -1,13 +1,14 @@
-"""Places in a pool: how many there are for which use, and how long a request waits for one."""
+"""Parts of pools: how many places there are for which use, how long a request waits for one, and what is idle."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from oncekey.core.errors import StoreBusyError
 
@@ -16,6 +17,8 @@ def business_share(size: int) -> int:
     """How many connections handlers may hold at once: the rest is left to claims and heartbeats."""
     return max(1, size - max(1, size // 5))
 
+
+C = TypeVar("C")
 
 EXACTNESS: Final = 0.005
 """Seconds by which a wait may exceed its deadline, so that one timer can serve many waiting tasks."""
@@ -31,10 +34,14 @@ class Slots:
     @property
     def full(self) -> bool:
         """Whether the next caller has to wait."""
-        if not self._free.acquire(blocking=False):
+        if not self.taken():
             return True
         self._free.release()
         return False
+
+    def taken(self) -> bool:
+        """Take a place if one is free."""
+        return self._free.acquire(blocking=False)
 
     def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait for it past the deadline."""
@@ -163,3 +170,23 @@ class AsyncSlots:
 def _exhausted(size: int, seconds: float, server: str) -> StoreBusyError:
     """The meaning of a pool whose connections are all in use."""
     return StoreBusyError(f"all {size} connections to {server} were in use for {seconds:g} s")
+
+
+_parents: Final[list[Any]] = []
+
+
+class Shelf(Generic[C]):
+    """The idle connections of a pool. The last one that was returned is the first one lent."""
+
+    def __init__(self) -> None:
+        self._idle: list[C] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+
+    def _forget_parents(self) -> None:
+        """After a fork the sockets are the parent's: closing one here would end the parent's session."""
+        if self._pid != os.getpid():
+            _parents.extend(self._idle)
+            self._idle.clear()
+            self._pid = os.getpid()

@@ -13,13 +13,14 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
 from oncekey.core.sqltext import Dialect, sentences
 from oncekey.drivers.guard import ENDED_EARLY, UNDONE
 from oncekey.drivers.mariadb.errors import FAILURES, commit_error, is_answer, number_of, statement_error
 from oncekey.drivers.placeholders import parted
+from oncekey.drivers.slots import Shelf
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ class Result:
 
     columns: Sequence[Sequence[Any]] | None
     rows: Sequence[Sequence[Any]]
+
+
+def result_of(raw: Any) -> Result:  # noqa: ANN401  (a connection of either library)
+    """The reply that was read last; a cursor would hide what was answered to each sentence."""
+    result = raw._result  # noqa: SLF001
+    return Result(result.description, result.rows or ())
 
 
 Talk: TypeAlias = Generator[bytes, list[Result], T]
@@ -247,3 +254,52 @@ def _text(statement: Statement) -> str:
 @lru_cache(maxsize=512)
 def _sentences(text: str) -> tuple[str, ...]:
     return tuple(sentence.text for sentence in sentences(text, Dialect.MARIADB))
+
+
+class Idle(Protocol):
+    """What a pool keeps: a session of either library."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the next borrower may have it."""
+
+    def sever(self) -> None:
+        """Close it at once."""
+
+    def close(self) -> None:
+        """Close it while nothing is under way."""
+
+
+S = TypeVar("S", bound=Idle)
+
+
+class IdleSessions(Shelf[S]):
+    """The idle sessions of a pool, for threads and for tasks."""
+
+    def pop(self) -> S | None:
+        """A session that the server has not closed, if there is one."""
+        while True:
+            with self._lock:
+                self._forget_parents()
+                session = self._idle.pop() if self._idle else None
+            if session is None or session.is_usable:
+                return session
+            session.sever()
+
+    def put(self, session: S) -> None:
+        """Keep a session for the next borrower, or close it."""
+        with self._lock:
+            keep = not self._closed and session.is_usable
+            if keep:
+                self._idle.append(session)
+        if not keep:
+            session.sever()
+
+    def close(self) -> None:
+        """Close the idle sessions now, and the others when they come back."""
+        with self._lock:
+            self._closed = True
+            self._forget_parents()
+            idle, self._idle = self._idle, []
+        for session in idle:
+            session.close()

@@ -8,13 +8,11 @@ first. Before a connection is lent its socket is checked, which costs no round t
 
 from __future__ import annotations
 
-import os
 import select
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -31,7 +29,7 @@ from oncekey.drivers.postgres.psycopg_connections import (
     taken_back,
 )
 from oncekey.drivers.postgres.psycopg_errors import statement_error
-from oncekey.drivers.slots import AsyncSlots, Slots, business_share
+from oncekey.drivers.slots import AsyncSlots, Shelf, Slots, business_share
 from oncekey.flow import Mode
 
 C = TypeVar("C", StoreConnection, AsyncStoreConnection)
@@ -39,17 +37,9 @@ C = TypeVar("C", StoreConnection, AsyncStoreConnection)
 MAX_AGE: Final = 1800.0
 """Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
 
-_parents: Final[list[Any]] = []
 
-
-class Shelf(Generic[C]):
-    """The idle connections. The last one that was returned is the first one lent."""
-
-    def __init__(self) -> None:
-        self._idle: list[C] = []
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._closed = False
+class IdleConnections(Shelf[C]):
+    """The idle connections."""
 
     def pop(self) -> C | None:
         """A connection that the server has not closed, if there is one."""
@@ -97,13 +87,6 @@ class Shelf(Generic[C]):
             connection = self._idle.pop()  # with a name: psycopg warns of one that is dropped before it is closed
             connection.pgconn.finish()
 
-    def _forget_parents(self) -> None:
-        """After a fork the sockets are the parent's: closing one here would end the parent's session."""
-        if self._pid != os.getpid():
-            _parents.extend(self._idle)
-            self._idle.clear()
-            self._pid = os.getpid()
-
 
 class Pool:
     """Connections for blocking code."""
@@ -113,7 +96,7 @@ class Pool:
         self._timeout, self._threshold = timeout, threshold
         self._slots = Slots(size, timeout)
         self._business = Slots(business_share(size), timeout)
-        self._shelf: Shelf[StoreConnection] = Shelf()
+        self._shelf: IdleConnections[StoreConnection] = IdleConnections()
         self.doubt = Doubt.of(dsn)
         self._asking = Asking(self.doubt, self._confirmed)
 
@@ -207,7 +190,7 @@ class AsyncPool:
         self._timeout, self._threshold = timeout, threshold
         self._slots = AsyncSlots(size, timeout)
         self._business = AsyncSlots(business_share(size), timeout)
-        self._shelf: Shelf[AsyncStoreConnection] = Shelf()
+        self._shelf: IdleConnections[AsyncStoreConnection] = IdleConnections()
         self.doubt = Doubt.of(dsn)
         self._asking = AsyncAsking(self.doubt, self._confirmed)
 

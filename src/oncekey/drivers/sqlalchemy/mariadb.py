@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
 from oncekey.drivers.guard import LEFT_BEHIND
-from oncekey.drivers.mariadb.aiomysql import Session
+from oncekey.drivers.mariadb.aiomysql_session import Session
 from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb.messages import GRACE, OURS, THEIRS, begun, only_reading, stepping
 from oncekey.drivers.retries import ConflictError, LostError, aretrying

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MODULES: Final = {
     "asyncpg": "postgres.asyncpg_connections",
     "psycopg": "postgres.psycopg_connections",
-    "aiomysql": "mariadb.aiomysql",
+    "aiomysql": "mariadb.aiomysql_session",
 }
 """Where is written how a connection of a package is ended and cleaned."""
 
