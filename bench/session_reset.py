@@ -125,7 +125,7 @@ def opened(driver: str, dsn: str, way: str) -> tuple[Writer, Callable[[], Awaita
     if driver == "asyncpg":
         from oncekey.drivers.postgres.asyncpg import AsyncpgDriver as Driver  # noqa: PLC0415
     else:
-        from oncekey.drivers.postgres.psycopg import AsyncPsycopgDriver as Driver  # type: ignore[assignment]  # noqa: PLC0415
+        from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver as Driver  # type: ignore[assignment]  # noqa: PLC0415
     mark = "&" if "?" in dsn else "?"
     ours = Driver(f"{dsn}{mark}pgbouncer={int(unprepared)}")
     return Writer(ours, way, lambda connection: connection.execute(INSERT)), ours.close

@@ -154,7 +154,7 @@ def test_blocking_engines(tmp_path, monkeypatch):
 
 async def test_asyncio_engines(tmp_path, monkeypatch):
     from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-    from oncekey.drivers.postgres.psycopg import AsyncPsycopgDriver
+    from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
 
     monkeypatch.chdir(tmp_path)
     for url, store, driver in (

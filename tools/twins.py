@@ -68,6 +68,28 @@ TWINS: Final = (
             "aiomysql refuses a second statement": "PyMySQL mixes up the replies to two threads",
         },
     ),
+    Twin(
+        "postgres/psycopg_async.py",
+        "postgres/psycopg.py",
+        names={"psycopg_async": "psycopg"},
+        phrases={
+            "through psycopg, for asyncio, and": "through psycopg, for threads, and",
+            "in the caller's own task": "in the caller's own thread",
+            "under asyncio. One for each event loop.": "from any number of threads.",
+            "`psycopg.AsyncConnection`": "`psycopg.Connection`",
+            "Connections for asyncio.": "Connections for threads.",
+        },
+    ),
+    Twin(
+        "postgres/psycopg_async_transactions.py",
+        "postgres/psycopg_transactions.py",
+        names={"psycopg_async": "psycopg"},
+        phrases={
+            "on psycopg for asyncio": "on psycopg for threads",
+            "an `async def` handler": "a blocking handler",
+            "`async with connection:`": "`with connection:`",
+        },
+    ),
 )
 
 

@@ -213,7 +213,7 @@ STORES: Final[tuple[Declared, ...]] = (
         blocking=(Way("postgres.psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
         asynchronous=(
             Way("postgres.asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),
-            Way("postgres.psycopg:AsyncPsycopgDriver", "psycopg", ("psycopg",), "postgres"),
+            Way("postgres.psycopg_async:AsyncPsycopgDriver", "psycopg", ("psycopg",), "postgres"),
         ),
         store=PostgresStore,
         join=_join_postgres,
@@ -487,7 +487,7 @@ def within(connection: Any, *, clock: Clock = None) -> Engine:  # noqa: ANN401  
         driver = _driver("within")
         return Engine(SqliteStore(clock=clock), driver.Within(driver.sqlite_execute(connection)))
     if "psycopg" in packages and hasattr(connection, "__enter__"):
-        return Engine(PostgresStore(clock=clock), _psycopg().PsycopgWithin(connection))
+        return Engine(PostgresStore(clock=clock), _psycopg("psycopg").PsycopgWithin(connection))
     if "pymysql" in packages:
         return Engine(MariadbStore(clock=clock), _mysql("pymysql").PymysqlWithin(connection))
     raise ConfigurationError(f"{_kind(connection)} is no blocking connection of sqlite3, psycopg or PyMySQL")
@@ -502,7 +502,7 @@ def awithin(connection: Any, *, clock: Clock = None) -> AsyncEngine:  # noqa: AN
     if "asyncpg" in packages:
         return AsyncEngine(PostgresStore(clock=clock), _driver("postgres.asyncpg").AsyncpgWithin(connection))
     if "psycopg" in packages and hasattr(connection, "__aenter__"):
-        return AsyncEngine(PostgresStore(clock=clock), _psycopg().AsyncPsycopgWithin(connection))
+        return AsyncEngine(PostgresStore(clock=clock), _psycopg("psycopg_async").AsyncPsycopgWithin(connection))
     if "aiomysql" in packages:
         return AsyncEngine(MariadbStore(clock=clock), _mysql("aiomysql").AiomysqlWithin(connection))
     raise ConfigurationError(f"{_kind(connection)} is no asyncio connection of asyncpg, psycopg, aiosqlite or aiomysql")
@@ -548,8 +548,8 @@ def _mysql(package: str) -> ModuleType:
     return _driver(f"mariadb.{package}", needs=(package,), extra="mariadb")
 
 
-def _psycopg() -> ModuleType:
-    return _driver("postgres.psycopg", needs=("psycopg",), extra="postgres")
+def _psycopg(module: str) -> ModuleType:
+    return _driver(f"postgres.{module}", needs=("psycopg",), extra="postgres")
 
 
 def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:

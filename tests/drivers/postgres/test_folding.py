@@ -33,7 +33,7 @@ from oncekey.core.errors import (
 from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Ground, Kind, Sealed
 from oncekey.core.policy import Policy
-from oncekey.drivers.postgres import asyncpg_execute, psycopg_execute
+from oncekey.drivers.postgres import asyncpg_execute, psycopg_async_transactions, psycopg_transactions
 from oncekey.drivers.postgres.transactions import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement
@@ -465,7 +465,8 @@ class TestCleaning:
             session = await ask(tx, "SELECT pg_backend_pid()")
             await ask(tx, insert(item))
             monkeypatch.setattr(asyncpg_execute, "RESET", "SELECT 1 / 0")
-            monkeypatch.setattr(psycopg_execute, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
+            for module in (psycopg_transactions, psycopg_async_transactions):
+                monkeypatch.setattr(module, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
             assert await sealed(tx, look, claim)
             assert there(raw, claim, item) == (1, 1)
             # A session that may not be clean is nobody's any more.

@@ -10,7 +10,8 @@ from oncekey.core.errors import ConfigurationError, SchemaError, StoreUnavailabl
 from oncekey.core.model import Code, Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
 from oncekey.drivers.postgres.asyncpg import AsyncpgWithin
-from oncekey.drivers.postgres.psycopg import AsyncPsycopgWithin, PsycopgDriver, PsycopgWithin
+from oncekey.drivers.postgres.psycopg import PsycopgDriver, PsycopgWithin
+from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgWithin
 from oncekey.drivers.retries import ConflictError
 from oncekey.drivers.within import NOT_BEGUN
 from oncekey.engine import request

@@ -1,4 +1,8 @@
-"""psycopg's connections with the time limits that the store needs, and with a listener for a commit's warnings."""
+"""psycopg's connections, with the time limits that the store needs and a listener for a commit's warnings.
+
+Before an idle one is lent its socket is checked, which costs no round trip: a connection that a restart or a
+`pg_terminate_backend` has ended is thrown away before a statement is lost on it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import math
 import os
 import re
+import select
 import socket
 import time
 from collections.abc import Callable, Generator
@@ -16,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 from psycopg import generators
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.guard import RESET
 from oncekey.drivers.postgres.doubt import Doubt
 from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED
 from oncekey.drivers.postgres.transactions import TOLD
+from oncekey.drivers.slots import Shelf
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -30,12 +36,19 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
     from oncekey.drivers.guard import Lending
+    from oncekey.drivers.postgres.address import PostgresAddress
 
 T = TypeVar("T")
 C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
 
 GRACE: Final = 1.0
 """Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
+
+MAX_AGE: Final = 1800.0
+"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
+
+PREPARE_AFTER: Final = 2
+"""How often a statement is executed before it is prepared, if the address promises that there is no pooler."""
 
 NOT_RESET: Final = "the session could not be reset"
 
@@ -233,6 +246,17 @@ async def aconnect(address: str, threshold: int | None, doubt: Doubt) -> AsyncSt
     return _ready(connection, threshold, doubt)
 
 
+def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
+    """After how many executions a statement is prepared; None, never, if that may be unsafe."""
+    match address.pooler:
+        case True if not address.prepares:
+            return None
+        case True | False:
+            return PREPARE_AFTER if asked_for is None else asked_for
+        case None:
+            return asked_for
+
+
 def bounded(dsn: str, timeout: float) -> str:
     """The address with time limits for the network, if it names none itself."""
     try:
@@ -289,3 +313,75 @@ def _patiently(
     except StopIteration as stop:
         answer: T = stop.value
         return answer
+
+
+class IdleConnections(Shelf[C]):
+    """The idle connections of a pool, for threads and for asyncio."""
+
+    def pop(self) -> C | None:
+        """A connection that the server has not closed, if there is one."""
+        with self._lock:
+            self._forget_parents()
+            while self._idle:
+                connection = self._idle.pop(self._nearest())
+                if not connection.closed and (connection.cleaning or is_quiet(connection)):
+                    return connection
+                connection.pgconn.finish()
+        return None
+
+    def put(self, connection: C, *, used: bool = False) -> None:
+        """Take a connection back; one in the middle of something is closed, one that a handler used is reset."""
+        with self._lock:
+            if connection.suspect:
+                # If one server does not answer or takes no writes, the other idle connections are probably no better.
+                self._empty()
+            if connection.lock.locked():
+                # Another thread or task still waits on it. If it were closed now, the event loop might poll another
+                # file with the same number; its socket was shut down, and it ends with its last user.
+                return
+            if self._closed or not _is_clean(connection):
+                connection.pgconn.finish()
+            else:
+                taken_back(connection)
+                if not used or clean_up(connection):
+                    self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close the idle connections now, and the others when they come back."""
+        with self._lock:
+            self._closed = True
+            self._forget_parents()
+            self._empty()
+
+    def _nearest(self) -> int:
+        """The position of the last returned connection that is ready, if there is one."""
+        last = len(self._idle) - 1
+        ready = (at for at in range(last, -1, -1) if not (one := self._idle[at]).cleaning or not is_quiet(one))
+        return next(ready, last)
+
+    def _empty(self) -> None:
+        while self._idle:
+            connection = self._idle.pop()  # with a name: psycopg warns of one that is dropped before it is closed
+            connection.pgconn.finish()
+
+
+def is_quiet(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether nothing came in: an idle server sends something only to close the connection."""
+    if connection.closed:
+        return False
+    fileno = connection.fileno()
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(fileno, select.POLLIN)
+        return not poll.poll(0)
+    return not select.select([fileno], [], [], 0)[0]
+
+
+def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    return (
+        not connection.closed
+        and not connection.suspect
+        and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and connection.pgconn.pipeline_status == PipelineStatus.OFF
+        and time.monotonic() - connection.born < MAX_AGE
+    )

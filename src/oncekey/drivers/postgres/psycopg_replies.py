@@ -1,13 +1,15 @@
-"""The meaning of psycopg's errors."""
+"""The meaning of psycopg's replies and errors, for threads and for asyncio."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
+from psycopg import generators
 from psycopg.pq import ExecStatus, TransactionStatus
 
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.drivers.postgres.errors import (
     READS_ONLY,
     is_the_end,
@@ -17,12 +19,15 @@ from oncekey.drivers.postgres.errors import (
     unsure_commit,
 )
 from oncekey.drivers.postgres.psycopg_connections import AsyncStoreConnection, StoreConnection
-from oncekey.drivers.postgres.transactions import NOT_OURS, RECORD, TAKEN
+from oncekey.drivers.postgres.transactions import NOT_OURS, RECORD, TAKEN, row_told
 from oncekey.drivers.retries import lost, lost_commit
+from oncekey.drivers.within import NOT_BEGUN
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
-    from psycopg.pq.abc import PGresult
+    from psycopg.pq.abc import PGconn, PGresult
+
+    from oncekey.flow import Row, Rows
 
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
@@ -101,3 +106,79 @@ def _doubt(connection: AnyConnection) -> None:
 
 def _refused(error: Exception, what: str) -> StoreError:
     return refused(getattr(error, "sqlstate", None), what, type(error).__name__)
+
+
+def answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
+    """Send several statements in one message; the reply to each, up to the first that failed."""
+    pgconn.send_query(text.encode("ascii"))
+    results: list[PGresult] = yield from generators.execute(pgconn)
+    return results
+
+
+def ended(
+    connection: StoreConnection | AsyncStoreConnection, results: list[PGresult], name: str, what: str
+) -> Rows | None:
+    """The meaning of the replies to a last statement, COMMIT and the clean-up.
+
+    The server executes a message up to the first statement that fails: if the last statement failed there is no second
+    reply, and if the clean-up failed the second reply says that everything is committed.
+    """
+    error = failure(results)
+    if len(results) == 1 and error is not None:
+        if is_taken(error):
+            return None
+        if not was_lost(error, connection):
+            raise statement_error(error, connection, Mode.ATOMIC, name) from cause(error)
+    committed = len(results) > 1 and results[1].command_status == b"COMMIT"
+    if not committed:
+        if error is not None:
+            raise commit_error(error, connection, what) from cause(error)
+        raise not_committed((results[1].command_status or b"").decode(), what)
+    if error is not None:
+        connection.pgconn.finish()  # the session is not clean
+    if connection.unsure:
+        raise unsure_commit(what)
+    row = _told(connection)
+    return () if row is None else [row]
+
+
+def found(connection: StoreConnection | AsyncStoreConnection, last: PGresult) -> Rows | None:
+    """The row that a first statement sent in a notice; empty if there is nothing to report. None: execute it."""
+    row = _told(connection)
+    if row is None:
+        return () if last.ntuples else None
+    return [row]
+
+
+def _told(connection: StoreConnection | AsyncStoreConnection) -> Row | None:
+    return None if connection.told is None else row_told(connection.told)
+
+
+def has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
+    """Whether a statement returns rows."""
+    # `description` would say so, too, but it describes every column in full each time.
+    return cursor.pgresult is not None and cursor.pgresult.nfields > 0
+
+
+def was_ended(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether the handler ended the transaction (F16)."""
+    return not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def may_be_undone(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether a transaction is there to be rolled back."""
+    return not connection.closed and connection.pgconn.transaction_status in {
+        TransactionStatus.INTRANS,
+        TransactionStatus.INERROR,
+    }
+
+
+def refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Raise for a connection with autocommit, on which every statement would be a transaction of its own."""
+    if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
+        raise ConfigurationError(NOT_BEGUN)
+
+
+def first_line(error: psycopg.Error) -> str:
+    """What the library says of a connection that could not be made, without its hints."""
+    return str(error).partition("\n")[0]
