@@ -90,6 +90,16 @@ TWINS: Final = (
             "`async with connection:`": "`with connection:`",
         },
     ),
+    Twin(
+        "sqlalchemy/connections.py",
+        "sqlalchemy/connections_blocking.py",
+        phrases={
+            "an `AsyncEngine`": "a blocking `Engine`",
+            "from sqlalchemy.ext.asyncio import": "from sqlalchemy.engine import",
+            "connection.sync_connection": "connection",
+            "Callable[[], Awaitable[bool]]": "Callable[[], bool]",
+        },
+    ),
 )
 
 

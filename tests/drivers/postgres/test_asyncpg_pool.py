@@ -13,8 +13,8 @@ from harness.asgi import until
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError
 from oncekey.drivers.postgres.address import PostgresAddress
+from oncekey.drivers.postgres.asyncpg import MAX_AGE, MAX_IDLE, AsyncpgPool
 from oncekey.drivers.postgres.asyncpg_connections import Wait, Watch
-from oncekey.drivers.postgres.asyncpg_pool import MAX_AGE, MAX_IDLE, AsyncpgPool
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from harness.dsn import through
 from oncekey.core.errors import RolledBackError
 from oncekey.core.model import Effects, EntryKind, MemoEntry, Proceed, Recovery
 from oncekey.core.policy import Policy
-from oncekey.drivers.postgres import asyncpg_execute, psycopg_async_transactions, psycopg_transactions
+from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions, psycopg_transactions
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED
 from oncekey.testing.claims import LEASE, a_claim
@@ -127,7 +127,7 @@ async def test_what_fails_after_the_phase(kind, dsn, raw, monkeypatch, commits):
         lease = await owned(driver)
         tx = await driver.begin()
         if commits:
-            monkeypatch.setattr(asyncpg_execute, "RESET", "SELECT 1 / 0")
+            monkeypatch.setattr(asyncpg_transactions, "RESET", "SELECT 1 / 0")
             for module in (psycopg_transactions, psycopg_async_transactions):
                 monkeypatch.setattr(module, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
         else:

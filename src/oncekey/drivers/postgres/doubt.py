@@ -68,50 +68,58 @@ class Doubt:
 _doubts: Final[WeakValueDictionary[str, Doubt]] = WeakValueDictionary()
 
 
-class Asking:
-    """Asks for the confirmation, one thread at a time. `ask` returns whether it came, or raises its error."""
+class _Tries:
+    """One asks at a time. Those who waited meanwhile use its result, and do not ask again."""
+
+    def __init__(self, doubt: Doubt) -> None:
+        self._doubt = doubt
+        self._tries = 0
+
+    def _begun(self, tries: int) -> object | None:
+        """The mark of a new try; None if there is no doubt left."""
+        if not self._doubt:
+            return None
+        if tries != self._tries:
+            raise silent()
+        self._tries += 1
+        return self._doubt.mark()
+
+    def _ended(self, mark: object, *, confirmed: bool) -> None:
+        if not confirmed:
+            raise silent()
+        self._doubt.dispel(mark)
+
+
+class Asking(_Tries):
+    """Asks for the confirmation, for threads. `ask` returns whether it came, or raises its error."""
 
     def __init__(self, doubt: Doubt, ask: Callable[[], bool]) -> None:
-        self._doubt, self._ask = doubt, ask
-        self._tries = 0
-        self._turn = threading.Lock()
+        super().__init__(doubt)
+        self._ask, self._turn = ask, threading.Lock()
 
     def settle(self) -> None:
         """Return when there is no doubt left."""
         tries = self._tries
         with self._turn:
-            if not self._doubt:
-                return
-            if tries != self._tries:
-                raise silent()
-            self._tries += 1
-            mark = self._doubt.mark()
-            if not self._ask():
-                raise silent()
-            self._doubt.dispel(mark)
+            mark = self._begun(tries)
+            if mark is not None:
+                self._ended(mark, confirmed=self._ask())
 
 
-class AsyncAsking:
+class AsyncAsking(_Tries):
     """The same for asyncio."""
 
     def __init__(self, doubt: Doubt, ask: Callable[[], Awaitable[bool]]) -> None:
-        self._doubt, self._ask = doubt, ask
-        self._tries = 0
-        self._turn = asyncio.Lock()
+        super().__init__(doubt)
+        self._ask, self._turn = ask, asyncio.Lock()
 
     async def settle(self) -> None:
         """Return when there is no doubt left."""
         tries = self._tries
         async with self._turn:
-            if not self._doubt:
-                return
-            if tries != self._tries:
-                raise silent()
-            self._tries += 1
-            mark = self._doubt.mark()
-            if not await self._ask():
-                raise silent()
-            self._doubt.dispel(mark)
+            mark = self._begun(tries)
+            if mark is not None:
+                self._ended(mark, confirmed=await self._ask())
 
 
 def silent() -> StoreUnavailableError:

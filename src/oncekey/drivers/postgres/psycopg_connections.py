@@ -56,8 +56,8 @@ _FOREIGN_OPTION: Final = re.compile(r'invalid (?:URI query parameter:|connection
 _KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
 
-class StoreConnection(psycopg.Connection[Any]):
-    """A connection for blocking code. With a `limit` a reply may take so many seconds."""
+class _State:
+    """What the driver knows about a connection. With a `limit` a reply may take so many seconds."""
 
     limit: float | None = None
     lending: Lending | None = None
@@ -68,6 +68,10 @@ class StoreConnection(psycopg.Connection[Any]):
     threshold: int | None = None
     cleaning = False
     doubt = Doubt()
+
+
+class StoreConnection(_State, psycopg.Connection[Any]):
+    """A connection for blocking code."""
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
         """Wait for the reply, up to the limit."""
@@ -104,18 +108,9 @@ class StoreConnection(psycopg.Connection[Any]):
             self.cancel_safe(timeout=GRACE)
 
 
-class AsyncStoreConnection(psycopg.AsyncConnection[Any]):
+class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
     """A connection for asyncio."""
 
-    limit: float | None = None
-    lending: Lending | None = None
-    unsure = False
-    told: str | None = None
-    suspect = False
-    born = 0.0
-    threshold: int | None = None
-    cleaning = False
-    doubt = Doubt()
     _stopping: asyncio.Task[None] | None = None
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)

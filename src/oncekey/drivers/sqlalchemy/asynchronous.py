@@ -16,8 +16,9 @@ from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, AsyncAsking, Doubt
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots
+from oncekey.drivers.sqlalchemy.connections import closed, committed, discarded, execute, forsaken
 from oncekey.drivers.sqlalchemy.errors import FAILURES, failed, not_connected
-from oncekey.drivers.sqlalchemy.execute import closed, committed, discarded, execute, forsaken, sure
+from oncekey.drivers.sqlalchemy.execute import sure
 from oncekey.drivers.sqlalchemy.guard import GuardedConnection, Watch, guarding, open_guarded
 from oncekey.drivers.sqlalchemy.raw import as_opened, places_in, raw_of, severed
 from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
@@ -22,11 +22,11 @@ from sqlalchemy.pool import NullPool
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
 from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER, refusal
 from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, Asking, Doubt
-from oncekey.drivers.postgres.errors import READS_ONLY
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots
-from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed, failed, not_connected, sqlstate
-from oncekey.drivers.sqlalchemy.execute import say, sure
+from oncekey.drivers.sqlalchemy.connections_blocking import closed, committed, discarded, execute, forsaken
+from oncekey.drivers.sqlalchemy.errors import FAILURES, failed, not_connected
+from oncekey.drivers.sqlalchemy.execute import sure
 from oncekey.drivers.sqlalchemy.guard import (
     WATCH,
     Watch,
@@ -190,7 +190,7 @@ class BlockingSqlalchemyDriver:
                 watch.quiet_blocking(GRACE)
                 discarded(connection)
                 return
-            closed(connection, clean=as_opened_blocking if self._cleans and watch.used else None)
+            closed(connection, clean=partial(as_opened_blocking, connection) if self._cleans and watch.used else None)
         finally:
             watch.released = True
             self.leave()
@@ -266,7 +266,7 @@ class BoundTransaction:
             # The business rows are in already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
         try:
-            result = step(steps, partial(say, self._connection))
+            result = step(steps, partial(execute, self._connection))
         except FAILURES as error:
             forsaken(self._connection, error)
             raise meaning(error) from error
@@ -333,50 +333,9 @@ class BlockingTransaction(BoundTransaction):
             self._end(self._lent)
 
 
-# What is said to a connection of a blocking engine.
-
-
-def committed(connection: Connection, doubt: Doubt, what: str, commit: Callable[[], None] | None = None) -> None:
-    """Commit, by the connection itself or by whatever of the application's holds it."""
-    with sure(connection, doubt, what):
-        try:
-            (partial(Connection.commit, connection) if commit is None else commit)()
-        except FAILURES as error:
-            raise commit_failed(error, what) from error
-
-
-def closed(connection: Connection, *, clean: Callable[[Connection], bool] | None = None) -> None:
-    """Undo what is open, clean up if that is asked for, and give the connection back to its pool."""
-    try:
-        if connection.get_transaction() is not None:
-            # Closing alone skips the roll-back where SQLAlchemy believes that a failed commit ended the transaction.
-            Connection.rollback(connection)
-        if clean is not None and not clean(connection):
-            discarded(connection)
-            return
-        Connection.close(connection)
-    except FAILURES:
-        # Nothing can be said on it any more, so there is nothing left to undo.
-        discarded(connection)
-
-
-def discarded(connection: Connection) -> None:
-    """Close the connection instead of giving it back."""
-    with suppress(*FAILURES):
-        Connection.invalidate(connection)
-    Connection.close(connection)
-
-
-def forsaken(connection: Connection, error: BaseException) -> None:
-    """Keep no connection to a server that takes no writes: another one may take them by now."""
-    if sqlstate(error) == READS_ONLY:
-        with suppress(*FAILURES):
-            Connection.invalidate(connection)
-
-
 def _stepped(connection: Connection, transaction: Transaction[T]) -> T:
     try:
-        return step(transaction.body(), partial(say, connection))
+        return step(transaction.body(), partial(execute, connection))
     except FAILURES as error:
         forsaken(connection, error)
         raise failed(error, transaction.mode, transaction.name) from error

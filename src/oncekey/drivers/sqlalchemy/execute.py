@@ -1,19 +1,18 @@
-"""Statements and commits on a connection of SQLAlchemy, and its return to the pool."""
+"""Statements and commits of oncekey's own on a connection of SQLAlchemy, blocking or not."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import column, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.drivers.placeholders import escaped
-from oncekey.drivers.postgres.errors import READS_ONLY, SYNC_WAIT_CANCELLED, unsure_commit
-from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed, sqlstate
+from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED, unsure_commit
+from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed
 from oncekey.drivers.sqlalchemy.raw import package_of, raw_of
 
 if TYPE_CHECKING:
@@ -28,33 +27,20 @@ OWN: Final = "oncekey_own"
 """The option of statements that are oncekey's own, and not the handler's."""
 
 
-async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
-    """Execute one statement."""
-    assert isinstance(statement.command, str)
-    spoken = _spoken(statement.command)
-    return _rows(spoken, await connection.execute(spoken.said, statement.params))
-
-
-def say(connection: Connection, statement: Statement) -> Rows:
-    """Execute one statement, blocking."""
-    assert isinstance(statement.command, str)
-    spoken = _spoken(statement.command)
-    return _rows(spoken, connection.execute(spoken.said, statement.params))
-
-
-def _rows(spoken: _Spoken, result: CursorResult[Any]) -> Rows:
+def rows_of(own: OwnStatement, result: CursorResult[Any]) -> Rows:
+    """The rows of its result, by the names of their columns."""
     if not result.returns_rows:
         return ()
     cursor: Any = result.cursor
     names = [one[0] for one in cursor.description]
-    if names != spoken.names:
+    if names != own.names:
         if len(set(names)) != len(names):
             return cast("Rows", result.mappings().all())
-        spoken.learn(names)
+        own.learn(names)
     return [dict(zip(names, row, strict=True)) for row in result.all()]
 
 
-class _Spoken:
+class OwnStatement:
     """A statement of oncekey's own, and the names of its columns, once they are known.
 
     SQLAlchemy reads the description of all columns anew each time that a text is executed, unless it was given them.
@@ -74,7 +60,13 @@ class _Spoken:
         self.said = self._text.columns(*map(column, names)).execution_options(**{OWN: True})
 
 
-_spoken = lru_cache(maxsize=512)(_Spoken)
+_own = lru_cache(maxsize=512)(OwnStatement)
+
+
+def prepared(statement: Statement) -> OwnStatement:
+    """The statement as SQLAlchemy executes it."""
+    assert isinstance(statement.command, str)
+    return _own(statement.command)
 
 
 @contextmanager
@@ -102,6 +94,16 @@ def sure(connection: Connection | None, doubt: Doubt, what: str) -> Iterator[Non
 
 
 @contextmanager
+def committing(connection: Connection | None, doubt: Doubt, what: str) -> Iterator[None]:
+    """Inside of it a commit is made, by the connection or by a session on it; raises what happened to it."""
+    with sure(connection, doubt, what):
+        try:
+            yield
+        except FAILURES as error:
+            raise commit_failed(error, what) from error
+
+
+@contextmanager
 def _listening(raw: Any, hear: Callable[..., None]) -> Iterator[None]:  # noqa: ANN401  (asyncpg's or psycopg's)
     match package_of(raw):
         case "asyncpg" if not raw.is_closed():  # a closed one would refuse a listener
@@ -118,41 +120,3 @@ def _listening(raw: Any, hear: Callable[..., None]) -> Iterator[None]:  # noqa: 
                 raw.remove_notice_handler(hear)
         case _:
             yield
-
-
-async def committed(connection: AsyncConnection, doubt: Doubt, what: str) -> None:
-    """Commit. SQLAlchemy does not show the reply, so the caller has to know that there is something to commit."""
-    with sure(connection.sync_connection, doubt, what):
-        try:
-            await AsyncConnection.commit(connection)
-        except FAILURES as error:
-            raise commit_failed(error, what) from error
-
-
-async def forsaken(connection: AsyncConnection, error: BaseException) -> None:
-    """Drop the connections to a server that takes no writes: another server may take them by now."""
-    if sqlstate(error) == READS_ONLY:
-        with suppress(*FAILURES):
-            await AsyncConnection.invalidate(connection)
-
-
-async def closed(connection: AsyncConnection, *, clean: Callable[[], Awaitable[bool]] | None = None) -> None:
-    """Roll back what is open, reset the session if asked, and return the connection to its pool."""
-    try:
-        if connection.get_transaction() is not None:
-            # Closing alone skips the roll-back if SQLAlchemy believes that a failed commit ended the transaction.
-            await AsyncConnection.rollback(connection)
-        if clean is not None and not await clean():
-            await discarded(connection)
-            return
-        await AsyncConnection.close(connection)
-    except FAILURES:
-        # The connection is dead, so there is nothing left to roll back.
-        await discarded(connection)
-
-
-async def discarded(connection: AsyncConnection) -> None:
-    """Close the connection instead of returning it."""
-    with suppress(*FAILURES):
-        await AsyncConnection.invalidate(connection)
-    await AsyncConnection.close(connection)

@@ -25,9 +25,9 @@ from oncekey.drivers.sqlalchemy.blocking import (
     FORKING,
     BlockingSqlalchemyDriver,
     BoundTransaction,
-    committed,
 )
 from oncekey.drivers.sqlalchemy.errors import FAILURES, not_connected
+from oncekey.drivers.sqlalchemy.execute import committing
 from oncekey.drivers.sqlalchemy.guard import WATCH, Watch, commits_by_itself, watch_connections, watch_of
 from oncekey.drivers.sqlalchemy.raw import raw_of, severed_blocking
 from oncekey.drivers.sqlalchemy.transaction import AUTOCOMMITS, BUSINESS, meaning
@@ -272,7 +272,8 @@ class SessionTransaction(BoundTransaction):
             self._hear_last_words()
             self._watch.guards = False
             self._hand_back()
-            committed(self._connection, self._inner.doubt, BUSINESS, self._session.commit)
+            with committing(self._connection, self._inner.doubt, BUSINESS):
+                self._session.commit()
         finally:
             self.rollback()  # what is committed stays so
 

@@ -17,7 +17,7 @@ from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb.messages import GRACE, OURS, THEIRS, begun, only_reading, stepping
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.execute import discarded
+from oncekey.drivers.sqlalchemy.connections import discarded
 from oncekey.drivers.sqlalchemy.raw import raw_of
 from oncekey.drivers.sqlalchemy.transaction import BROKEN, PATIENCE, SqlalchemyTransaction
 

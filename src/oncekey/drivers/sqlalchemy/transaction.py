@@ -14,8 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, TransactionControlError
 from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER
+from oncekey.drivers.sqlalchemy.connections import committed, execute, forsaken
 from oncekey.drivers.sqlalchemy.errors import FAILURES, failed, is_aborted
-from oncekey.drivers.sqlalchemy.execute import OWN, committed, execute, forsaken
+from oncekey.drivers.sqlalchemy.execute import OWN
 from oncekey.drivers.sqlalchemy.guard import GuardedConnection, Watch, commits_by_itself, was_ended_below
 from oncekey.flow import Mode, astep
 
