@@ -98,6 +98,9 @@ TWINS: Final = (
             "from sqlalchemy.ext.asyncio import": "from sqlalchemy.engine import",
             "connection.sync_connection": "connection",
             "Callable[[], Awaitable[bool]]": "Callable[[], bool]",
+            ".severed(raw)": ".severed_blocking(raw)",
+            ".cleaned(raw)": ".cleaned_blocking(raw)",
+            "greenlet_spawn(connected, connection, found)": "connected(connection, found)",
         },
     ),
 )

@@ -28,9 +28,8 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.errors import FAILURES
-from oncekey.drivers.sqlalchemy.transaction import BROKEN, ENDED, SqlalchemyTransaction
+from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
+from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
 from oncekey.flow import Mode, Statement, Steps, Transaction
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore

@@ -33,8 +33,7 @@ from oncekey.core.errors import (
 )
 from oncekey.drivers.guard import LEFT_BEHIND
 from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver, BorrowedEngine
-from oncekey.drivers.sqlalchemy.errors import FAILURES
-from oncekey.drivers.sqlalchemy.transaction import BROKEN, ENDED
+from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
 from oncekey.flow import Mode, Statement, Steps, Transaction
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore

@@ -28,8 +28,9 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.drivers.sqlalchemy import mariadb as sqlalchemy_mariadb
+from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyTransaction
+from oncekey.drivers.sqlalchemy.errors import ENDED
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
-from oncekey.drivers.sqlalchemy.transaction import ENDED, SqlalchemyTransaction
 from oncekey.flow import Mode, Statement, Steps
 from oncekey.once import Once
 from oncekey.stores.mariadb import MariadbStore

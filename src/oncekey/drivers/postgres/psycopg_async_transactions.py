@@ -15,11 +15,15 @@ from oncekey.core.errors import TransactionControlError
 from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, Lending
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.errors import unsure_commit
-from oncekey.drivers.postgres.psycopg_connections import AsyncStoreConnection, lent
-from oncekey.drivers.postgres.psycopg_guard import Guarded, GuardedFromEnding
+from oncekey.drivers.postgres.psycopg_connections import (
+    AsyncStoreConnection,
+    Guarded,
+    GuardedFromEnding,
+    answers,
+    lent,
+)
 from oncekey.drivers.postgres.psycopg_replies import (
     FAILURES,
-    answers,
     cause,
     check_commit,
     commit_error,

@@ -16,15 +16,16 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import psycopg
-from psycopg import generators
+from psycopg import generators, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.drivers.guard import RESET
+from oncekey.drivers.guard import RESET, refusal, refuse_transaction_control
 from oncekey.drivers.postgres.doubt import Doubt
 from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED
 from oncekey.drivers.postgres.transactions import TOLD
@@ -52,6 +53,11 @@ PREPARE_AFTER: Final = 2
 
 NOT_RESET: Final = "the session could not be reset"
 
+_SETTINGS: Final = frozenset({"autocommit", "isolation_level", "read_only", "deferrable"})
+_REFUSED: Final = frozenset(
+    {"commit", "rollback", "close", "tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback"}
+    | {f"set_{setting}" for setting in _SETTINGS}
+)
 _FOREIGN_OPTION: Final = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
 _KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 
@@ -183,19 +189,20 @@ def clean_up(connection: C) -> bool:
 async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
     """The same on the application's own connection, waiting for the reply."""
     async with asyncio.timeout(GRACE), connection.lock:
-        if not _all_well(await connection.wait(_resetting(connection.pgconn))):
+        if not _all_well(await connection.wait(answers(connection.pgconn, RESET))):
             raise psycopg.OperationalError(NOT_RESET)
 
 
 def cleaned_blocking(connection: psycopg.Connection[Any]) -> None:
     """The same of blocking code, which waits for as long as its other statements would."""
     with connection.lock:
-        if not _all_well(connection.wait(_resetting(connection.pgconn))):
+        if not _all_well(connection.wait(answers(connection.pgconn, RESET))):
             raise psycopg.OperationalError(NOT_RESET)
 
 
-def _resetting(pgconn: PGconn) -> Generator[Any, Any, list[PGresult]]:
-    pgconn.send_query(RESET.encode())
+def answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
+    """Send several statements in one message; the reply to each, up to the first that failed."""
+    pgconn.send_query(text.encode("ascii"))
     results: list[PGresult] = yield from generators.execute(pgconn)
     return results
 
@@ -380,3 +387,55 @@ def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
         and connection.pgconn.pipeline_status == PipelineStatus.OFF
         and time.monotonic() - connection.born < MAX_AGE
     )
+
+
+class Guarded:
+    """What a handler gets, everything but the end of the transaction (L5): every call is passed on until then.
+
+    When the operation is over, another request gets the connection, so from then on every call is refused.
+    """
+
+    __slots__ = ("_lending", "_raw")
+
+    def __init__(self, raw: Any, lending: Lending) -> None:  # noqa: ANN401  (any connection or cursor of psycopg)
+        object.__setattr__(self, "_raw", raw)
+        object.__setattr__(self, "_lending", lending)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever psycopg has there)
+        self._lending.check()
+        return getattr(self._raw, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _SETTINGS:
+            raise refusal(f"setting {name}")
+        self._lending.check()
+        setattr(self._raw, name, value)
+
+    def __repr__(self) -> str:
+        return f"<guarded {self._raw!r}>"
+
+    def _check(self, query: Any) -> None:  # noqa: ANN401  (text, bytes, or whatever composes a statement)
+        self._lending.check()
+        refuse_transaction_control(_text(query, self._raw))
+
+
+class GuardedFromEnding(Guarded):
+    """The refusals of a connection; they are raised when it is called, before anything is awaited."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever psycopg has there)
+        return partial(self._refuse, f"{name}()") if name in _REFUSED else super().__getattr__(name)
+
+    def _refuse(self, what: str, *_: object) -> NoReturn:
+        raise refusal(what)
+
+
+def _text(query: Any, context: Any) -> str:  # noqa: ANN401  (text, bytes, or whatever composes a statement)
+    if isinstance(query, str):
+        return query
+    if isinstance(query, bytes):
+        return query.decode("utf-8", "replace")
+    if isinstance(query, sql.Composable):
+        return query.as_string(context)
+    return sql.as_string(query, context)  # a template string

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from psycopg import generators
 from psycopg.pq import ExecStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError, StoreError
@@ -25,7 +23,7 @@ from oncekey.drivers.within import NOT_BEGUN
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
-    from psycopg.pq.abc import PGconn, PGresult
+    from psycopg.pq.abc import PGresult
 
     from oncekey.flow import Row, Rows
 
@@ -106,13 +104,6 @@ def _doubt(connection: AnyConnection) -> None:
 
 def _refused(error: Exception, what: str) -> StoreError:
     return refused(getattr(error, "sqlstate", None), what, type(error).__name__)
-
-
-def answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
-    """Send several statements in one message; the reply to each, up to the first that failed."""
-    pgconn.send_query(text.encode("ascii"))
-    results: list[PGresult] = yield from generators.execute(pgconn)
-    return results
 
 
 def ended(

@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.pool import NullPool
 
-from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
+from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER
 from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, AsyncAsking, Doubt
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots
-from oncekey.drivers.sqlalchemy.connections import closed, committed, discarded, execute, forsaken
-from oncekey.drivers.sqlalchemy.errors import FAILURES, failed, not_connected
-from oncekey.drivers.sqlalchemy.execute import sure
-from oncekey.drivers.sqlalchemy.guard import GuardedConnection, Watch, guarding, open_guarded
-from oncekey.drivers.sqlalchemy.raw import as_opened, places_in, raw_of, severed
+from oncekey.drivers.sqlalchemy.connections import as_opened, closed, committed, discarded, execute, forsaken, severed
+from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
+from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
+from oncekey.drivers.sqlalchemy.guard import (
+    PATIENCE,
+    GuardedConnection,
+    Watch,
+    commits_by_itself,
+    guarding,
+    open_guarded,
+    was_ended_below,
+)
 from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
-from oncekey.drivers.sqlalchemy.transaction import SqlalchemyTransaction
 from oncekey.flow import Mode, Statement, Transaction, astep
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.engine import RootTransaction
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from oncekey.flow import Steps
 
 T = TypeVar("T")
+
+_log = logging.getLogger("oncekey")
 
 STATEMENT_TIMEOUT: Final = 10.0
 """Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
@@ -215,3 +226,127 @@ class SqlalchemyDriver:
 
 def _confirming() -> Steps[None]:
     yield Statement(WHAT, CONFIRM)
+
+
+End: TypeAlias = Callable[[GuardedConnection, AsyncSession | None], "asyncio.Task[None]"]
+"""Rolls back what is not committed and returns the connection, in a task that is never cancelled."""
+
+
+class SqlalchemyTransaction:
+    """A business transaction that a handler writes through, as a connection or as a session, and that oncekey ends."""
+
+    __slots__ = ("_connection", "_doubt", "_end", "_ending", "_root", "_session", "_watch")
+
+    def __init__(self, connection: GuardedConnection, watch: Watch, end: End, doubt: Doubt) -> None:
+        self._connection = connection
+        self._doubt = doubt
+        self._watch = watch
+        self._end = end
+        self._root: RootTransaction | None = None
+        self._session: AsyncSession | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin. Listeners of the application may execute statements at once, to set a tenant for example."""
+        if commits_by_itself(self._connection.sync_connection):
+            raise ConfigurationError(AUTOCOMMITS)
+        try:
+            await AsyncConnection.begin(self._connection)
+        except FAILURES as error:
+            raise failed(error, Mode.ATOMIC, BUSINESS) from error
+        self._root = self._current()
+        self._watch.guards = True
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """The connection for the handler."""
+        return self._connection
+
+    @property
+    def session(self) -> AsyncSession:
+        """The session that writes through it: its `commit()` only flushes."""
+        if self._session is None:
+            self._session = AsyncSession(
+                bind=self._connection, join_transaction_mode="rollback_only", expire_on_commit=False
+            )
+        return self._session
+
+    def adopt(self, session: AsyncSession) -> None:
+        """Write through a session that existed before the transaction; it is closed with it."""
+        self._session = session
+
+    async def flush(self) -> None:
+        """Write the session's pending changes; the handler gets the database's errors."""
+        if self._session is not None and self._goes_on():
+            await self._session.flush()
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        self._refuse_if_ended()
+        if self._watch.said and was_ended_below(self._connection.sync_connection):
+            # The handler has committed its rows already, so the record has to follow them (L5).
+            _log.error(ENDED_EARLY)
+        try:
+            result = await astep(steps, partial(execute, self._connection))
+        except FAILURES as error:
+            await forsaken(self._connection, error)
+            raise meaning(error) from error
+        self._watch.forget()
+        return result
+
+    async def commit(self) -> None:
+        """Commit, and return the connection; a transaction that can only be rolled back is refused (F20)."""
+        self._refuse_if_ended()
+        try:
+            await self._refuse_late_users()
+            if self._watch.doubtful:
+                await self._probe()
+            self._watch.guards = False
+            await committed(self._connection, self._doubt, BUSINESS)
+        except BaseException:
+            await self.rollback()
+            raise
+        session, self._session = self._session, None
+        if session is not None:
+            # Now, and not with the connection: a phased handler goes on with it, and what it adds must not be lost.
+            with suppress(*FAILURES):
+                await session.close()
+        self._ended()  # the caller need not wait until the connection is reset and returned
+
+    async def rollback(self) -> None:
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
+        await asyncio.shield(self._ended())
+
+    def _ended(self) -> asyncio.Task[None]:
+        if self._ending is None:
+            self._watch.over = True
+            self._watch.guards = False
+            self._ending = self._end(self._connection, self._session)
+        return self._ending
+
+    async def _refuse_late_users(self) -> None:
+        """Refuse further statements, and wait for those that a handler left running: they belong to the transaction."""
+        self._watch.over = True
+        if not await self._watch.quiet(PATIENCE):
+            raise TransactionControlError(LEFT_BEHIND)
+
+    async def _probe(self) -> None:
+        try:
+            await self._connection.execute(PROBE)
+        except FAILURES as error:
+            raise meaning(error) from error
+
+    def _refuse_if_ended(self) -> None:
+        if self._ending is not None:
+            raise TransactionControlError(OVER)
+        if not self._goes_on():
+            raise TransactionControlError(ENDED)
+
+    def _goes_on(self) -> bool:
+        """Whether it is still the transaction that we began, and not one that came after it."""
+        root = self._root
+        return root is not None and root.is_active and self._current() is root
+
+    def _current(self) -> RootTransaction | None:
+        sync = self._connection.sync_connection
+        return None if sync is None else sync.get_transaction()

@@ -24,24 +24,24 @@ from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER, refusal
 from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, Asking, Doubt
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots
-from oncekey.drivers.sqlalchemy.connections_blocking import closed, committed, discarded, execute, forsaken
-from oncekey.drivers.sqlalchemy.errors import FAILURES, failed, not_connected
-from oncekey.drivers.sqlalchemy.execute import sure
+from oncekey.drivers.sqlalchemy.connections_blocking import (
+    as_opened,
+    closed,
+    committed,
+    discarded,
+    execute,
+    forsaken,
+    severed,
+)
+from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
+from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
 from oncekey.drivers.sqlalchemy.guard import (
+    PATIENCE,
     WATCH,
     Watch,
     commits_by_itself,
     was_ended_below,
     watch_connections,
-)
-from oncekey.drivers.sqlalchemy.raw import as_opened_blocking, places_in, raw_of, severed_blocking
-from oncekey.drivers.sqlalchemy.transaction import (
-    AUTOCOMMITS,
-    BUSINESS,
-    ENDED,
-    PATIENCE,
-    PROBE,
-    meaning,
 )
 from oncekey.flow import Mode, Statement, Transaction, step
 
@@ -186,11 +186,11 @@ class BlockingSqlalchemyDriver:
         try:
             if watch.running:
                 # What is under way there would be the beginning of the next borrower's transaction.
-                severed_blocking(raw_of(connection))
+                severed(raw_of(connection))
                 watch.quiet_blocking(GRACE)
                 discarded(connection)
                 return
-            closed(connection, clean=partial(as_opened_blocking, connection) if self._cleans and watch.used else None)
+            closed(connection, clean=partial(as_opened, connection) if self._cleans and watch.used else None)
         finally:
             watch.released = True
             self.leave()

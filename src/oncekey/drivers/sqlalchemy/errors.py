@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from oncekey.core.errors import StoreBusyError, StoreError
+from oncekey.core.errors import OncekeyError, StoreBusyError, StoreError, TransactionControlError
 from oncekey.drivers.postgres import errors as postgres_errors
 from oncekey.drivers.retries import lost, lost_commit
 from oncekey.drivers.sqlite.execute import commit_error, store_error
@@ -28,6 +28,23 @@ def _goodbyes() -> tuple[type[Exception], ...]:
 _GOODBYES: Final = _goodbyes()
 FAILURES: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, EOFError, TimeoutError, *_GOODBYES)
 """Every error that a statement can end with, except a cancellation."""
+
+BUSINESS: Final = "the business transaction"
+
+ENDED: Final = (
+    "the handler's transaction was rolled back before its end, by session.rollback() or by a flush that failed: its "
+    "rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
+    "`session.begin_nested()`"
+)
+BROKEN: Final = (
+    "a statement of the handler failed and the handler went on, but the database refuses the rest of the transaction: "
+    "its rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
+    "`session.begin_nested()`"
+)
+AUTOCOMMITS: Final = (
+    "the engine commits every statement by itself, so a handler's rows could not be undone: create it without "
+    'isolation_level="AUTOCOMMIT"'
+)
 
 _ABORTED: Final = "25P02"
 
@@ -66,6 +83,11 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
     if _was_lost(error):
         return lost_commit(what)
     return postgres_errors.refused_commit(sqlstate(error), what, _kind(error))
+
+
+def meaning(error: BaseException) -> OncekeyError:
+    """The meaning of an error under a statement in a business transaction."""
+    return TransactionControlError(BROKEN) if is_aborted(error) else failed(error, Mode.ATOMIC, BUSINESS)
 
 
 def _was_lost(error: BaseException) -> bool:

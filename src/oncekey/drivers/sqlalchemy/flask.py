@@ -26,11 +26,10 @@ from oncekey.drivers.sqlalchemy.blocking import (
     BlockingSqlalchemyDriver,
     BoundTransaction,
 )
-from oncekey.drivers.sqlalchemy.errors import FAILURES, not_connected
-from oncekey.drivers.sqlalchemy.execute import committing
+from oncekey.drivers.sqlalchemy.connections_blocking import severed
+from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, FAILURES, meaning, not_connected
+from oncekey.drivers.sqlalchemy.execute import committing, raw_of
 from oncekey.drivers.sqlalchemy.guard import WATCH, Watch, commits_by_itself, watch_connections, watch_of
-from oncekey.drivers.sqlalchemy.raw import raw_of, severed_blocking
-from oncekey.drivers.sqlalchemy.transaction import AUTOCOMMITS, BUSINESS, meaning
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -288,7 +287,7 @@ class SessionTransaction(BoundTransaction):
             watch.over, watch.guards = True, False
             if watch.running:
                 # What is under way there would be the beginning of the next borrower's transaction.
-                severed_blocking(raw_of(self._connection))
+                severed(raw_of(self._connection))
                 session.invalidate()
             elif watch.used or not self._goes_on():
                 with suppress(*FAILURES):

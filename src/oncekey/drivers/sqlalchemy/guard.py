@@ -21,12 +21,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control, undoes
-from oncekey.drivers.sqlalchemy.execute import OWN
-from oncekey.drivers.sqlalchemy.raw import is_in_transaction, raw_of
+from oncekey.drivers.sqlalchemy.execute import OWN, is_in_transaction, raw_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
     from sqlalchemy.ext.asyncio import AsyncEngine
+
+PATIENCE: Final = 5.0
+"""Seconds that a statement which a handler left running may take, before the transaction is rolled back."""
 
 WATCH: Final = "oncekey_watch"
 _DIALECTS: Final = {

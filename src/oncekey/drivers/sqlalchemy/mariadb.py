@@ -16,10 +16,11 @@ from oncekey.drivers.mariadb.aiomysql_session import Session
 from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
 from oncekey.drivers.mariadb.messages import GRACE, OURS, THEIRS, begun, only_reading, stepping
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.connections import discarded
-from oncekey.drivers.sqlalchemy.raw import raw_of
-from oncekey.drivers.sqlalchemy.transaction import BROKEN, PATIENCE, SqlalchemyTransaction
+from oncekey.drivers.sqlalchemy.errors import BROKEN
+from oncekey.drivers.sqlalchemy.execute import raw_of
+from oncekey.drivers.sqlalchemy.guard import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
     from oncekey.drivers.mariadb.messages import Manner, Talk
     from oncekey.drivers.postgres.doubt import Doubt
+    from oncekey.drivers.sqlalchemy.asynchronous import End
     from oncekey.drivers.sqlalchemy.guard import GuardedConnection, Watch
-    from oncekey.drivers.sqlalchemy.transaction import End
     from oncekey.flow import Steps, Transaction
 
 T = TypeVar("T")

@@ -20,13 +20,13 @@ from sqlalchemy.util import await_only
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import ONLY_READS, plainly_reads, refuse_changes
-from oncekey.drivers.sqlalchemy.raw import as_opened
+from oncekey.drivers.sqlalchemy.connections import as_opened
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
     from sqlalchemy.orm import SessionTransaction
 
-    from oncekey.drivers.sqlalchemy.transaction import SqlalchemyTransaction
+    from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyTransaction
 
 CONNECTION: Final = "oncekey_connection"
 JOINED: Final = "oncekey_joined"
