@@ -94,7 +94,7 @@ def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
     try:
         yield from _said(manner.begin, mode, transaction.name)
         result = yield from _stepping(steps, mode, manner)
-    except Exception:  # whoever is interrupted closes the connection
+    except Exception:  # a driver that is interrupted closes the connection
         steps.close()
         yield from undoing()
         raise

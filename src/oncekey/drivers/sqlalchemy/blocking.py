@@ -69,7 +69,7 @@ class BlockingSqlalchemyDriver:
     """Runs transactions on the application's own engine, which is never disposed here.
 
     While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So a
-    fifth of the pool is never given to handlers: whoever holds a connection must not wait for one who wants one.
+    fifth of the pool is never given to handlers: a handler with a connection must not wait for one without.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -241,13 +241,13 @@ class GuardedBlockingConnection(Connection):
 
 
 class _GuardingEngine(OptionEngine):
-    """An engine on the application's pool whose connections are ended by nobody but us."""
+    """An engine on the application's pool whose connections only oncekey ends."""
 
     _connection_cls = GuardedBlockingConnection
 
 
 class BoundTransaction:
-    """What all transactions are that a handler writes through and that we end, whoever opened the connection."""
+    """A transaction that a handler writes through and oncekey ends, on a connection of ours or of a session."""
 
     def __init__(self, connection: Connection, watch: Watch) -> None:
         self._connection, self._watch = connection, watch

@@ -76,7 +76,7 @@ def execute(module: ModuleType, connection: sqlite3.Connection, statement: State
     """Execute one statement to its end: only then is it committed.
 
     Its values are bound in their order. To bind them by their names CPython lets go of the interpreter's lock for each
-    of them, and wakes whoever waits for it: thirty times for a record.
+    of them, and wakes a thread that waits for it: thirty times for a record.
     """
     assert isinstance(statement.command, str)
     text, values = marked(statement.command)
