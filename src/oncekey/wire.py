@@ -484,8 +484,8 @@ def within(connection: Any, *, clock: Clock = None) -> Engine:  # noqa: ANN401  
     """An engine inside a connection's open transaction, which its owner commits: `sqlite3`, `psycopg`, PyMySQL."""
     packages = _packages(connection)
     if packages & {"sqlite3", "pysqlite3"}:
-        driver = _driver("within")
-        return Engine(SqliteStore(clock=clock), driver.Within(driver.sqlite_execute(connection)))
+        execute = _driver("sqlite.execute").sqlite_execute(connection)
+        return Engine(SqliteStore(clock=clock), _driver("within").Within(execute))
     if "psycopg" in packages and hasattr(connection, "__enter__"):
         return Engine(PostgresStore(clock=clock), _psycopg("psycopg").PsycopgWithin(connection))
     if "pymysql" in packages:
@@ -497,8 +497,8 @@ def awithin(connection: Any, *, clock: Clock = None) -> AsyncEngine:  # noqa: AN
     """The same for asyncio: `asyncpg`, `psycopg`, `aiosqlite`, `aiomysql`."""
     packages = _packages(connection)
     if "aiosqlite" in packages:
-        driver = _driver("within")
-        return AsyncEngine(SqliteStore(clock=clock), driver.AsyncWithin(driver.aiosqlite_execute(connection)))
+        execute = _driver("sqlite.execute").aiosqlite_execute(connection)
+        return AsyncEngine(SqliteStore(clock=clock), _driver("within").AsyncWithin(execute))
     if "asyncpg" in packages:
         return AsyncEngine(PostgresStore(clock=clock), _driver("postgres.asyncpg").AsyncpgWithin(connection))
     if "psycopg" in packages and hasattr(connection, "__aenter__"):
