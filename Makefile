@@ -126,10 +126,11 @@ mysql: ## Look for the MySQL of the tests, and get it where that can be done (De
 			'(with usr/sbin/mysqld in it, and the libraries that it needs)' >&2; \
 	fi
 
-check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
+check: $(VENV)/.dev ## Lint, formatting, types, generated drivers and the dependency arrows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p harness -p proof.model -p proof.sim -p proof.crash
+	$(PY) -m tools.twins --check
+	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p tools -p harness -p proof.model -p proof.sim -p proof.crash
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")

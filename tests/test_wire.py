@@ -15,9 +15,9 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
-from oncekey.drivers.sqlite import SqliteDriver
-from oncekey.drivers.sqlite_async import AsyncSqliteDriver
-from oncekey.drivers.sqlite_files import repaired_module
+from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.drivers.sqlite.files import repaired_module
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.once import Once
 from oncekey.stores.memory import MemoryStore
@@ -137,7 +137,7 @@ def test_an_option_that_libpq_does_not_know_is_named():
 
 
 def test_blocking_engines(tmp_path, monkeypatch):
-    from oncekey.drivers.psycopg import PsycopgDriver
+    from oncekey.drivers.postgres.psycopg import PsycopgDriver
 
     monkeypatch.chdir(tmp_path)
     for url, store, driver in (
@@ -153,8 +153,8 @@ def test_blocking_engines(tmp_path, monkeypatch):
 
 
 async def test_asyncio_engines(tmp_path, monkeypatch):
-    from oncekey.drivers.asyncpg import AsyncpgDriver
-    from oncekey.drivers.psycopg import AsyncPsycopgDriver
+    from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
+    from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
 
     monkeypatch.chdir(tmp_path)
     for url, store, driver in (

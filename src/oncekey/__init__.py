@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         OutcomeUnknownError,
         ResultNotKeptError,
     )
-    from oncekey.drivers.sqlite_files import repaired_module
+    from oncekey.drivers.sqlite.files import repaired_module
     from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation, SyncOperation
@@ -68,7 +68,7 @@ _PLACES = {
         "OutcomeUnknownError",
         "ResultNotKeptError",
     ),
-    "oncekey.drivers.sqlite_files": ("repaired_module",),
+    "oncekey.drivers.sqlite.files": ("repaired_module",),
     "oncekey.effects": ("INLINE", "LOCAL", "OUTBOX", "PHASED"),
     "oncekey.engine.enrolment": ("Enrolment",),
     "oncekey.engine.operation": ("Operation", "SyncOperation"),

@@ -14,8 +14,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.drivers.mariadb_address import MariadbAddress
-from oncekey.drivers.postgres_address import objection
+from oncekey.drivers.mariadb.address import MariadbAddress
+from oncekey.drivers.postgres.address import objection
 from oncekey.drivers.redis_address import parse
 
 POOL_SIZE: Final = 10

@@ -193,8 +193,8 @@ STORES: Final[tuple[Declared, ...]] = (
         forms=("sqlite:///relative.db", "sqlite:////absolute.db"),
         schemes={"sqlite": None, "sqlite+pysqlite3": "pysqlite3"},
         read=addresses.sqlite,
-        blocking=(Way("sqlite:SqliteDriver"),),
-        asynchronous=(Way("sqlite_async:AsyncSqliteDriver"),),
+        blocking=(Way("sqlite.blocking:SqliteDriver"),),
+        asynchronous=(Way("sqlite.asynchronous:AsyncSqliteDriver"),),
         store=SqliteStore,
         join=_join_sqlite,
         tables=sqlite.tables,
@@ -210,10 +210,10 @@ STORES: Final[tuple[Declared, ...]] = (
             "postgresql+asyncpg": "asyncpg",
         },
         read=addresses.postgres,
-        blocking=(Way("psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
+        blocking=(Way("postgres.psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
         asynchronous=(
-            Way("asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),
-            Way("psycopg:AsyncPsycopgDriver", "psycopg", ("psycopg",), "postgres"),
+            Way("postgres.asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),
+            Way("postgres.psycopg_async:AsyncPsycopgDriver", "psycopg", ("psycopg",), "postgres"),
         ),
         store=PostgresStore,
         join=_join_postgres,
@@ -260,8 +260,8 @@ STORES: Final[tuple[Declared, ...]] = (
             "mysql+aiomysql": "aiomysql",
         },
         read=addresses.mariadb,
-        blocking=(Way("pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
-        asynchronous=(Way("aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
+        blocking=(Way("mariadb.pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
+        asynchronous=(Way("mariadb.aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
         store=MariadbStore,
         join=_join_mariadb,
         tables=mariadb.tables,
@@ -340,7 +340,7 @@ def source_of(store: Given) -> Source:
         if hasattr(store, "sync_engine") or not _is_sqlalchemys(store):
             _check_engine(cast("SqlalchemyEngine", store))
             return cast("SqlalchemyEngine", store)
-        borrowed: Borrowed = _driver("sqlalchemy_blocking").BorrowedEngine(store)
+        borrowed: Borrowed = _driver("sqlalchemy.blocking").BorrowedEngine(store)
         return borrowed
     if isinstance(store, str):
         _check_url(store)
@@ -448,11 +448,11 @@ def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Clock = None) -> Asy
     drivers = partial(_driver, needs=("sqlalchemy",), extra="sqlalchemy")
     match engine.dialect.name:
         case "sqlite":
-            return AsyncEngine(SqliteStore(clock=clock), drivers("sqlalchemy").SqlalchemyDriver(engine))
+            return AsyncEngine(SqliteStore(clock=clock), drivers("sqlalchemy.asynchronous").SqlalchemyDriver(engine))
         case "postgresql":
-            return AsyncEngine(PostgresStore(clock=clock), drivers("sqlalchemy").SqlalchemyDriver(engine))
+            return AsyncEngine(PostgresStore(clock=clock), drivers("sqlalchemy.asynchronous").SqlalchemyDriver(engine))
         case _:
-            driver = drivers("sqlalchemy_mariadb").SqlalchemyMariadbDriver(engine)
+            driver = drivers("sqlalchemy.mariadb").SqlalchemyMariadbDriver(engine)
             return AsyncEngine(MariadbStore(clock=clock), driver)
 
 
@@ -484,10 +484,10 @@ def within(connection: Any, *, clock: Clock = None) -> Engine:  # noqa: ANN401  
     """An engine inside a connection's open transaction, which its owner commits: `sqlite3`, `psycopg`, PyMySQL."""
     packages = _packages(connection)
     if packages & {"sqlite3", "pysqlite3"}:
-        driver = _driver("within")
-        return Engine(SqliteStore(clock=clock), driver.Within(driver.sqlite_execute(connection)))
+        execute = _driver("sqlite.execute").sqlite_execute(connection)
+        return Engine(SqliteStore(clock=clock), _driver("within").Within(execute))
     if "psycopg" in packages and hasattr(connection, "__enter__"):
-        return Engine(PostgresStore(clock=clock), _psycopg().PsycopgWithin(connection))
+        return Engine(PostgresStore(clock=clock), _psycopg("psycopg").PsycopgWithin(connection))
     if "pymysql" in packages:
         return Engine(MariadbStore(clock=clock), _mysql("pymysql").PymysqlWithin(connection))
     raise ConfigurationError(f"{_kind(connection)} is no blocking connection of sqlite3, psycopg or PyMySQL")
@@ -497,12 +497,12 @@ def awithin(connection: Any, *, clock: Clock = None) -> AsyncEngine:  # noqa: AN
     """The same for asyncio: `asyncpg`, `psycopg`, `aiosqlite`, `aiomysql`."""
     packages = _packages(connection)
     if "aiosqlite" in packages:
-        driver = _driver("within")
-        return AsyncEngine(SqliteStore(clock=clock), driver.AsyncWithin(driver.aiosqlite_execute(connection)))
+        execute = _driver("sqlite.execute").aiosqlite_execute(connection)
+        return AsyncEngine(SqliteStore(clock=clock), _driver("within").AsyncWithin(execute))
     if "asyncpg" in packages:
-        return AsyncEngine(PostgresStore(clock=clock), _driver("asyncpg").AsyncpgWithin(connection))
+        return AsyncEngine(PostgresStore(clock=clock), _driver("postgres.asyncpg").AsyncpgWithin(connection))
     if "psycopg" in packages and hasattr(connection, "__aenter__"):
-        return AsyncEngine(PostgresStore(clock=clock), _psycopg().AsyncPsycopgWithin(connection))
+        return AsyncEngine(PostgresStore(clock=clock), _psycopg("psycopg_async").AsyncPsycopgWithin(connection))
     if "aiomysql" in packages:
         return AsyncEngine(MariadbStore(clock=clock), _mysql("aiomysql").AiomysqlWithin(connection))
     raise ConfigurationError(f"{_kind(connection)} is no asyncio connection of asyncpg, psycopg, aiosqlite or aiomysql")
@@ -540,16 +540,16 @@ def understand(url: str) -> Address:
 def _sqlite_module(address: Address) -> ModuleType | None:
     if address.package is None:
         return None
-    module: ModuleType = _driver("sqlite_files").repaired_module()
+    module: ModuleType = _driver("sqlite.files").repaired_module()
     return module
 
 
 def _mysql(package: str) -> ModuleType:
-    return _driver(package, needs=(package,), extra="mariadb")
+    return _driver(f"mariadb.{package}", needs=(package,), extra="mariadb")
 
 
-def _psycopg() -> ModuleType:
-    return _driver("psycopg", needs=("psycopg",), extra="postgres")
+def _psycopg(module: str) -> ModuleType:
+    return _driver(f"postgres.{module}", needs=("psycopg",), extra="postgres")
 
 
 def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness.tables import database_with_tables, empty_tables
-from oncekey.drivers.asyncpg import AsyncpgDriver
-from oncekey.drivers.psycopg import PsycopgDriver
-from oncekey.drivers.pymysql import PymysqlDriver
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.mariadb.pymysql import PymysqlDriver
+from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore

@@ -9,7 +9,7 @@ import pytest
 
 from harness.filling import fill_beside, fill_postgres
 from harness.plans import check_plan, explained
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.ops.survey import LOOKED, MOST

@@ -28,8 +28,8 @@ from oncekey.core.model import (
 from oncekey.core.resolution import Call, Heard
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Trigger
-from oncekey.drivers.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore

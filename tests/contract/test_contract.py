@@ -9,10 +9,11 @@ import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
-from oncekey.drivers.sqlite import SqliteDriver
-from oncekey.drivers.sqlite_async import AsyncSqliteDriver
+from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.drivers.sqlite.execute import sqlite_execute
 from oncekey.drivers.threads import threaded
-from oncekey.drivers.within import Within, sqlite_execute
+from oncekey.drivers.within import Within
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.memory import MemoryStore

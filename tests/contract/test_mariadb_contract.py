@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.mariadb import mariadb_with_tables, migrated
-from oncekey.drivers.aiomysql import AiomysqlDriver
-from oncekey.drivers.pymysql import PymysqlDriver
+from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
+from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.rows import COLUMNS
 from oncekey.testing.contract import StoreContract, Walk, blocking, under_asyncio

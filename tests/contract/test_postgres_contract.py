@@ -11,13 +11,9 @@ import pytest
 from harness.postgres import PostgresServer, installations
 from harness.postgres_binaries import preferred_installation
 from harness.tables import database_with_tables
-from oncekey.drivers.asyncpg import AsyncpgDriver, AsyncpgWithin
-from oncekey.drivers.psycopg import (
-    AsyncPsycopgDriver,
-    AsyncPsycopgWithin,
-    PsycopgDriver,
-    PsycopgWithin,
-)
+from oncekey.drivers.postgres.asyncpg import AsyncpgDriver, AsyncpgWithin
+from oncekey.drivers.postgres.psycopg import PsycopgDriver, PsycopgWithin
+from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver, AsyncPsycopgWithin
 from oncekey.drivers.threads import threaded
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio

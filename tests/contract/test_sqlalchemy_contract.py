@@ -8,9 +8,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from harness.mariadb import mariadb_with_tables
 from harness.tables import database_with_tables
-from oncekey.drivers.sqlalchemy import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy_blocking import BlockingSqlalchemyDriver
-from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
+from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver
+from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore

@@ -11,8 +11,8 @@ import pytest
 
 from oncekey.core.transitions import ROWS
 from oncekey.drivers.memory import MemoryDriver
-from oncekey.drivers.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.keystore import KeyStore

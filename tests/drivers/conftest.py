@@ -7,7 +7,7 @@ import sqlite3
 import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.sqlite import SqliteStore

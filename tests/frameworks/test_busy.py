@@ -16,8 +16,8 @@ from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
 from harness.asgi import until
 from oncekey.core.errors import StoreBusyError
 from oncekey.drivers.slots import AsyncSlots, Slots
-from oncekey.drivers.sqlite_lane import Lane
-from oncekey.drivers.sqlite_writer import Writer
+from oncekey.drivers.sqlite.lane import Lane
+from oncekey.drivers.sqlite.writer import Writer
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine import local, shell
 from oncekey.engine.breaker import FAILURES

@@ -32,11 +32,11 @@ from oncekey.core.errors import (
 from oncekey.core.model import Completed, Outcome, RecordId, StoredResponse
 from oncekey.core.onecommit import Ground, Holder, Kind
 from oncekey.core.policy import Policy
-from oncekey.drivers.aiomysql import AiomysqlDriver
-from oncekey.drivers.mariadb_address import MariadbAddress
-from oncekey.drivers.mariadb_errors import commit_error, statement_error
-from oncekey.drivers.pymysql import PymysqlDriver
-from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
+from oncekey.drivers.mariadb.address import MariadbAddress
+from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
+from oncekey.drivers.mariadb.errors import commit_error, statement_error
+from oncekey.drivers.mariadb.pymysql import PymysqlDriver
+from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.effects import LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.flow import Mode, Statement, Transaction, drive
@@ -171,7 +171,7 @@ def test_no_sql_mode_of_a_handler_opens_a_literal(driver):
 KILLED = """
 import sys
 from local.test_mariadb import STORE, locked
-from oncekey.drivers.pymysql import PymysqlDriver
+from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.testing.claims import a_claim
 tx, look = locked(PymysqlDriver(sys.argv[1]), a_claim("killed"))
 assert look.got

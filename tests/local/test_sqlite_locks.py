@@ -36,9 +36,9 @@ from oncekey.core.model import (
 )
 from oncekey.core.onecommit import Ground, Holder, Kind, Sealed
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite import SqliteDriver, SqliteTransaction
-from oncekey.drivers.sqlite_async import AsyncSqliteDriver
-from oncekey.drivers.sqlite_writer import writer_of
+from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver, SqliteTransaction
+from oncekey.drivers.sqlite.writer import writer_of
 from oncekey.engine import local
 from oncekey.engine.local import ClaimFirst, Entry, Go
 from oncekey.engine.shell import AsyncEngine, Engine

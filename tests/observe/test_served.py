@@ -17,8 +17,8 @@ from harness.demo import ALPHA, Demo, get
 from harness.filling import fill_postgres
 from harness.patience import wait_until
 from observe.shop import read
-from oncekey.drivers.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.observe.measuring import gauges_of

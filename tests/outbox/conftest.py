@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from harness.tables import database_with_tables
-from oncekey.drivers.aiomysql import AiomysqlDriver
-from oncekey.drivers.asyncpg import AsyncpgDriver
-from oncekey.drivers.psycopg import PsycopgDriver
-from oncekey.drivers.sqlalchemy import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy_mariadb import SqlalchemyMariadbDriver
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
+from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore

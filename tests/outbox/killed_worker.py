@@ -7,7 +7,7 @@ import os
 import sys
 
 from oncekey.core.policy import Policy
-from oncekey.drivers.asyncpg import AsyncpgDriver
+from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.stores.postgres import PostgresStore
 from oncekey.topics import Message, Topics
 from oncekey.workers.relay import Relay

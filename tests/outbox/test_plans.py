@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore

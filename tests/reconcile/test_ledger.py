@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from oncekey.cli.app import make_app
 from oncekey.core.errors import ConfigurationError
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.reconcile import DifferenceKind, LedgerEntry, compare

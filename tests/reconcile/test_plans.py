@@ -11,7 +11,7 @@ import pytest
 
 from harness.tables import empty_tables
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore

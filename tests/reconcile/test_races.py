@@ -8,8 +8,8 @@ from collections import Counter
 
 from oncekey.core.model import State
 from oncekey.core.transitions import Actor
-from oncekey.drivers.asyncpg import AsyncpgDriver
-from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.engine import reconcile
 from oncekey.flow import adrive
 from oncekey.resolvers import Declined, Executed

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pymysql
 
-from oncekey.drivers.mariadb_address import MariadbAddress
+from oncekey.drivers.mariadb.address import MariadbAddress
 from oncekey.engine.rekey import WALKS, Walked, seals
 from oncekey.flow import adrive
 from oncekey.sealing import AesGcm

@@ -9,7 +9,7 @@ import pytest
 from contract.test_cells import DictCells
 from oncekey.drivers.cells import CellDriver
 from oncekey.drivers.memory import MemoryDriver
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.engine.sealed_store import sealed_store
 from oncekey.flow import drive

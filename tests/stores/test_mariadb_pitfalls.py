@@ -20,7 +20,7 @@ from oncekey import wire
 from oncekey.core.model import HOUR, MINUTE, Effects, Lease
 from oncekey.core.onecommit import Ground, Kind
 from oncekey.core.policy import Policy
-from oncekey.drivers.pymysql import PymysqlDriver
+from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.stores.mariadb import FILES, MariadbStore
 from oncekey.stores.queries import load

@@ -15,7 +15,7 @@ from oncekey.core.errors import SchemaError, StoreError
 from oncekey.core.migrations import Migration, Phase, Standing
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.engine.shell import Engine
 from oncekey.flow import drive

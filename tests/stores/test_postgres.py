@@ -31,7 +31,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import Policy
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.psycopg import PsycopgWithin
+from oncekey.drivers.postgres.psycopg import PsycopgWithin
 from oncekey.engine import request
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.flow import drive

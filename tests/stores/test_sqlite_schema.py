@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine.shell import Engine
 from oncekey.stores.rows import COLUMNS
 from oncekey.stores.sqlite import SqliteStore

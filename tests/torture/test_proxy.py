@@ -9,7 +9,7 @@ import pytest
 
 from harness.dsn import address
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.drivers.aiomysql import AiomysqlDriver
+from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
 from oncekey.flow import adrive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.testing.claims import a_claim

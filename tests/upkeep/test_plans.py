@@ -9,7 +9,7 @@ import pytest
 
 from harness.filling import fill_postgres
 from oncekey.drivers.placeholders import numbered
-from oncekey.drivers.sqlite import SqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness.tables import database_with_tables
-from oncekey.drivers.asyncpg import AsyncpgDriver
-from oncekey.drivers.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite import SqliteDriver
-from oncekey.drivers.sqlite_async import AsyncSqliteDriver
+from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore

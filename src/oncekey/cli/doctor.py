@@ -20,7 +20,7 @@ from oncekey.core.migrations import Phase, Standing
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.core.showing import moment
-from oncekey.drivers.sqlite_version import wal_is_safe
+from oncekey.drivers.sqlite.files import wal_is_safe
 from oncekey.engine import migrate, operate, rekey
 from oncekey.flow import adrive
 from oncekey.ops import doctor as rules
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from oncekey.core.migrations import Entry
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
-    from oncekey.drivers.postgres_address import Pooling
+    from oncekey.drivers.postgres.address import Pooling
     from oncekey.engine.shell import AsyncEngine
     from oncekey.ops.stats import Census, Roll
 

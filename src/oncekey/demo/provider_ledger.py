@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from oncekey.core.errors import OncekeyError
-from oncekey.drivers.sqlite_version import wal_is_safe
+from oncekey.drivers.sqlite.files import wal_is_safe
 from oncekey.stores.queries import load
 
 LONGEST_DELAY: Final = 600.0

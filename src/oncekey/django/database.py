@@ -28,10 +28,11 @@ from oncekey.core.errors import (
 )
 from oncekey.core.sqltext import Dialect
 from oncekey.django.settings import alias_of_project
-from oncekey.drivers import postgres_errors, sqlite_errors
 from oncekey.drivers.guard import OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres_errors import CONFLICT_TRIES, LOSS_TRIES, ConflictError, LostError
+from oncekey.drivers.postgres import errors as postgres_errors
+from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit, retrying
+from oncekey.drivers.sqlite.execute import commit_error, store_error
 from oncekey.drivers.threads import OF_TRANSACTIONS
 from oncekey.flow import Mode, step
 from oncekey.frameworks.blocking import current
@@ -136,44 +137,9 @@ class DjangoDriver:
         self._alias = alias
         self._spares = Spares(alias)
 
+    @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
-        conflicts = losses = 0
-        while True:
-            try:
-                return self._once(transaction)
-            except ConflictError:
-                conflicts += 1
-                if conflicts == CONFLICT_TRIES:
-                    raise
-            except LostError:
-                losses += 1
-                if losses == LOSS_TRIES:
-                    raise
-
-    def begin(self) -> DjangoTransaction:
-        """Open a business transaction on the connection that this thread's own queries use."""
-        if threading.current_thread().name.startswith(OF_TRANSACTIONS):
-            raise ConfigurationError(NO_ASYNC)
-        connection = connections[self._alias]
-        if _is_nested(connection):
-            if any(hasattr(block, "oncekey") for block in connection.atomic_blocks):
-                raise StoreBusyError(WAITED)
-            raise ConfigurationError(NESTED.format(alias=self._alias))
-        try:
-            return DjangoTransaction(self._alias)
-        except LostError:
-            return DjangoTransaction(self._alias)  # nothing was said yet, and Django has dropped the connection
-
-    def join(self) -> DjangoTransaction:
-        """The same for rows without a record: inside of whatever transaction is open already."""
-        return DjangoTransaction(self._alias, joins=True)
-
-    def close(self) -> None:
-        """Close the connections of our own; those of requests are Django's to close."""
-        self._spares.close()
-
-    def _once(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
         connection = connections[self._alias]
         if _in_a_test(connection):
             return _said(connection, transaction, _IN_A_TEST)
@@ -183,6 +149,26 @@ class DjangoDriver:
         if connection.connection is not None and not connection.autocommit:
             raise ConfigurationError(NO_AUTOCOMMIT.format(alias=self._alias))
         return _said(connection, transaction, _VERBS[connection.vendor])
+
+    @retrying(LostError)  # nothing was said yet, and Django has dropped the connection
+    def begin(self) -> DjangoTransaction:
+        """Open a business transaction on the connection that this thread's own queries use."""
+        if threading.current_thread().name.startswith(OF_TRANSACTIONS):
+            raise ConfigurationError(NO_ASYNC)
+        connection = connections[self._alias]
+        if _is_nested(connection):
+            if any(hasattr(block, "oncekey") for block in connection.atomic_blocks):
+                raise StoreBusyError(WAITED)
+            raise ConfigurationError(NESTED.format(alias=self._alias))
+        return DjangoTransaction(self._alias)
+
+    def join(self) -> DjangoTransaction:
+        """The same for rows without a record: inside of whatever transaction is open already."""
+        return DjangoTransaction(self._alias, joins=True)
+
+    def close(self) -> None:
+        """Close the connections of our own; those of requests are Django's to close."""
+        self._spares.close()
 
 
 class DjangoTransaction:
@@ -424,7 +410,7 @@ def _cursor(connection: Any) -> Any:  # noqa: ANN401
 def _unreachable(error: Exception, vendor: str) -> StoreError:
     """The store's error for a connection or a BEGIN: nothing was said yet."""
     if vendor == "sqlite":
-        return sqlite_errors.store_error(_raw(error), "beginning")
+        return store_error(_raw(error), "beginning")
     return postgres_errors.unreachable(type(error).__name__)
 
 
@@ -445,10 +431,10 @@ def _severity(error: Exception) -> str | None:
 def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> StoreError:  # noqa: ANN401
     """The store's error for a statement."""
     if connection.vendor == "sqlite":
-        return sqlite_errors.store_error(error, what)
+        return store_error(error, what)
     state = _sqlstate(error)
     if postgres_errors.is_the_end(state, _severity(error)) or connection.connection.closed:
-        return postgres_errors.lost(mode, what)
+        return lost(mode, what)
     return postgres_errors.refused(state, what, type(error).__name__)
 
 
@@ -456,10 +442,10 @@ def _commit_error(error: Exception, vendor: str) -> StoreError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not."""
     raw = _raw(error)
     if vendor == "sqlite":
-        return sqlite_errors.commit_error(raw, WHAT)
+        return commit_error(raw, WHAT)
     state = _sqlstate(raw)
     if state is None or postgres_errors.is_the_end(state, _severity(raw)):
-        return postgres_errors.lost_commit(WHAT)
+        return lost_commit(WHAT)
     return postgres_errors.refused_commit(state, WHAT, type(raw).__name__)
 
 

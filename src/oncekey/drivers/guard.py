@@ -19,6 +19,8 @@ from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, Sentence, sentences
 
 OVER: Final = "the transaction of this operation is over: write before answering"
+ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
+NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
 LEFT_BEHIND: Final = (
     "a task or a thread that the handler left behind is using op.connection while its transaction is to be ended: wait "
     "for everything that you started before you answer"

@@ -1,21 +1,24 @@
-"""Places in a pool: how many there are for which use, and how long a request waits for one."""
+"""Parts of pools: how many places there are for which use, how long a request waits for one, and what is idle."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
-from oncekey.drivers.postgres_errors import exhausted
+from oncekey.core.errors import StoreBusyError
 
 
 def business_share(size: int) -> int:
     """How many connections handlers may hold at once: the rest is left to claims and heartbeats."""
     return max(1, size - max(1, size // 5))
 
+
+C = TypeVar("C")
 
 EXACTNESS: Final = 0.005
 """Seconds by which a wait may exceed its deadline, so that one timer can serve many waiting tasks."""
@@ -31,15 +34,19 @@ class Slots:
     @property
     def full(self) -> bool:
         """Whether the next caller has to wait."""
-        if not self._free.acquire(blocking=False):
+        if not self.taken():
             return True
         self._free.release()
         return False
 
+    def taken(self) -> bool:
+        """Take a place if one is free."""
+        return self._free.acquire(blocking=False)
+
     def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait for it past the deadline."""
         if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise exhausted(self._count, self._patience, self._server)
+            raise _exhausted(self._count, self._patience, self._server)
 
     def release(self) -> None:
         """Return the place."""
@@ -129,7 +136,7 @@ class AsyncSlots:
     async def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait for it past the deadline."""
         if not self.taken() and not await self._waiting.told(deadline - time.monotonic(), lost=self.release):
-            raise exhausted(self._count, self._patience, self._server)
+            raise _exhausted(self._count, self._patience, self._server)
 
     async def room(self, seconds: float) -> bool:
         """Wait a moment for a free place, without taking it: whether there is one now.
@@ -158,3 +165,28 @@ class AsyncSlots:
         """Wake another task, because the one that was woken will not use the place."""
         if self._free > 0:
             self._hoping.tell()
+
+
+def _exhausted(size: int, seconds: float, server: str) -> StoreBusyError:
+    """The meaning of a pool whose connections are all in use."""
+    return StoreBusyError(f"all {size} connections to {server} were in use for {seconds:g} s")
+
+
+_parents: Final[list[Any]] = []
+
+
+class Shelf(Generic[C]):
+    """The idle connections of a pool. The last one that was returned is the first one lent."""
+
+    def __init__(self) -> None:
+        self._idle: list[C] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+
+    def _forget_parents(self) -> None:
+        """After a fork the sockets are the parent's: closing one here would end the parent's session."""
+        if self._pid != os.getpid():
+            _parents.extend(self._idle)
+            self._idle.clear()
+            self._pid = os.getpid()

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
-from oncekey.drivers.asyncpg import AsyncpgDriver
-from oncekey.drivers.asyncpg_transactions import AsyncpgTransaction
-from oncekey.drivers.psycopg import AsyncPsycopgDriver, PsycopgDriver
-from oncekey.drivers.psycopg_transactions import AsyncPsycopgTransaction
+from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
+from oncekey.drivers.postgres.asyncpg_transactions import AsyncpgTransaction
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
+from oncekey.drivers.postgres.psycopg_async_transactions import AsyncPsycopgTransaction
 from oncekey.engine.shell import AsyncEngine
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.postgres import PostgresStore

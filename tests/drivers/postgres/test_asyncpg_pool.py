@@ -12,9 +12,9 @@ import pytest
 from harness.asgi import until
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError
-from oncekey.drivers.asyncpg_connections import Wait, Watch
-from oncekey.drivers.asyncpg_pool import MAX_AGE, MAX_IDLE, AsyncpgPool
-from oncekey.drivers.postgres_address import PostgresAddress
+from oncekey.drivers.postgres.address import PostgresAddress
+from oncekey.drivers.postgres.asyncpg import MAX_AGE, MAX_IDLE, AsyncpgPool
+from oncekey.drivers.postgres.asyncpg_connections import Wait, Watch
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from oncekey.core.errors import (
 )
 from oncekey.core.model import Proceed, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.postgres_errors import CONFLICT_TRIES
+from oncekey.drivers.retries import ConflictError
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.testing.claims import a_claim, again, answered
 
@@ -115,7 +115,7 @@ class TestConflicts:
         async with opened(kind, dsn, pool_size=1) as driver:
             with pytest.raises(StoreUnavailableError):
                 await driver.run(lose(mode, 10**6, "40001"))
-            assert tries() == CONFLICT_TRIES
+            assert tries() == ConflictError.tries
             assert await driver.run(saying(Mode.READ, "SELECT 1")) == [(1,)]
 
     async def test_a_real_deadlock_is_survived(self, kind, dsn, raw):
@@ -302,7 +302,7 @@ class TestPoolers:
 
 FORKING = """
 import os, sys
-from oncekey.drivers.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.flow import Mode, Statement, Transaction
 
 def body():

@@ -14,7 +14,7 @@ from harness.dsn import through
 from oncekey.core.errors import RolledBackError
 from oncekey.core.model import Effects, EntryKind, MemoEntry, Proceed, Recovery
 from oncekey.core.policy import Policy
-from oncekey.drivers import asyncpg_saying, psycopg_saying
+from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions, psycopg_transactions
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED
 from oncekey.testing.claims import LEASE, a_claim
@@ -127,8 +127,9 @@ async def test_what_fails_after_the_phase(kind, dsn, raw, monkeypatch, commits):
         lease = await owned(driver)
         tx = await driver.begin()
         if commits:
-            monkeypatch.setattr(asyncpg_saying, "RESET", "SELECT 1 / 0")
-            monkeypatch.setattr(psycopg_saying, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
+            monkeypatch.setattr(asyncpg_transactions, "RESET", "SELECT 1 / 0")
+            for module in (psycopg_transactions, psycopg_async_transactions):
+                monkeypatch.setattr(module, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
         else:
             raw.execute("INSERT INTO orders (item) VALUES (%s)", [lease.id.key])
             await ask(tx, "SET CONSTRAINTS ALL DEFERRED")

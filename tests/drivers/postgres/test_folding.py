@@ -33,8 +33,8 @@ from oncekey.core.errors import (
 from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Ground, Kind, Sealed
 from oncekey.core.policy import Policy
-from oncekey.drivers import asyncpg_saying, psycopg_saying
-from oncekey.drivers.postgres_folding import as_text
+from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions, psycopg_transactions
+from oncekey.drivers.postgres.transactions import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement
 from oncekey.stores.locks import sealed_row
@@ -464,8 +464,9 @@ class TestCleaning:
             tx, look = await entered(driver, claim)
             session = await ask(tx, "SELECT pg_backend_pid()")
             await ask(tx, insert(item))
-            monkeypatch.setattr(asyncpg_saying, "RESET", "SELECT 1 / 0")
-            monkeypatch.setattr(psycopg_saying, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
+            monkeypatch.setattr(asyncpg_transactions, "RESET", "SELECT 1 / 0")
+            for module in (psycopg_transactions, psycopg_async_transactions):
+                monkeypatch.setattr(module, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
             assert await sealed(tx, look, claim)
             assert there(raw, claim, item) == (1, 1)
             # A session that may not be clean is nobody's any more.
@@ -478,7 +479,7 @@ class TestCleaning:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
             await ask(tx, insert(item))
-            monkeypatch.setattr(asyncpg_saying, "RESET", "SELECT 1 / 0")
+            monkeypatch.setattr(asyncpg_transactions, "RESET", "SELECT 1 / 0")
             fold = PostgresStore().locks.sealing(claim, NEW, answered(), look.begun)
             with pytest.raises(CommitAmbiguousError):
                 await tx.commit_with(replace(fold.statement, proof="SELECT 1 / 0 AS committed"))

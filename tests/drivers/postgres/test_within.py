@@ -9,9 +9,10 @@ import pytest
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreUnavailableError
 from oncekey.core.model import Code, Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.asyncpg import AsyncpgWithin
-from oncekey.drivers.postgres_errors import ConflictError
-from oncekey.drivers.psycopg import AsyncPsycopgWithin, PsycopgDriver, PsycopgWithin
+from oncekey.drivers.postgres.asyncpg import AsyncpgWithin
+from oncekey.drivers.postgres.psycopg import PsycopgDriver, PsycopgWithin
+from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgWithin
+from oncekey.drivers.retries import ConflictError
 from oncekey.drivers.within import NOT_BEGUN
 from oncekey.engine import request
 from oncekey.flow import Mode, Statement, Transaction, adrive, drive

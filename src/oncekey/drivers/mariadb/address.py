@@ -1,0 +1,105 @@
+"""The address of a MariaDB or MySQL server, and how a session there is set up.
+
+The address is `mariadb://user:password@host:3306/database?ssl=true`, parsed offline.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from oncekey.core.errors import ConfigurationError
+
+PORT: Final = 3306
+FORM: Final = "mariadb://user:password@host:3306/database"
+POOL_SIZE: Final = 10
+TIMEOUT: Final = 2.0
+"""Seconds to wait for a connection."""
+
+STATEMENT_TIMEOUT: Final = 10.0
+"""Seconds that one of oncekey's own messages may take, and that any statement waits for a lock."""
+
+IDLE_TIMEOUT: Final = 300.0
+"""Seconds of silence after which the server ends a session, and with it the transaction of a host that is gone (L4)."""
+
+MAX_AGE: Final = 1800.0
+"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
+
+_OPTIONS: Final = frozenset({"unix_socket", "ssl", "ssl_ca", "ssl_cert", "ssl_key"})
+
+
+@dataclass(frozen=True, slots=True)
+class MariadbAddress:
+    """The parts of an address that a client library asks for."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+    database: str
+    unix_socket: str | None = None
+    ssl: bool = False
+    ssl_ca: str | None = None
+    ssl_cert: str | None = None
+    ssl_key: str | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> MariadbAddress:
+        """Parse a URL, or raise what it should be; the error repeats nothing of it, because it may hold a password."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or PORT
+            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        except ValueError:
+            raise ConfigurationError(f"that is no address of a MariaDB: say {FORM}") from None
+        database = unquote(parts.path.removeprefix("/"))
+        if not database or "/" in database:
+            raise ConfigurationError(f"a MariaDB store needs the name of a database: say {FORM}")
+        strange = sorted(set(options) - _OPTIONS)
+        if strange:
+            raise ConfigurationError(
+                f"a MariaDB store has no option {strange[0]}: it has {', '.join(sorted(_OPTIONS))}"
+            )
+        secure = options.get("ssl", "false").lower()
+        if secure not in {"true", "false"}:
+            raise ConfigurationError("ssl= is true or false; ssl_ca= names the file of the authority")
+        return cls(
+            host=unquote(parts.hostname or "127.0.0.1"),
+            port=port,
+            user=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+            database=database,
+            unix_socket=options.get("unix_socket"),
+            ssl=secure == "true" or any(name.startswith("ssl_") for name in options),
+            ssl_ca=options.get("ssl_ca"),
+            ssl_cert=options.get("ssl_cert"),
+            ssl_key=options.get("ssl_key"),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """The options for PyMySQL and aiomysql; with encryption the server has to show its certificate."""
+        found: dict[str, Any] = {
+            "host": self.host,
+            "port": self.port,
+            "user": self.user,
+            "password": self.password,
+            "charset": "utf8mb4",
+            "unix_socket": self.unix_socket,
+        }
+        if self.ssl:
+            context = ssl.create_default_context(cafile=self.ssl_ca)
+            if self.ssl_cert is not None:
+                context.load_cert_chain(self.ssl_cert, self.ssl_key)
+            found["ssl"] = context
+        return found
+
+
+def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
+    """The first message of a session: read what is committed, refuse values that do not fit, end when idle."""
+    return (
+        "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
+        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
+        f"innodb_lock_wait_timeout = {max(1, round(lock_timeout)):d}, wait_timeout = {max(1, round(idle_timeout)):d}"
+    ).encode("ascii")

@@ -1,0 +1,223 @@
+"""The driver for MariaDB and MySQL through aiomysql, for asyncio, and inside the caller's transaction.
+
+What is sent and what the replies mean is in `messages`; how a connection waits for them, in a module of each library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from oncekey.core.errors import ConfigurationError, TransactionControlError
+from oncekey.drivers.guard import NOTHING_LEFT, OVER, Lending
+from oncekey.drivers.mariadb.address import (
+    IDLE_TIMEOUT,
+    POOL_SIZE,
+    STATEMENT_TIMEOUT,
+    TIMEOUT,
+    MariadbAddress,
+    greeting,
+)
+from oncekey.drivers.mariadb.aiomysql_session import Session
+from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
+from oncekey.drivers.mariadb.guard import AsyncGuardedConnection
+from oncekey.drivers.mariadb.messages import (
+    GRACE,
+    IdleSessions,
+    begun,
+    committing,
+    log,
+    only_reading,
+    stepping,
+    undoing,
+    within,
+)
+from oncekey.drivers.retries import ConflictError, LostError, aretrying
+from oncekey.drivers.slots import AsyncSlots, business_share
+from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
+
+if TYPE_CHECKING:
+    from oncekey.drivers.mariadb.messages import Talk
+    from oncekey.flow import Rows, Statement, Steps, Transaction
+
+T = TypeVar("T")
+
+
+class Pool:
+    """Sessions for one event loop. The last one that was returned is the first one lent."""
+
+    def __init__(self, address: MariadbAddress, size: int, timeout: float, hello: bytes) -> None:
+        self._address, self._timeout, self._hello = address, timeout, hello
+        self._slots = AsyncSlots(size, timeout, "MariaDB")
+        self.business = AsyncSlots(business_share(size), timeout, "MariaDB")
+        self._shelf: IdleSessions[Session] = IdleSessions()
+
+    async def take(self, *, business: bool) -> Session:
+        """A session, for a moment or for a business transaction."""
+        deadline = time.monotonic() + self._timeout
+        if business and not self.business.taken():
+            await self.business.acquire(deadline)
+        try:
+            if not self._slots.taken():
+                await self._slots.acquire(deadline)
+            try:
+                return self._shelf.pop() or await Session.opened(self._address, self._timeout, self._hello)
+            except BaseException as error:
+                self._slots.release()
+                if isinstance(error, FAILURES):
+                    raise unreachable(error) from error
+                raise
+        except BaseException:
+            if business:
+                self.business.release()
+            raise
+
+    def give(self, session: Session, *, business: bool) -> None:
+        """Take a session back; one that is in the middle of something is closed."""
+        try:
+            self._shelf.put(session)
+        finally:
+            self._slots.release()
+            if business:
+                self.business.release()
+
+    def close(self) -> None:
+        """Close the idle sessions now, and the others when they come back."""
+        self._shelf.close()
+
+
+class AiomysqlDriver:
+    """Runs transactions on MariaDB or MySQL under asyncio. One for each event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        timeout: float = TIMEOUT,
+        statement_timeout: float = STATEMENT_TIMEOUT,
+        idle_timeout: float = IDLE_TIMEOUT,
+    ) -> None:
+        self._limit = statement_timeout
+        hello = greeting(statement_timeout, idle_timeout)
+        self._pool = Pool(MariadbAddress.parse(url), pool_size, timeout, hello)
+
+    @aretrying(ConflictError, LostError)
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        session = await self._pool.take(business=False)
+        try:
+            return await session.run(transaction, self._limit + GRACE)
+        finally:
+            self._pool.give(session, business=False)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a new business transaction would have to wait for another one to end."""
+        return self._pool.business.full
+
+    async def room(self, seconds: float) -> bool:  # asyncio only
+        """Wait a moment for a free connection; whether there is one."""
+        return await self._pool.business.room(seconds)
+
+    async def begin(self) -> AiomysqlTransaction:
+        """Open a business transaction."""
+        return await self._begun(begun)
+
+    async def read(self) -> AiomysqlTransaction:  # asyncio only
+        """Open a transaction that only reads."""
+        return await self._begun(only_reading)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+    @aretrying(LostError)
+    async def _begun(self, begin: Callable[[], Talk[None]]) -> AiomysqlTransaction:
+        session = await self._pool.take(business=True)
+        try:
+            await session.talk(begin(), self._limit)
+        except BaseException:
+            session.sever()
+            self._pool.give(session, business=True)
+            raise
+        return AiomysqlTransaction(self._pool, session, self._limit)
+
+
+class AiomysqlTransaction:
+    """A business transaction that an `async def` handler writes through."""
+
+    def __init__(self, pool: Pool, session: Session, limit: float) -> None:
+        self._pool = pool
+        self._session: Session | None = session
+        self._limit = limit
+        self._lending = Lending()
+        self._guarded = AsyncGuardedConnection(session.raw, self._lending)
+
+    @property
+    def connection(self) -> AsyncGuardedConnection:
+        """The connection for the handler."""
+        return self._guarded
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        session = self._session
+        if session is None:
+            raise TransactionControlError(OVER)
+        ended = session.open and not session.in_transaction
+        talk = stepping(steps, ended=ended, undone=self._lending.undone)
+        try:
+            return await session.talk(talk, self._limit + GRACE)
+        except DemotedError:
+            session.sever()
+            raise
+
+    async def commit(self) -> None:
+        """Commit, and return the connection."""
+        session = self._session
+        if session is None:
+            return
+        self._lending.over = True
+        try:
+            if session.open and not session.in_transaction:
+                log.error(NOTHING_LEFT)
+            else:
+                await session.talk(committing(), self._limit)
+        finally:
+            await self.rollback()
+
+    async def rollback(self) -> None:
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        self._lending.over = True
+        try:
+            if session.open and session.in_transaction:
+                await session.talk(undoing(), self._limit)
+            if session.open and self._lending.used:
+                await session.clean(self._limit)
+        except BaseException as error:
+            session.sever()
+            if not isinstance(error, FAILURES):
+                raise
+        finally:
+            self._pool.give(session, business=True)
+
+
+class AiomysqlWithin(AsyncWithin):
+    """Runs everything in the open transaction of the caller's `aiomysql.Connection`."""
+
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401  (a connection of aiomysql's, or one that a pool lent)
+        session = Session(connection, b"")
+        if connection.get_autocommit() and not session.in_transaction:
+            raise ConfigurationError(NOT_BEGUN)
+        turn = asyncio.Lock()  # aiomysql refuses a second statement
+
+        async def say(statement: Statement) -> Rows:
+            async with turn:
+                return await session.talk(within(statement), None)
+
+        super().__init__(say)

@@ -1,0 +1,1 @@
+"""PostgreSQL, through asyncpg and through psycopg: sessions, pools, transactions, and the meaning of its errors."""

@@ -1,0 +1,422 @@
+"""The driver for PostgreSQL through asyncpg, and asyncpg inside the caller's transaction.
+
+Statements are prepared once per connection and kept, which halves their round trips. Behind a pooler that lends
+server connections per transaction, say so in the address (`?pgbouncer=1`): then no statement is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import asyncpg
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.postgres.address import BACKEND, Pooling, PostgresAddress
+from oncekey.drivers.postgres.asyncpg_connections import (
+    FAILURES,
+    StoreConnection,
+    Watch,
+    cause,
+    cleaned,
+    statement_error,
+)
+from oncekey.drivers.postgres.asyncpg_transactions import (
+    AsyncpgTransaction,
+    begin,
+    commit,
+    execute,
+    execute_alone,
+    undo,
+)
+from oncekey.drivers.postgres.doubt import CONFIRM, AsyncAsking, Doubt
+from oncekey.drivers.postgres.doubt import WHAT as QUESTION
+from oncekey.drivers.postgres.errors import ONLY_READS, unreachable
+from oncekey.drivers.postgres.transactions import (
+    IDLE_TIMEOUT,
+    POOL_SIZE,
+    STATEMENT_TIMEOUT,
+    TIMEOUT,
+    WHAT,
+    as_text,
+    idle_limit,
+    only_reading,
+)
+from oncekey.drivers.retries import ConflictError, Failures, LostError, aretrying, is_last
+from oncekey.drivers.slots import AsyncSlots, business_share
+from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
+from oncekey.flow import Mode, astep
+
+if TYPE_CHECKING:
+    from oncekey.flow import Rows, Statement, Steps, Transaction
+
+T = TypeVar("T")
+
+MAX_IDLE: Final = 300.0
+"""Seconds after which an unused connection is replaced: a firewall on the way may have dropped it."""
+
+MAX_AGE: Final = 1800.0
+"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
+
+STATEMENT_CACHE: Final = 100
+"""Prepared statements that a connection keeps; ours are a dozen, the rest is for handlers."""
+
+
+class AsyncpgDriver:
+    """Runs transactions on PostgreSQL under asyncio. One for each event loop."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        timeout: float = TIMEOUT,
+        statement_timeout: float = STATEMENT_TIMEOUT,
+        idle_timeout: float = IDLE_TIMEOUT,
+        statement_cache_size: int = STATEMENT_CACHE,
+    ) -> None:
+        address = PostgresAddress.parse(dsn)
+        cache = statement_cache_size if address.prepares or not address.pooler else 0
+        self._pool = AsyncpgPool(address, pool_size, timeout, cache)
+        self._limit = statement_timeout
+        self._told = address.pooler
+        # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
+        self._cleans = not address.pooler
+        self._settings = idle_limit(idle_timeout)
+
+    @aretrying(ConflictError, LostError)
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        mode, limit = transaction.mode, self._limit
+        connection = await self._pool.borrow()
+        try:
+            if mode is Mode.ATOMIC:
+                return await self._atomically(connection, transaction)
+            say = execute
+            if mode is Mode.SINGLE:
+                say = execute_alone
+                connection.attend()
+            steps = transaction.body()
+            # As `astep` does, without its frame: a repeat is answered by this.
+            try:
+                statement = next(steps)
+                while True:
+                    statement = steps.send(await say(connection, limit, mode, statement))
+            except StopIteration as stop:
+                return cast("T", stop.value)
+            finally:
+                steps.close()
+        finally:
+            await self._pool.give_back(connection)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a new business transaction would have to wait for another one to end."""
+        return self._pool.business.full
+
+    async def room(self, seconds: float) -> bool:
+        """Wait a moment for a free connection; whether there is one."""
+        return await self._pool.business.room(seconds)
+
+    async def begin(self) -> AsyncpgTransaction:
+        """Open a business transaction."""
+        return await self._opened(None)
+
+    async def begin_with(self, first: Steps[T]) -> tuple[AsyncpgTransaction, T]:
+        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
+        try:
+            statement = next(first)
+            folds = statement.folds and statement.told is not None
+            tx = await self._opened(statement if folds else None)
+            try:
+                rows = tx.told if folds else None
+                while True:
+                    statement = first.send(await tx.say(statement) if rows is None else rows)
+                    rows = None
+            except StopIteration as stop:
+                return tx, stop.value
+            except BaseException:
+                await tx.rollback()
+                raise
+        finally:
+            first.close()
+
+    async def read(self) -> AsyncpgTransaction:
+        """Open a transaction that only reads."""
+        return await only_reading(await self.begin())
+
+    async def pooling(self) -> Pooling:
+        """Whether a pooler stands before the server."""
+        one, two = await self._pool.borrow(), await self._pool.borrow()
+        try:
+            greeted = (one.get_server_pid(), two.get_server_pid())
+            answered = (await one.fetchval(BACKEND), await two.fetchval(BACKEND))
+        except asyncpg.DuplicatePreparedStatementError:
+            return Pooling(stands=True, per_transaction=True, told=self._told)
+        except FAILURES as error:
+            raise statement_error(error, one, Mode.READ, "pooling") from cause(error)
+        finally:
+            await self._pool.give_back(one)
+            await self._pool.give_back(two)
+        return Pooling.seen(greeted, answered, told=self._told)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._pool.close()
+
+    async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
+        begun = await begin(connection, "", self._limit, transaction.name)
+        try:
+            # A migration may take long, so there is no limit here.
+            result = await astep(transaction.body(), partial(execute, connection, None, Mode.ATOMIC))
+        except BaseException:
+            await undo(connection, begun, self._limit)
+            raise
+        await commit(connection, begun, self._limit, transaction.name)
+        return result
+
+    async def _opened(self, first: Statement | None) -> AsyncpgTransaction:
+        """A transaction that has begun, with a first statement in the same message if there is one."""
+        then, what = (self._settings, WHAT) if first is None else (as_text(first), first.name)
+        failures: Failures = ()
+        while True:  # as `aretrying` does, without its frame: each new key is claimed by this
+            connection = await self._pool.take()
+            try:
+                try:  # as `begin` does, without its frame
+                    begun = await connection.open(then, self._limit)
+                except FAILURES as error:
+                    raise statement_error(error, connection, Mode.ATOMIC, what) from cause(error)
+            except LostError:
+                await self._pool.give(connection)
+                failures = (*failures, LostError)
+                if is_last(failures):
+                    raise
+            except BaseException:
+                await self._pool.give(connection)
+                raise
+            else:
+                return AsyncpgTransaction(self._pool, connection, begun, self._limit, cleans=self._cleans)
+
+
+class AsyncpgWithin(AsyncWithin):
+    """Runs everything in the open transaction of the caller's `asyncpg.Connection`."""
+
+    def __init__(self, connection: Any) -> None:  # noqa: ANN401  (a connection, or one that a pool lent)
+        if not connection.is_in_transaction():
+            raise ConfigurationError(NOT_BEGUN)
+        # asyncpg refuses a second statement while the first is under way.
+        turn = asyncio.Lock()
+
+        async def say(statement: Statement) -> Rows:
+            async with turn:
+                return await execute(connection, None, Mode.ATOMIC, statement)
+
+        super().__init__(say)
+
+
+class AsyncpgPool:
+    """Connections, made when they are first needed; business transactions leave a part of them to other statements.
+
+    asyncpg's own pool wraps each connection and returns it in a task of its own, which costs a request more than its
+    BEGIN. Here a connection that ended its transaction is returned as it is, without awaiting anything.
+    """
+
+    def __init__(self, address: PostgresAddress, size: int, timeout: float, statement_cache_size: int) -> None:
+        self._hosts, self._timeout, self._cache = list(address.each), timeout, statement_cache_size
+        self._slots = AsyncSlots(size, timeout)
+        self.business = AsyncSlots(business_share(size), timeout)
+        self._idle: list[StoreConnection] = []
+        self._lent: set[StoreConnection] = set()
+        self._returns: set[asyncio.Task[None]] = set()
+        self.doubt = Doubt.of(address.dsn)
+        self._asking = AsyncAsking(self.doubt, self._confirmed)
+        self._watch = Watch()
+        self._generation = 0
+        self._closed = False
+        self._all_back: asyncio.Event | None = None
+
+    async def borrow(self) -> StoreConnection:
+        """A connection for one statement or transaction of oncekey's own."""
+        if self.doubt:
+            await self._asking.settle()
+        now = time.monotonic()
+        return self._at_once(now) or await self._take(now + self._timeout)
+
+    async def give_back(self, connection: StoreConnection) -> None:
+        """Return such a connection."""
+        if not connection.is_closed() and connection.is_at_rest:
+            self._put(connection)
+        else:
+            await self._give(connection)
+
+    async def take(self) -> StoreConnection:
+        """A connection for a business transaction."""
+        if self.doubt:
+            await self._asking.settle()
+        now = time.monotonic()
+        if not self.business.taken():
+            await self.business.acquire(now + self._timeout)
+        try:
+            return self._at_once(now) or await self._take(now + self._timeout)
+        except BaseException:
+            self.business.release()
+            raise
+
+    def given_at_once(self, connection: StoreConnection) -> bool:
+        """Return a connection of a transaction that left nothing behind, as nearly all do; False: `give` has to."""
+        if connection.is_closed() or not connection.is_at_rest:
+            return False
+        self._put(connection)
+        self.business.release()
+        return True
+
+    async def give(self, connection: StoreConnection, *, used: bool = False) -> None:
+        """Return a business transaction's connection; if a handler used it, it is reset while the caller goes on."""
+        if not used and self.given_at_once(connection):
+            return
+        if not used or connection.is_closed():
+            await self._given(connection, used=False)
+            return
+        task = asyncio.get_running_loop().create_task(self._given(connection, used=True))
+        self._returns.add(task)
+        task.add_done_callback(self._returns.discard)
+
+    async def close(self) -> None:
+        """Close all connections; those that are in use have a moment to be returned."""
+        self._closed = True
+        try:
+            async with asyncio.timeout(self._timeout):
+                if self._lent:
+                    self._all_back = asyncio.Event()
+                    await self._all_back.wait()
+                while self._idle:
+                    await self._idle.pop().close()
+        except FAILURES:
+            for connection in (*self._idle, *self._lent):
+                connection.terminate()
+            self._idle.clear()
+
+    def _at_once(self, now: float) -> StoreConnection | None:
+        """An idle connection, if there is one and a place for it: the common case, without awaiting anything."""
+        if not self._idle or not self._slots.taken():
+            return None
+        connection = self._rested(now)
+        if connection is None:
+            self._slots.release()
+        else:
+            self._lent.add(connection)
+        return connection
+
+    async def _take(self, deadline: float) -> StoreConnection:
+        await self._slots.acquire(deadline)
+        try:
+            connection = self._rested(deadline - self._timeout) or await self._connected()
+        except FAILURES as error:
+            self._slots.release()
+            raise unreachable(_why(error)) from error
+        except BaseException:
+            self._slots.release()
+            raise
+        self._lent.add(connection)
+        return connection
+
+    def _rested(self, now: float) -> StoreConnection | None:
+        """The connection that was returned last, if the server has not closed it."""
+        idle = self._idle
+        while idle and now - idle[0].rested > MAX_IDLE:
+            idle.pop(0).terminate()
+        while idle:
+            connection = idle.pop()
+            if not connection.is_closed():
+                return connection
+            connection.terminate()
+        return None
+
+    async def _connected(self) -> StoreConnection:
+        if self._closed:
+            raise asyncpg.InterfaceError("the pool is closed")
+        # One after the other, each with the full time: asyncpg's own loop stops at a host that does not answer.
+        hosts = self._hosts
+        for _ in hosts[1:]:
+            host = hosts[0]
+            try:
+                return await self._connected_to(host)
+            except FAILURES:
+                if hosts[0] == host:
+                    hosts.append(hosts.pop(0))  # the next request begins with another one
+        return await self._connected_to(hosts[0])
+
+    async def _connected_to(self, host: str) -> StoreConnection:
+        connection: StoreConnection = await asyncpg.connect(
+            host,
+            connection_class=StoreConnection,
+            timeout=self._timeout,
+            statement_cache_size=self._cache,
+        )
+        connection.generation, connection.watch = self._generation, self._watch
+        connection.doubt = self.doubt
+        return connection
+
+    async def _confirmed(self) -> bool:
+        """Whether the standby has everything that was committed so far."""
+        connection = await self._take(time.monotonic() + self._timeout)
+        try:
+            connection.attend()
+            await connection.fetch(CONFIRM, timeout=self._timeout)
+        except TimeoutError:
+            return False
+        except FAILURES as error:
+            raise statement_error(error, connection, Mode.READ, QUESTION) from error
+        finally:
+            await self._give(connection)
+        return not connection.unsure
+
+    async def _given(self, connection: StoreConnection, *, used: bool) -> None:
+        try:
+            if used:
+                with suppress(*FAILURES):
+                    if not connection.is_at_rest:
+                        await connection.settled()
+                    await cleaned(connection)
+        finally:
+            try:
+                await self._give(connection)
+            finally:
+                self.business.release()
+
+    async def _give(self, connection: StoreConnection) -> None:
+        try:
+            if not connection.is_closed() and not connection.is_at_rest:
+                await connection.settled()
+        except FAILURES:
+            connection.suspect = True
+        finally:
+            self._put(connection)
+
+    def _put(self, connection: StoreConnection) -> None:
+        """Return a connection. Nothing is awaited here, so a cancellation cannot interrupt it."""
+        if connection.suspect:
+            # If one server closed a connection or did not answer, the idle connections to it are probably dead, too.
+            self._generation += 1
+            while self._idle:
+                self._idle.pop().terminate()
+        now = time.monotonic()
+        stale = connection.generation != self._generation or now - connection.born > MAX_AGE
+        if stale or connection.is_closed():
+            connection.terminate()
+        else:
+            connection.rest(now)
+            self._idle.append(connection)
+        self._lent.discard(connection)
+        self._slots.release()
+        if self._all_back is not None and not self._lent:
+            self._all_back.set()
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        return ONLY_READS
+    return str(error) or "no answer in time"

@@ -1,0 +1,339 @@
+"""Business transactions on asyncpg: a handler writes through them, and oncekey ends them (L4, L5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from oncekey.core.errors import StoreError, TransactionControlError
+from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, Lending, refusal, refuse_transaction_control
+from oncekey.drivers.placeholders import numbered
+from oncekey.drivers.postgres.asyncpg_connections import (
+    FAILURES,
+    StoreConnection,
+    cause,
+    check_commit,
+    commit_error,
+    is_busy,
+    is_taken,
+    severed,
+    statement_error,
+    was_lost,
+    was_never_sent,
+)
+from oncekey.drivers.postgres.errors import unsure_commit
+from oncekey.drivers.postgres.transactions import BEGIN, FOUND, WHAT, as_text, row_told
+from oncekey.drivers.retries import lost_commit
+from oncekey.flow import Mode, Statement, astep
+
+if TYPE_CHECKING:
+    from oncekey.drivers.postgres.asyncpg import AsyncpgPool
+    from oncekey.flow import Rows, Steps
+
+T = TypeVar("T")
+
+_log = logging.getLogger("oncekey")
+
+
+class AsyncpgTransaction:
+    """A business transaction that a handler writes through."""
+
+    __slots__ = (
+        "_cleans",
+        "_committed",
+        "_guarded",
+        "_lending",
+        "_limit",
+        "_over",
+        "_pool",
+        "_raw",
+        "_transaction",
+    )
+
+    def __init__(
+        self,
+        pool: AsyncpgPool,
+        connection: StoreConnection,
+        transaction: Any,  # noqa: ANN401  (asyncpg's)
+        limit: float,
+        *,
+        cleans: bool,
+    ) -> None:
+        self._pool = pool
+        self._raw = connection
+        self._transaction = transaction
+        self._limit = limit
+        self._cleans = cleans
+        self._over = self._committed = False
+        self._lending = Lending()
+        self._guarded = GuardedConnection(connection, self._lending)
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """The connection for the handler."""
+        return self._guarded
+
+    @property
+    def told(self) -> Rows | None:
+        """The row of a first statement that was sent with BEGIN. None: it has to be executed by itself."""
+        raw = self._raw
+        if raw.told is None:
+            return () if raw.tag == FOUND else None
+        return [row_told(raw.told)]
+
+    async def say(self, statement: Statement) -> Rows:
+        """Execute a statement of oncekey's own, before the handler has the connection."""
+        return await execute(self._raw, self._limit, Mode.ATOMIC, statement)
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        if self._over:
+            raise TransactionControlError(OVER)
+        if self._was_ended:
+            # The handler has committed its rows already, so the record has to follow them.
+            _log.error(ENDED_EARLY)
+            await self._begin_again()
+        return await astep(steps, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+
+    async def commit(self) -> None:
+        """Commit, and return the connection."""
+        if self._over:
+            return
+        try:
+            if self._was_ended:
+                _log.error(NOTHING_LEFT)
+            else:
+                self._committed = True
+                self._take_back()
+                await commit(self._raw, self._transaction, self._limit, WHAT)
+        except TransactionControlError:
+            self._committed = False  # nothing was sent
+            raise
+        finally:
+            await self.rollback()
+
+    async def commit_with(self, last: Statement) -> Rows | None:
+        """Commit with a last statement in the same message, and return the connection. None: its place was taken."""
+        if self._over:
+            raise TransactionControlError(OVER)
+        try:
+            if self._was_ended:
+                _log.error(ENDED_EARLY)
+                await self._begin_again()
+            self._committed = True
+            self._take_back()
+            cleans = self._lending.used and self._cleans
+            rows = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
+            self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
+            self._over = rows is not None and self._pool.given_at_once(self._raw)
+        except TransactionControlError:
+            self._committed = False  # nothing was sent
+            raise
+        finally:
+            if not self._over:
+                await self.rollback()
+        return rows
+
+    async def rollback(self) -> None:
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
+        if self._over:
+            return
+        self._over = True
+        if not self._lending.over:
+            self._take_back()
+        try:
+            if not self._committed:
+                await undo(self._raw, self._transaction, self._limit)
+        finally:
+            await self._pool.give(self._raw, used=self._lending.used and self._cleans)
+
+    def _take_back(self) -> None:
+        """Refuse every further use by the handler, also of what it prepared."""
+        self._lending.over = True
+        self._raw.forsake(self._transaction)
+
+    @property
+    def _was_ended(self) -> bool:
+        """Whether the handler ended the transaction (F16)."""
+        return not self._raw.is_closed() and not self._raw.is_in_transaction()
+
+    async def _begin_again(self) -> None:
+        try:
+            # asyncpg still believes in its own transaction, and will commit this one instead.
+            await self._raw.execute(BEGIN, timeout=self._limit)
+        except FAILURES as error:
+            raise statement_error(error, self._raw, Mode.ATOMIC, WHAT) from cause(error)
+
+
+class GuardedConnection:
+    """`op.connection` for asyncpg. After the end of the operation it refuses every call."""
+
+    __slots__ = ("_lending", "_raw")
+
+    def __init__(self, raw: Any, lending: Lending) -> None:  # noqa: ANN401  (a connection of asyncpg's pool)
+        self._raw = raw
+        self._lending = lending
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever asyncpg has there)
+        return getattr(self._open(), name)
+
+    def __repr__(self) -> str:
+        return f"<guarded {self._raw!r}>"
+
+    async def execute(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Execute statements."""
+        return await self._checked(query).execute(query, *args, **kwargs)
+
+    async def executemany(self, command: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Execute a statement for each of many arguments."""
+        return await self._checked(command).executemany(command, *args, **kwargs)
+
+    async def fetch(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The rows of a statement."""
+        return await self._checked(query).fetch(query, *args, **kwargs)
+
+    async def fetchmany(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The rows of a statement for each of many arguments."""
+        return await self._checked(query).fetchmany(query, *args, **kwargs)
+
+    async def fetchrow(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """The first row."""
+        return await self._checked(query).fetchrow(query, *args, **kwargs)
+
+    async def fetchval(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A value of the first row."""
+        return await self._checked(query).fetchval(query, *args, **kwargs)
+
+    async def prepare(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A prepared statement."""
+        return await self._checked(query).prepare(query, *args, **kwargs)
+
+    async def copy_from_query(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """Copy the rows of a statement out."""
+        return await self._checked(query).copy_from_query(query, *args, **kwargs)
+
+    def cursor(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
+        """A cursor."""
+        return self._checked(query).cursor(query, *args, **kwargs)
+
+    def close(self, *_: object, **__: object) -> NoReturn:
+        """Refused."""
+        raise refusal("close()")
+
+    def terminate(self) -> NoReturn:
+        """Refused."""
+        raise refusal("terminate()")
+
+    def reset(self, *_: object, **__: object) -> NoReturn:
+        """Refused: it rolls back."""
+        raise refusal("reset()")
+
+    def _checked(self, query: str) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
+        refuse_transaction_control(query)
+        self._lending.check()
+        return self._raw
+
+    def _open(self) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
+        self._lending.check()
+        return self._raw
+
+
+async def execute(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
+    """Execute one statement of a transaction of this mode; asyncpg cancels one that takes too long."""
+    assert isinstance(statement.command, str)
+    said = numbered(statement.command)
+    try:
+        rows: Rows = await connection.fetch(said.text, *said.arguments(statement.params), timeout=limit)
+    except FAILURES as error:
+        raise statement_error(error, connection, mode, statement.name) from cause(error)
+    return rows
+
+
+async def execute_alone(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
+    """The same for statements that commit by themselves, and so may come with a commit's warning."""
+    try:
+        rows = await execute(connection, limit, mode, statement)
+    except asyncio.CancelledError:
+        if mode is Mode.SINGLE:
+            connection.doubt.arise()
+        raise
+    if connection.unsure and mode is Mode.SINGLE:
+        raise unsure_commit(statement.name)
+    return rows
+
+
+async def begin(connection: StoreConnection, then: str, limit: float, what: str) -> Any:  # noqa: ANN401
+    """Begin a transaction at READ COMMITTED; the text `then` is sent in the same message."""
+    try:
+        return await connection.open(then, limit)
+    except FAILURES as error:
+        raise statement_error(error, connection, Mode.ATOMIC, what) from cause(error)
+
+
+async def commit(connection: Any, transaction: Any, limit: float | None, what: str) -> None:  # noqa: ANN401
+    """Commit, or raise what happened to it."""
+    try:
+        connection.attend()
+        async with asyncio.timeout(limit):
+            await transaction.commit()
+    except asyncio.CancelledError:
+        connection.doubt.arise()
+        raise
+    except FAILURES as error:
+        raise commit_error(error, connection, what) from cause(error)
+    check_commit(connection, what)
+
+
+async def commit_with(
+    connection: StoreConnection, last: Statement, limit: float, what: str, *, cleans: bool
+) -> Rows | None:
+    """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken.
+
+    The server executes a message up to the first statement that fails:
+
+    - an error, and the transaction is still open: the last statement failed, so nothing is committed;
+    - an error, and it is over: the COMMIT was refused, or the clean-up after it failed. The statement's own proof finds
+      out which; if that cannot be asked, the outcome is ambiguous;
+    - no error: committed. A COMMIT is answered with ROLLBACK only where a statement had failed before (F20), and then
+      the last statement would have failed, too.
+    """
+    try:
+        await connection.finish(f"{as_text(last)};COMMIT;{RESET if cleans else ''}", limit)
+    except FAILURES as error:
+        if was_lost(error, connection) and not was_never_sent(error, connection):
+            raise commit_error(error, connection, what) from cause(error)
+        if connection.is_closed() or connection.is_in_transaction():
+            if is_taken(error):
+                return None
+            raise statement_error(error, connection, Mode.ATOMIC, last.name) from cause(error)
+        if not cleans or not await _was_committed(connection, last, limit, what):
+            raise commit_error(error, connection, what) from cause(error)
+        connection.terminate()  # the session is not clean
+    if connection.unsure:
+        raise unsure_commit(what)
+    return () if connection.told is None else [row_told(connection.told)]
+
+
+async def _was_committed(connection: StoreConnection, last: Statement, limit: float | None, what: str) -> bool:
+    assert last.proof is not None
+    try:
+        rows = await execute(connection, limit, Mode.READ, Statement("proof", last.proof, last.params))
+    except StoreError as error:
+        connection.doubt.arise()
+        raise lost_commit(what) from error
+    return bool(rows[0]["committed"])
+
+
+async def undo(connection: Any, transaction: Any, limit: float | None) -> None:  # noqa: ANN401
+    """Roll back if that is still possible, else close the connection."""
+    if connection.is_closed():
+        return
+    try:
+        async with asyncio.timeout(limit):
+            await transaction.rollback()
+    except FAILURES as error:
+        if is_busy(error):
+            await severed(connection)
+        connection.terminate()

@@ -1,0 +1,268 @@
+# Generated from psycopg_async.py by `python -m tools.twins`: edit that one.
+"""The driver for PostgreSQL through psycopg, for threads, and inside the caller's transaction.
+
+It works behind a pooler that lends server connections per transaction: nothing is set beyond a transaction, and
+nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) asks for it.
+
+A connection is made in the caller's own thread if there is none to lend. So a server that is down is reported at once
+with its own error, and one that is back is used at once: no background worker has to find out first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+
+import psycopg
+
+from oncekey.drivers.postgres.address import PostgresAddress
+from oncekey.drivers.postgres.doubt import CONFIRM, Asking, Doubt
+from oncekey.drivers.postgres.doubt import WHAT as QUESTION
+from oncekey.drivers.postgres.errors import unreachable
+from oncekey.drivers.postgres.psycopg_connections import (
+    IdleConnections,
+    StoreConnection,
+    bounded,
+    connect,
+    is_quiet,
+    threshold,
+)
+from oncekey.drivers.postgres.psycopg_replies import first_line, may_be_undone, refuse_autocommit, statement_error
+from oncekey.drivers.postgres.psycopg_transactions import (
+    PsycopgTransaction,
+    begin,
+    begin_with,
+    commit,
+    execute,
+    execute_alone,
+    undo,
+)
+from oncekey.drivers.postgres.transactions import (
+    BEGIN,
+    IDLE_TIMEOUT,
+    POOL_SIZE,
+    STATEMENT_TIMEOUT,
+    TIMEOUT,
+    WHAT,
+    folds_as_text,
+    idle_limit,
+)
+from oncekey.drivers.retries import ConflictError, LostError, retrying
+from oncekey.drivers.slots import Slots, business_share
+from oncekey.drivers.within import Within
+from oncekey.flow import Mode, Statement, step
+
+if TYPE_CHECKING:
+    from oncekey.flow import Rows, Steps, Transaction
+
+T = TypeVar("T")
+
+
+class PsycopgDriver:
+    """Runs transactions on PostgreSQL from any number of threads."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        timeout: float = TIMEOUT,
+        statement_timeout: float = STATEMENT_TIMEOUT,
+        idle_timeout: float = IDLE_TIMEOUT,
+        prepare_threshold: int | None = None,
+    ) -> None:
+        address = PostgresAddress.parse(dsn)
+        self._pool = Pool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
+        self._limit = statement_timeout
+        # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
+        self._cleans = not address.pooler
+        self._begin = f"{BEGIN}; {idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
+
+    @retrying(ConflictError, LostError)
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        mode = transaction.mode
+        match mode:
+            case Mode.READ | Mode.SINGLE:
+                with self._pool.lent(self._limit) as connection:
+                    return step(transaction.body(), partial(execute_alone, connection, mode))
+            case Mode.ATOMIC:
+                with (
+                    self._pool.lent(self._limit) as connection,
+                    _begun(connection, transaction.name, self._limit),
+                ):
+                    connection.limit = None  # a migration may take long
+                    result = step(transaction.body(), partial(execute, connection, mode))
+                    connection.limit = self._limit
+                    commit(connection, transaction.name)
+                    return result
+            case _:
+                assert_never(mode)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a new business transaction would have to wait for another one to end."""
+        return self._pool.crowded
+
+    def begin(self) -> PsycopgTransaction:
+        """Open a business transaction."""
+        tx, _ = self._opened(None)
+        return tx
+
+    def begin_with(self, first: Steps[T]) -> tuple[PsycopgTransaction, T]:
+        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
+        with closing(first):
+            statement = next(first)
+            tx, rows = self._opened(statement if folds_as_text(statement) else None)
+            try:
+                while True:
+                    statement = first.send(tx.say(statement) if rows is None else rows)
+                    rows = None
+            except StopIteration as stop:
+                return tx, stop.value
+            except BaseException:
+                tx.rollback()
+                raise
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+    @retrying(LostError)
+    def _opened(self, first: Statement | None) -> tuple[PsycopgTransaction, Rows | None]:
+        """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
+        connection = self._pool.take()
+        connection.limit = self._limit
+        rows: Rows | None = None
+        try:
+            if first is None:
+                begin(connection, self._begin, WHAT)
+            else:
+                rows = begin_with(connection, first)
+        except BaseException:
+            try:
+                if may_be_undone(connection):
+                    undo(connection)
+            finally:
+                self._pool.give(connection)
+            raise
+        connection.limit = None
+        return PsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans), rows
+
+
+class PsycopgWithin(Within):
+    """Runs everything in the open transaction of the caller's `psycopg.Connection`."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        refuse_autocommit(connection)
+        super().__init__(partial(execute, connection, Mode.ATOMIC))
+
+
+class Pool:
+    """Connections for threads."""
+
+    def __init__(self, dsn: str, size: int, timeout: float, threshold: int | None) -> None:
+        self._address = bounded(dsn, timeout)
+        self._timeout, self._threshold = timeout, threshold
+        self._slots = Slots(size, timeout)
+        self._business = Slots(business_share(size), timeout)
+        self._shelf: IdleConnections[StoreConnection] = IdleConnections()
+        self.doubt = Doubt.of(dsn)
+        self._asking = Asking(self.doubt, self._confirmed)
+
+    @contextmanager
+    def lent(self, limit: float) -> Iterator[StoreConnection]:
+        """A connection for one statement or transaction of oncekey's own."""
+        if self.doubt:
+            self._asking.settle()
+        connection = self._take(time.monotonic() + self._timeout)
+        connection.limit = limit
+        try:
+            yield connection
+        finally:
+            self._give(connection)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether business transactions hold all connections that they may."""
+        return self._business.full
+
+    def take(self) -> StoreConnection:
+        """A connection for a business transaction."""
+        if self.doubt:
+            self._asking.settle()
+        deadline = time.monotonic() + self._timeout
+        if not self._business.taken():
+            self._business.acquire(deadline)
+        try:
+            return self._take(deadline)
+        except BaseException:
+            self._business.release()
+            raise
+
+    def give(self, connection: StoreConnection, *, used: bool = False) -> None:
+        """Return a business transaction's connection."""
+        self._give(connection, used=used)
+        self._business.release()
+
+    def close(self) -> None:
+        """Close all connections; those in use when they come back."""
+        self._shelf.close()
+
+    def _take(self, deadline: float) -> StoreConnection:
+        if not self._slots.taken():
+            self._slots.acquire(deadline)
+        try:
+            return self._idle() or connect(self._address, self._threshold, self.doubt)
+        except psycopg.Error as error:
+            self._slots.release()
+            raise unreachable(first_line(error)) from error
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def _idle(self) -> StoreConnection | None:
+        while (connection := self._shelf.pop()) is not None:
+            if not connection.cleaning:
+                return connection
+            connection.limit = self._timeout
+            clean = False
+            try:
+                clean = connection.is_clean() and is_quiet(connection)
+            finally:
+                if not clean:
+                    connection.pgconn.finish()
+            if clean:
+                connection.limit = None
+                return connection
+        return None
+
+    def _confirmed(self) -> bool:
+        """Whether the standby has everything that was committed so far."""
+        connection = self._take(time.monotonic() + self._timeout)
+        connection.limit, connection.unsure = self._timeout, False
+        try:
+            connection.execute(CONFIRM)
+        except psycopg.Error as error:
+            raise statement_error(error, connection, Mode.READ, QUESTION) from error
+        finally:
+            self._give(connection)
+        return not connection.unsure
+
+    def _give(self, connection: StoreConnection, *, used: bool = False) -> None:
+        self._shelf.put(connection, used=used)
+        self._slots.release()
+
+
+@contextmanager
+def _begun(connection: StoreConnection, what: str, limit: float) -> Iterator[None]:
+    begin(connection, BEGIN, what)
+    try:
+        yield
+    except BaseException:
+        connection.limit = limit
+        undo(connection)
+        raise

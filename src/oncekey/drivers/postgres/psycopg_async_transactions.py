@@ -1,0 +1,288 @@
+"""Business transactions on psycopg for asyncio: a handler writes through them, and oncekey ends them (L4, L5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+
+import psycopg
+from psycopg.rows import dict_row
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, Lending
+from oncekey.drivers.placeholders import pyformat
+from oncekey.drivers.postgres.errors import unsure_commit
+from oncekey.drivers.postgres.psycopg_connections import (
+    AsyncStoreConnection,
+    Guarded,
+    GuardedFromEnding,
+    answers,
+    lent,
+)
+from oncekey.drivers.postgres.psycopg_replies import (
+    FAILURES,
+    cause,
+    check_commit,
+    commit_error,
+    ended,
+    found,
+    has_rows,
+    may_be_undone,
+    refuse_failed,
+    statement_error,
+    was_ended,
+)
+from oncekey.drivers.postgres.transactions import BEGIN, WHAT, as_text
+from oncekey.flow import Mode, astep
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+    from oncekey.drivers.postgres.psycopg_async import AsyncPool
+    from oncekey.flow import Rows, Statement, Steps
+
+T = TypeVar("T")
+
+COMMIT: Final = "COMMIT"
+COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
+
+_log = logging.getLogger("oncekey")
+
+
+class AsyncPsycopgTransaction:
+    """A business transaction that an `async def` handler writes through."""
+
+    def __init__(self, pool: AsyncPool, connection: AsyncStoreConnection, limit: float, *, cleans: bool) -> None:
+        self._pool = pool
+        self._cleans = cleans
+        self._raw: AsyncStoreConnection | None = connection
+        self._limit = limit
+        self._lending = Lending()
+        self._guarded = AsyncGuardedConnection(lent(connection, self._lending), self._lending)
+
+    @property
+    def connection(self) -> AsyncGuardedConnection:
+        """The connection for the handler."""
+        return self._guarded
+
+    async def say(self, statement: Statement) -> Rows:
+        """Execute a statement of oncekey's own, before the handler has the connection."""
+        return await self.step(_only(statement))
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        connection = self._raw
+        if connection is None:
+            raise TransactionControlError(OVER)
+        connection.limit = self._limit
+        try:
+            if was_ended(connection):
+                # The handler has committed its rows already, so the record has to follow them.
+                _log.error(ENDED_EARLY)
+                await begin(connection, BEGIN, WHAT)
+            return await astep(steps, partial(execute, connection, Mode.ATOMIC))
+        finally:
+            connection.limit = None
+
+    async def commit(self) -> None:
+        """Commit, and return the connection."""
+        if self._raw is None:
+            return
+        try:
+            if was_ended(self._raw):
+                _log.error(NOTHING_LEFT)
+            else:
+                # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
+                self._lending.over = True
+                self._raw.limit = self._limit
+                await commit(self._raw, WHAT)
+        finally:
+            await self.rollback()
+
+    async def commit_with(self, last: Statement) -> Rows | None:
+        """Commit with a last statement in the same message, and return the connection. None: its place was taken."""
+        connection = self._raw
+        if connection is None:
+            raise TransactionControlError(OVER)
+        try:
+            connection.limit = self._limit
+            if was_ended(connection):
+                _log.error(ENDED_EARLY)
+                await begin(connection, BEGIN, WHAT)
+            self._lending.over = True
+            cleans = self._lending.used and self._cleans
+            rows = await commit_with(connection, last, WHAT, cleans=cleans)
+            self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
+        finally:
+            await self.rollback()
+        return rows
+
+    async def rollback(self) -> None:
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
+        connection, self._raw = self._raw, None
+        if connection is None:
+            return
+        self._lending.over = True
+        try:
+            if connection.lock.locked():
+                await connection.sever()
+            elif may_be_undone(connection):
+                connection.limit = self._limit
+                await undo(connection)
+        finally:
+            # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
+            self._pool.give(connection, used=self._lending.used and self._cleans)
+
+
+def _only(statement: Statement) -> Steps[Rows]:
+    return (yield statement)
+
+
+class AsyncGuardedConnection(GuardedFromEnding):
+    """`op.connection` for psycopg in an `async def` handler."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
+    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
+        return psycopg.AsyncConnection
+
+    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncGuardedCursor:  # noqa: ANN401  (as psycopg)
+        """Execute a statement."""
+        self._check(query)
+        return AsyncGuardedCursor(await self._raw.execute(query, *args, **kwargs), self)
+
+    def cursor(self, *args: Any, **kwargs: Any) -> AsyncGuardedCursor:  # noqa: ANN401  (as psycopg takes them)
+        """A cursor."""
+        self._lending.check()
+        return AsyncGuardedCursor(self._raw.cursor(*args, **kwargs), self)
+
+    async def __aenter__(self) -> NoReturn:
+        self._refuse("`async with connection:`")
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+class AsyncGuardedCursor(Guarded):
+    """A cursor whose statements cannot end the transaction."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, raw: Any, connection: AsyncGuardedConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
+        super().__init__(raw, connection._lending)  # noqa: SLF001  (one module, one secret)
+        object.__setattr__(self, "connection", connection)
+
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
+    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
+        return psycopg.AsyncCursor
+
+    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncGuardedCursor:  # noqa: ANN401  (as psycopg)
+        """Execute a statement."""
+        self._check(query)
+        await self._raw.execute(query, *args, **kwargs)
+        return self
+
+    async def executemany(self, query: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as psycopg takes them)
+        """Execute a statement for each of many parameters."""
+        self._check(query)
+        await self._raw.executemany(query, *args, **kwargs)
+
+    def stream(self, query: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: ANN401  (as psycopg)
+        """The rows of a statement as they arrive."""
+        self._check(query)
+        rows: AsyncIterator[Any] = self._raw.stream(query, *args, **kwargs)
+        return rows
+
+    def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as psycopg takes them)
+        """Copy rows in or out."""
+        self._check(statement)
+        return self._raw.copy(statement, *args, **kwargs)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        self._lending.check()
+        rows: AsyncIterator[Any] = aiter(self._raw)
+        return rows
+
+    async def __anext__(self) -> Any:  # noqa: ANN401  (a row)
+        self._lending.check()
+        return await anext(self._raw)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._raw.close()
+
+
+async def execute(connection: psycopg.AsyncConnection[Any], mode: Mode, statement: Statement) -> Rows:
+    """Execute one statement of a transaction of this mode."""
+    assert isinstance(statement.command, str)
+    cursor = psycopg.AsyncCursor(connection, row_factory=dict_row)
+    try:
+        await cursor.execute(pyformat(statement.command), statement.params, binary=True)
+        return await cursor.fetchall() if has_rows(cursor) else []
+    except FAILURES as error:
+        raise statement_error(error, connection, mode, statement.name) from cause(error)
+
+
+async def execute_alone(connection: AsyncStoreConnection, mode: Mode, statement: Statement) -> Rows:
+    """Execute a statement that commits by itself, and so may come with a commit's warning."""
+    connection.unsure = False
+    rows = await execute(connection, mode, statement)
+    if connection.unsure and mode is Mode.SINGLE:
+        raise unsure_commit(statement.name)
+    return rows
+
+
+async def begin(connection: AsyncStoreConnection, text: str, what: str) -> None:
+    """Begin a transaction, with the settings in the text if there are any."""
+    try:
+        await connection.execute(text)
+    except psycopg.Error as error:
+        raise statement_error(error, connection, Mode.ATOMIC, what) from error
+
+
+async def commit(connection: AsyncStoreConnection, what: str) -> None:
+    """Commit, or raise what happened to it."""
+    connection.unsure = False
+    try:
+        cursor = await psycopg.AsyncCursor(connection).execute("COMMIT")
+    except psycopg.Error as error:
+        raise commit_error(error, connection, what) from cause(error)
+    check_commit(connection, cursor.statusmessage, what)
+
+
+async def begin_with(connection: AsyncStoreConnection, first: Statement) -> Rows | None:
+    """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
+    connection.told = None
+    try:
+        results = await said(connection, f"{BEGIN};{as_text(first)}")
+        refuse_failed(results)
+    except FAILURES as error:
+        raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
+    return found(connection, results[-1])
+
+
+async def commit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
+    """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken."""
+    connection.unsure, connection.told = False, None
+    try:
+        results = await said(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
+    except FAILURES as error:
+        raise commit_error(error, connection, what) from cause(error)
+    return ended(connection, results, last.name, what)
+
+
+async def said(connection: AsyncStoreConnection, text: str) -> list[PGresult]:
+    """Send several statements in one message; the reply to each, up to the first that failed."""
+    async with connection.lock:
+        return await connection.wait(answers(connection.pgconn, text))
+
+
+async def undo(connection: AsyncStoreConnection) -> None:
+    """Roll back if that is still possible; if not, the pool closes the connection."""
+    with suppress(psycopg.Error):
+        await psycopg.AsyncCursor(connection).execute("ROLLBACK")

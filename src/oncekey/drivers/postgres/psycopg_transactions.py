@@ -1,0 +1,289 @@
+# Generated from psycopg_async_transactions.py by `python -m tools.twins`: edit that one.
+"""Business transactions on psycopg for threads: a handler writes through them, and oncekey ends them (L4, L5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+
+import psycopg
+from psycopg.rows import dict_row
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, Lending
+from oncekey.drivers.placeholders import pyformat
+from oncekey.drivers.postgres.errors import unsure_commit
+from oncekey.drivers.postgres.psycopg_connections import (
+    Guarded,
+    GuardedFromEnding,
+    StoreConnection,
+    answers,
+    lent,
+)
+from oncekey.drivers.postgres.psycopg_replies import (
+    FAILURES,
+    cause,
+    check_commit,
+    commit_error,
+    ended,
+    found,
+    has_rows,
+    may_be_undone,
+    refuse_failed,
+    statement_error,
+    was_ended,
+)
+from oncekey.drivers.postgres.transactions import BEGIN, WHAT, as_text
+from oncekey.flow import Mode, step
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+    from oncekey.drivers.postgres.psycopg import Pool
+    from oncekey.flow import Rows, Statement, Steps
+
+T = TypeVar("T")
+
+COMMIT: Final = "COMMIT"
+COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
+
+_log = logging.getLogger("oncekey")
+
+
+class PsycopgTransaction:
+    """A business transaction that a blocking handler writes through."""
+
+    def __init__(self, pool: Pool, connection: StoreConnection, limit: float, *, cleans: bool) -> None:
+        self._pool = pool
+        self._cleans = cleans
+        self._raw: StoreConnection | None = connection
+        self._limit = limit
+        self._lending = Lending()
+        self._guarded = GuardedConnection(lent(connection, self._lending), self._lending)
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """The connection for the handler."""
+        return self._guarded
+
+    def say(self, statement: Statement) -> Rows:
+        """Execute a statement of oncekey's own, before the handler has the connection."""
+        return self.step(_only(statement))
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        connection = self._raw
+        if connection is None:
+            raise TransactionControlError(OVER)
+        connection.limit = self._limit
+        try:
+            if was_ended(connection):
+                # The handler has committed its rows already, so the record has to follow them.
+                _log.error(ENDED_EARLY)
+                begin(connection, BEGIN, WHAT)
+            return step(steps, partial(execute, connection, Mode.ATOMIC))
+        finally:
+            connection.limit = None
+
+    def commit(self) -> None:
+        """Commit, and return the connection."""
+        if self._raw is None:
+            return
+        try:
+            if was_ended(self._raw):
+                _log.error(NOTHING_LEFT)
+            else:
+                # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
+                self._lending.over = True
+                self._raw.limit = self._limit
+                commit(self._raw, WHAT)
+        finally:
+            self.rollback()
+
+    def commit_with(self, last: Statement) -> Rows | None:
+        """Commit with a last statement in the same message, and return the connection. None: its place was taken."""
+        connection = self._raw
+        if connection is None:
+            raise TransactionControlError(OVER)
+        try:
+            connection.limit = self._limit
+            if was_ended(connection):
+                _log.error(ENDED_EARLY)
+                begin(connection, BEGIN, WHAT)
+            self._lending.over = True
+            cleans = self._lending.used and self._cleans
+            rows = commit_with(connection, last, WHAT, cleans=cleans)
+            self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
+        finally:
+            self.rollback()
+        return rows
+
+    def rollback(self) -> None:
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
+        connection, self._raw = self._raw, None
+        if connection is None:
+            return
+        self._lending.over = True
+        try:
+            if connection.lock.locked():
+                connection.sever()
+            elif may_be_undone(connection):
+                connection.limit = self._limit
+                undo(connection)
+        finally:
+            # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
+            self._pool.give(connection, used=self._lending.used and self._cleans)
+
+
+def _only(statement: Statement) -> Steps[Rows]:
+    return (yield statement)
+
+
+class GuardedConnection(GuardedFromEnding):
+    """`op.connection` for psycopg in a blocking handler."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
+    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
+        return psycopg.Connection
+
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> GuardedCursor:  # noqa: ANN401  (as psycopg)
+        """Execute a statement."""
+        self._check(query)
+        return GuardedCursor(self._raw.execute(query, *args, **kwargs), self)
+
+    def cursor(self, *args: Any, **kwargs: Any) -> GuardedCursor:  # noqa: ANN401  (as psycopg takes them)
+        """A cursor."""
+        self._lending.check()
+        return GuardedCursor(self._raw.cursor(*args, **kwargs), self)
+
+    def __enter__(self) -> NoReturn:
+        self._refuse("`with connection:`")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class GuardedCursor(Guarded):
+    """A cursor whose statements cannot end the transaction."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, raw: Any, connection: GuardedConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
+        super().__init__(raw, connection._lending)  # noqa: SLF001  (one module, one secret)
+        object.__setattr__(self, "connection", connection)
+
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
+    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
+        return psycopg.Cursor
+
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> GuardedCursor:  # noqa: ANN401  (as psycopg)
+        """Execute a statement."""
+        self._check(query)
+        self._raw.execute(query, *args, **kwargs)
+        return self
+
+    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as psycopg takes them)
+        """Execute a statement for each of many parameters."""
+        self._check(query)
+        self._raw.executemany(query, *args, **kwargs)
+
+    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:  # noqa: ANN401  (as psycopg)
+        """The rows of a statement as they arrive."""
+        self._check(query)
+        rows: Iterator[Any] = self._raw.stream(query, *args, **kwargs)
+        return rows
+
+    def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as psycopg takes them)
+        """Copy rows in or out."""
+        self._check(statement)
+        return self._raw.copy(statement, *args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._lending.check()
+        rows: Iterator[Any] = iter(self._raw)
+        return rows
+
+    def __next__(self) -> Any:  # noqa: ANN401  (a row)
+        self._lending.check()
+        return next(self._raw)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
+
+
+def execute(connection: psycopg.Connection[Any], mode: Mode, statement: Statement) -> Rows:
+    """Execute one statement of a transaction of this mode."""
+    assert isinstance(statement.command, str)
+    cursor = psycopg.Cursor(connection, row_factory=dict_row)
+    try:
+        cursor.execute(pyformat(statement.command), statement.params, binary=True)
+        return cursor.fetchall() if has_rows(cursor) else []
+    except FAILURES as error:
+        raise statement_error(error, connection, mode, statement.name) from cause(error)
+
+
+def execute_alone(connection: StoreConnection, mode: Mode, statement: Statement) -> Rows:
+    """Execute a statement that commits by itself, and so may come with a commit's warning."""
+    connection.unsure = False
+    rows = execute(connection, mode, statement)
+    if connection.unsure and mode is Mode.SINGLE:
+        raise unsure_commit(statement.name)
+    return rows
+
+
+def begin(connection: StoreConnection, text: str, what: str) -> None:
+    """Begin a transaction, with the settings in the text if there are any."""
+    try:
+        connection.execute(text)
+    except psycopg.Error as error:
+        raise statement_error(error, connection, Mode.ATOMIC, what) from error
+
+
+def commit(connection: StoreConnection, what: str) -> None:
+    """Commit, or raise what happened to it."""
+    connection.unsure = False
+    try:
+        cursor = psycopg.Cursor(connection).execute("COMMIT")
+    except psycopg.Error as error:
+        raise commit_error(error, connection, what) from cause(error)
+    check_commit(connection, cursor.statusmessage, what)
+
+
+def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
+    """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
+    connection.told = None
+    try:
+        results = said(connection, f"{BEGIN};{as_text(first)}")
+        refuse_failed(results)
+    except FAILURES as error:
+        raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
+    return found(connection, results[-1])
+
+
+def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
+    """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken."""
+    connection.unsure, connection.told = False, None
+    try:
+        results = said(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
+    except FAILURES as error:
+        raise commit_error(error, connection, what) from cause(error)
+    return ended(connection, results, last.name, what)
+
+
+def said(connection: StoreConnection, text: str) -> list[PGresult]:
+    """Send several statements in one message; the reply to each, up to the first that failed."""
+    with connection.lock:
+        return connection.wait(answers(connection.pgconn, text))
+
+
+def undo(connection: StoreConnection) -> None:
+    """Roll back if that is still possible; if not, the pool closes the connection."""
+    with suppress(psycopg.Error):
+        psycopg.Cursor(connection).execute("ROLLBACK")

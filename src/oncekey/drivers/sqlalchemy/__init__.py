@@ -1,0 +1,1 @@
+"""The application's own SQLAlchemy engines and sessions, for asyncio, for threads and for Flask."""

@@ -1,0 +1,400 @@
+"""The driver for applications with a blocking SQLAlchemy `Engine`, and what its transactions have in common.
+
+What is said, refused and understood is shared with the driver for asyncio; here it is said by blocking calls, in the
+thread of the request. A pool that was made before a fork is the parent's: the child's engines get an empty one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from weakref import WeakSet
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.engine.base import OptionEngine
+from sqlalchemy.pool import NullPool
+
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
+from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER, refusal
+from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, Asking, Doubt
+from oncekey.drivers.retries import ConflictError, LostError, retrying
+from oncekey.drivers.slots import Slots
+from oncekey.drivers.sqlalchemy.connections_blocking import (
+    as_opened,
+    closed,
+    committed,
+    discarded,
+    execute,
+    forsaken,
+    severed,
+)
+from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
+from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
+from oncekey.drivers.sqlalchemy.guard import (
+    PATIENCE,
+    WATCH,
+    Watch,
+    commits_by_itself,
+    was_ended_below,
+    watch_connections,
+)
+from oncekey.flow import Mode, Statement, Transaction, step
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine, RootTransaction
+
+    from oncekey.flow import Steps
+
+T = TypeVar("T")
+
+OURS: Final = "READ COMMITTED"
+GRACE: Final = 1.0
+"""Seconds that a statement under way has to end when its connection was cut."""
+
+DRIVERS: Final = frozenset({"psycopg", "pysqlite"})
+NO_DRIVER: Final = (
+    "the records of keys cannot be kept by way of {dialect}+{driver}: make the engine for postgresql+psycopg:// or "
+    "sqlite:///"
+)
+
+_log = logging.getLogger("oncekey")
+
+
+class BlockingSqlalchemyDriver:
+    """Runs transactions on the application's own engine, which is never disposed here.
+
+    While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So a
+    fifth of the pool is never given to handlers: a handler with a connection must not wait for one without.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        check_engine(engine)
+        self.engine = engine
+        self._sqlite = engine.dialect.name == "sqlite"
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
+        self._atomic = engine if self._sqlite else engine.execution_options(isolation_level=OURS)
+        self._guarded = _GuardingEngine(engine, {})
+        watch_connections(self._guarded)
+        self._cleans = not isinstance(engine.pool, NullPool)  # which closes what it is given back
+        self._patience = float(getattr(engine.pool, "_timeout", 30.0))
+        places = places_in(engine.pool, "create_engine")
+        self._places = None if places is None else Slots(places, self._patience, engine.dialect.name)
+        self.doubt = Doubt.of(str(engine.url))
+        self._asking = Asking(self.doubt, self._confirmed)
+
+    @retrying(ConflictError, LostError)
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        if self.doubt:
+            self._asking.settle()
+        name, mode = transaction.name, transaction.mode
+        with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
+            if mode is Mode.SINGLE:
+                with sure(connection, self.doubt, name):
+                    return _stepped(connection, transaction)
+            if mode is Mode.READ:
+                return _stepped(connection, transaction)
+            if self._sqlite:
+                self._begin_to_write(connection, name)
+            result = _stepped(connection, transaction)
+            committed(connection, self.doubt, name)
+            return result
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a business transaction would have to wait for another one's end."""
+        return self._places is not None and self._places.full
+
+    def begin(self) -> BlockingTransaction:
+        """Open a business transaction; the database hears of it with its first statement."""
+        self.enter()
+        try:
+            connection = self._guarded.connect()
+        except BaseException as error:
+            self.leave()
+            if isinstance(error, FAILURES):
+                raise not_connected(error) from error
+            raise
+        assert isinstance(connection, GuardedBlockingConnection)
+        transaction = BlockingTransaction(connection, self.doubt, self._end)
+        try:
+            transaction.start()
+        except BaseException:
+            transaction.rollback()
+            raise
+        return transaction
+
+    def close(self) -> None:
+        """Nothing is ours to give back: the engine is the application's."""
+
+    def enter(self) -> None:
+        """Wait for one of the places that handlers have in the pool."""
+        if self.doubt:
+            self._asking.settle()
+        if self._places is not None:
+            self._places.acquire(time.monotonic() + self._patience)
+
+    def leave(self) -> None:
+        """Give the place back."""
+        if self._places is not None:
+            self._places.release()
+
+    @staticmethod
+    def _begin_to_write(connection: Connection, what: str) -> None:
+        """Begin at once: SQLite's module would begin with the first change, after what was read."""
+        try:
+            connection.begin()
+            raw: Any = connection.connection.dbapi_connection
+            if not raw.in_transaction:  # where the application's engine says BEGIN by itself, that has to do
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except FAILURES as error:
+            raise failed(error, Mode.ATOMIC, what) from error
+
+    @contextmanager
+    def _connected(self, engine: Engine) -> Iterator[Connection]:
+        try:
+            connection = engine.connect()
+        except FAILURES as error:
+            raise not_connected(error) from error
+        try:
+            yield connection
+        finally:
+            closed(connection)
+
+    def _confirmed(self) -> bool:
+        """Whether the standby has all that was committed so far; a file has none."""
+        if self._sqlite:
+            return True
+        question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
+        with self._connected(self._autocommit) as connection:
+            try:
+                with sure(connection, self.doubt, WHAT):
+                    _stepped(connection, question)
+            except CommitAmbiguousError:
+                return False
+        return True
+
+    def _end(self, connection: GuardedBlockingConnection) -> None:
+        """Undo what is not committed, and give a business transaction's connection back."""
+        watch = connection.watch
+        try:
+            if watch.running:
+                # What is under way there would be the beginning of the next borrower's transaction.
+                severed(raw_of(connection))
+                watch.quiet_blocking(GRACE)
+                discarded(connection)
+                return
+            closed(connection, clean=partial(as_opened, connection) if self._cleans and watch.used else None)
+        finally:
+            watch.released = True
+            self.leave()
+
+
+class GuardedBlockingConnection(Connection):
+    """What `op.connection` is for a blocking engine: a `Connection` inside of the operation's transaction."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as an engine makes it)
+        super().__init__(*args, **kwargs)
+        self.watch = Watch()
+        super().execution_options(**{WATCH: self.watch})
+
+    def commit(self) -> NoReturn:
+        """Refused."""
+        raise refusal("commit()")
+
+    def rollback(self) -> NoReturn:
+        """Refused."""
+        raise refusal("rollback()")
+
+    def close(self) -> NoReturn:
+        """Refused."""
+        raise refusal("close()")
+
+    def invalidate(self, exception: BaseException | None = None) -> None:
+        """Refused, unless SQLAlchemy itself says so of a connection that was lost."""
+        if exception is None:
+            raise refusal("invalidate()")
+        super().invalidate(exception)
+
+    def detach(self) -> NoReturn:
+        """Refused."""
+        raise refusal("detach()")
+
+    def execution_options(self, **options: Any) -> Connection:  # noqa: ANN401  (as its parent takes them)
+        """Set options; another isolation level would begin another transaction."""
+        if "isolation_level" in options:
+            raise refusal("setting isolation_level")
+        return super().execution_options(**options)
+
+    def begin(self) -> NoReturn:
+        """Refused: it has begun; `begin_nested()` makes a savepoint."""
+        raise refusal("begin()")
+
+    def __enter__(self) -> NoReturn:
+        raise refusal("`with connection:`")
+
+
+class _GuardingEngine(OptionEngine):
+    """An engine on the application's pool whose connections only oncekey ends."""
+
+    _connection_cls = GuardedBlockingConnection
+
+
+class BoundTransaction:
+    """A transaction that a handler writes through and oncekey ends, on a connection of ours or of a session."""
+
+    def __init__(self, connection: Connection, watch: Watch) -> None:
+        self._connection, self._watch = connection, watch
+        self._root: RootTransaction | None = None
+        self._over = False
+
+    @property
+    def connection(self) -> Connection:
+        """What the handler gets."""
+        return self._connection
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it."""
+        self._refuse_if_ended()
+        if self._watch.said and was_ended_below(self._connection):
+            # The business rows are in already, so the record has to follow them (L5).
+            _log.error(ENDED_EARLY)
+        try:
+            result = step(steps, partial(execute, self._connection))
+        except FAILURES as error:
+            forsaken(self._connection, error)
+            raise meaning(error) from error
+        self._watch.forget()
+        return result
+
+    def _refuse_if_ended(self) -> None:
+        if self._over:
+            raise TransactionControlError(OVER)
+        if not self._goes_on():
+            raise TransactionControlError(ENDED)
+
+    def _goes_on(self) -> bool:
+        """Whether it still is the transaction that we began, and not one that came after it."""
+        root, connection = self._root, self._connection
+        return root is not None and root.is_active and not connection.closed and connection.get_transaction() is root
+
+    def _hear_last_words(self) -> None:
+        """Let nothing more pass, wait for what a handler left under way, and refuse what can only be rolled back."""
+        self._watch.over = True
+        if not self._watch.quiet_blocking(PATIENCE):
+            raise TransactionControlError(LEFT_BEHIND)
+        if self._watch.doubtful:
+            try:
+                self._connection.execute(PROBE)
+            except FAILURES as error:
+                raise meaning(error) from error
+
+
+class BlockingTransaction(BoundTransaction):
+    """A business transaction on a connection of the engine's pool, which is lent for it."""
+
+    def __init__(
+        self, connection: GuardedBlockingConnection, doubt: Doubt, end: Callable[[GuardedBlockingConnection], None]
+    ) -> None:
+        super().__init__(connection, connection.watch)
+        self._lent, self._doubt, self._end = connection, doubt, end
+
+    def start(self) -> None:
+        """Begin. Listeners of the application may speak at once, to set a tenant for example."""
+        if commits_by_itself(self._connection):
+            raise ConfigurationError(AUTOCOMMITS)
+        try:
+            self._root = Connection.begin(self._connection)
+        except FAILURES as error:
+            raise failed(error, Mode.ATOMIC, BUSINESS) from error
+        self._watch.guards = True
+
+    def commit(self) -> None:
+        """Commit, and give the connection back; a transaction that can only be rolled back is refused (F20)."""
+        self._refuse_if_ended()
+        try:
+            self._hear_last_words()
+            self._watch.guards = False
+            committed(self._connection, self._doubt, BUSINESS)
+        finally:
+            self.rollback()  # what is committed stays so
+
+    def rollback(self) -> None:
+        """Undo everything and give the connection back; what is over stays as it is."""
+        if not self._over:
+            self._over = self._watch.over = True
+            self._watch.guards = False
+            self._end(self._lent)
+
+
+def _stepped(connection: Connection, transaction: Transaction[T]) -> T:
+    try:
+        return step(transaction.body(), partial(execute, connection))
+    except FAILURES as error:
+        forsaken(connection, error)
+        raise failed(error, transaction.mode, transaction.name) from error
+
+
+def _confirming() -> Steps[None]:
+    yield Statement(WHAT, CONFIRM)
+
+
+def check_engine(engine: Engine) -> None:
+    """Refuse an engine whose database or whose driver this one does not know."""
+    dialect = engine.dialect
+    if dialect.driver not in DRIVERS:
+        raise ConfigurationError(NO_DRIVER.format(dialect=dialect.name, driver=dialect.driver))
+
+
+# An engine in the place of a URL.
+
+
+class BorrowedEngine:
+    """The application's engine, as `Once` takes it."""
+
+    def __init__(self, engine: Engine) -> None:
+        check_engine(engine)
+        self._engine = engine
+        FORKING.add(self)
+
+    @property
+    def dialect(self) -> str:
+        """Which database it is."""
+        return self._engine.dialect.name
+
+    @property
+    def title(self) -> str:
+        """Its name in sentences and logs."""
+        return self._engine.url.render_as_string(hide_password=True)
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engines whose pools a forked process may not use."""
+        return (self._engine,)
+
+    def driver(self) -> BlockingSqlalchemyDriver:
+        """A new driver on it."""
+        return BlockingSqlalchemyDriver(self._engine)
+
+
+FORKING: Final[WeakSet[Any]] = WeakSet()
+"""Everything that has `engines`."""
+_parents: Final[list[Any]] = []
+"""What a parent process had open. To close it here, or to let it be collected, would say goodbye in its name."""
+
+
+def _forked() -> None:
+    for lender in FORKING:
+        for engine in lender.engines:
+            _parents.append(engine.pool)
+            engine.dispose(close=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,117 @@
+# Generated from connections.py by `python -m tools.twins`: edit that one.
+"""What oncekey does on a connection of a blocking `Engine`: executes, commits, resets, and returns it to the pool."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy.engine import Connection
+
+from oncekey.drivers.postgres.errors import READS_ONLY
+from oncekey.drivers.sqlalchemy.errors import FAILURES, sqlstate
+from oncekey.drivers.sqlalchemy.execute import (
+    committing,
+    connected,
+    is_in_transaction,
+    listeners,
+    module_of,
+    package_of,
+    prepared,
+    raw_of,
+    rows_of,
+)
+from oncekey.drivers.sqlite.execute import TEMPORARIES
+
+if TYPE_CHECKING:
+    from oncekey.drivers.postgres.doubt import Doubt
+    from oncekey.flow import Rows, Statement
+
+
+NOT_RESET: Final = "oncekey: a connection could not be reset and is closed: %s"
+
+_log = logging.getLogger("oncekey")
+
+
+def execute(connection: Connection, statement: Statement) -> Rows:
+    """Execute one statement."""
+    own = prepared(statement)
+    return rows_of(own, connection.execute(own.said, statement.params))
+
+
+def committed(connection: Connection, doubt: Doubt, what: str) -> None:
+    """Commit. SQLAlchemy does not show the reply, so the caller has to know that there is something to commit."""
+    with committing(connection, doubt, what):
+        Connection.commit(connection)
+
+
+def forsaken(connection: Connection, error: BaseException) -> None:
+    """Drop the connections to a server that takes no writes: another server may take them by now."""
+    if sqlstate(error) == READS_ONLY:
+        with suppress(*FAILURES):
+            Connection.invalidate(connection)
+
+
+def closed(connection: Connection, *, clean: Callable[[], bool] | None = None) -> None:
+    """Roll back what is open, reset the session if asked, and return the connection to its pool."""
+    try:
+        if connection.get_transaction() is not None:
+            # Closing alone skips the roll-back if SQLAlchemy believes that a failed commit ended the transaction.
+            Connection.rollback(connection)
+        if clean is not None and not clean():
+            discarded(connection)
+            return
+        Connection.close(connection)
+    except FAILURES:
+        # The connection is dead, so there is nothing left to roll back.
+        discarded(connection)
+
+
+def discarded(connection: Connection) -> None:
+    """Close the connection instead of returning it."""
+    with suppress(*FAILURES):
+        Connection.invalidate(connection)
+    Connection.close(connection)
+
+
+def severed(raw: Any) -> None:  # noqa: ANN401  (the driver's)
+    """Close the driver's own connection although a statement is under way and its reply may be waited for."""
+    package = package_of(raw)
+    if package is not None:
+        module_of(package).severed_blocking(raw)
+    elif hasattr(raw, "interrupt"):
+        raw.interrupt()
+
+
+def as_opened(connection: Connection | None) -> bool:
+    """Reset the session to how it was opened, with what the application's listeners set; whether that worked.
+
+    If not, the connection must not be used again.
+    """
+    raw = raw_of(connection)
+    if connection is None or raw is None or is_in_transaction(raw):
+        return False
+    package = package_of(raw)
+    try:
+        if package is None:
+            return not _has_temporaries(raw)
+        module_of(package).cleaned_blocking(raw)
+        # MariaDB resets what SQLAlchemy itself has set for a session, too.
+        found = listeners(connection, all_of_them=package == "aiomysql")
+        if found:
+            connected(connection, found)
+    except Exception as error:  # noqa: BLE001  (a listener of the application's may raise anything)
+        _log.warning(NOT_RESET, type(error).__name__)
+        return False
+    return True
+
+
+def _has_temporaries(raw: Any) -> bool:  # noqa: ANN401  (SQLite's)
+    """Whether a handler left temporary tables: SQLite has no statement that removes them all, so it is closed then."""
+    cursor = raw.execute(TEMPORARIES)
+    try:
+        return cursor.fetchone() is not None
+    finally:
+        cursor.close()

@@ -1,0 +1,205 @@
+"""Statements and commits of oncekey's own on a connection of SQLAlchemy, and the driver's connection below it.
+
+The pool belongs to the application, and so do its listeners for "connect". What they set in a session is reset with
+everything else after a handler, so they are called once more. PostgreSQL itself keeps what the address or
+`connect_args` asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sqlalchemy import column, text
+from sqlalchemy.pool import AssertionPool, QueuePool, SingletonThreadPool, StaticPool
+
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
+from oncekey.drivers.placeholders import escaped
+from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED, unsure_commit
+from oncekey.drivers.slots import business_share
+from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed
+
+if TYPE_CHECKING:
+    from sqlalchemy import CursorResult, Executable
+    from sqlalchemy.engine import Connection
+    from sqlalchemy.pool import Pool
+
+    from oncekey.drivers.postgres.doubt import Doubt
+    from oncekey.flow import Rows, Statement
+
+OWN: Final = "oncekey_own"
+"""The option of statements that are oncekey's own, and not the handler's."""
+
+PROBE: Final = text("SELECT 1").execution_options(**{OWN: True})
+
+_MODULES: Final = {
+    "asyncpg": "postgres.asyncpg_connections",
+    "psycopg": "postgres.psycopg_connections",
+    "aiomysql": "mariadb.aiomysql_session",
+}
+
+TOO_SMALL: Final = (
+    "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
+    "{make}(..., pool_size=2) or more"
+)
+
+_ONE_CONNECTION: Final = (StaticPool, SingletonThreadPool, AssertionPool)
+
+
+def rows_of(own: OwnStatement, result: CursorResult[Any]) -> Rows:
+    """The rows of its result, by the names of their columns."""
+    if not result.returns_rows:
+        return ()
+    cursor: Any = result.cursor
+    names = [one[0] for one in cursor.description]
+    if names != own.names:
+        if len(set(names)) != len(names):
+            return cast("Rows", result.mappings().all())
+        own.learn(names)
+    return [dict(zip(names, row, strict=True)) for row in result.all()]
+
+
+class OwnStatement:
+    """A statement of oncekey's own, and the names of its columns, once they are known.
+
+    SQLAlchemy reads the description of all columns anew each time that a text is executed, unless it was given them.
+    A migration may have run since. So rows are read by the names that the database sent with them, not by those.
+    """
+
+    __slots__ = ("_text", "names", "said")
+
+    def __init__(self, command: str) -> None:
+        self._text = text(escaped(command))
+        self.names: list[str] | None = None
+        self.said: Executable = self._text.execution_options(**{OWN: True})
+
+    def learn(self, names: list[str]) -> None:
+        """Execute it with these columns from now on."""
+        self.names = names
+        self.said = self._text.columns(*map(column, names)).execution_options(**{OWN: True})
+
+
+_own = lru_cache(maxsize=512)(OwnStatement)
+
+
+def prepared(statement: Statement) -> OwnStatement:
+    """The statement as SQLAlchemy executes it."""
+    assert isinstance(statement.command, str)
+    return _own(statement.command)
+
+
+@contextmanager
+def sure(connection: Connection | None, doubt: Doubt, what: str) -> Iterator[None]:
+    """Raise if a commit here stopped waiting for its standby: only the driver's own connection gets that warning.
+
+    Every other end that leaves the commit open raises the same doubt, because then the server was asked to stop.
+    """
+    raw, heard = raw_of(connection), []
+
+    def hear(*said: Any) -> None:  # noqa: ANN401  (asyncpg's message, or psycopg's)
+        if said[-1].sqlstate == SYNC_WAIT_CANCELLED:
+            heard.append(said)
+            doubt.arise()
+
+    with _listening(raw, hear):
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, CommitAmbiguousError) or not isinstance(error, Exception):
+                doubt.arise()
+            raise
+    if heard:
+        raise unsure_commit(what)
+
+
+@contextmanager
+def committing(connection: Connection | None, doubt: Doubt, what: str) -> Iterator[None]:
+    """Inside of it a commit is made, by the connection or by a session on it; raises what happened to it."""
+    with sure(connection, doubt, what):
+        try:
+            yield
+        except FAILURES as error:
+            raise commit_failed(error, what) from error
+
+
+@contextmanager
+def _listening(raw: Any, hear: Callable[..., None]) -> Iterator[None]:  # noqa: ANN401  (asyncpg's or psycopg's)
+    match package_of(raw):
+        case "asyncpg" if not raw.is_closed():  # a closed one would refuse a listener
+            raw.add_log_listener(hear)
+            try:
+                yield
+            finally:
+                raw.remove_log_listener(hear)
+        case "psycopg":
+            raw.add_notice_handler(hear)
+            try:
+                yield
+            finally:
+                raw.remove_notice_handler(hear)
+        case _:
+            yield
+
+
+def places_in(pool: Pool, make: str) -> int | None:
+    """How many connections of a pool handlers may hold; None where it has no limit. `make` makes an engine."""
+    if isinstance(pool, _ONE_CONNECTION):
+        raise ConfigurationError(TOO_SMALL.format(make=make))
+    if not isinstance(pool, QueuePool):
+        return None
+    size, overflow = pool.size(), int(getattr(pool, "_max_overflow", -1))
+    if size == 0 or overflow < 0:
+        return None
+    if size + overflow == 1:
+        raise ConfigurationError(TOO_SMALL.format(make=make))
+    return business_share(size + overflow)
+
+
+def raw_of(connection: Connection | None) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """The driver's own connection; None if SQLAlchemy has dropped it."""
+    if connection is None or connection.closed or connection.invalidated:
+        return None
+    return connection.connection.driver_connection
+
+
+def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+    """Whether the driver's own connection is in a transaction. None: it does not say."""
+    if hasattr(raw, "is_in_transaction"):
+        return bool(raw.is_in_transaction())
+    if hasattr(raw, "get_transaction_status"):
+        return bool(raw.get_transaction_status())
+    status = getattr(getattr(raw, "info", None), "transaction_status", None)
+    return None if status is None else status.name != "IDLE"
+
+
+def package_of(raw: object) -> str | None:
+    """Whose connection it is, or extends: asyncpg's, psycopg's or aiomysql's. None: SQLite's, or there is none."""
+    packages = {kind.__module__.partition(".")[0] for kind in type(raw).__mro__}
+    return next((one for one in _MODULES if one in packages), None)
+
+
+def module_of(package: str) -> Any:  # noqa: ANN401  (a module)
+    """Where is written how a connection of a package is ended and cleaned; imported only by those who have it."""
+    return import_module(f"oncekey.drivers.{_MODULES[package]}")
+
+
+def listeners(connection: Connection, *, all_of_them: bool = False) -> list[Callable[..., Any]]:
+    """The listeners for new connections: the application's, or SQLAlchemy's own, too."""
+    return [one for one in connection.engine.pool.dispatch.connect if all_of_them or _is_the_applications(one)]
+
+
+def connected(connection: Connection, found: list[Callable[..., Any]]) -> None:
+    """Call listeners as the pool does with a new connection."""
+    lent: Any = connection.connection
+    for listener in found:
+        listener(lent.dbapi_connection, lent._connection_record)  # noqa: SLF001  (what the pool itself hands them)
+    # Most listeners leave it to the first user to commit what they set.
+    lent.dbapi_connection.commit()
+
+
+def _is_the_applications(listener: Callable[..., Any]) -> bool:
+    """Whether it is not SQLAlchemy's own listener: those set up the client's side, which a reset does not touch."""
+    return not (getattr(listener, "__module__", None) or "").startswith("sqlalchemy.")

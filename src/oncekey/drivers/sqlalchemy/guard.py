@@ -1,0 +1,287 @@
+"""The SQLAlchemy connection that a handler gets: everything but the end of the transaction (L5).
+
+The connection's class refuses methods; listeners on an engine of our own, which shares the application's pool, refuse
+text, and whatever reaches the connection through a session or `run_sync`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
+from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control, undoes
+from oncekey.drivers.sqlalchemy.execute import OWN, is_in_transaction, raw_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+PATIENCE: Final = 5.0
+"""Seconds that a statement which a handler left running may take, before the transaction is rolled back."""
+
+WATCH: Final = "oncekey_watch"
+_DIALECTS: Final = {
+    "sqlite": Dialect.SQLITE,
+    "postgresql": Dialect.POSTGRES,
+    "mysql": Dialect.MARIADB,
+    "mariadb": Dialect.MARIADB,
+}
+_PRAGMA: Final = re.compile(r"\s*PRAGMA\b", re.IGNORECASE)
+
+
+class Watch:
+    """What happened on one connection. It guards from the begin of the transaction until oncekey ends it."""
+
+    __slots__ = ("_quiet", "guards", "heard", "over", "reads", "released", "running", "said", "undone", "used", "wrote")
+
+    def __init__(self) -> None:
+        self.guards = False
+        self.over = False
+        self.released = False
+        self.used = False
+        self.undone = False
+        self.reads = False
+        """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
+        self.wrote = False
+        """Whether anything else than plain reads was said by the application."""
+        self.said = 0
+        self.heard = 0
+        self.running: set[object] = set()
+        self._quiet: asyncio.Event | threading.Event | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a statement failed: the transaction may be good only for a roll-back."""
+        return self.said != self.heard
+
+    def begins(self, statement: object) -> None:
+        """Note that a statement is about to be sent."""
+        self.said += 1
+        self.running.add(statement)
+
+    def ends(self, statement: object) -> None:
+        """Note that it was answered, or failed."""
+        self.running.discard(statement)
+        if self._quiet is not None and not self.running:
+            self._quiet.set()
+
+    async def quiet(self, patience: float) -> bool:
+        """Whether nothing is under way any more, after a moment if need be."""
+        if self.running:
+            self._quiet = quiet = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await quiet.wait()
+        return not self.running
+
+    def quiet_blocking(self, patience: float) -> bool:
+        """The same where threads may have been left behind."""
+        if self.running:
+            self._quiet = quiet = threading.Event()
+            if self.running:  # the last one may have ended in between
+                quiet.wait(patience)
+        return not self.running
+
+    def forget(self) -> None:
+        """Note that a later statement was answered: what failed before was rolled back to a savepoint."""
+        self.heard = self.said
+
+
+class GuardedConnection(AsyncConnection):
+    """`op.connection` for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
+
+    __slots__ = ("watch",)
+
+    def __init__(self, engine: AsyncEngine, watch: Watch) -> None:
+        super().__init__(engine)
+        self.watch = watch
+
+    @property
+    def _proxied(self) -> Connection:
+        """SQLAlchemy's own connection; after the operation it raises our error."""
+        if self.watch.released:
+            raise TransactionControlError(OVER)
+        return super()._proxied
+
+    async def commit(self) -> NoReturn:
+        """Refused."""
+        raise refusal("commit()")
+
+    async def rollback(self) -> NoReturn:
+        """Refused."""
+        raise refusal("rollback()")
+
+    async def close(self) -> NoReturn:
+        """Refused."""
+        raise refusal("close()")
+
+    async def aclose(self) -> NoReturn:
+        """Refused."""
+        raise refusal("aclose()")
+
+    async def invalidate(self, exception: BaseException | None = None) -> NoReturn:  # noqa: ARG002  (as its parent's)
+        """Refused."""
+        raise refusal("invalidate()")
+
+    async def get_raw_connection(self) -> NoReturn:
+        """Refused: a statement on the raw connection before SQLAlchemy begins would be committed at once."""
+        raise refusal("get_raw_connection()")
+
+    async def execution_options(self, **options: Any) -> AsyncConnection:  # noqa: ANN401  (as its parent takes them)
+        """Set options; another isolation level would begin another transaction."""
+        if "isolation_level" in options:
+            raise refusal("setting isolation_level")
+        return await super().execution_options(**options)
+
+    def begin(self) -> NoReturn:
+        """Refused: it has begun; `begin_nested()` makes a savepoint."""
+        raise refusal("begin()")
+
+    async def __aenter__(self) -> NoReturn:
+        raise refusal("`async with connection:`")
+
+
+def guarding(engine: AsyncEngine) -> AsyncEngine:
+    """An engine on the same pool whose connections, once watched, only oncekey can end."""
+    ours = engine.execution_options(oncekey=True)
+    watch_connections(ours.sync_engine)
+    return ours
+
+
+def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
+    """Listen to those connections of an engine that have a watch; a `borrowed` engine is the application's own."""
+    harmless = _checked(_DIALECTS[engine.dialect.name], borrowed=borrowed)
+
+    def before(
+        connection: Connection,
+        _cursor: object,
+        statement: str,
+        _values: object,
+        context: ExecutionContext,
+        _many: object,
+    ) -> None:
+        watch = watch_of(connection)
+        if watch is None:
+            return
+        own = context.execution_options.get(OWN)
+        if watch.over and not own:
+            raise TransactionControlError(OVER)
+        if watch.guards:
+            harmless(statement)
+            watch.used = watch.used or not own
+        if borrowed and not own:
+            if watch.reads:
+                refuse_changes(statement)
+            watch.wrote = watch.wrote or not plainly_reads(statement)
+        watch.begins(context)
+
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "savepoint", lambda connection, _name: _begin_to_write(connection, "SAVEPOINT"))
+        event.listen(engine, "before_cursor_execute", _begin_before)
+    event.listen(engine, "before_cursor_execute", before)
+    event.listen(engine, "after_cursor_execute", _after)
+    event.listen(engine, "commit", _refuse_commit)
+    event.listen(engine, "handle_error", _failed)
+
+
+def _after(
+    connection: Connection, _cursor: object, _statement: str, _values: object, context: object, _many: object
+) -> None:
+    watch = watch_of(connection)
+    if watch is not None:
+        watch.heard += 1
+        watch.ends(context)
+
+
+def _failed(error: ExceptionContext) -> None:
+    # This listener is also called for the application's own connections: SQLAlchemy has one for all of an engine's.
+    watch = None if error.connection is None else watch_of(error.connection)
+    if watch is not None:
+        watch.ends(error.execution_context)
+        watch.undone = watch.undone or undoes(error.original_exception)
+        if watch.over:
+            # We closed this connection, which says nothing about the others of the pool.
+            error.invalidate_pool_on_disconnect = False
+
+
+def _refuse_commit(connection: Connection) -> None:
+    watch = watch_of(connection)
+    if watch is not None and watch.guards:
+        # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
+        connection.dialect.do_rollback(connection.connection)
+        raise refusal("commit()")
+
+
+def _begin_before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+    if not plainly_reads(statement) and not _PRAGMA.match(statement):
+        _begin_to_write(connection, statement)
+
+
+def _begin_to_write(connection: Connection, what: str) -> None:
+    """Begin, where SQLite's module has not: it only does so before what it takes for a change.
+
+    Without a transaction around it, the release of a savepoint is a commit, and so is the end of `WITH ... INSERT`.
+    """
+    watch, lent = watch_of(connection), cast("Any", connection.connection)
+    if watch is None or not watch.guards or lent.driver_connection.in_transaction:
+        return
+    cursor = lent.cursor()
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise OperationalError(what, None, error) from error  # as SQLAlchemy raises those of statements
+    finally:
+        cursor.close()
+
+
+async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
+    """A connection of `guarding`'s engine, and the watch over it."""
+    watch = Watch()
+    connection = GuardedConnection(engine, watch)
+    await connection.start()
+    assert connection.sync_connection is not None
+    connection.sync_connection.execution_options(**{WATCH: watch})
+    return connection, watch
+
+
+def commits_by_itself(connection: Connection | None) -> bool:
+    """Whether the application set its engine to commit every statement; SQLite's own BEGIN looks like that too."""
+    if connection is None:
+        return False
+    dialect = connection.dialect
+    if dialect.name == "sqlite" or not hasattr(dialect, "detect_autocommit_setting"):
+        return False
+    raw = connection.connection.dbapi_connection
+    return raw is not None and dialect.detect_autocommit_setting(raw)
+
+
+def was_ended_below(connection: Connection | None) -> bool:
+    """Whether the transaction was ended on the driver's own connection, without SQLAlchemy knowing (F16)."""
+    return is_in_transaction(raw_of(connection)) is False
+
+
+def watch_of(connection: Connection) -> Watch | None:
+    """What is known about a connection; None: it is none of ours."""
+    watch: Watch | None = connection.get_execution_options().get(WATCH)
+    return watch
+
+
+def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], None]:
+    """A cached check: the same few texts come again and again, so the lexer parses each one once."""
+
+    @lru_cache(maxsize=512)
+    def harmless(sql: str) -> None:
+        refuse_transaction_control(sql, dialect, lent=borrowed)
+
+    return harmless

@@ -1,0 +1,165 @@
+"""SQLAlchemy on MariaDB and MySQL: the application's engine, pool and sessions, and what is ours said below them.
+
+A statement of ours may be several sentences, which travel in one message, and a session of the application's commits
+nothing by itself. So what is ours is said to the connection below SQLAlchemy's, by the rules of the driver that needs
+no SQLAlchemy (`drivers/mariadb`); what a handler says goes through SQLAlchemy, as on every other database.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
+from oncekey.drivers.guard import LEFT_BEHIND
+from oncekey.drivers.mariadb.aiomysql_session import Session
+from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
+from oncekey.drivers.mariadb.messages import GRACE, OURS, THEIRS, begun, only_reading, stepping
+from oncekey.drivers.retries import ConflictError, LostError, aretrying
+from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
+from oncekey.drivers.sqlalchemy.connections import discarded
+from oncekey.drivers.sqlalchemy.errors import BROKEN
+from oncekey.drivers.sqlalchemy.execute import raw_of
+from oncekey.drivers.sqlalchemy.guard import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+    from oncekey.drivers.mariadb.messages import Manner, Talk
+    from oncekey.drivers.postgres.doubt import Doubt
+    from oncekey.drivers.sqlalchemy.asynchronous import End
+    from oncekey.drivers.sqlalchemy.guard import GuardedConnection, Watch
+    from oncekey.flow import Steps, Transaction
+
+T = TypeVar("T")
+
+DRIVER: Final = "aiomysql"
+NO_DRIVER: Final = (
+    "oncekey talks to MariaDB and MySQL through aiomysql: use create_async_engine('mysql+aiomysql://...')"
+)
+_SETTINGS: Final = b"SELECT @@sql_mode, @@character_set_client, @@character_set_results"
+_STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
+LAX: Final = (
+    "the engine's sessions are not strict, so the server would cut what does not fit and say nothing: let sql_mode "
+    "have STRICT_TRANS_TABLES in it"
+)
+NOT_UTF8: Final = (
+    "the engine's sessions speak {charset}, which has not every character: say ?charset=utf8mb4 in its URL"
+)
+
+
+class SqlalchemyMariadbDriver(SqlalchemyDriver):
+    """Runs transactions on the application's own engine for MariaDB or MySQL."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        if engine.dialect.driver != DRIVER:
+            raise ConfigurationError(NO_DRIVER)
+        super().__init__(engine)
+        self._manner = _manner_of(engine)
+        self._checked = False
+
+    @aretrying(ConflictError, LostError)
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction; again, if it lost against others or cannot have happened."""
+        async with self._connected(self._engine) as connection:
+            session = _session_of(connection)
+            try:
+                if not self._checked:
+                    await self._check(session)
+                return await session.run(transaction, self._statement_timeout + GRACE, THEIRS)
+            except CommitAmbiguousError:
+                self._doubt.arise()
+                raise
+            finally:
+                if not session.open:
+                    await discarded(connection)
+
+    async def _check(self, session: Session) -> None:
+        """Refuse sessions in which a record could not be kept as it is."""
+        try:
+            [settings] = await session.hold(self._statement_timeout, session.said(_SETTINGS))
+        except FAILURES as error:
+            raise unreachable(error) from error
+        [[mode, *charsets]] = settings.rows
+        if not any(word in mode.split(",") for word in _STRICT):
+            raise ConfigurationError(LAX)
+        strange = [charset for charset in charsets if charset != "utf8mb4"]
+        if strange:
+            raise ConfigurationError(NOT_UTF8.format(charset=strange[0]))
+        self._checked = True
+
+    async def _confirmed(self) -> bool:
+        """No standby is waited for here."""
+        return True
+
+    @aretrying(LostError)
+    async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
+        """A connection that has ended in the pool says so when the transaction begins: then another one is taken."""
+        return await super()._opened(engine)
+
+    def _begun(self, connection: GuardedConnection, watch: Watch, *, reads: bool) -> MariadbTransaction:
+        return MariadbTransaction(
+            connection,
+            watch,
+            self._end,
+            self._doubt,
+            begin=partial(only_reading if reads else begun, self._manner),
+            limit=self._statement_timeout,
+        )
+
+
+class MariadbTransaction(SqlalchemyTransaction):
+    """A business transaction that a handler writes through, as a connection or as a session, and that we end."""
+
+    __slots__ = ("_begin", "_limit")
+
+    def __init__(
+        self,
+        connection: GuardedConnection,
+        watch: Watch,
+        end: End,
+        doubt: Doubt,
+        *,
+        begin: Callable[[], Talk[None]],
+        limit: float,
+    ) -> None:
+        super().__init__(connection, watch, end, doubt)
+        self._begin = begin
+        self._limit = limit
+
+    async def start(self) -> None:
+        """Begin, before listeners of the application speak: the isolation is chosen outside of a transaction."""
+        await _session_of(self._connection).talk(self._begin(), self._limit)
+        await super().start()
+
+    async def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it, once what a handler left under way is answered: one is said after the other."""
+        self._refuse_if_ended()
+        if not await self._watch.quiet(PATIENCE):
+            raise TransactionControlError(LEFT_BEHIND)
+        session = _session_of(self._connection)
+        ended = session.open and not session.in_transaction
+        talk = stepping(steps, ended=ended, undone=self._watch.undone, manner=THEIRS)
+        try:
+            result = await session.talk(talk, self._limit + GRACE)
+        except DemotedError:
+            session.sever()
+            raise
+        self._watch.forget()
+        return result
+
+
+def _session_of(connection: AsyncConnection) -> Session:
+    """The connection below SQLAlchemy's; who has lost it can only be rolled back."""
+    raw = raw_of(connection.sync_connection)
+    if raw is None:
+        raise TransactionControlError(BROKEN)
+    return Session(raw, b"")
+
+
+def _manner_of(engine: AsyncEngine) -> Manner:
+    """An isolation that the application has chosen is kept for what its handlers write; else it is READ COMMITTED."""
+    chosen = getattr(engine.dialect, "_on_connect_isolation_level", None)
+    return OURS if chosen or "isolation_level" in engine.get_execution_options() else THEIRS

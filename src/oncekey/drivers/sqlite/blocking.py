@@ -1,0 +1,343 @@
+"""The blocking driver for SQLite."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from weakref import WeakSet
+
+from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
+from oncekey.drivers.guard import ENDED_EARLY, OVER
+from oncekey.drivers.sqlite.execute import commit_error, execute, has_temporaries, say
+from oncekey.drivers.sqlite.files import LOOK_AFTER, POLL, SqliteFile
+from oncekey.drivers.sqlite.guard import GuardedConnection
+from oncekey.drivers.sqlite.writer import Writer, writer_of
+from oncekey.flow import Mode, step
+
+if TYPE_CHECKING:
+    import os
+
+    from oncekey.flow import Rows, Statement, Steps, Transaction
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT = 5.0
+"""Seconds that a writer waits for its turn."""
+
+UNFINISHED = "SQL statements in progress"
+"""SQLite's error for a COMMIT that waits only for a cursor which the handler has left open."""
+
+_log = logging.getLogger("oncekey")
+
+
+class SqliteDriver:
+    """Runs transactions on a SQLite file, from any number of threads.
+
+    SQLite has one writer at a time. Writers of this driver queue for their turn in this process, and only then for
+    other processes, where SQLite can only try again every few milliseconds. Readers do not wait while the file has a
+    write-ahead log.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: float = BUSY_TIMEOUT,
+        look_after: float = LOOK_AFTER,
+        module: ModuleType | None = None,
+    ) -> None:
+        self._file = SqliteFile(path, busy_timeout=busy_timeout, look_after=look_after, module=module or sqlite3)
+        self._writer = writer_of(self._file.path)
+
+    @property
+    def file(self) -> SqliteFile:
+        """The connections to the file."""
+        return self._file
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._file.path
+
+    @property
+    def writer(self) -> Writer:
+        """The file's writer, which all drivers of this process share."""
+        return self._writer
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a writer would have to wait for another one to end, as far as this process knows."""
+        return self._writer.busy
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction."""
+        match transaction.mode:
+            case Mode.READ:
+                with self._file.lent() as connection:
+                    return step(transaction.body(), partial(execute, self._file.module, connection))
+            case Mode.SINGLE:
+                with self._writing() as connection:
+                    return step(transaction.body(), partial(execute, self._file.module, connection))
+            case Mode.ATOMIC:
+                with self._writing() as connection:
+                    return self._atomically(transaction, connection)
+            case _:
+                assert_never(transaction.mode)
+
+    def begin(self) -> SqliteTransaction:
+        """Open a business transaction; nothing is locked before its first statement."""
+        return SqliteTransaction(self._file, self._writer)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        self._writer.take(self._file.busy_timeout)
+        try:
+            with self._file.lent() as connection:
+                yield connection
+        finally:
+            self._writer.leave()
+
+    def _atomically(self, transaction: Transaction[T], connection: sqlite3.Connection) -> T:
+        module = self._file.module
+        say(module, connection, "BEGIN IMMEDIATE", transaction.name)
+        self._writer.begins()
+        result = step(transaction.body(), partial(execute, module, connection))
+        # Without a COMMIT the connection is closed, and SQLite rolls back.
+        try:
+            connection.execute("COMMIT")
+        except module.Error as error:
+            raise commit_error(error, transaction.name) from error
+        return result
+
+
+class SqliteTransaction:
+    """A business transaction that a handler writes through and that oncekey ends."""
+
+    def __init__(self, file: SqliteFile, writer: Writer) -> None:
+        self._file = file
+        self._writer = writer
+        self._raw: sqlite3.Connection | None = None
+        self._over = False
+        self._lost = False
+        self._temporary = False
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+        self._facade = GuardedConnection(self)
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """The connection for the handler."""
+        return self._facade
+
+    def step(self, steps: Steps[T]) -> T:
+        """Run statements inside it; the first statement that does not only read begins it."""
+        if self._over:
+            steps.close()
+            raise TransactionControlError(OVER)
+        return step(steps, self._execute)
+
+    def commit(self) -> None:
+        """Commit, and return the connection."""
+        connection = self._raw
+        if connection is None:
+            self._over = True
+            return
+        try:
+            self._commit(connection)
+        finally:
+            self._end(connection)
+
+    def commit_with(self, last: Statement) -> Rows | None:
+        """Execute `last` and commit. None: its place was taken, and everything is rolled back."""
+        try:
+            connection = self._ready()
+            rows = execute(self._file.module, connection, last)
+            if rows:
+                self._commit(connection)
+            return rows or None
+        finally:
+            self.rollback()  # what is committed stays so
+
+    def rollback(self) -> None:
+        """Roll back and return the connection; has no effect on a transaction that has ended."""
+        if self._raw is None:
+            self._over = True
+            return
+        self._end(self._raw)
+
+    def handlers_cursor(self) -> sqlite3.Cursor:
+        """A cursor for the handler."""
+        cursor = self._ready().cursor()
+        self._cursors.add(cursor)
+        return cursor
+
+    def heard(self, sql: str, *, failed: bool) -> None:
+        """Check after a statement: SQLite itself rolls back after some errors, and then nothing more is executed."""
+        # A handler cannot make anything temporary without this word in its text.
+        self._temporary = self._temporary or "temp" in sql.casefold()
+        if failed and self._raw is not None and not self._raw.in_transaction:
+            self._lost = True
+
+    def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
+        """An exception class of the module that is in use."""
+        return getattr(self._file.module, name)
+
+    def look(self, statement: Statement) -> Rows:
+        """Execute a statement that only reads beside the transaction: it needs no turn, so it does not wait."""
+        with self._file.lent() as connection:
+            return execute(self._file.module, connection, statement)
+
+    def _execute(self, statement: Statement) -> Rows:
+        if self._raw is None and not self._over:
+            if statement.reads:
+                return self.look(statement)
+            if statement.at_once and not self._begins_soon():
+                return ()
+        return execute(self._file.module, self._ready(), statement)
+
+    def _ready(self) -> sqlite3.Connection:
+        """The connection, in a transaction; if a handler ended that by itself, in a new one."""
+        connection = self._begun()
+        self._refuse_if_lost()
+        if not connection.in_transaction:
+            # The handler has committed its rows already, so the record has to follow them (L5).
+            _log.error(ENDED_EARLY)
+            self._writer.tears()
+            self._say_begin(connection, self._file.busy_timeout)
+        return connection
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        self._refuse_if_lost()
+        if not connection.in_transaction:
+            _log.error("a handler ended its own transaction; there was nothing left to commit")
+            return
+        self._patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
+
+    def _say_commit(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("COMMIT")
+        except self._file.module.Error as error:
+            raise commit_error(error, "committing the business transaction") from error
+
+    def _begun(self) -> sqlite3.Connection:
+        if self._over:
+            raise TransactionControlError(OVER)
+        if self._raw is None:
+            self._writer.take(self._file.busy_timeout)
+            self._raw = self._taken(self._file.busy_timeout)
+        return self._raw
+
+    def _begins_soon(self) -> bool:
+        """Begin, unless other writers take too long."""
+        try:
+            self._writer.take(self._file.look_after)
+            self._raw = self._taken(0)
+        except StoreBusyError:
+            return False
+        return True
+
+    def _taken(self, patience: float) -> sqlite3.Connection:
+        """A connection that has begun, for the transaction that has the turn; if it cannot begin, the turn is over."""
+        try:
+            connection = self._take()
+            try:
+                self._say_begin(connection, patience)
+            except BaseException:
+                self._file.discard(connection)
+                raise
+        except BaseException:
+            self._writer.leave()
+            raise
+        return connection
+
+    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:
+        what = "beginning the business transaction"
+        self._patiently(patience, lambda: say(self._file.module, connection, "BEGIN IMMEDIATE", what))
+        self._writer.begins()
+
+    def _patiently(self, patience: float, say: Callable[[], None]) -> None:
+        """Repeat it while other processes lock the file; each time the connection itself waits for `look_after`."""
+        ends: float | None = None
+        while True:
+            began = time.monotonic()
+            try:
+                return say()
+            except StoreBusyError as error:
+                now = time.monotonic()
+                ends = began + patience if ends is None else ends
+                if now + self._file.look_after > ends or UNFINISHED in str(error.__cause__):
+                    raise
+                if now - began < POLL:  # a SQLite that can only sleep for whole seconds has not waited at all
+                    time.sleep(POLL)
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost:
+            raise RolledBackError("SQLite rolled the transaction back after an error: nothing of it happened")
+
+    def _end(self, connection: sqlite3.Connection) -> None:
+        self._raw, self._over = None, True
+        try:
+            # A cursor that was left open would keep an old snapshot alive for the next borrower.
+            if self._cursors:
+                for cursor in list(self._cursors):
+                    cursor.close()
+            if connection.in_transaction:
+                with suppress(self._file.module.Error):
+                    connection.execute("ROLLBACK")
+            if connection.in_transaction or (self._temporary and has_temporaries(self._file.module, connection)):
+                self._file.discard(connection)
+            else:
+                self._give_back(connection)
+        finally:
+            self._writer.leave()
+
+    def __del__(self) -> None:
+        # A transaction that was dropped must not keep the turn for ever: its event loop may have been closed.
+        if self._raw is not None:
+            self.rollback()
+
+    def _take(self) -> sqlite3.Connection:
+        return self._file.take(business=True)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        self._file.give_back(connection, business=True)
+
+
+class SqliteReading(SqliteTransaction):
+    """Takes the place of a transaction where nothing is written: it takes no turn, and SQLite itself refuses writes.
+
+    Each statement is a transaction of its own. One that spans several would hold off every writer of a file without a
+    write-ahead log, for as long as the application takes between two statements.
+    """
+
+    def __init__(self, file: SqliteFile) -> None:
+        super().__init__(file, Writer(file.path))  # a turn that no writer waits for
+
+    def heard(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
+        """After a statement that failed there is nothing to roll back."""
+        super().heard(sql, failed=False)
+
+    def _ready(self) -> sqlite3.Connection:
+        return self._begun()  # there is no transaction that could be ended
+
+    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for no other transaction)
+        say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
+
+    def _take(self) -> sqlite3.Connection:
+        return self._file.take()
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with suppress(self._file.module.Error):
+            connection.execute("PRAGMA query_only = OFF")
+            self._file.give_back(connection)
+            return
+        self._file.discard(connection)  # the next borrower may want to write

@@ -1,0 +1,211 @@
+"""SQLite files: opens them durably, and lends connections to one borrower at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Final, TypeAlias, cast
+
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.drivers.sqlite.execute import store_error
+
+_log = logging.getLogger("oncekey")
+POLL: Final = 0.005
+"""Seconds between two tries on a file that other processes use."""
+
+LOOK_AFTER: Final = 0.25
+"""Seconds of waiting for the turn to write after which a request looks whether its answer is stored already."""
+
+LONGEST_JOURNAL: Final = 1024 * 1024
+"""Bytes of a journal that are kept for the next transaction; a longer one is truncated."""
+
+Version: TypeAlias = tuple[int, int, int]
+
+FIXED: Version = (3, 51, 3)
+BACKPORTS: dict[tuple[int, int], int] = {(3, 44): 6, (3, 50): 7}
+"""The older branches that were repaired, and the first patch of each that is."""
+
+_told: set[str] = set()
+_inherited: list[sqlite3.Connection] = []
+"""Connections of a parent process: SQLite forbids using them here, and closing them, too."""
+
+
+def wal_is_safe(version: Version) -> bool:
+    """Whether the write-ahead log of this SQLite keeps what was committed.
+
+    From 3.7.0 to 3.51.2 two connections that write and checkpoint at the same moment can lose a committed
+    transaction (SQLite calls it the WAL-reset bug). A lost claim is a second execution, so those versions use no WAL.
+    """
+    major, minor, patch = version
+    repaired = BACKPORTS.get((major, minor))
+    return version >= FIXED or (repaired is not None and patch >= repaired)
+
+
+def repaired_module() -> ModuleType:
+    """`pysqlite3`, whose SQLite keeps what was committed in a write-ahead log.
+
+    It is used only where it is asked for. Two copies of SQLite in one process do not see each other's locks, and an
+    application that opened the file with the standard library's would lose acknowledged commits (ADR 0005).
+    """
+    try:
+        import pysqlite3.dbapi2 as repaired  # noqa: PLC0415  (an optional package)
+    except ImportError:
+        raise ConfigurationError("sqlite+pysqlite3:// needs a package: pip install 'oncekey[sqlite]'") from None
+    if not wal_is_safe(repaired.sqlite_version_info):
+        raise ConfigurationError(
+            f"pysqlite3 has SQLite {repaired.sqlite_version}, which is not repaired: pip install -U 'oncekey[sqlite]'"
+        )
+    return cast("ModuleType", repaired)
+
+
+class SqliteFile:
+    """One database file. Connections are opened when there is none to lend, and kept for the next."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: float,
+        module: ModuleType,
+        look_after: float = LOOK_AFTER,
+    ) -> None:
+        self.path = os.fspath(path)
+        if self.path in {"", ":memory:"}:
+            raise ConfigurationError("SQLite needs a file that all connections share; `memory:` needs none")
+        self.module = module
+        self.busy_timeout = busy_timeout
+        self.look_after = min(look_after, busy_timeout)
+        self._keep = 8
+        self._idle: list[sqlite3.Connection] = []
+        self._business: list[sqlite3.Connection] = []
+        self._pid = os.getpid()
+        self._guard = threading.Lock()
+        self._closed = False
+
+    @contextmanager
+    def lent(self) -> Iterator[sqlite3.Connection]:
+        """A connection for one piece of work; whatever goes wrong with it, the next borrower gets another."""
+        connection = self.take()
+        try:
+            yield connection
+        except BaseException:
+            self.discard(connection)
+            raise
+        self.give_back(connection)
+
+    def take(self, *, business: bool = False) -> sqlite3.Connection:
+        """A connection for the caller alone, until it is given back.
+
+        One for business transactions waits for other processes for `look_after` only; a caller with more patience tries
+        again. It is never used for reads alone: what it has cached of the file is still true when it writes next.
+        """
+        with self._guard:
+            if self._pid != os.getpid():
+                _inherited.extend((*self._idle, *self._business))
+                self._idle, self._business, self._pid = [], [], os.getpid()
+            if self._closed:
+                raise StoreUnavailableError("the driver of the SQLite file was closed")
+            idle = self._business if business else self._idle
+            if idle:
+                return idle.pop()
+        return self._open(self.look_after if business else self.busy_timeout)
+
+    def give_back(self, connection: sqlite3.Connection, *, business: bool = False) -> None:
+        """Keep it for the next borrower, unless there are enough."""
+        with self._guard:
+            idle = self._business if business else self._idle
+            if not self._closed and len(idle) < self._keep:
+                idle.append(connection)
+                return
+        connection.close()
+
+    def discard(self, connection: sqlite3.Connection) -> None:
+        """Throw it away: what it had begun is rolled back."""
+        with suppress(self.module.Error):
+            connection.close()
+
+    def close(self) -> None:
+        """Close what is not lent; what is lent is closed when it comes back."""
+        with self._guard:
+            self._closed, idle = True, [*self._idle, *self._business]
+            self._idle, self._business = [], []
+        for connection in idle:
+            connection.close()
+
+    def _open(self, timeout: float) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = self.module.connect(self.path, timeout=timeout, isolation_level=None, check_same_thread=False)
+            connection.row_factory = self.module.Row
+            self._make_durable(connection)
+        except (self.module.Error, StoreUnavailableError) as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, StoreUnavailableError):
+                raise
+            raise store_error(error, "opening the store") from error
+        return connection
+
+    def _make_durable(self, connection: sqlite3.Connection) -> None:
+        """Set the journal mode so that an acknowledged commit survives a power cut, with or without a WAL.
+
+        Without a write-ahead log the journal is not deleted but its head is overwritten: only then SQLite syncs the end
+        of a transaction, and a journal cannot come back to undo it. Truncating it does the same, but then the file
+        system has to allocate its blocks anew in every transaction.
+        """
+        if wal_is_safe(self.module.sqlite_version_info):
+            mode = self._patiently(connection, "PRAGMA journal_mode = WAL")
+            if mode != "wal":  # some file systems cannot share the memory it needs
+                self._keep_journal(connection)
+        else:
+            self._tell_once()
+            self._leave_wal(connection)
+        connection.execute("PRAGMA synchronous = FULL")
+
+    def _keep_journal(self, connection: sqlite3.Connection) -> None:
+        self._patiently(connection, "PRAGMA journal_mode = PERSIST")
+        connection.execute(f"PRAGMA journal_size_limit = {LONGEST_JOURNAL}")
+
+    def _leave_wal(self, connection: sqlite3.Connection) -> None:
+        try:
+            self._keep_journal(connection)
+        except self.module.OperationalError as error:
+            if not _is_busy(error):
+                raise
+            raise StoreUnavailableError(
+                "the SQLite file is in write-ahead mode and in use by others, and this SQLite "
+                f"({self.module.sqlite_version}) can lose commits there: pip install 'oncekey[sqlite]' and use "
+                "sqlite+pysqlite3:// here too"
+            ) from error
+
+    def _patiently(self, connection: sqlite3.Connection, pragma: str) -> str:
+        """The mode that the file is in afterwards; SQLite itself does not wait when others are using it."""
+        deadline = time.monotonic() + self.busy_timeout
+        while True:
+            try:
+                return str(connection.execute(pragma).fetchone()[0])
+            except self.module.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL)
+
+    def _tell_once(self) -> None:
+        version = self.module.sqlite_version
+        if version in _told:
+            return
+        _told.add(version)
+        _log.info(
+            "SQLite %s can lose commits in write-ahead mode, so a rollback journal is used, which is slower; "
+            "sqlite+pysqlite3:// with pip install 'oncekey[sqlite]' uses a repaired SQLite",
+            version,
+        )
+
+
+def _is_busy(error: Exception) -> bool:
+    return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_BUSY")

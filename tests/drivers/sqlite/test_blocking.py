@@ -1,0 +1,352 @@
+"""The blocking SQLite driver: modes, durability, and what goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, saying
+from oncekey.core.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailableError
+from oncekey.drivers.memory import MemoryDriver
+from oncekey.drivers.sqlite import files as sqlite_files
+from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.drivers.sqlite.files import wal_is_safe
+from oncekey.flow import Mode, Statement, Transaction
+from oncekey.ports import Shares
+
+
+@pytest.fixture
+def driver(path, module):
+    driver = SqliteDriver(path, busy_timeout=0.05, module=module)
+    yield driver
+    driver.close()
+
+
+def test_it_shares_the_applications_transactions(driver):
+    assert isinstance(driver, Shares)
+    assert not isinstance(MemoryDriver(), Shares)
+
+
+def test_rows_answer_to_their_names(driver):
+    def body():
+        rows = yield Statement("one", "SELECT 1 AS a, :b AS b", {"b": "x", "unused": 3})
+        return rows[0]["a"], rows[0]["b"]
+
+    assert driver.run(Transaction("one", Mode.READ, body)) == (1, "x")
+
+
+def test_single_statements_commit_one_by_one(driver):
+    with pytest.raises(StoreError):
+        driver.run(saying(Mode.SINGLE, insert("tea"), insert("tea")))
+
+    assert items(driver) == ["tea"]
+
+
+def test_atomic_statements_commit_together_or_not_at_all(driver):
+    driver.run(saying(Mode.ATOMIC, insert("tea"), insert("milk")))
+    with pytest.raises(StoreError):
+        driver.run(saying(Mode.ATOMIC, insert("sugar"), insert("tea")))
+
+    assert items(driver) == ["tea", "milk"]
+
+
+def test_a_body_that_raises_is_rolled_back_and_its_error_is_its_own(driver):
+    def body():
+        yield Statement("insert", *insert("tea"))
+        raise LookupError("a bug of the caller's")
+
+    with pytest.raises(LookupError):
+        driver.run(Transaction("buggy", Mode.ATOMIC, body))
+
+    assert items(driver) == []
+
+
+def test_commits_are_durable_and_the_log_is_used_only_where_it_is_safe(driver, module):
+    ((mode,),), ((synchronous,),) = driver.run(saying(Mode.READ, "PRAGMA journal_mode", "PRAGMA synchronous"))
+
+    assert mode == ("wal" if wal_is_safe(module.sqlite_version_info) else "persist")
+    assert synchronous == 2  # FULL
+
+
+def test_a_version_that_may_lose_commits_is_told_of_once(tmp_path, module, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, logger="oncekey")
+    monkeypatch.setattr(sqlite_files, "_told", set())
+    monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _: False)
+    for name in ("a.db", "b.db"):
+        driver = SqliteDriver(tmp_path / name, module=module)
+        driver.run(saying(Mode.READ, "SELECT 1"))
+        driver.close()
+
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert module.sqlite_version in caplog.text
+
+
+def test_a_file_leaves_the_log_for_a_version_that_may_lose_commits(tmp_path, module, monkeypatch):
+    path = tmp_path / "a.db"
+    for safe, expected in ((True, "wal"), (False, "persist"), (True, "wal")):
+        monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _, safe=safe: safe)
+        driver = SqliteDriver(path, module=module)
+        assert driver.run(saying(Mode.READ, "PRAGMA journal_mode")) == [[(expected,)]]
+        driver.close()
+
+
+def test_a_log_that_others_use_is_refused_by_a_version_that_may_lose_commits(tmp_path, module, monkeypatch):
+    monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _: True)
+    other = SqliteDriver(tmp_path / "a.db", module=module)
+    other.run(saying(Mode.SINGLE, "CREATE TABLE t (x)"))
+    monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _: False)
+    driver = SqliteDriver(tmp_path / "a.db", busy_timeout=0.02, module=module)
+
+    with pytest.raises(StoreUnavailableError, match=r"pip install 'oncekey\[sqlite\]'"):
+        driver.run(saying(Mode.READ, "SELECT 1"))
+
+    other.close()
+    driver.close()
+
+
+def test_the_standard_librarys_sqlite_is_used_unless_another_is_asked_for(tmp_path):
+    assert SqliteDriver(tmp_path / "a.db").begin().error_class("Error") is sqlite3.Error
+
+
+def test_the_repaired_module_has_to_be_there_and_to_be_repaired(monkeypatch):
+    import pysqlite3.dbapi2
+
+    assert sqlite_files.repaired_module() is pysqlite3.dbapi2
+    monkeypatch.setattr(pysqlite3.dbapi2, "sqlite_version_info", (3, 51, 1))
+    with pytest.raises(ConfigurationError, match="not repaired"):
+        sqlite_files.repaired_module()
+    monkeypatch.setitem(sys.modules, "pysqlite3.dbapi2", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'oncekey\[sqlite\]'"):
+        sqlite_files.repaired_module()
+
+
+def test_a_database_in_memory_is_not_shared_and_so_refused(module):
+    with pytest.raises(ConfigurationError, match="file"):
+        SqliteDriver(":memory:", module=module)
+
+
+# What goes wrong
+
+
+def test_another_writer_that_does_not_end_is_an_outage(driver, path, module):
+    other = a_stranger(path, module)
+
+    with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
+        driver.run(saying(Mode.SINGLE, insert("milk")))
+    with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
+        driver.run(saying(Mode.ATOMIC, insert("milk")))
+    other.close()
+
+    assert items(driver) == []
+
+
+def test_a_writer_of_the_same_driver_that_does_not_end_is_an_outage(driver):
+    other = driver.begin()
+    other.connection.execute("INSERT INTO orders (item) VALUES ('tea')")
+
+    with pytest.raises(StoreUnavailableError, match="too long"):
+        driver.run(saying(Mode.SINGLE, insert("milk")))
+    other.rollback()
+    driver.run(saying(Mode.SINGLE, insert("sugar")))
+
+    assert items(driver) == ["sugar"]
+
+
+def test_a_folder_that_is_not_there_is_an_outage(tmp_path, module):
+    driver = SqliteDriver(tmp_path / "nowhere" / "a.db", module=module)
+
+    with pytest.raises(StoreUnavailableError, match="cannot be opened"):
+        driver.run(ALL_ITEMS)
+
+
+def test_a_file_that_is_no_database_is_an_outage(tmp_path, module):
+    path = tmp_path / "a.db"
+    path.write_bytes(b"nothing that SQLite ever wrote" * 100)
+
+    with pytest.raises(StoreUnavailableError, match="no SQLite database"):
+        SqliteDriver(path, module=module).run(ALL_ITEMS)
+
+
+def test_a_damaged_file_is_an_outage(path, module):
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\x55" * (len(content) - 4096))
+    driver = SqliteDriver(path, module=module)
+
+    with pytest.raises(StoreUnavailableError, match="damaged"):
+        driver.run(saying(Mode.READ, "SELECT * FROM oncekey_record"))
+    driver.close()
+
+
+def test_a_full_disk_is_an_outage_and_nothing_of_the_transaction_happened(driver):
+    with driver._file.lent() as connection:
+        connection.execute("PRAGMA max_page_count = 1").fetchall()
+
+    with pytest.raises(StoreUnavailableError, match="full"):
+        driver.run(saying(Mode.ATOMIC, insert("tea"), insert("x" * 100_000)))
+
+    assert items(driver) == []
+
+
+def test_a_file_that_was_moved_away_is_an_outage(tmp_path, module, monkeypatch):
+    monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _: False)
+    path = tmp_path / "a.db"
+    driver = SqliteDriver(path, module=module)
+    driver.run(saying(Mode.SINGLE, "CREATE TABLE orders (item)"))
+    path.rename(tmp_path / "b.db")
+
+    # Which of the two it is depends on what SQLite looks at first.
+    with pytest.raises(StoreUnavailableError, match=r"SQLITE_(READONLY|IOERR)"):
+        driver.run(saying(Mode.SINGLE, insert("tea")))
+    driver.close()
+
+
+WRITES_TOO_MUCH = """
+    import resource, sys
+    from importlib import import_module
+    from oncekey.core.errors import StoreUnavailableError
+    from oncekey.drivers.sqlite.blocking import SqliteDriver
+    from drivers.speaking import a_stranger, insert, items, saying
+    from oncekey.flow import Mode
+
+    driver = SqliteDriver(sys.argv[1], module=import_module(sys.argv[2]))
+    driver.run(saying(Mode.SINGLE, insert("tea")))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    try:
+        driver.run(saying(Mode.SINGLE, insert("x" * 1_000_000)))
+    except StoreUnavailableError as error:
+        print(error)
+    print(items(driver))
+"""
+
+
+def test_a_disk_that_fails_is_an_outage(path, module):
+    answer = in_process(WRITES_TOO_MUCH, str(path), module.__name__)
+
+    assert "the disk failed" in answer
+    assert answer.endswith("['tea']\n")
+
+
+def test_missing_tables_are_an_error_of_the_schema(driver):
+    for sql in ("SELECT * FROM nowhere", "SELECT missing FROM orders", "INSERT INTO orders (missing) VALUES (1)"):
+        with pytest.raises(SchemaError, match="oncekey migrate up"):
+            driver.run(saying(Mode.SINGLE, sql))
+
+
+SECRET = "4111111111111111"
+
+
+@pytest.mark.parametrize(
+    ("sql", "value"),
+    [
+        ("INSERT INTO orders (item) VALUES (:value)", SECRET),
+        ("INSERT INTO orders (id, item) VALUES (:value, 'x')", int(SECRET) ** 3),
+        ("INSERT INTO orders (item) VALUES (:value)", SECRET + "\ud800"),
+        ("INSERT INTO orders (item) VALUES (:value); SELECT 1", SECRET),
+        ("INSERT INTO orders (item) VALUES (:value, :nothing)", SECRET),
+    ],
+)
+def test_no_error_repeats_a_value(driver, sql, value):
+    driver.run(saying(Mode.SINGLE, insert(SECRET)))
+
+    with pytest.raises(StoreError) as caught:
+        driver.run(saying(Mode.SINGLE, (sql, {"value": value})))
+
+    assert SECRET not in str(caught.value)
+    assert SECRET not in repr(caught.value.__cause__)
+
+
+def test_a_closed_driver_says_so(driver):
+    driver.close()
+
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        driver.run(ALL_ITEMS)
+
+
+def test_a_failed_connection_is_not_lent_again(driver):
+    with pytest.raises(SchemaError):
+        driver.run(saying(Mode.SINGLE, "BEGIN IMMEDIATE", "SELECT * FROM nowhere"))
+
+    driver.run(saying(Mode.SINGLE, insert("tea")))
+    assert items(driver) == ["tea"]
+
+
+def test_connections_are_used_again(driver):
+    with driver._file.lent() as first:
+        pass
+    with driver._file.lent() as second:
+        pass
+
+    assert first is second
+
+
+def test_a_child_process_does_not_use_its_parents_connections(driver, monkeypatch):
+    with driver._file.lent() as parents:
+        pass
+    monkeypatch.setattr(sqlite_files.os, "getpid", lambda: -1)
+
+    with driver._file.lent() as own:
+        assert own is not parents
+    assert parents.execute("SELECT 1").fetchone()[0] == 1  # and leaves them open
+    parents.close()
+    sqlite_files._inherited.remove(parents)
+
+
+# What was acknowledged is there
+
+
+def test_what_was_committed_is_there_after_a_restart(path, module):
+    for item in ("tea", "milk"):
+        driver = SqliteDriver(path, module=module)
+        driver.run(saying(Mode.SINGLE, insert(item)))
+        driver.close()
+
+    driver = SqliteDriver(path, module=module)
+    assert items(driver) == ["tea", "milk"]
+    driver.close()
+
+
+WRITES_UNTIL_KILLED = """
+    import itertools, sys
+    from importlib import import_module
+    from oncekey.drivers.sqlite.blocking import SqliteDriver
+    from drivers.speaking import a_stranger, insert, saying
+    from oncekey.flow import Mode
+
+    driver = SqliteDriver(sys.argv[1], module=import_module(sys.argv[2]))
+    for number in itertools.count():
+        driver.run(saying(Mode.ATOMIC if number % 2 else Mode.SINGLE, insert(f"{number} " + "x" * 5000)))
+        print(number, flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_it_acknowledged(path, module):
+    command = [sys.executable, "-c", textwrap.dedent(WRITES_UNTIL_KILLED), str(path), module.__name__]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        for _ in range(60):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        rest = process.stdout.read().split()
+    acknowledged = 60 + len(rest)
+
+    driver = SqliteDriver(path, module=module)
+    kept = items(driver)
+    assert [int(item.split()[0]) for item in kept] == list(range(len(kept)))
+    assert acknowledged <= len(kept) <= acknowledged + 1  # the last one may be in without having been told
+    assert driver.run(saying(Mode.READ, "PRAGMA integrity_check")) == [[("ok",)]]
+    driver.close()
+
+
+def in_process(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment()).stdout
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}

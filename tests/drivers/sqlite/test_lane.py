@@ -1,0 +1,192 @@
+"""The writer's lane: jobs go to its thread and back, turns are passed on there, and nobody who is gone keeps one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.patience import PATIENCE
+from oncekey.core.errors import StoreBusyError, StoreUnavailableError, TransactionControlError
+from oncekey.drivers.sqlite.lane import Crew, Lane, State, Turn
+
+
+class Gate:
+    """A job that has begun and ends when it is let through."""
+
+    def __init__(self) -> None:
+        self.begun, self.let_through = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.let_through.wait(PATIENCE)
+        return "through"
+
+
+def nothing() -> None: ...
+
+
+async def held(lane: Lane) -> Turn:
+    """A turn that has come."""
+    turn = Turn(lane)
+    await turn.do(nothing, PATIENCE)
+    return turn
+
+
+async def queued(lane: Lane, job: Callable[[], Any], *, last: bool = False) -> tuple[Turn, asyncio.Task[Any]]:
+    """A turn that waits."""
+    turn, before = Turn(lane), lane.queue
+    task = asyncio.create_task(turn.do(job, PATIENCE, last=last))
+    while lane.queue == before:  # noqa: ASYNC110  (it sets no event)
+        await asyncio.sleep(0)
+    return turn, task
+
+
+async def test_a_crew_does_jobs_in_its_threads_and_tells_what_became_of_them() -> None:
+    crew = Crew(asyncio.get_running_loop(), 2, "crew")
+    names = {await crew.do(lambda: threading.current_thread().name) for _ in range(20)}
+    assert names <= {"crew_0", "crew_1"}
+
+    def raise_it(error: BaseException) -> None:
+        raise error
+
+    with pytest.raises(LookupError, match="lost"):
+        await crew.do(lambda: raise_it(LookupError("lost")))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await crew.do(lambda: raise_it(StopIteration()))
+    crew.dismiss()
+
+
+async def test_a_crew_has_a_thread_for_each_job_up_to_its_size() -> None:
+    crew, gates = Crew(asyncio.get_running_loop(), 2, "crew"), [Gate() for _ in range(3)]
+    jobs = [crew.do(gate) for gate in gates]
+    for gate in gates[:2]:
+        assert gate.begun.wait(PATIENCE)
+    assert not gates[2].begun.is_set()
+    gates[0].let_through.set()
+    assert gates[2].begun.wait(PATIENCE)
+    for gate in gates:
+        gate.let_through.set()
+    assert await asyncio.gather(*jobs) == ["through"] * 3
+
+
+async def test_a_thread_that_went_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncekey.drivers.sqlite.lane.LINGER", 0.001)
+    crew = Crew(asyncio.get_running_loop(), 1, "crew")
+    for number in range(5):
+        assert await crew.do(lambda number=number: number) == number  # type: ignore[misc]
+        while crew._there:  # noqa: ASYNC110  (it sets no event)
+            await asyncio.sleep(0)
+
+
+async def test_a_job_whose_caller_is_gone_is_done_and_keeps_nobody_waiting() -> None:
+    crew, gate = Crew(asyncio.get_running_loop(), 1, "crew"), Gate()
+    crew.do(gate).cancel()
+    following = crew.do(lambda: "next")
+    gate.let_through.set()
+    assert await following == "next"
+    assert gate.begun.is_set()
+
+
+async def test_a_crew_that_was_dismissed_takes_no_job() -> None:
+    crew = Crew(asyncio.get_running_loop(), 1, "crew")
+    crew.dismiss()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        crew.do(nothing)
+
+
+async def test_the_next_turn_begins_before_the_loop_hears_of_the_last_ones_end() -> None:
+    lane = Lane(asyncio.get_running_loop())
+    first, began = await held(lane), threading.Event()
+    second, waiting = await queued(lane, began.set)
+    ending = asyncio.create_task(first.do(nothing, PATIENCE, last=True))
+    await asyncio.sleep(0)
+
+    assert began.wait(PATIENCE)  # meanwhile the event loop stands still
+    assert not ending.done()
+    await asyncio.gather(ending, waiting)
+    assert second.state is State.HELD
+    await second.do(nothing, PATIENCE, last=True)
+    assert not lane.taken
+
+
+async def test_a_turn_is_passed_on_when_its_last_job_fails() -> None:
+    lane = Lane(asyncio.get_running_loop())
+
+    def fail() -> None:
+        raise LookupError
+
+    first = await held(lane)
+    _, waiting = await queued(lane, lambda: "second", last=True)
+    with pytest.raises(LookupError):
+        await first.do(fail, PATIENCE, last=True)
+    assert await waiting == "second"
+    assert not lane.taken
+
+
+async def test_what_is_said_together_is_done_in_one_turn_and_in_order() -> None:
+    lane = Lane(asyncio.get_running_loop())
+    first, said = await held(lane), list[int]()
+    turn, waiting = await queued(lane, lambda: said.append(0))
+    others = [asyncio.create_task(turn.do(lambda number=number: said.append(number), PATIENCE)) for number in (1, 2)]  # type: ignore[misc]
+    await asyncio.sleep(0)
+    assert lane.queue == 1
+    await first.do(nothing, PATIENCE, last=True)
+    await asyncio.gather(waiting, *others)
+    assert said == [0, 1, 2]
+
+
+async def test_who_did_not_get_its_turn_in_time_finds_its_place_again() -> None:
+    lane = Lane(asyncio.get_running_loop())
+    first, said = await held(lane), list[str]()
+    early = Turn(lane)
+    with pytest.raises(StoreBusyError, match="too long"):
+        await early.do(nothing, 0.001)
+    assert (early.state, lane.queue, early.cancelled) == (State.OUTSIDE, 0, False)
+    _, late = await queued(lane, lambda: said.append("late"), last=True)
+    again = asyncio.create_task(early.do(lambda: said.append("early"), PATIENCE, last=True))
+    await asyncio.sleep(0)
+    await first.do(nothing, PATIENCE, last=True)
+    await asyncio.gather(late, again)
+    assert said == ["early", "late"]
+
+
+async def test_who_is_cancelled_before_its_turn_is_forgotten_and_later_is_not() -> None:
+    lane = Lane(asyncio.get_running_loop())
+    first, said = await held(lane), list[str]()
+    turn, gone = await queued(lane, lambda: said.append("gone"))
+    other = asyncio.create_task(turn.do(lambda: said.append("other"), PATIENCE))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    assert (turn.state, turn.cancelled) == (State.WAITING, False)
+    await first.do(nothing, PATIENCE, last=True)
+    await other
+    assert said == ["other"]
+
+    gate = Gate()
+    under_way = asyncio.create_task(turn.do(gate, PATIENCE))
+    await asyncio.sleep(0)
+    under_way.cancel()
+    await asyncio.gather(under_way, return_exceptions=True)
+    gate.let_through.set()
+    assert (turn.state, turn.cancelled) == (State.HELD, True)
+    await turn.do(nothing, PATIENCE, last=True)
+    assert not lane.taken
+
+
+async def test_a_turn_that_came_cannot_be_withdrawn_and_one_that_is_over_does_nothing_more() -> None:
+    lane = Lane(asyncio.get_running_loop())
+    first = await held(lane)
+    assert not first.withdraw()
+    second, waiting = await queued(lane, nothing)
+    assert second.withdraw()
+    with pytest.raises(TransactionControlError, match="over"):
+        await waiting
+    await first.do(nothing, PATIENCE, last=True)
+    with pytest.raises(TransactionControlError, match="over"):
+        await first.do(nothing, PATIENCE)
+    assert (lane.taken, lane.queue) == (False, 0)

@@ -1,0 +1,369 @@
+"""A business transaction on SQLite, as a blocking handler sees it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+
+import pytest
+
+from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, items_of, saying
+from oncekey.core.errors import CommitAmbiguousError, RolledBackError, StoreUnavailableError, TransactionControlError
+from oncekey.core.model import Proceed, Replay, State
+from oncekey.core.policy import Policy
+from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.drivers.sqlite.execute import commit_error
+from oncekey.engine.shell import Engine
+from oncekey.flow import Mode
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.testing.claims import a_claim, again, answered
+
+INSERT = "INSERT INTO orders (item) VALUES (?)"
+
+
+@pytest.fixture
+def driver(path, module):
+    driver = SqliteDriver(path, busy_timeout=0.05, module=module)
+    yield driver
+    driver.close()
+
+
+@pytest.fixture
+def engine(driver):
+    return Engine(SqliteStore(), driver)
+
+
+def test_rows_and_record_commit_together(driver, engine):  # L4, L6
+    claim = a_claim()
+    verdict = engine.begin(claim, Policy())
+    assert isinstance(verdict, Proceed)
+    tx = engine.open()
+    tx.connection.execute(INSERT, ("tea",))
+
+    assert engine.settle_within(tx, verdict.lease, answered()).ours
+    assert engine.find(claim.id).record.state is State.IN_PROGRESS  # nobody sees it yet
+    tx.commit()
+
+    assert items(driver) == ["tea"]
+    assert isinstance(engine.begin(again(claim), Policy()), Replay)
+
+
+def test_a_rollback_takes_both_back(driver, engine):  # L6
+    claim = a_claim()
+    lease = engine.begin(claim, Policy()).lease
+    tx = engine.open()
+    tx.connection.execute(INSERT, ("tea",))
+    engine.settle_within(tx, lease, answered())
+
+    tx.rollback()
+
+    assert items(driver) == []
+    assert engine.find(claim.id).record.state is State.IN_PROGRESS
+
+
+def test_nothing_is_locked_before_the_first_statement(driver):
+    tx = driver.begin()
+    driver.run(saying(Mode.SINGLE, insert("tea")))
+
+    assert [row["item"] for row in tx.connection.execute("SELECT item FROM orders")] == ["tea"]
+    with pytest.raises(StoreUnavailableError):
+        driver.run(saying(Mode.SINGLE, insert("milk")))
+    tx.rollback()
+    driver.run(saying(Mode.SINGLE, insert("milk")))
+
+    assert items(driver) == ["tea", "milk"]
+
+
+def test_readers_do_not_wait_for_a_writer(driver):
+    tx = driver.begin()
+    tx.connection.execute(INSERT, ("tea",))
+
+    assert items(driver) == []
+    tx.commit()
+    assert items(driver) == ["tea"]
+
+
+def test_a_transaction_in_which_nothing_was_said_ends_without_a_trace(driver):
+    for end in ("commit", "rollback"):
+        tx = driver.begin()
+        getattr(tx, end)()
+        getattr(tx, end)()  # and may be ended again
+        with pytest.raises(TransactionControlError, match="over"):
+            tx.connection.execute("SELECT 1")
+
+
+def test_after_its_end_a_transaction_says_nothing(driver):
+    tx = driver.begin()
+    connection = tx.connection
+    connection.execute(INSERT, ("tea",))
+    tx.commit()
+
+    with pytest.raises(TransactionControlError, match="over"):
+        connection.execute(INSERT, ("milk",))
+    with pytest.raises(TransactionControlError, match="over"):
+        tx.step(SqliteStore().settling(None, None))
+    tx.rollback()
+    assert items(driver) == ["tea"]
+
+
+def test_it_may_be_committed_in_another_thread(driver):
+    tx = driver.begin()
+    tx.connection.execute(INSERT, ("tea",))
+    thread = threading.Thread(target=tx.commit)
+    thread.start()
+    thread.join()
+
+    assert items(driver) == ["tea"]
+
+
+# The facade
+
+
+def test_the_facade_is_a_connection(driver):
+    tx = driver.begin()
+    connection = tx.connection
+    cursor = connection.execute(INSERT, ("tea",))
+    assert (cursor.lastrowid, cursor.rowcount) == (1, 1)
+    assert connection.executemany(INSERT, [("milk",), ("sugar",)]).rowcount == 2
+    cursor = connection.cursor()
+    assert cursor.execute("SELECT id, item FROM orders WHERE id > :id", {"id": 0}) is cursor
+    assert [column[0] for column in cursor.description] == ["id", "item"]
+    first = cursor.fetchone()
+    assert (first["item"], first[1]) == ("tea", "tea")
+    assert [row["item"] for row in cursor.fetchmany(1)] == ["milk"]
+    assert [row["item"] for row in cursor.fetchmany()] == ["sugar"]
+    assert cursor.fetchall() == []
+    assert cursor.executemany("DELETE FROM orders WHERE item = ?", [("milk",)]).rowcount == 1
+    cursor.close()
+    tx.commit()
+
+    assert items(driver) == ["tea", "sugar"]
+
+
+def test_savepoints_are_the_handlers_own(driver):
+    tx = driver.begin()
+    connection = tx.connection
+    connection.execute(INSERT, ("tea",))
+    connection.execute("SAVEPOINT a")
+    connection.execute(INSERT, ("milk",))
+    connection.execute("ROLLBACK TO a")
+    connection.execute("RELEASE a")
+    tx.commit()
+
+    assert items(driver) == ["tea"]
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda connection: connection.commit(),
+        lambda connection: connection.rollback(),
+        lambda connection: connection.close(),
+        lambda connection: connection.executescript("SELECT 1"),
+        lambda connection: connection.cursor().executescript("SELECT 1"),
+        lambda connection: connection.execute("COMMIT"),
+        lambda connection: connection.execute("-- it is late\n rollback"),
+        lambda connection: connection.executemany("END", []),
+        lambda connection: connection.cursor().execute("COMMIT"),
+        lambda connection: connection.cursor().executemany("BEGIN", []),
+        lambda connection: connection.execute("ATTACH 'x.db' AS x"),
+        lambda connection: connection.execute("PRAGMA journal_mode = MEMORY"),
+        lambda connection: connection.__enter__(),
+        lambda connection: setattr(connection, "isolation_level", "DEFERRED"),
+        lambda connection: setattr(connection, "autocommit", True),
+    ],
+)
+def test_the_end_is_not_the_handlers(driver, attempt):  # F16, L5
+    tx = driver.begin()
+    tx.connection.execute(INSERT, ("tea",))
+
+    with pytest.raises(TransactionControlError, match="ended by oncekey"):
+        attempt(tx.connection)
+
+    tx.rollback()
+    assert items(driver) == []
+
+
+def test_a_refused_statement_begins_nothing(driver):
+    tx = driver.begin()
+    with pytest.raises(TransactionControlError):
+        tx.connection.execute("COMMIT")
+    driver.run(saying(Mode.SINGLE, insert("tea")))
+    tx.rollback()
+
+
+def test_what_the_facade_does_not_have_it_names(driver):
+    with pytest.raises(AttributeError, match="no backup"):
+        _ = driver.begin().connection.backup
+
+
+def test_the_handlers_own_errors_are_its_own_and_leave_the_transaction_whole(driver, module):
+    tx = driver.begin()
+    tx.connection.execute(INSERT, ("tea",))
+    assert tx.connection.IntegrityError is module.IntegrityError
+
+    with pytest.raises(tx.connection.IntegrityError):
+        tx.connection.execute(INSERT, ("tea",))
+    tx.connection.execute(INSERT, ("milk",))
+    tx.commit()
+
+    assert items(driver) == ["tea", "milk"]
+
+
+def test_a_deferred_constraint_that_fails_at_the_commit_is_a_rollback(module):  # X1, F20
+    connection = module.connect(":memory:", isolation_level=None)
+    for sql in (
+        "PRAGMA foreign_keys = ON",
+        "CREATE TABLE parent (id INTEGER PRIMARY KEY)",
+        "CREATE TABLE child (p INTEGER REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)",
+        "BEGIN",
+        "INSERT INTO child VALUES (5)",
+    ):
+        connection.execute(sql)
+    with pytest.raises(module.IntegrityError) as caught:
+        connection.execute("COMMIT")
+    assert type(commit_error(caught.value, "committing")) is RolledBackError
+    connection.close()
+
+
+def test_a_transaction_that_sqlite_rolled_back_is_not_settled(driver, engine):  # L3, L6
+    claim = a_claim()
+    lease = engine.begin(claim, Policy()).lease
+    tx = engine.open()
+    tx.connection.execute(INSERT, ("tea",))
+    with pytest.raises(tx.connection.IntegrityError):
+        tx.connection.execute("INSERT OR ROLLBACK INTO orders (item) VALUES ('tea')")
+
+    with pytest.raises(StoreUnavailableError, match="rolled the transaction back"):
+        tx.connection.execute(INSERT, ("milk",))
+    with pytest.raises(StoreUnavailableError, match="rolled the transaction back"):
+        engine.settle_within(tx, lease, answered())
+    with pytest.raises(StoreUnavailableError, match="rolled the transaction back"):
+        tx.commit()
+
+    assert items(driver) == []
+    assert engine.find(claim.id).record.state is State.IN_PROGRESS
+    driver.run(saying(Mode.SINGLE, insert("free again")))
+
+
+def test_a_handler_that_got_round_the_guard_is_reported_and_its_record_is_stored(driver, engine, caplog):
+    # F16, L5
+    claim = a_claim()
+    lease = engine.begin(claim, Policy()).lease
+    tx = engine.open()
+    tx.connection.execute(INSERT, ("tea",))
+    tx._raw.execute("COMMIT")
+
+    assert engine.settle_within(tx, lease, answered()).ours
+    tx.commit()
+
+    assert [record.levelno for record in caplog.records if record.levelno >= logging.ERROR] == [logging.ERROR]
+    assert "ended its own transaction" in caplog.text
+    assert items(driver) == ["tea"]
+    assert isinstance(engine.begin(again(claim), Policy()), Replay)
+
+
+def test_a_handler_that_ended_it_after_all_is_reported_at_the_commit(driver, caplog):  # L5
+    tx = driver.begin()
+    tx.connection.execute(INSERT, ("tea",))
+    tx._raw.execute("COMMIT")
+
+    tx.commit()
+
+    assert "ended its own transaction" in caplog.text
+    assert items(driver) == ["tea"]
+
+
+# What goes wrong
+
+
+def test_a_turn_that_does_not_come_is_an_outage_and_can_be_tried_again(driver, path, module):
+    other = a_stranger(path, module)
+    tx = driver.begin()
+
+    with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
+        tx.connection.execute(INSERT, ("milk",))
+    other.close()
+    tx.connection.execute(INSERT, ("milk",))
+    tx.commit()
+
+    assert items(driver) == ["milk"]
+
+
+def test_a_cursor_that_was_left_open_does_not_hold_the_past(driver):
+    driver.run(saying(Mode.ATOMIC, insert("tea"), insert("milk")))
+    tx = driver.begin()
+    cursor = tx.connection.execute("SELECT item FROM orders ORDER BY id")
+    cursor.fetchone()
+    tx.commit()
+    driver.run(saying(Mode.SINGLE, insert("sugar")))
+
+    assert items_of(driver.run(ALL_ITEMS)) == ["tea", "milk", "sugar"]
+    gc.collect()
+
+
+def test_a_commit_that_the_disk_did_not_confirm_is_ambiguous(driver, module):  # P7
+    tx = driver.begin()
+    tx.connection.execute(INSERT, ("tea",))
+    tx._raw = FailingCommit(tx._raw, module, "SQLITE_IOERR_FSYNC")
+
+    with pytest.raises(CommitAmbiguousError):
+        tx.commit()
+
+
+def test_a_commit_that_could_not_be_made_is_an_outage(driver, module):
+    tx = driver.begin()
+    tx.connection.execute(INSERT, ("tea",))
+    tx._raw = FailingCommit(tx._raw, module, "SQLITE_FULL")
+
+    with pytest.raises(StoreUnavailableError):
+        tx.commit()
+
+    driver.run(saying(Mode.SINGLE, insert("free again")))
+    assert items(driver) == ["free again"]
+
+
+class FailingCommit:
+    """A connection whose disk fails at the worst moment."""
+
+    def __init__(self, connection, module, name):
+        self._connection, self._module, self._name = connection, module, name
+
+    def execute(self, sql, *parameters):
+        if sql == "COMMIT":
+            error = self._module.OperationalError("disk I/O error")
+            error.sqlite_errorname = self._name
+            raise error
+        return self._connection.execute(sql, *parameters)
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+
+@pytest.mark.parametrize("sql", ["CREATE TEMP TABLE mine (x)", 'CREATE TABLE "Temp" . mine (x)'])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_temporary_table_is_not_the_next_ones(driver, end, sql):  # X12
+    for _ in range(2):
+        tx = driver.begin()
+        tx.connection.execute(sql)
+        getattr(tx, end)()
+        following = driver.begin()
+        assert following.connection.execute("SELECT name FROM sqlite_temp_master").fetchall() == []
+        following.rollback()
+
+
+def test_a_commit_does_not_wait_for_a_cursor_of_its_own(path, module):
+    driver = SqliteDriver(path, busy_timeout=20.0, look_after=0.001, module=module)
+    tx = driver.begin()
+    cursor = tx.connection.execute("INSERT INTO orders (item) VALUES ('tea'), ('milk') RETURNING item")
+    tries, commit = [], tx._say_commit
+    tx._say_commit = lambda connection: (tries.append(1), commit(connection))
+
+    with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
+        tx.commit()
+
+    assert len(tries) == 1
+    cursor.close()
+    assert not driver.crowded
+    driver.close()

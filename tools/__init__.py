@@ -1,0 +1,1 @@
+"""What contributors run on the source, beside the generators of pages in `docs/generator`."""
