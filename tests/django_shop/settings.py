@@ -79,7 +79,7 @@ REST_FRAMEWORK = {
 SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "oncekey.django.spectacular.describe_keys",
+        "oncekey.django.describe_keys",
     ]
 }
 STATIC_URL = "static/"

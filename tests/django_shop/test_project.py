@@ -115,7 +115,7 @@ def test_autocommit_is_left_alone(postgres: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_djangos_migrations_make_all_tables(project: None) -> None:
-    from oncekey.django.tables import MakeTables
+    from oncekey.django.models import MakeTables
 
     migration = importlib.import_module("oncekey.django.migrations.0001_tables").Migration
     made = [one for one in migration.operations if isinstance(one, MakeTables)]

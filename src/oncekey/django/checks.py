@@ -10,8 +10,7 @@ from django.db import connections
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.django.once import NO_TENANT
-from oncekey.django.settings import alias_of_project, once_of_project
-from oncekey.django.views import enrolment_of
+from oncekey.django.project import METHODS, alias_of_project, enrolment_of, once_of_project, views
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,8 +88,6 @@ def _database(once: Once, database: Database) -> Iterator[Any]:
 
 
 def _wrapped(once: Once, database: Database) -> Iterator[Any]:
-    from oncekey.django.routes import METHODS, views  # noqa: PLC0415  (the project's URLs may not be loaded before)
-
     told = set()
     for view in views():
         if not database.wraps(view):

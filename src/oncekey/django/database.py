@@ -27,7 +27,7 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.sqltext import Dialect
-from oncekey.django.settings import alias_of_project
+from oncekey.django.project import alias_of_project
 from oncekey.drivers import postgres_errors, sqlite_errors
 from oncekey.drivers.guard import OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
