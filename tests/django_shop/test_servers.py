@@ -217,18 +217,6 @@ def status(port: int, key: str) -> str:
         return str(json.loads(connection.getresponse().read())["state"])
 
 
-def test_chunked_bodies_are_refused_where_django_takes_them_for_empty(database: str) -> None:
-    # Pitfall 9
-    with (
-        gunicorn(database, *SERVERS["sync"]) as port,
-        closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection,
-    ):
-        headers = {"Idempotency-Key": new_key(), "Authorization": "Bearer ann", "Content-Type": "application/json"}
-        connection.request("POST", "/orders", iter([b'{"item": ', b'"tea"}']), headers, encode_chunked=True)
-        response = connection.getresponse()
-        assert (response.status, json.loads(response.read())["code"]) == (400, "idempotency_body_invalid")
-
-
 @pytest.mark.parametrize("path", ["/aorders", "/orders", "/rest/bookings"])
 def test_asgi_with_many_keys_at_once(database: str, path: str) -> None:
     # Pitfall 11
