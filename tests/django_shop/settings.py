@@ -9,6 +9,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 
 def _database(address: str) -> dict[str, Any]:
+    if address.startswith("mysql:"):
+        import pymysql
+
+        pymysql.install_as_MySQLdb()
+        return {"ENGINE": "django.db.backends.mysql", "NAME": "shop", "HOST": "127.0.0.1", "PORT": "1"}
     if not address.startswith("postgresql:"):
         options = {"transaction_mode": os.environ.get("SHOP_MODE", "IMMEDIATE"), "timeout": 30}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": address, "OPTIONS": options}

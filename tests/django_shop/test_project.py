@@ -106,6 +106,12 @@ def test_the_pages_look_where_the_keys_are(lite: str) -> None:
     assert said.endswith("say ONCEKEY_DATABASE = 'lite'")
 
 
+def test_psycopg2_is_warned_of(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections["default"], "Database", type("Module", (), {"__name__": "psycopg2"})())
+    (said,) = messages()
+    assert said.startswith("oncekey.W002: the database 'default' is reached by psycopg2")
+
+
 def test_autocommit_is_left_alone(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "AUTOCOMMIT", False)
     assert any(one.startswith("oncekey.E005") for one in messages())
@@ -177,6 +183,15 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     missing = manage(tmp_path, "oncekey", "keys", "list")
     assert missing.returncode != 0
     assert "Traceback" not in missing.stderr
+
+
+def test_mysql_is_refused_before_it_is_connected_to(tmp_path: Path) -> None:
+    # Django takes PyMySQL for its own driver; no server listens at that address
+    refused = manage(tmp_path, "check", database="mysql:")
+    assert refused.returncode == 1
+    assert (
+        "is MySQL or MariaDB, and keys are kept in Django's databases of PostgreSQL" in refused.stderr.splitlines()[-1]
+    )
 
 
 # Listings

@@ -93,8 +93,8 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             slug="body-length-missing",
             status=411,
             title="Request body does not say how long it is",
-            detail="The server of this API does not show it a body that is sent in chunks, so nothing was executed. Send "
-            "the request again with a Content-Length and the same key.",
+            detail="The server of this API does not show it a body that is sent in chunks, so nothing was executed. "
+            "Send the request again with a Content-Length and the same key.",
             fault_code="IDEMPOTENCY_BODY_LENGTH_MISSING",
             stripe_type=_THEIRS,
         ),

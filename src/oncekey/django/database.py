@@ -47,7 +47,10 @@ log = logging.getLogger("oncekey")
 
 WHAT: Final = "the business transaction"
 NO_ALIAS: Final = "Database({alias!r}) is not in settings.DATABASES, which has {known}"
-NO_STORE: Final = "Database({alias!r}) is {vendor}: Django's keys are kept in PostgreSQL or SQLite"
+NO_STORE: Final = (
+    "Database({alias!r}) is {vendor}, and keys are kept in Django's databases of PostgreSQL and SQLite only: for views "
+    "with effects=INLINE say Once('mariadb://...'), and keep what LOCAL views write in one of those two"
+)
 NESTED: Final = (
     "a protected view of oncekey runs inside of another atomic block of the database {alias!r}, so nothing of it could "
     "be committed by itself: take atomic() away from around the view; under ATOMIC_REQUESTS, a view that is not LOCAL "
@@ -88,6 +91,7 @@ _VERBS: Final = {
     "sqlite": _Verbs("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"),
 }
 _IN_A_TEST: Final = _Verbs("SAVEPOINT oncekey", "RELEASE SAVEPOINT oncekey", "ROLLBACK TO SAVEPOINT oncekey")
+_OTHERS: Final = {"mysql": "MySQL or MariaDB", "oracle": "Oracle"}
 _DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
 
 
@@ -105,7 +109,8 @@ class Database:
             raise ConfigurationError(NO_ALIAS.format(alias=self.alias, known=known))
         vendor: str = connections[self.alias].vendor
         if vendor not in _VERBS:
-            raise ConfigurationError(NO_STORE.format(alias=self.alias, vendor=connections[self.alias].display_name))
+            # Django's own name for it asks the server, which may not be there.
+            raise ConfigurationError(NO_STORE.format(alias=self.alias, vendor=_OTHERS.get(vendor, vendor)))
         return vendor
 
     @property
