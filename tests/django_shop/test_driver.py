@@ -18,6 +18,7 @@ from harness.proxy import Proxy
 from oncekey import LOCAL, SINGLE_TENANT
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreBusyError, StoreUnavailableError
 from oncekey.django import Database
+from oncekey.django.database import Spares
 from oncekey.drivers.threads import ThreadedDriver
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.frameworks.blocking import current
@@ -105,6 +106,19 @@ def test_whose_connection_is_used(postgres: str) -> None:
         current.reset(token)
     assert pid_of(driver) != own  # no request is served here
     driver.close()
+
+
+@pytest.mark.parametrize("atomic_requests", [False, True])
+def test_the_first_request_of_a_process_needs_one_connection(
+    postgres: str, monkeypatch: pytest.MonkeyPatch, *, atomic_requests: bool
+) -> None:
+    # In a small pool every thread may hold one: a second one for the check of the store would never come.
+    from django_shop import on_default
+
+    connections.settings[postgres]["ATOMIC_REQUESTS"] = atomic_requests
+    monkeypatch.setattr(on_default.once.threads, "_started", False)  # as in a process that has just begun
+    monkeypatch.setattr(Spares, "lent", lambda _: pytest.fail("a second connection"))
+    assert post("/orders").status_code == 201
 
 
 def test_connections_of_other_threads_are_closed_as_django_closes_its_own(postgres: str) -> None:

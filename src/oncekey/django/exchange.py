@@ -175,11 +175,14 @@ class DjangoExchange(Exchange):
     def open(self, enrolment: Enrolment) -> Any:  # noqa: ANN401
         """Open the transaction before `ATOMIC_REQUESTS` does; a response, if that is not possible."""
         try:
-            self._opened = self.threads.engines.blocking().open()  # type: ignore[assignment]  # of Django's driver
+            # The store is checked first: inside of the transaction that would need a second connection, and a pool in
+            # which every thread holds one and waits for another has none to give.
+            if self.threads.ready():
+                self._opened = self.threads.engines.blocking().open()  # type: ignore[assignment]  # of Django's driver
+                return None
         except StoreError as error:
             tell_failure(self.threads.tell, "begin", error)
-            return made(self.threads.turn_away(UNAVAILABLE, enrolment, echo=self.echo))
-        return None
+        return made(self.threads.turn_away(UNAVAILABLE, enrolment, echo=self.echo))
 
     def call(
         self,
