@@ -36,6 +36,8 @@ USE_TZ = True
 SHOP_ALIAS = os.environ.get("SHOP_ALIAS", "default")
 DATABASES = {"default": _database(os.environ["SHOP_DATABASE"])}
 DATABASES["default"]["ATOMIC_REQUESTS"] = "SHOP_ATOMIC" in os.environ
+if "SHOP_QUERIES_FIRST" in os.environ:
+    DATABASES["default"]["CONN_MAX_AGE"] = None  # what was opened stays open
 if "SHOP_LITE" in os.environ:
     DATABASES["lite"] = _database(os.environ["SHOP_LITE"])
 DATABASE_ROUTERS = ["django_shop.models.Router"]

@@ -105,13 +105,13 @@ def served(database: str, *command: str, **more: str) -> Iterator[int]:
 
 GUNICORN = (
     *("gunicorn", "--bind", "fd://{fd}", "--log-level", "critical", "--no-control-socket"),
-    *("--workers", "2", "--worker-class", "gthread", "--threads", "4", "--preload"),
+    *("--workers", "2", "--preload"),
 )
 UVICORN = ("uvicorn", "--fd", "{fd}", "--log-level", "critical", "django_shop.serving:asgi")
 
 
-def gunicorn(database: str, **more: str) -> Any:
-    return served(database, *GUNICORN, "django_shop.serving:application", **more)
+def gunicorn(database: str, *options: str, **more: str) -> Any:
+    return served(database, *GUNICORN, *options, "django_shop.serving:application", **more)
 
 
 @pytest.mark.parametrize("path", ["/orders", "/rest/bookings"])
@@ -122,7 +122,7 @@ def test_forty_keys_three_times_each(database: str, path: str) -> None:
         return key, send(port, path, {"item": key, "does": "slow"} if path == "/orders" else {"item": key}, key=key)
 
     more = {} if database.endswith(".db") else {"SHOP_ATOMIC": "1"}
-    with gunicorn(database, **more) as port:
+    with gunicorn(database, "--threads", "4", **more) as port:
         with ThreadPoolExecutor(16) as clients:
             replies = list(clients.map(ask, [*keys, *keys, *keys]))
         again = [
@@ -156,7 +156,7 @@ def rows(database: str, keys: list[str]) -> int:
 
 
 def test_workers_share_no_connection_with_their_parent(database: str) -> None:
-    # Pitfall 14: the parent has asked its database before it forked.
+    # Pitfall 14: the parent has asked its database before it forked, in the thread that serves in a sync worker.
     seen: dict[int, set[int | None]] = {}
     with gunicorn(database, SHOP_QUERIES_FIRST="1") as port:
         while len(seen) < 2:

@@ -100,6 +100,7 @@ class Database:
 
     def __init__(self, alias: str | None = None) -> None:
         self.alias = alias_of_project() if alias is None else alias
+        _ALIASES.add(self.alias)
 
     @property
     def dialect(self) -> str:
@@ -130,7 +131,6 @@ class Database:
 
     def driver(self) -> DjangoDriver:
         """A driver on this process's connections."""
-        _ALIASES.add(self.alias)
         return DjangoDriver(self.alias)
 
 
@@ -476,7 +476,11 @@ _inherited: Final[list[Any]] = []
 def _forked() -> None:
     """Two processes on one connection read each other's rows, so a child makes its own."""
     for alias in _ALIASES:
+        if alias not in connections.settings:  # which was refused
+            continue
         connection = connections[alias]
+        # A pool's connections are as much the parent's as the one in use, and the threads that look after it are gone.
+        _inherited.append(getattr(connection, "_connection_pools", {}).pop(alias, None))
         if connection.connection is not None and not connection.in_atomic_block:
             _inherited.append(connection.connection)
             connection.connection = None
