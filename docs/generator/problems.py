@@ -37,6 +37,12 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "double, broken UTF-8, or too deep.",
         "A mistake in the client: mend the body. The key was not used and may be sent with the mended one.",
     ),
+    Code.BODY_LENGTH_MISSING: Advice(
+        "Nothing was executed and nothing stored. The body was sent in chunks (`Transfer-Encoding: chunked`), and the "
+        "API is served by a WSGI server that does not say where such a body ends, or by Django under WSGI, which takes "
+        "it for an empty one: all of them would have the same fingerprint.",
+        "Send the same bytes with a `Content-Length`. The key was not used.",
+    ),
     Code.BODY_TOO_LARGE: Advice(
         "Nothing was executed and nothing stored. The body is larger than `max_request_bytes`.",
         "Do not retry: send less.",

@@ -9,6 +9,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 
 def _database(address: str) -> dict[str, Any]:
+    if address.startswith("mysql:"):
+        import pymysql
+
+        pymysql.install_as_MySQLdb()
+        return {"ENGINE": "django.db.backends.mysql", "NAME": "shop", "HOST": "127.0.0.1", "PORT": "1"}
     if not address.startswith("postgresql:"):
         options = {"transaction_mode": os.environ.get("SHOP_MODE", "IMMEDIATE"), "timeout": 30}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": address, "OPTIONS": options}
@@ -31,6 +36,8 @@ USE_TZ = True
 SHOP_ALIAS = os.environ.get("SHOP_ALIAS", "default")
 DATABASES = {"default": _database(os.environ["SHOP_DATABASE"])}
 DATABASES["default"]["ATOMIC_REQUESTS"] = "SHOP_ATOMIC" in os.environ
+if "SHOP_QUERIES_FIRST" in os.environ:
+    DATABASES["default"]["CONN_MAX_AGE"] = None  # what was opened stays open
 if "SHOP_LITE" in os.environ:
     DATABASES["lite"] = _database(os.environ["SHOP_LITE"])
 DATABASE_ROUTERS = ["django_shop.models.Router"]
@@ -79,7 +86,7 @@ REST_FRAMEWORK = {
 SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "oncekey.django.spectacular.describe_keys",
+        "oncekey.django.describe_keys",
     ]
 }
 STATIC_URL = "static/"

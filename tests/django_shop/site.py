@@ -29,6 +29,7 @@ from rest_framework.decorators import action, api_view
 from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
 from rest_framework.routers import DefaultRouter
+from rest_framework.throttling import BaseThrottle
 from rest_framework.views import APIView
 
 from django_shop.models import Line, Order, Payment
@@ -36,7 +37,9 @@ from django_shop.people import name_of
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, NotExecuted, Operation, Policy, SyncOperation
 from oncekey.django import Database, Once
 
-world = SimpleNamespace(runs=[], entered=threading.Semaphore(0), go=threading.Event(), owners={}, charges=[], hooks=[])
+world = SimpleNamespace(
+    runs=[], entered=threading.Semaphore(0), go=threading.Event(), owners={}, charges=[], hooks=[], asked=[]
+)
 
 
 def reset() -> None:
@@ -44,6 +47,7 @@ def reset() -> None:
     world.charges.clear()
     world.hooks.clear()
     world.owners.clear()
+    world.asked.clear()
     world.entered, world.go = threading.Semaphore(0), threading.Event()
 
 
@@ -64,6 +68,12 @@ class OrderSerializer(serializers.ModelSerializer):
 class IsOwner(permissions.BasePermission):
     def has_object_permission(self, request, view, obj):
         return world.owners.get(obj.pk, obj.owner) == request.user.name
+
+
+class Twice(BaseThrottle):
+    def allow_request(self, request, view):
+        world.asked.append(request.method)
+        return len(world.asked) <= 2
 
 
 def behave(alias: str, does: str) -> HttpResponse | None:  # noqa: PLR0912  (a list of what views do)
@@ -139,6 +149,9 @@ def behave(alias: str, does: str) -> HttpResponse | None:  # noqa: PLR0912  (a l
             thread.start()
             thread.join()
             raise ZeroDivisionError
+        case "elsewhere":
+            Order.objects.using("lite").create(item="in another database")
+            raise ZeroDivisionError
         case "template":
             return "template"
         case "isolation":
@@ -169,11 +182,7 @@ def site(alias: str) -> tuple[Once, list]:
         Database(alias),
         tenant=tenant,
         status="/idempotency-keys",
-        policy=Policy(
-            secret=b"0123456789abcdef0123456789abcdef",
-            lease=float(os.environ.get("SHOP_LEASE", "30")),
-            complete_interval=float(os.environ.get("SHOP_LEASE", "30")),
-        ),
+        policy=Policy(secret=b"0123456789abcdef0123456789abcdef", lease=30, complete_interval=30),
         survey=False,
     )
 
@@ -272,8 +281,6 @@ def site(alias: str) -> tuple[Once, list]:
         if asked.get("does") == "wait":
             world.entered.release()
             assert world.go.wait(60)
-        if asked.get("does") == "die" and op.attempt == 1:
-            os.kill(os.getpid(), 9)
         made = op.call("charged", charge, repeatable=True)
         if asked.get("does") == "fail_once" and op.attempt == 1:
             raise ZeroDivisionError
@@ -414,6 +421,9 @@ def site(alias: str) -> tuple[Once, list]:
                 return Response({"no": 1}, status=409)
             return Response({"item": request.data["item"]}, status=201)
 
+    class Rare(Bookings):
+        throttle_classes = (Twice,)
+
     @method_decorator(transaction.non_atomic_requests(using=alias), name="dispatch")
     class Charges(APIView):
         @once.protect(effects=PHASED, operation="charges")
@@ -493,6 +503,7 @@ def site(alias: str) -> tuple[Once, list]:
         path("apayments", apayments),
         path("ainline", ainline),
         path("rest/bookings", Bookings.as_view()),
+        path("rest/rare", Rare.as_view()),
         path("rest/charges", Charges.as_view()),
         path("rest/wrapped", Wrapped.as_view()),
         path("rest/by-function", by_function),

@@ -18,6 +18,7 @@ from harness.proxy import Proxy
 from oncekey import LOCAL, SINGLE_TENANT
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreBusyError, StoreUnavailableError
 from oncekey.django import Database
+from oncekey.django.database import Spares
 from oncekey.drivers.threads import ThreadedDriver
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.frameworks.blocking import current
@@ -107,6 +108,19 @@ def test_whose_connection_is_used(postgres: str) -> None:
     driver.close()
 
 
+@pytest.mark.parametrize("atomic_requests", [False, True])
+def test_the_first_request_of_a_process_needs_one_connection(
+    postgres: str, monkeypatch: pytest.MonkeyPatch, *, atomic_requests: bool
+) -> None:
+    # In a small pool every thread may hold one: a second one for the check of the store would never come.
+    from django_shop import on_default
+
+    connections.settings[postgres]["ATOMIC_REQUESTS"] = atomic_requests
+    monkeypatch.setattr(on_default.once.threads, "_started", False)  # as in a process that has just begun
+    monkeypatch.setattr(Spares, "lent", lambda _: pytest.fail("a second connection"))
+    assert post("/orders").status_code == 201
+
+
 def test_connections_of_other_threads_are_closed_as_django_closes_its_own(postgres: str) -> None:
     driver, seen = Database().driver(), []
     threads = [threading.Thread(target=lambda: seen.append(pid_of(driver))) for _ in range(3)]
@@ -161,7 +175,7 @@ def test_a_writer_that_is_at_work_is_waited_for_and_then_told(lite: str, monkeyp
 
 def test_a_database_of_another_kind_is_refused(project: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections["lite"], "vendor", "oracle", raising=False)
-    with pytest.raises(ConfigurationError, match="kept in PostgreSQL or SQLite"):
+    with pytest.raises(ConfigurationError, match=r"is Oracle, and keys are kept .* of PostgreSQL and SQLite only"):
         Database("lite").dialect  # noqa: B018  (it is asked)
 
 

@@ -15,6 +15,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 from django.test import Client, override_settings
+from openapi_spec_validator import validate
 
 from django_shop.asking import new_key, post, sold
 from oncekey import LOCAL, SINGLE_TENANT, ConfigurationError
@@ -106,6 +107,12 @@ def test_the_pages_look_where_the_keys_are(lite: str) -> None:
     assert said.endswith("say ONCEKEY_DATABASE = 'lite'")
 
 
+def test_psycopg2_is_warned_of(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections["default"], "Database", type("Module", (), {"__name__": "psycopg2"})())
+    (said,) = messages()
+    assert said.startswith("oncekey.W002: the database 'default' is reached by psycopg2")
+
+
 def test_autocommit_is_left_alone(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "AUTOCOMMIT", False)
     assert any(one.startswith("oncekey.E005") for one in messages())
@@ -115,7 +122,7 @@ def test_autocommit_is_left_alone(postgres: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_djangos_migrations_make_all_tables(project: None) -> None:
-    from oncekey.django.tables import MakeTables
+    from oncekey.django.models import MakeTables
 
     migration = importlib.import_module("oncekey.django.migrations.0001_tables").Migration
     made = [one for one in migration.operations if isinstance(one, MakeTables)]
@@ -156,9 +163,9 @@ def manage(tmp_path: Path, *args: str, database: str | None = None, **more: str)
     return subprocess.run(command, env=environ | more, capture_output=True, text=True, check=False, timeout=120)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_the_command_knows_the_project(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    database = request.getfixturevalue("postgres_dsn") if kind == "postgres" else None
+def test_the_command_knows_the_project(tmp_path: Path, postgres_dsn: str) -> None:
+    # on SQLite tests/docs runs these commands, as the guide has them
+    database = postgres_dsn
     assert manage(tmp_path, "migrate", "--run-syncdb", database=database).returncode == 0
     status = manage(tmp_path, "oncekey", "migrate", "status", database=database)
     assert (status.returncode, status.stdout.count("applied")) == (0, 11), status.stderr
@@ -177,6 +184,15 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     missing = manage(tmp_path, "oncekey", "keys", "list")
     assert missing.returncode != 0
     assert "Traceback" not in missing.stderr
+
+
+def test_mysql_is_refused_before_it_is_connected_to(tmp_path: Path) -> None:
+    # Django takes PyMySQL for its own driver; no server listens at that address
+    refused = manage(tmp_path, "check", database="mysql:")
+    assert refused.returncode == 1
+    assert (
+        "is MySQL or MariaDB, and keys are kept in Django's databases of PostgreSQL" in refused.stderr.splitlines()[-1]
+    )
 
 
 # Listings
@@ -213,6 +229,7 @@ def test_the_audit_looks_into_django(tmp_path: Path) -> None:
 
 def test_openapi_of_drf_spectacular_names_the_key(postgres: str) -> None:
     document = json.loads(Client().get("/schema", headers={"Accept": "application/vnd.oai.openapi+json"}).content)
+    validate(document)
     pay = document["paths"]["/rest/orders/{id}/pay/"]["post"]
     assert pay["x-oncekey"] == {"effects": "local", "operation": "site.<locals>.Orders.pay"}
     assert any(one["name"] == "Idempotency-Key" for one in pay["parameters"])

@@ -33,6 +33,13 @@ def test_who_is_nobody_is_turned_away_before_any_look_up(atomic: bool) -> None:
     assert (stranger.status_code, replayed(stranger)) == (401, False)
 
 
+def test_throttles_come_before_the_look_up_and_count_repetitions(postgres: str) -> None:
+    key = new_key()
+    first, again, throttled = (post("/rest/rare", key=key) for _ in range(3))
+    assert (first.status_code, replayed(again)) == (201, True)
+    assert (throttled.status_code, replayed(throttled), sold()) == (429, False, ["tea"])
+
+
 def test_the_tenant_is_whom_rest_framework_authenticated(postgres: str) -> None:
     key = new_key()
     assert post("/rest/by-function", key=key, by="ann").json()["by"] == "ann"

@@ -1,4 +1,7 @@
-"""Real servers over real sockets: gunicorn and uvicorn, forks, loads, kills, disconnects, and the tester of APIs."""
+"""Real servers over real sockets: forks, loads, disconnects, and the tester of APIs under ASGI.
+
+What is the same under every framework, kills among it, is proved by `tests/skins`.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,10 @@ def served(database: str, *command: str, **more: str) -> Iterator[int]:
                 process.kill()
 
 
-GUNICORN = ("gunicorn", "--bind", "fd://{fd}", "--log-level", "critical", "--no-control-socket")
+GUNICORN = (
+    *("gunicorn", "--bind", "fd://{fd}", "--log-level", "critical", "--no-control-socket"),
+    *("--workers", "2", "--preload"),
+)
 UVICORN = ("uvicorn", "--fd", "{fd}", "--log-level", "critical", "django_shop.serving:asgi")
 
 
@@ -108,22 +114,15 @@ def gunicorn(database: str, *options: str, **more: str) -> Any:
     return served(database, *GUNICORN, *options, "django_shop.serving:application", **more)
 
 
-SERVERS = {
-    "sync": ("--workers", "2", "--worker-class", "sync"),
-    "gthread": ("--workers", "1", "--worker-class", "gthread", "--threads", "8"),
-    "preload": ("--workers", "2", "--worker-class", "gthread", "--threads", "4", "--preload"),
-}
-
-
-@pytest.mark.parametrize(("kind", "path"), [("sync", "/orders"), ("gthread", "/rest/bookings"), ("preload", "/orders")])
-def test_forty_keys_three_times_each(database: str, kind: str, path: str) -> None:
+@pytest.mark.parametrize("path", ["/orders", "/rest/bookings"])
+def test_forty_keys_three_times_each(database: str, path: str) -> None:
     keys = [new_key() for _ in range(40)]
 
     def ask(key: str) -> tuple[str, Reply]:
         return key, send(port, path, {"item": key, "does": "slow"} if path == "/orders" else {"item": key}, key=key)
 
-    more = {} if database.endswith(".db") or kind == "sync" else {"SHOP_ATOMIC": "1"}
-    with gunicorn(database, *SERVERS[kind], **more) as port:
+    more = {} if database.endswith(".db") else {"SHOP_ATOMIC": "1"}
+    with gunicorn(database, "--threads", "4", **more) as port:
         with ThreadPoolExecutor(16) as clients:
             replies = list(clients.map(ask, [*keys, *keys, *keys]))
         again = [
@@ -157,9 +156,9 @@ def rows(database: str, keys: list[str]) -> int:
 
 
 def test_workers_share_no_connection_with_their_parent(database: str) -> None:
-    # Pitfall 14: the parent has asked its database before it forked.
+    # Pitfall 14: the parent has asked its database before it forked, in the thread that serves in a sync worker.
     seen: dict[int, set[int | None]] = {}
-    with gunicorn(database, *SERVERS["preload"], SHOP_QUERIES_FIRST="1") as port:
+    with gunicorn(database, SHOP_QUERIES_FIRST="1") as port:
         while len(seen) < 2:
             reply = send(port, "/where", {"item": "where"}, key=new_key())
             assert reply.status == 201
@@ -173,63 +172,7 @@ def test_workers_share_no_connection_with_their_parent(database: str) -> None:
         assert not one & other
 
 
-def test_a_worker_that_is_killed_is_gone_on_with(database: str) -> None:
-    # R116: kill -9 between two steps; the retry goes on after the last one
-    key, body = new_key(), {"amount": 7, "does": "die"}
-    with gunicorn(database, "--workers", "2", "--worker-class", "sync", "--preload", SHOP_LEASE="1") as port:
-        with pytest.raises((http.client.HTTPException, OSError)):
-            send(port, "/payments", body, key=key)
-        reply = send(port, "/payments", body, key=key)
-        while reply.status == 409:
-            threading.Event().wait(0.05)
-            reply = send(port, "/payments", body, key=key)
-        again = send(port, "/payments", body, key=key)
-    assert (reply.status, again.body, again.replayed) == (201, reply.body, True)
-
-
-def test_a_worker_process_goes_on_without_the_client(database: str) -> None:
-    # R120: kill -9 in a view; `manage.py oncekey worker` finds what is left
-    key, body = new_key(), {"amount": 8, "does": "die"}
-    with (
-        gunicorn(database, "--workers", "1", "--worker-class", "sync", SHOP_LEASE="1") as port,
-        pytest.raises((http.client.HTTPException, OSError)),
-    ):
-        send(port, "/payments", body, key=key)
-    command = [sys.executable, "-m", "django", "oncekey", "worker", "--only", "completer,sweeper"]
-    with subprocess.Popen(command, env=environment(database, SHOP_LEASE="1"), stdout=subprocess.PIPE) as worker:
-        try:
-            with gunicorn(database, *SERVERS["sync"], SHOP_LEASE="1") as port:
-                reply = send(port, "/idempotency-keys-none", {}, key=None)
-                assert reply.status == 404
-                while (state := status(port, key)) != "completed":
-                    assert state in {"in_progress", "failed_retryable", "unknown"}
-                    threading.Event().wait(0.05)
-                again = send(port, "/payments", body, key=key)
-        finally:
-            worker.send_signal(signal.SIGTERM)
-            worker.wait(PATIENCE)
-    assert (again.status, again.replayed) == (201, True)
-
-
-def status(port: int, key: str) -> str:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
-        connection.request("GET", f"/idempotency-keys/{key}", headers={"Authorization": "Bearer ann"})
-        return str(json.loads(connection.getresponse().read())["state"])
-
-
-def test_chunked_bodies_are_refused_where_django_takes_them_for_empty(database: str) -> None:
-    # Pitfall 9
-    with (
-        gunicorn(database, *SERVERS["sync"]) as port,
-        closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection,
-    ):
-        headers = {"Idempotency-Key": new_key(), "Authorization": "Bearer ann", "Content-Type": "application/json"}
-        connection.request("POST", "/orders", iter([b'{"item": ', b'"tea"}']), headers, encode_chunked=True)
-        response = connection.getresponse()
-        assert (response.status, json.loads(response.read())["code"]) == (400, "idempotency_body_invalid")
-
-
-@pytest.mark.parametrize("path", ["/aorders", "/orders", "/rest/bookings"])
+@pytest.mark.parametrize("path", ["/aorders", "/rest/bookings"])
 def test_asgi_with_many_keys_at_once(database: str, path: str) -> None:
     # Pitfall 11
     keys = [new_key() for _ in range(20)]
@@ -264,10 +207,9 @@ def test_a_client_that_hangs_up_finds_its_answer(database: str, tmp_path: Path) 
     assert (reply.status, reply.replayed, rows(database, [key])) == (201, True, 1)
 
 
-@pytest.mark.parametrize("kind", ["gunicorn", "uvicorn"])
-def test_the_tester_of_apis_finds_nothing(database: str, kind: str) -> None:
-    server = gunicorn(database, *SERVERS["gthread"]) if kind == "gunicorn" else served(database, *UVICORN)
-    with server as port:
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_the_tester_of_apis_finds_nothing_under_asgi(database: str) -> None:
+    with served(database, *UVICORN) as port:
         url = f"http://127.0.0.1:{port}/rest/conforming"
         report = check(
             Target(

@@ -162,6 +162,16 @@ def test_another_thread_is_outside_of_the_transaction(postgres: str) -> None:
     assert sold() == ["from a thread"]
 
 
+def test_another_database_is_outside_of_the_transaction(postgres: str) -> None:
+    # Pitfall 7: one view, one database.
+    from django_shop.models import Order
+
+    Order.objects.using("lite").all().delete()
+    assert post("/orders", {"item": "tea", "does": "elsewhere"}).status_code == 500
+    assert sold() == []
+    assert [one.item for one in Order.objects.using("lite").all()] == ["in another database"]
+
+
 def upload(path: str, key: str, content: bytes, **more) -> object:
     file = io.BytesIO(content)
     file.name = "photo.jpg"

@@ -170,11 +170,8 @@ def flask_headers() -> Any:
     return flask.request.headers
 
 
-@pytest.mark.parametrize("kept_in", ["sqlite", "postgresql"])
-def test_the_conformance_tester_finds_nothing(
-    kept_in: str, request: pytest.FixtureRequest, open_shop: Callable[..., Shop]
-) -> None:
-    shop = open_shop(request.getfixturevalue("file_url" if kept_in == "sqlite" else "postgres_url"))
+def test_the_conformance_tester_finds_nothing(postgres_url: str, open_shop: Callable[..., Shop]) -> None:
+    shop = open_shop(postgres_url)
     with served(shop.app) as port:
         target = Target(
             address=Address.parse(f"http://127.0.0.1:{port}/refunds"),
@@ -196,16 +193,13 @@ def test_the_conformance_tester_finds_nothing(
 
 
 @contextmanager
-def gunicorn(url: str, *, kind: str, preload: bool) -> Iterator[int]:
-    """Two workers on a socket of ours; its port."""
+def gunicorn(url: str) -> Iterator[int]:
+    """Two workers on a socket of ours, forked from a process that has served; its port."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-    environment["FLASK_SHOP"] = url
-    if preload:
-        environment["FLASK_SHOP_SERVES_FIRST"] = "yes"
+    environment |= {"FLASK_SHOP": url, "FLASK_SHOP_SERVES_FIRST": "yes"}
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
         command = [sys.executable, "-m", "gunicorn", "--bind", f"fd://{listening.fileno()}", "--log-level", "error"]
-        command += ["--workers", "2", "--worker-class", kind, "--threads", "4", "--no-control-socket"]
-        command += ["--preload"] * preload
+        command += ["--workers", "2", "--worker-class", "gthread", "--threads", "4", "--no-control-socket", "--preload"]
         with subprocess.Popen(
             [*command, "flask_apps.shop:served"], env=environment, pass_fds=[listening.fileno()]
         ) as process:
@@ -230,55 +224,45 @@ def waitress(url: str) -> Iterator[int]:
             process.kill()
 
 
-@pytest.mark.parametrize(("kind", "preload"), [("sync", False), ("gthread", False), ("gthread", True)])
-def test_gunicorn(url: str, kind: str, *, preload: bool) -> None:
-    # with --preload the parent has served, and its pool is none of the children's
-    with gunicorn(url, kind=kind, preload=preload) as port, ThreadPoolExecutor(8) as clients:
+def test_a_pool_of_the_parent_is_none_of_its_workers(url: str) -> None:
+    with gunicorn(url) as port, ThreadPoolExecutor(8) as clients:
         keys = [new_key() for _ in range(10)]
         replies = list(clients.map(lambda key: send(port, "/orders", {"item": key}, key=key), keys * 3))
         assert {reply.status for reply in replies} <= {201, 409}
         finals = {key: send(port, "/orders", {"item": key}, key=key) for key in keys}
         assert all(reply.status == 201 and reply.replayed for reply in finals.values())
-        if preload:
-            assert send(port, "/orders", {"item": "parent"}, key="the-key-of-the-parent").replayed
+        assert send(port, "/orders", {"item": "parent"}, key="the-key-of-the-parent").replayed
     firsts = [reply for reply in replies if reply.status == 201 and not reply.replayed]
     assert len(firsts) == 10
     assert len(rows(url, "SELECT item FROM orders WHERE item <> 'parent'")) == 10
 
 
-def test_kill_and_resume(url: str) -> None:
+def test_kill_and_resume(file_url: str) -> None:
     # R116: kill -9 after the first phase, and another process goes on after it
     key, order = new_key(), {"item": "tea", "does": "die"}
-    with waitress(url) as port, pytest.raises((http.client.HTTPException, OSError)):
+    with waitress(file_url) as port, pytest.raises((http.client.HTTPException, OSError)):
         send(port, "/payments", order, key=key)
-    assert rows(url, "SELECT item FROM orders") == [("tea",)]
-    with waitress(url) as port:
+    assert rows(file_url, "SELECT item FROM orders") == [("tea",)]
+    with waitress(file_url) as port:
         reply = send(port, "/payments", order, key=key)
         while reply.status == 409:  # until the lease of the dead is over
             threading.Event().wait(0.05)
             reply = send(port, "/payments", order, key=key)
         again = send(port, "/payments", order, key=key)
     assert (reply.status, reply.json()["attempt"], again.body) == (201, 2, reply.body)
-    assert rows(url, "SELECT item FROM orders") == [("tea paid",)]
+    assert rows(file_url, "SELECT item FROM orders") == [("tea paid",)]
 
 
-def test_kill_in_a_local_handler_leaves_nothing(url: str) -> None:
-    key, order = new_key(), {"item": "tea", "does": "die"}
-    with waitress(url) as port, pytest.raises((http.client.HTTPException, OSError)):
-        send(port, "/orders", order, key=key)
-    assert rows(url, "SELECT item FROM orders") == []
-
-
-def test_a_worker_goes_on_without_the_client(url: str) -> None:
+def test_a_worker_goes_on_without_the_client(postgres_url: str) -> None:
     # H7, R120
     key, order = new_key(), {"item": "tea", "does": "die"}
-    with waitress(url) as port, pytest.raises((http.client.HTTPException, OSError)):
+    with waitress(postgres_url) as port, pytest.raises((http.client.HTTPException, OSError)):
         send(port, "/payments", order, key=key)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-    environment["FLASK_SHOP"] = url
+    environment["FLASK_SHOP"] = postgres_url
     command = [sys.executable, "-c", "from oncekey.cli import main; main()", "worker", "--app", "flask_apps.shop:once"]
-    while rows(url, "SELECT item FROM orders") != [("tea paid",)]:  # until the lease of the dead is over
+    while rows(postgres_url, "SELECT item FROM orders") != [("tea paid",)]:  # until the lease of the dead is over
         subprocess.run([*command, "--once", "--only", "completer"], env=environment, capture_output=True, check=True)
-    with waitress(url) as port:
+    with waitress(postgres_url) as port:
         reply = send(port, "/payments", order, key=key)
     assert (reply.status, reply.replayed, reply.json()["attempt"]) == (201, True, 2)

@@ -30,13 +30,11 @@ urlpatterns: list[Any] = []
 
 def once(url: str, **options: Any) -> Once:
     """The project's `Once`, after the project was set up."""
-    database = conninfo_to_dict(url.replace("+psycopg", ""))
-    name = database.pop("dbname")
     settings.configure(
         SECRET_KEY="of the tests",
         ALLOWED_HOSTS=["*"],
         USE_TZ=True,
-        DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": name, "OPTIONS": database}},
+        DATABASES={"default": _database(url)},
         INSTALLED_APPS=["rest_framework", "oncekey.django"],
         MIDDLEWARE=["oncekey.django.Middleware"],
         ROOT_URLCONF=__name__,
@@ -48,6 +46,14 @@ def once(url: str, **options: Any) -> Once:
     from oncekey.django import Once as DjangosOnce
 
     return DjangosOnce(Database("default"), tenant=lambda request: request.user, **options)
+
+
+def _database(url: str) -> dict[str, Any]:
+    if url.startswith("sqlite"):
+        options: dict[str, Any] = {"transaction_mode": "IMMEDIATE", "timeout": 30}
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": url.removeprefix("sqlite:///"), "OPTIONS": options}
+    options = conninfo_to_dict(url.replace("+psycopg", ""))
+    return {"ENGINE": "django.db.backends.postgresql", "NAME": options.pop("dbname"), "OPTIONS": options}
 
 
 def make(service: Service) -> Any:

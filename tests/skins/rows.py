@@ -38,7 +38,6 @@ class Skin:
     """Its line of the table."""
     module: str
     server: tuple[str, ...]
-    stores: tuple[str, ...] = ("postgresql",)
 
     @cached_property
     def can(self) -> frozenset[str]:
@@ -57,15 +56,14 @@ class Skin:
         return import_module(self.module).make(service)
 
 
-BOTH = ("postgresql", "sqlite")
 SKINS = {
     skin.name: skin
     for skin in (
-        Skin("fastapi", "FastAPI", "skins.on_fastapi", UVICORN, BOTH),
+        Skin("fastapi", "FastAPI", "skins.on_fastapi", UVICORN),
         Skin("starlette", "Starlette", "skins.on_starlette", UVICORN),
         Skin("asgi", "ASGI by path", "skins.on_asgi", UVICORN),
         Skin("flask-sync", "Flask", "skins.on_flask", SYNC),
-        Skin("flask-gthread", "Flask", "skins.on_flask", GTHREAD, BOTH),
+        Skin("flask-gthread", "Flask", "skins.on_flask", GTHREAD),
         Skin("flask-preload", "Flask", "skins.on_flask", (*GTHREAD, "--preload")),
         Skin("django", "Django and REST framework", "skins.on_django", GTHREAD),
         Skin("wsgi", "WSGI", "skins.on_wsgi", WAITRESS),
@@ -74,3 +72,8 @@ SKINS = {
         Skin("aiohttp", "aiohttp", "skins.on_aiohttp", RUN_APP),
     )
 }
+
+ON_SQLITE = frozenset(SKINS) - {"flask-sync", "flask-preload"}
+"""One of each line of the table: what is quick runs on SQLite, too."""
+KILLED_ON_SQLITE = frozenset({"fastapi", "flask-gthread"})
+"""One that waits and one that blocks: what a crash leaves in a store is the engine's and the driver's."""

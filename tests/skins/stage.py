@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -256,17 +256,14 @@ class Stage:
 
 
 def stages(
-    *abilities: str, without: str | None = None, every_store: bool = False, one_server: bool = False
+    *abilities: str, without: str | None = None, sqlite: Container[str] = (), one_server: bool = False
 ) -> list[Any]:
-    """The skins that can do all of this: on the first of their stores, or on each; on every server, or on one."""
+    """The skins that can do all of this: on PostgreSQL, by every server or one of each; these on SQLite, too."""
     able = [skin for skin in SKINS.values() if skin.can.issuperset(abilities) and without not in skin.can]
-    if one_server:
-        able = list({skin.row: skin for skin in reversed(able)}.values())
-    return [
-        pytest.param(_place(skin.name, store), id=f"{skin.name}-{store}")
-        for skin in able
-        for store in (skin.stores if every_store else skin.stores[:1])
-    ]
+    served = list({skin.row: skin for skin in reversed(able)}.values()) if one_server else able
+    places = [(skin.name, "postgresql") for skin in served]
+    places += [(skin.name, "sqlite") for skin in able if skin.name in sqlite]
+    return [pytest.param(_place(name, store), id=f"{name}-{store}") for name, store in places]
 
 
 @functools.cache

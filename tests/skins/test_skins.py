@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from oncekey.frameworks.openapi import document_of
 from oncekey.once import Once
 from oncekey.surveying import Verdict, survey
 from skins.on_asgi import BY_PATH
-from skins.rows import ABILITIES, SKINS, TABLE, Skin
+from skins.rows import ABILITIES, KILLED_ON_SQLITE, ON_SQLITE, SKINS, TABLE, Skin
 from skins.service import READER, ROUTES, STEPS, STRANGER, WRITER, Service
 from skins.stage import Stage, new_key, stages
 
@@ -38,9 +38,9 @@ PROVED: set[tuple[str, str]] = set()
 DENIED: set[tuple[str, str]] = set()
 
 
-def proves(*abilities: str, every_store: bool = False, one_server: bool = False) -> Callable[[Any], Any]:
+def proves(*abilities: str, sqlite: Container[str] = (), one_server: bool = False) -> Callable[[Any], Any]:
     """Run a test on every skin that has these abilities."""
-    chosen = stages(*abilities, every_store=every_store, one_server=one_server)
+    chosen = stages(*abilities, sqlite=sqlite, one_server=one_server)
     PROVED.update((SKINS[one.values[0][0]].row, ability) for one in chosen for ability in abilities)
     return pytest.mark.parametrize("stage", chosen, indirect=True)
 
@@ -80,7 +80,7 @@ def stage(
 # Keys
 
 
-@proves("INLINE", every_store=True)
+@proves("INLINE", sqlite=ON_SQLITE)
 def test_a_first_request_and_its_repetition(stage: Stage) -> None:
     key, order, before = new_key(), {"item": "tea"}, stage.charges
     first = stage.send("/charges", order, key=key)
@@ -188,7 +188,7 @@ def test_a_client_that_leaves_finds_its_answer_later(stage: Stage) -> None:
 # Effects
 
 
-@proves("LOCAL", every_store=True)
+@proves("LOCAL", sqlite=ON_SQLITE)
 def test_a_row_commits_with_its_key(stage: Stage) -> None:
     key, item = new_key(), new_key()
     replies = [stage.send("/orders", {"item": item}, key=key) for _ in range(2)]
@@ -197,7 +197,7 @@ def test_a_row_commits_with_its_key(stage: Stage) -> None:
     assert stage.rows(f"SELECT id FROM orders WHERE item = '{item}'") == [(replies[0].json()["id"],)]
 
 
-@proves("PHASED", every_store=True)
+@proves("PHASED", sqlite=ON_SQLITE)
 def test_a_payment_is_made_in_steps(stage: Stage) -> None:
     key, before = new_key(), stage.charges
     first, again = (stage.send("/payments", {}, key=key) for _ in range(2))
@@ -207,7 +207,7 @@ def test_a_payment_is_made_in_steps(stage: Stage) -> None:
     assert stage.charges - before == 1
 
 
-@proves("OUTBOX", "resume")
+@proves("OUTBOX", "resume", one_server=True)
 def test_a_worker_delivers_and_goes_on_without_the_client(stage: Stage) -> None:
     # R120, R122: kill -9 in a payment, and nobody sends it again before it is done
     paying, key, before = new_key(), new_key(), stage.charges
@@ -226,10 +226,30 @@ def test_a_worker_delivers_and_goes_on_without_the_client(stage: Stage) -> None:
     assert stage.charges - before == 2
 
 
+@proves("LOCAL")
+def test_a_row_that_the_commit_refuses_is_no_success(stage: Stage) -> None:
+    # F20: a constraint that the database checks at the COMMIT, after the record was written; every skin says the same
+    key, order, rows = new_key(), {"item": "impossible"}, "SELECT id FROM orders WHERE item = 'impossible'"
+    stage.rows(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = 'check_violation'; END$$"
+    )
+    stage.rows(
+        "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+        "WHEN (new.item = 'impossible') EXECUTE FUNCTION refuse()"
+    )
+    refused = stage.send("/orders", order, key=key)
+    assert (refused.status, refused.json()["code"]) == (500, "idempotency_execution_failed"), stage.log
+    assert stage.rows(rows) == []
+    stage.rows("DROP TRIGGER late ON orders")
+    mended = stage.send("/orders", order, key=key)
+    assert (mended.status, mended.replayed, len(stage.rows(rows))) == (201, False, 1)
+
+
 # Crashes and outages
 
 
-@proves("LOCAL", every_store=True)
+@proves("LOCAL", sqlite=KILLED_ON_SQLITE)
 def test_killed_before_its_commit_and_sent_again(stage: Stage) -> None:
     # P1, L1: kill -9 leaves neither a row nor a key that is taken
     rows = "SELECT id FROM orders WHERE item = 'held'"
@@ -244,7 +264,7 @@ def test_killed_before_its_commit_and_sent_again(stage: Stage) -> None:
     assert stage.rows(rows) == [(first.json()["id"],)]
 
 
-@proves("PHASED", "resume", every_store=True)
+@proves("PHASED", "resume", sqlite=KILLED_ON_SQLITE, one_server=True)
 def test_killed_after_each_step_and_sent_again(stage: Stage) -> None:
     # R116, R117: kill -9; what was done is not done again
     before, orders = stage.charges, {step: ({"die": step}, new_key()) for step in STEPS}
@@ -337,7 +357,7 @@ def test_every_route_is_described(stage: Stage, tmp_path: Path) -> None:
 def test_a_body_in_chunks_is_refused(stage: Stage) -> None:
     key, before = new_key(), stage.charges
     refused = stage.send_chunks("/charges", b'{"item":', b'"tea"}', key=key)
-    assert (refused.status, refused.json()["code"]) == (400, "idempotency_body_invalid")
+    assert (refused.status, refused.json()["code"]) == (411, "idempotency_body_length_missing")
     assert stage.charges == before
     assert stage.send("/charges", {"item": "milk"}, key=key).status == 201  # it has not used the key
 

@@ -68,6 +68,7 @@ class Code(StrEnum):
     KEY_MISSING = "idempotency_key_missing"
     KEY_MALFORMED = "idempotency_key_malformed"
     BODY_INVALID = "idempotency_body_invalid"
+    BODY_LENGTH_MISSING = "idempotency_body_length_missing"
     BODY_TOO_LARGE = "idempotency_body_too_large"
     BODY_TOO_SLOW = "idempotency_body_too_slow"
     KEY_REUSED = "idempotency_key_reused_with_different_payload"

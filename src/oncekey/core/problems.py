@@ -89,6 +89,15 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             fault_code="IDEMPOTENCY_BODY_INVALID",
             stripe_type=_THEIRS,
         ),
+        Code.BODY_LENGTH_MISSING: Problem(
+            slug="body-length-missing",
+            status=411,
+            title="Request body does not say how long it is",
+            detail="The server of this API does not show it a body that is sent in chunks, so nothing was executed. "
+            "Send the request again with a Content-Length and the same key.",
+            fault_code="IDEMPOTENCY_BODY_LENGTH_MISSING",
+            stripe_type=_THEIRS,
+        ),
         Code.BODY_TOO_LARGE: Problem(
             slug="body-too-large",
             status=413,

@@ -78,6 +78,7 @@ _SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = Mapping
         Code.KEY_MALFORMED: (KeyMalformedError, "it has no key that can be used"),
         Code.KEY_NOT_FOUND: (NotRunError, "its key is not known"),
         Code.BODY_INVALID: (BodyInvalidError, "its arguments have no canonical form"),
+        Code.BODY_LENGTH_MISSING: (BodyInvalidError, "its arguments do not say how long they are"),
         Code.BODY_TOO_LARGE: (BodyInvalidError, "its arguments are larger than max_request_bytes"),
         Code.BODY_TOO_SLOW: (BodyInvalidError, "its arguments did not arrive"),
         Code.KEY_REUSED: (KeyReusedError, "its key belongs to a call with other arguments"),

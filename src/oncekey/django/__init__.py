@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from oncekey.django.database import Database
     from oncekey.django.middleware import Middleware
     from oncekey.django.once import Once
+    from oncekey.django.project import describe_keys
 
-__all__ = ["Database", "Middleware", "Once"]
+__all__ = ["Database", "Middleware", "Once", "describe_keys"]
 
-_PLACES = {"Database": "database", "Middleware": "middleware", "Once": "once"}
+_PLACES = {"Database": "database", "Middleware": "middleware", "Once": "once", "describe_keys": "project"}
 
 
 def __getattr__(name: str) -> object:

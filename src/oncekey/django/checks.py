@@ -10,8 +10,7 @@ from django.db import connections
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.django.once import NO_TENANT
-from oncekey.django.settings import alias_of_project, once_of_project
-from oncekey.django.views import enrolment_of
+from oncekey.django.project import METHODS, alias_of_project, enrolment_of, once_of_project, views
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +39,10 @@ BESIDE: Final = (
 OTHER_DATABASE: Final = (
     "Once keeps its keys in Database({alias!r}), and the pages for administrators look elsewhere: say "
     "ONCEKEY_DATABASE = {alias!r}"
+)
+OLD_DRIVER: Final = (
+    "the database {alias!r} is reached by psycopg2, which oncekey's own tests do not run with: install psycopg 3 (pip "
+    "install 'psycopg[binary]'), which Django then uses by itself"
 )
 NO_AUTOCOMMIT: Final = (
     "the database {alias!r} has AUTOCOMMIT = False, so no claim can be committed by itself: leave it out"
@@ -84,13 +87,13 @@ def _database(once: Once, database: Database) -> Iterator[Any]:
         yield Error(NO_AUTOCOMMIT.format(alias=database.alias), id="oncekey.E005")
     if database.dialect == "sqlite" and str(said["OPTIONS"].get("transaction_mode", "")).upper() != "IMMEDIATE":
         yield Warning(NOT_IMMEDIATE.format(alias=database.alias), id="oncekey.W001")
+    if connections[database.alias].Database.__name__ == "psycopg2":
+        yield Warning(OLD_DRIVER.format(alias=database.alias), id="oncekey.W002")
     if said["ATOMIC_REQUESTS"]:
         yield from _wrapped(once, database)
 
 
 def _wrapped(once: Once, database: Database) -> Iterator[Any]:
-    from oncekey.django.routes import METHODS, views  # noqa: PLC0415  (the project's URLs may not be loaded before)
-
     told = set()
     for view in views():
         if not database.wraps(view):

@@ -27,7 +27,7 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.sqltext import Dialect
-from oncekey.django.settings import alias_of_project
+from oncekey.django.project import alias_of_project
 from oncekey.drivers.guard import OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import errors as postgres_errors
@@ -48,7 +48,10 @@ log = logging.getLogger("oncekey")
 
 WHAT: Final = "the business transaction"
 NO_ALIAS: Final = "Database({alias!r}) is not in settings.DATABASES, which has {known}"
-NO_STORE: Final = "Database({alias!r}) is {vendor}: Django's keys are kept in PostgreSQL or SQLite"
+NO_STORE: Final = (
+    "Database({alias!r}) is {vendor}, and keys are kept in Django's databases of PostgreSQL and SQLite only: for views "
+    "with effects=INLINE say Once('mariadb://...'), and keep what LOCAL views write in one of those two"
+)
 NESTED: Final = (
     "a protected view of oncekey runs inside of another atomic block of the database {alias!r}, so nothing of it could "
     "be committed by itself: take atomic() away from around the view; under ATOMIC_REQUESTS, a view that is not LOCAL "
@@ -89,6 +92,7 @@ _VERBS: Final = {
     "sqlite": _Verbs("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"),
 }
 _IN_A_TEST: Final = _Verbs("SAVEPOINT oncekey", "RELEASE SAVEPOINT oncekey", "ROLLBACK TO SAVEPOINT oncekey")
+_OTHERS: Final = {"mysql": "MySQL or MariaDB", "oracle": "Oracle"}
 _DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
 
 
@@ -97,6 +101,7 @@ class Database:
 
     def __init__(self, alias: str | None = None) -> None:
         self.alias = alias_of_project() if alias is None else alias
+        _ALIASES.add(self.alias)
 
     @property
     def dialect(self) -> str:
@@ -106,7 +111,8 @@ class Database:
             raise ConfigurationError(NO_ALIAS.format(alias=self.alias, known=known))
         vendor: str = connections[self.alias].vendor
         if vendor not in _VERBS:
-            raise ConfigurationError(NO_STORE.format(alias=self.alias, vendor=connections[self.alias].display_name))
+            # Django's own name for it asks the server, which may not be there.
+            raise ConfigurationError(NO_STORE.format(alias=self.alias, vendor=_OTHERS.get(vendor, vendor)))
         return vendor
 
     @property
@@ -126,7 +132,6 @@ class Database:
 
     def driver(self) -> DjangoDriver:
         """A driver on this process's connections."""
-        _ALIASES.add(self.alias)
         return DjangoDriver(self.alias)
 
 
@@ -457,7 +462,11 @@ _inherited: Final[list[Any]] = []
 def _forked() -> None:
     """Two processes on one connection read each other's rows, so a child makes its own."""
     for alias in _ALIASES:
+        if alias not in connections.settings:  # which was refused
+            continue
         connection = connections[alias]
+        # A pool's connections are as much the parent's as the one in use, and the threads that look after it are gone.
+        _inherited.append(getattr(connection, "_connection_pools", {}).pop(alias, None))
         if connection.connection is not None and not connection.in_atomic_block:
             _inherited.append(connection.connection)
             connection.connection = None

@@ -7,11 +7,12 @@ its models are used, too: so what such a view writes is in the transaction of it
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections
 from django.http import HttpResponse
 
@@ -19,9 +20,8 @@ from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
 from oncekey.django.database import NESTED, Database, DjangoTransaction
-from oncekey.django.steps import drive
 from oncekey.engine.claiming import Parts
-from oncekey.engine.effects import Call
+from oncekey.engine.effects import Call, Interrupted, Sleep
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import Operation, operation_of
 from oncekey.engine.serve import Unkeyed, serve_unkeyed
@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from oncekey.core.model import Claim
-    from oncekey.engine.effects import Effect, Tx
+    from oncekey.engine.effects import Effect, Life, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.resuming import Resumption
+
+T = TypeVar("T")
 
 _SERVER_ERRORS: Final = 500
 OTHER_ONCE: Final = "{operation} is protected by another Once than the one that settings.ONCEKEY names"
@@ -173,11 +175,14 @@ class DjangoExchange(Exchange):
     def open(self, enrolment: Enrolment) -> Any:  # noqa: ANN401
         """Open the transaction before `ATOMIC_REQUESTS` does; a response, if that is not possible."""
         try:
-            self._opened = self.threads.engines.blocking().open()  # type: ignore[assignment]  # of Django's driver
+            # The store is checked first: inside of the transaction that would need a second connection, and a pool in
+            # which every thread holds one and waits for another has none to give.
+            if self.threads.ready():
+                self._opened = self.threads.engines.blocking().open()  # type: ignore[assignment]  # of Django's driver
+                return None
         except StoreError as error:
             tell_failure(self.threads.tell, "begin", error)
-            return made(self.threads.turn_away(UNAVAILABLE, enrolment, echo=self.echo))
-        return None
+        return made(self.threads.turn_away(UNAVAILABLE, enrolment, echo=self.echo))
 
     def call(
         self,
@@ -235,7 +240,7 @@ class DjangoExchange(Exchange):
         try:
             if run.course is not None:
                 run.course.check()
-                stepping = Stepping(partial(drive, self.threads.runtime), run.store, run.course, run.parcels)
+                stepping = Stepping(partial(_drive, self.threads.runtime), run.store, run.course, run.parcels)
             op = operation_of(Operation, run, stepping)
             ended.entered = True
             try:
@@ -363,3 +368,46 @@ async def _in_its_thread(function: Callable[..., Any], *args: Any) -> Any:  # no
     result = await sync_to_async(function, thread_sensitive=True)(*args)
     assert not inspect.isawaitable(result)
     return result
+
+
+async def _drive(runtime: ThreadRuntime, flow: Life[T]) -> T:
+    """Take a step of an `async def` view, a flow that never rests: its transactions in the request's own thread.
+
+    A cancellation is told to the flow once, and raised when it is over.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        effect = flow.send(None)
+        while True:
+            try:
+                value = await _performed(runtime, effect)
+            except asyncio.CancelledError as error:
+                if cancelled is not None:
+                    raise
+                cancelled = error
+                effect = flow.throw(Interrupted())
+            except Exception as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
+                effect = flow.throw(error)
+            else:
+                effect = flow.send(value)
+    except StopIteration as stop:
+        if cancelled is not None:
+            raise cancelled from None
+        result: T = stop.value
+        return result
+    except Interrupted:
+        assert cancelled is not None
+        raise cancelled from None
+
+
+async def _performed(runtime: ThreadRuntime, effect: Effect) -> Any:  # noqa: ANN401  (what the effect gives)
+    if type(effect) is Sleep:
+        return await asyncio.sleep(effect.seconds)
+    if type(effect) is not Call:
+        return await sync_to_async(runtime.perform, thread_sensitive=True)(effect)
+    async with asyncio.timeout(effect.limit):
+        if iscoroutinefunction(effect.fn):
+            return await effect.fn(*effect.arguments)
+        # A `def` may use models, which must not be done in an event loop.
+        said = await sync_to_async(effect.fn, thread_sensitive=True)(*effect.arguments)
+        return await said if inspect.isawaitable(said) else said

@@ -14,8 +14,7 @@ from django.http import HttpResponse
 
 from oncekey.core.errors import SAID_TO_US
 from oncekey.django.exchange import DjangoExchange, Sent
-from oncekey.django.settings import once_of_project
-from oncekey.django.views import enrolment_of
+from oncekey.django.project import enrolment_of, once_of_project
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.blocking import current
 from oncekey.frameworks.wsgi import KEY

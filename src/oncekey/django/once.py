@@ -14,7 +14,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.django.database import Database
 from oncekey.django.exchange import DjangoExchange, DjangoThreads, Sent, made, request_in
-from oncekey.django.views import check_order
+from oncekey.django.project import Application, check_order
 from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
 from oncekey.frameworks.blocking import current
 from oncekey.once import Once as Framework
@@ -35,21 +35,6 @@ NO_TENANT: Final = (
     "Once(tenant=...) needs to know whose key it is: pass a function that names the tenant of an authenticated "
     "request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
 )
-
-
-class Application:
-    """The project as a WSGI application: a worker goes on with requests through it, and commands list its routes."""
-
-    def __init__(self) -> None:
-        self._handler: Any = None
-
-    def __call__(self, environ: Any, start_response: Any) -> Any:  # noqa: ANN401  (WSGI)
-        """Serve one request."""
-        if self._handler is None:
-            from django.core.handlers.wsgi import WSGIHandler  # noqa: PLC0415  (it loads the middleware)
-
-            self._handler = WSGIHandler()
-        return self._handler(environ, start_response)
 
 
 class Once(Framework):

@@ -69,7 +69,7 @@ NOT_INSTALLED: Final = (
 ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
 
 TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
-NO_LENGTH: Final = Refuse(Code.BODY_INVALID, detail="The body has no Content-Length, and this server needs one.")
+NO_LENGTH: Final = Refuse(Code.BODY_LENGTH_MISSING)
 _CUT_OFF: Final = Refuse(Code.BODY_INVALID, detail="The body is shorter than its Content-Length.")
 _CHUNK: Final = 64 * 1024
 _DIGITS: Final = 18

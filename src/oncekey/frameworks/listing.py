@@ -34,7 +34,7 @@ LISTERS: Final[Mapping[str, str]] = MappingProxyType(
         "starlette": "oncekey.frameworks.routes",
         "flask": "oncekey.frameworks.flask_routes",
         "aiohttp": "oncekey.frameworks.aiohttp_routes",
-        "django": "oncekey.django.routes",
+        "django": "oncekey.django.project",
     }
 )
 """The package of a framework, and the module of ours whose function `listed` knows its routes."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from django.db import migrations, models
 
-from oncekey.django.tables import MakeTables, records
+from oncekey.django.models import MakeTables, records
 
 _, TABLE = records()
 

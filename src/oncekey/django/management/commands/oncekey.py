@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
 
 from oncekey.core.errors import OncekeyError
-from oncekey.django.passing_on import arguments_of, url_of
-from oncekey.django.settings import once_of_project, place_of_once
+from oncekey.django.database import Database
+from oncekey.django.project import once_of_project, place_of_once
+
+if TYPE_CHECKING:
+    from oncekey.wire import Source
+
+APP: Final = "--app"
+_LIBPQ: Final = frozenset(
+    {
+        *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "service", "passfile", "connect_timeout"),
+        *("target_session_attrs", "application_name", "options", "keepalives", "keepalives_idle", "channel_binding"),
+    }
+)
+"""Those parameters of Django's connections that are PostgreSQL's own, and not those of a Python package."""
 
 
 class Command(BaseCommand):
@@ -41,3 +57,35 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         except SystemExit as ended:
             sys.exit(ended.code)
+
+
+def url_of(store: Source) -> str | None:
+    """The address of a store, for commands that connect to it by themselves; None: there is no such."""
+    if not isinstance(store, Database):
+        return store if isinstance(store, str) else None
+    given: dict[str, Any] = connections[store.alias].get_connection_params()
+    if store.dialect == "sqlite":
+        return f"sqlite:///{quote(str(Path(given['database']).absolute()))}"
+    user, password = quote(str(given.get("user") or ""), safe=""), quote(str(given.get("password") or ""), safe="")
+    whom = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    others = {name: given[name] for name in ("host", "port") if given.get(name)}
+    others |= {name: value for name, value in given.items() if name in _LIBPQ and value}
+    query = f"?{urlencode(others, quote_via=quote)}" if others else ""
+    return f"postgresql://{whom}/{quote(str(given.get('dbname') or ''), safe='')}{query}"
+
+
+def arguments_of(app: Any, given: Sequence[str], place: str) -> list[str]:  # noqa: ANN401  (typer's application)
+    """The arguments, with `--app` behind a command that takes it and was not given one."""
+    import typer  # noqa: PLC0415  (an optional package)
+
+    command: Any = typer.main.get_command(app)
+    words = list(given)
+    context = command.make_context("oncekey", ["--help"], resilient_parsing=True) if words else None
+    for word in words:
+        found = command.get_command(context, word) if hasattr(command, "get_command") else None
+        if found is None:
+            break
+        command = found
+    takes = any(APP in getattr(one, "opts", ()) for one in command.params)
+    told = any(word == APP or word.startswith(f"{APP}=") for word in words)
+    return [*words, APP, place] if takes and not told and "--help" not in words else words
