@@ -15,7 +15,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb mysql check bench docs docs-serve soak torture race failover pins clean
+.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb mysql redis check bench docs docs-serve soak torture race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,7 +28,7 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql redis ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --durations=10 $(TESTS) $(ARGS)
 
 lowest: $(LOWEST)/.made pooler dynalite mariadb mysql ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
@@ -124,6 +124,20 @@ mysql: ## Look for the MySQL of the tests, and get it where that can be done (De
 	else \
 		echo 'no MySQL is here, and tests of its store will fail: name the folder of one in ONCEKEY_TEST_MYSQL' \
 			'(with usr/sbin/mysqld in it, and the libraries that it needs)' >&2; \
+	fi
+
+# The Valkey that the development requirements bring is built without TLS; Debian's Redis has it.
+REDIS_PACKAGES = redis-server redis-tools libatomic1 libjemalloc2 liblzf1
+redis: ## Look for the Redis with TLS of the tests, and get it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_REDIS" ] || [ -e $(VENV)/redis/usr/bin/redis-server ]; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no Redis with TLS is here: taking it out of its packages by apt-get, for the tests of the store'; \
+		rm -rf $(VENV)/redis.part && apt-get update -qq && mkdir -p $(VENV)/redis.part && cd $(VENV)/redis.part \
+			&& apt-get download -qq -o APT::Sandbox::User=root $(REDIS_PACKAGES) \
+			&& for one in *.deb; do dpkg -x $$one . || exit 1; done && rm *.deb && mv ../redis.part ../redis; \
+	else \
+		echo 'no Redis with TLS is here, and tests/stores/test_redis_tls.py will fail: name the folder of one in' \
+			'ONCEKEY_TEST_REDIS (with usr/bin/redis-server in it; / where the package redis-server is installed)' >&2; \
 	fi
 
 check: $(VENV)/.dev ## Lint, formatting, types and the dependency arrows
