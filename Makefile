@@ -159,7 +159,7 @@ docs-serve: $(VENV)/.dev ## Show the documentation while you write it (ARGS="--d
 soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
 	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)
 
-torture: $(VENV)/.dev mariadb mysql ## Torture a private PostgreSQL, a MariaDB, a MySQL and a SQLite file, five minutes each (ARGS="--seconds 60 --seed 7")
+torture: $(VENV)/.dev dynalite mariadb mysql ## Torture every store on a private server, five minutes each (ARGS="--seconds 60 --store redis --seed 7")
 	$(PY) tests/soak/torture_soak.py $(ARGS)
 
 race: $(VENV)/.dev dynalite mariadb mysql ## Let 8 processes race for 2,000 keys on every store (ARGS="--rounds 500 --store redis --seed 7")
