@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 
 from oncekey.cells import Seen
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
@@ -73,6 +82,15 @@ def test_a_reply_that_is_lost_is_not_asked_for_again(talks):
     with pytest.raises(CommitAmbiguousError):
         said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], CommitAmbiguousError("lost"))
     assert talks.nodes.known == {}  # where it lies now is asked for before the next one
+
+
+@pytest.mark.parametrize(
+    "refusal", [ClusterDownError("CLUSTERDOWN"), OutOfMemoryError("OOM"), TryAgainError("TRYAGAIN")]
+)
+def test_a_write_that_is_refused_was_not_made(talks, refusal):
+    with pytest.raises(StoreUnavailableError, match="Redis refused") as raised:
+        said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], [refusal])
+    assert not isinstance(raised.value, CommitAmbiguousError)
 
 
 def test_a_key_that_is_sent_around_for_ever_is_out_of_reach(talks):
