@@ -15,7 +15,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb mysql check bench docs docs-serve soak torture race failover pins clean
+.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb mysql redis check bench docs docs-serve soak torture race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,7 +28,7 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql redis ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PY) -m pytest -n $(WORKERS) --durations=10 $(TESTS) $(ARGS)
 
 lowest: $(LOWEST)/.made pooler dynalite mariadb mysql ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
@@ -126,6 +126,20 @@ mysql: ## Look for the MySQL of the tests, and get it where that can be done (De
 			'(with usr/sbin/mysqld in it, and the libraries that it needs)' >&2; \
 	fi
 
+# The Valkey that the development requirements bring is built without TLS; Debian's Redis has it.
+REDIS_PACKAGES = redis-server redis-tools libatomic1 libjemalloc2 liblzf1
+redis: ## Look for the Redis with TLS of the tests, and get it where that can be done (Debian, as root)
+	@if [ -n "$$ONCEKEY_TEST_REDIS" ] || [ -e $(VENV)/redis/usr/bin/redis-server ]; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo 'no Redis with TLS is here: taking it out of its packages by apt-get, for the tests of the store'; \
+		rm -rf $(VENV)/redis.part && apt-get update -qq && mkdir -p $(VENV)/redis.part && cd $(VENV)/redis.part \
+			&& apt-get download -qq -o APT::Sandbox::User=root $(REDIS_PACKAGES) \
+			&& for one in *.deb; do dpkg -x $$one . || exit 1; done && rm *.deb && mv ../redis.part ../redis; \
+	else \
+		echo 'no Redis with TLS is here, and tests/stores/test_redis_tls.py will fail: name the folder of one in' \
+			'ONCEKEY_TEST_REDIS (with usr/bin/redis-server in it; / where the package redis-server is installed)' >&2; \
+	fi
+
 check: $(VENV)/.dev ## Lint, formatting, types, generated drivers and the dependency arrows
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -146,7 +160,7 @@ docs-serve: $(VENV)/.dev ## Show the documentation while you write it (ARGS="--d
 soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
 	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)
 
-torture: $(VENV)/.dev mariadb mysql ## Torture a private PostgreSQL, a MariaDB, a MySQL and a SQLite file, five minutes each (ARGS="--seconds 60 --seed 7")
+torture: $(VENV)/.dev dynalite mariadb mysql ## Torture every store on a private server, five minutes each (ARGS="--seconds 60 --store redis --seed 7")
 	$(PY) tests/soak/torture_soak.py $(ARGS)
 
 race: $(VENV)/.dev dynalite mariadb mysql ## Let 8 processes race for 2,000 keys on every store (ARGS="--rounds 500 --store redis --seed 7")

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from oncekey.core.errors import StoreError
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 
 Value: TypeAlias = bool | int | str | bytes | None
 """A value that may be bound to a statement."""
@@ -93,7 +94,7 @@ class Transaction(Generic[T]):
 Flow: TypeAlias = Generator[Transaction[Any], Any, T]
 
 
-def drive(flow: Flow[T], run: Callable[[Transaction[Any]], Any]) -> T:
+def drive(flow: Generator[Q, Any, T], run: Callable[[Q], Any]) -> T:
     """Run a flow to its end; an error of the store is thrown into the flow, which may go on."""
     try:
         transaction = next(flow)
@@ -108,7 +109,7 @@ def drive(flow: Flow[T], run: Callable[[Transaction[Any]], Any]) -> T:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
 
-async def adrive(flow: Flow[T], run: Callable[[Transaction[Any]], Awaitable[Any]]) -> T:
+async def adrive(flow: Generator[Q, Any, T], run: Callable[[Q], Awaitable[Any]]) -> T:
     """`drive`, awaiting each transaction."""
     try:
         transaction = next(flow)

@@ -11,16 +11,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
@@ -29,6 +23,7 @@ from conformance.control import Control
 from conformance.fronts import Front
 from conformance.mutants import REACHED
 from conformance.shop import Bug, Shop, Stored
+from harness.certificates import certificate
 from harness.demo import Demo
 from harness.postgres import PostgresServer
 from harness.served import Served
@@ -432,10 +427,10 @@ def test_a_large_answer_that_is_not_stored_and_so_executed_again_is_found() -> N
 
 
 def test_only_a_trusted_server_is_asked(tmp_path: Path) -> None:
-    certificate, key = _certificate(tmp_path)
-    with Served(_app_of_nothing(), ssl_certfile=str(certificate), ssl_keyfile=str(key)) as served:
+    shown, key = certificate(tmp_path)
+    with Served(_app_of_nothing(), ssl_certfile=str(shown), ssl_keyfile=str(key)) as served:
         url = f"https://localhost:{served.port}/"
-        target = Target(address=Address.parse(url, str(certificate)), body=b"{}", headers=(JSON,))
+        target = Target(address=Address.parse(url, str(shown)), body=b"{}", headers=(JSON,))
         assert _check(target, "replays.one-effect").sent > 0
         with pytest.raises(CannotCheckError, match="certificate verify failed"):
             _check(Target(address=Address.parse(url), body=b"{}", headers=(JSON,)), "replays.one-effect")
@@ -449,24 +444,6 @@ def _app_of_nothing() -> FastAPI:
         return {"id": str(uuid.uuid4())}
 
     return app
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for localhost that vouches for itself, and its key."""
-    secret = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder(name, name, secret.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(secret, hashes.SHA256())
-    )
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    certificate.write_bytes(signed.public_bytes(Encoding.PEM))
-    key.write_bytes(secret.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return certificate, key
 
 
 def test_every_clause_here_is_broken_by_a_server_that_is_named() -> None:

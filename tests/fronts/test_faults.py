@@ -1,4 +1,4 @@
-"""A Valkey in front of real databases, over real HTTP, while it is flushed, stopped, killed, full, cut off, or lies.
+"""A Valkey in front of real databases, over real HTTP: flushed, stopped, killed, slow, full, cut off, or lying.
 
 R176, R180, R181: the same answers, zero duplicates; only the speed changes.
 """
@@ -165,13 +165,23 @@ class Faults:
         self._proxy.cut()
 
     @contextmanager
+    def slow(self) -> Iterator[None]:
+        with self._meanwhile(self._dawdle):
+            yield
+
+    @contextmanager
     def lying(self) -> Iterator[None]:
+        with self._meanwhile(self._lie):
+            yield
+
+    @contextmanager
+    def _meanwhile(self, doing: Callable[[threading.Event], None]) -> Iterator[None]:
         over = threading.Event()
-        liar = threading.Thread(target=self._lie, args=(over,))
-        liar.start()
+        thread = threading.Thread(target=doing, args=(over,))
+        thread.start()
         yield
         over.set()
-        liar.join(PATIENCE)
+        thread.join(PATIENCE)
 
     @contextmanager
     def _limited(self, policy: str) -> Iterator[None]:
@@ -179,6 +189,10 @@ class Faults:
         self._client.config_set("maxmemory", "1")
         yield
         self._client.config_set("maxmemory", "0")
+
+    def _dawdle(self, over: threading.Event) -> None:
+        while not over.wait(0.01):  # each reply is late, later than some are waited for, and comes
+            self._client.execute_command("CLIENT", "PAUSE", 150, "ALL")
 
     def _lie(self, over: threading.Event) -> None:
         dice, heard = random.Random(7), [b"garbage", b"", os.urandom(300)]
@@ -200,6 +214,7 @@ FAULTS = {
     "flushed": "miss",
     "stopped": "unavailable",
     "killed": "unavailable",
+    "slow": "unavailable",
     "evicting": "miss",
     "full": "miss",
     "partitioned": "unavailable",

@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "src" / "oncekey").rglob("*.py"))
 LONGEST_MODULE = 600
+STORES_OF_REQUESTS = ("src/oncekey/drivers/redis_talk.py", "examples/sqlite_cells.py")
+LONGEST_STORE = 400
 
 
 def _files() -> list[Path]:
@@ -71,6 +73,12 @@ def test_every_module_is_short_enough_to_hold_one_idea() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES}
     assert lengths
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_MODULE} == {}
+
+
+def test_a_store_of_requests_is_short_enough_to_write_one() -> None:
+    """What counts is said by `docs/howto/write-a-store.md`."""
+    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in STORES_OF_REQUESTS}
+    assert {name: lines for name, lines in lengths.items() if lines >= LONGEST_STORE} == {}
 
 
 def test_every_module_says_what_it_is() -> None:

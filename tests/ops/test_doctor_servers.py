@@ -23,9 +23,16 @@ def test_a_sound_server() -> None:
     assert found(wsrep_on="ON", wsrep_cluster_size="1") == [(Level.OK, "10.11.9-MariaDB flushes what it commits")]
 
 
+@pytest.mark.parametrize("version", ["10.6.0-MariaDB-log", "11.8.2-MariaDB", "8.0.16", "8.0.mysql_aurora.3.05", "9.7"])
+def test_versions_that_will_do(version: str) -> None:
+    assert found(version=version) == [(Level.OK, f"{version} flushes what it commits")]
+
+
 @pytest.mark.parametrize(
     ("changes", "level", "seen"),
     [
+        ({"version": "10.5.29-MariaDB"}, Level.ERROR, "10.5.29-MariaDB is older than MariaDB 10.6"),
+        ({"version": "8.0.15"}, Level.ERROR, "8.0.15 is older than MySQL 8.0.16"),
         ({"innodb_flush_log_at_trx_commit": "2"}, Level.ERROR, "innodb_flush_log_at_trx_commit is 2"),
         ({"log_bin": "ON"}, Level.WARNING, "sync_binlog is 0"),
         ({"innodb_doublewrite": "OFF"}, Level.WARNING, "innodb_doublewrite is OFF"),

@@ -11,9 +11,9 @@ from oncekey import cli
 from sealing.looking import VARIABLE
 
 
-@pytest.fixture(params=("sqlite", "postgres", "mariadb", "mysql"))
+@pytest.fixture(params=("sqlite", "postgres", "mariadb"))
 def url(request, tmp_path):
-    """The URL of an empty one."""
+    """The URL of an empty one. Content is sealed before a store sees it, and MySQL gets the statements of MariaDB."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/shop.db"
     return request.getfixturevalue("postgres_dsn" if request.param == "postgres" else f"{request.param}_url")

@@ -19,6 +19,7 @@ from sealing.shop import MARK, OLD, Shop
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.parametrize("url", ["sqlite", "postgres", "mariadb", "mysql"], indirect=True)
 async def test_keys_rotate_under_load(url):
     async with (plain := Shop(url, None)).lifespan():
         await everything(plain, "plain")

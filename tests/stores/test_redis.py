@@ -19,7 +19,7 @@ from oncekey.core.policy import Policy
 from oncekey.drivers import redis as driver
 from oncekey.drivers.redis import AsyncRedisCells, RedisCells
 from oncekey.drivers.redis_address import Mode, RedisAddress, parse
-from oncekey.drivers.redis_saying import member_of, names_of
+from oncekey.drivers.redis_talk import member_of, names_of
 from oncekey.testing.claims import a_claim, again, answered
 from oncekey.testing.contract.walking import line_of, records
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from harness.patience import wait_until
-from harness.valkeys import Cluster, pair
+from harness.valkeys import SLOTS, Cluster, pair
 from oncekey import wire
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Proceed, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.redis_saying import _SLOTS, SLOT_COUNT, names_of
+from oncekey.drivers.redis_nodes import _SLOTS
+from oncekey.drivers.redis_talk import names_of
 from oncekey.testing.claims import a_claim, again, answered
 
 LARGE = bytes(range(256)) * 256  # more of these than sockets hold
@@ -38,7 +39,7 @@ def answers(engine):
 
 def primary_of(claim):
     """Which third of the slots a key is in."""
-    return _SLOTS[names_of(claim.id.scope, claim.id.key)[0]] * 3 // SLOT_COUNT
+    return _SLOTS[names_of(claim.id.scope, claim.id.key)[0]] * 3 // SLOTS
 
 
 def test_a_cluster_whose_primary_is_killed_goes_on_without_it():

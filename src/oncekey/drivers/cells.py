@@ -1,20 +1,118 @@
-"""Drivers of stores that are made of cells: they perform the verbs that the statements yield."""
+"""Drivers of stores that are made of cells: they perform the verbs that the statements yield.
+
+A client that blocks and one for asyncio send the same requests and read the same replies. So a store may write its
+verbs once, as talks: generators that yield requests and are sent the replies. `TalkingCells` and `AsyncTalkingCells`
+make cells of them; a store adds how it sends one request.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never, cast
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, assert_never, cast
 
 from oncekey.cells import Look, Make, Page, Swap, TellsVitals, Vitals
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.flow import astep, step
+from oncekey.flow import adrive, astep, drive, step
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking, AsyncCells, Cells, Verb
+    from collections.abc import Mapping, Sequence
+
+    from oncekey.cells import Asking, AsyncCells, Cells, Index, Line, Place, Seen, Verb
+    from oncekey.core.model import Instant
     from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
+Q = TypeVar("Q")
+Q_co = TypeVar("Q_co", covariant=True)
+
+Talk: TypeAlias = Generator[Q, Any, T]
+"""The requests of one verb: the talk is sent each reply, or the `StoreError` for which there is none."""
+VitalRows: TypeAlias = "tuple[Mapping[str, Any], ...]"
 
 NO_TABLES = "this store of cells has no tables of its own"
+
+
+class Talks(Protocol[Q_co]):
+    """The verbs of a store as talks, in requests of its own; `oncekey.cells.Cells` says what each verb does."""
+
+    def look(self, scope: str, key: str) -> Talk[Q_co, tuple[Line | None, Instant]]:
+        """Read one cell, and the clock."""
+
+    def swap(
+        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+    ) -> Talk[Q_co, bool]:
+        """Replace one cell, if it is unchanged since it was read."""
+
+    def page(self, index: Index, after: Place, limit: int) -> Talk[Q_co, tuple[Sequence[Line], Instant]]:
+        """Read some cells of an index, and the clock."""
+
+    def vitals(self) -> Talk[Q_co, VitalRows]:
+        """Ask every server for its health."""
+
+
+class TalkingCells(ABC, Generic[Q]):
+    """Cells whose verbs are talks, for blocking code."""
+
+    def __init__(self, talks: Talks[Q]) -> None:
+        self._talks = talks
+
+    @abstractmethod
+    def send(self, request: Q) -> Any:  # noqa: ANN401  (a reply, as the talks read it)
+        """Send one request, and return the reply; a `StoreError` says whether a write may have happened."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections."""
+
+    def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
+        """The line of this key, or None, and the store's clock."""
+        return drive(self._talks.look(scope, key), self.send)
+
+    def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None) -> bool:
+        """Replace the line that was `seen` by `line`; False: there is another one, and nothing is written."""
+        return drive(self._talks.swap(scope, key, seen, line, keep_until), self.send)
+
+    def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
+        """Lines of an index after a place, and the clock."""
+        return drive(self._talks.page(index, after, limit), self.send)
+
+    def vitals(self) -> VitalRows:
+        """What each server reports about itself."""
+        return drive(self._talks.vitals(), self.send)
+
+
+class AsyncTalkingCells(ABC, Generic[Q]):
+    """The same for asyncio."""
+
+    def __init__(self, talks: Talks[Q]) -> None:
+        self._talks = talks
+
+    @abstractmethod
+    async def send(self, request: Q) -> Any:  # noqa: ANN401
+        """Send one request, and return the reply; as `TalkingCells.send`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all connections."""
+
+    async def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
+        """The line of this key, or None, and the store's clock."""
+        return await adrive(self._talks.look(scope, key), self.send)
+
+    async def swap(
+        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+    ) -> bool:
+        """Replace the line that was `seen` by `line`; False: there is another one, and nothing is written."""
+        return await adrive(self._talks.swap(scope, key, seen, line, keep_until), self.send)
+
+    async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
+        """Lines of an index after a place, and the clock."""
+        return await adrive(self._talks.page(index, after, limit), self.send)
+
+    async def vitals(self) -> VitalRows:
+        """What each server reports about itself."""
+        return await adrive(self._talks.vitals(), self.send)
 
 
 class CellDriver:

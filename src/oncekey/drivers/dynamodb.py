@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from oncekey.cells import Look, Make, Page, Seen, Swap, Vitals
+from oncekey.cells import Look, Make, Page, Swap, Vitals
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError, TransactionControlError
-from oncekey.drivers.cells import AsyncCellDriver, CellDriver, asking
+from oncekey.drivers.cells import AsyncCellDriver, AsyncTalkingCells, CellDriver, TalkingCells, asking
 from oncekey.drivers.dynamodb_talk import MOST_ITEMS, Dialogue, Failed, Refused, Request, understood
-from oncekey.flow import astep, step
+from oncekey.flow import adrive, astep, drive, step
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from oncekey.cells import Index, Line, Place, Verb
+    from oncekey.cells import Verb
     from oncekey.core.model import Instant
-    from oncekey.drivers.dynamodb_talk import Reply, Talk
+    from oncekey.drivers.dynamodb_talk import Reply
     from oncekey.flow import Rows, Statement, Steps
 
 T = TypeVar("T")
@@ -104,37 +104,32 @@ class Table:
         }
 
 
-class DynamoCells:
+class DynamoCells(TalkingCells[Request]):
     """The verbs, blocking. One client, made when it is first needed, serves all threads."""
 
     def __init__(self, table: Table) -> None:
-        self._table = table
         self._dialogue = Dialogue(table.name)
+        super().__init__(self._dialogue)
+        self._table = table
         self._client: Any = None
-
-    def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
-        """A consistent read, and the service's clock."""
-        return self._speak(self._dialogue.look(scope, key))
-
-    def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None) -> bool:
-        """One conditional write."""
-        return self._speak(self._dialogue.swap(Swap(scope, key, seen, line, keep_until)))
-
-    def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
-        """Lines of a list, by the service's index."""
-        return self._speak(self._dialogue.page(index, after, limit))
 
     def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> bool:
         """Write records and items together."""
-        return self._speak(self._dialogue.transact(swaps, items))
-
-    def vitals(self) -> tuple[dict[str, Any], ...]:
-        """What the service reports about the table."""
-        return self._speak(self._dialogue.vitals())
+        return drive(self._dialogue.transact(swaps, items), self.send)
 
     def make(self) -> bool:
         """Make the table."""
-        return self._speak(self._dialogue.make())
+        return drive(self._dialogue.make(), self.send)
+
+    def send(self, request: Request) -> Reply | Refused:
+        """Send a request, and once more after a pause where the service says that nothing was done."""
+        time.sleep(request.pause)
+        for pause in PAUSES:
+            told = self._sent(request)
+            if not isinstance(told, Failed) or not told.again:
+                return _reply(told)
+            time.sleep(random.uniform(0, pause))  # noqa: S311  (so that a crowd does not come back as one)
+        return _reply(self._sent(request))
 
     def close(self) -> None:
         """Close the connections."""
@@ -142,25 +137,7 @@ class DynamoCells:
         if client is not None:
             client.close()
 
-    def _speak(self, talk: Talk[T]) -> T:
-        try:
-            request = next(talk)
-            while True:
-                reply = self._ask(request)
-                request = talk.throw(reply.error) if isinstance(reply, Failed) else talk.send(reply)
-        except StopIteration as stop:
-            return cast("T", stop.value)
-
-    def _ask(self, request: Request) -> Reply | Refused | Failed:
-        time.sleep(request.pause)
-        for pause in PAUSES:
-            told = self._send(request)
-            if not isinstance(told, Failed) or not told.again:
-                return told
-            time.sleep(random.uniform(0, pause))  # noqa: S311  (so that a crowd does not come back as one)
-        return self._send(request)
-
-    def _send(self, request: Request) -> Reply | Refused | Failed:
+    def _sent(self, request: Request) -> Reply | Refused | Failed:
         try:
             client = self._client or self._connected()
             return cast("Reply", getattr(client, request.operation)(**request.parameters))
@@ -175,41 +152,35 @@ class DynamoCells:
             return self._client
 
 
-class AsyncDynamoCells:
+class AsyncDynamoCells(AsyncTalkingCells[Request]):
     """The same for asyncio."""
 
     def __init__(self, table: Table) -> None:
-        self._table = table
         self._dialogue = Dialogue(table.name)
+        super().__init__(self._dialogue)
+        self._table = table
         self._made: Any = None
         self._client: Any = None
         self._making = asyncio.Lock()
 
-    async def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
-        """A consistent read, and the service's clock."""
-        return await self._speak(self._dialogue.look(scope, key))
-
-    async def swap(
-        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
-    ) -> bool:
-        """One conditional write."""
-        return await self._speak(self._dialogue.swap(Swap(scope, key, seen, line, keep_until)))
-
-    async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
-        """Lines of a list, by the service's index."""
-        return await self._speak(self._dialogue.page(index, after, limit))
-
     async def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> bool:
         """Write records and items together."""
-        return await self._speak(self._dialogue.transact(swaps, items))
-
-    async def vitals(self) -> tuple[dict[str, Any], ...]:
-        """What the service reports about the table."""
-        return await self._speak(self._dialogue.vitals())
+        return await adrive(self._dialogue.transact(swaps, items), self.send)
 
     async def make(self) -> bool:
         """Make the table."""
-        return await self._speak(self._dialogue.make())
+        return await adrive(self._dialogue.make(), self.send)
+
+    async def send(self, request: Request) -> Reply | Refused:
+        """Send a request, as `DynamoCells.send` does."""
+        if request.pause:
+            await asyncio.sleep(request.pause)
+        for pause in PAUSES:
+            told = await self._sent(request)
+            if not isinstance(told, Failed) or not told.again:
+                return _reply(told)
+            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311  (so that a crowd does not come back as one)
+        return _reply(await self._sent(request))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -218,26 +189,7 @@ class AsyncDynamoCells:
         if made is not None:
             await made.__aexit__(None, None, None)
 
-    async def _speak(self, talk: Talk[T]) -> T:
-        try:
-            request = next(talk)
-            while True:
-                reply = await self._ask(request)
-                request = talk.throw(reply.error) if isinstance(reply, Failed) else talk.send(reply)
-        except StopIteration as stop:
-            return cast("T", stop.value)
-
-    async def _ask(self, request: Request) -> Reply | Refused | Failed:
-        if request.pause:
-            await asyncio.sleep(request.pause)
-        for pause in PAUSES:
-            told = await self._send(request)
-            if not isinstance(told, Failed) or not told.again:
-                return told
-            await asyncio.sleep(random.uniform(0, pause))  # noqa: S311  (so that a crowd does not come back as one)
-        return await self._send(request)
-
-    async def _send(self, request: Request) -> Reply | Refused | Failed:
+    async def _sent(self, request: Request) -> Reply | Refused | Failed:
         try:
             client = self._client or await self._connected()
             return cast("Reply", await getattr(client, request.operation)(**request.parameters))
@@ -253,6 +205,13 @@ class AsyncDynamoCells:
                 made = _asyncio_session().create_client("dynamodb", config=config, **self._table.client)
                 self._client, self._made = await made.__aenter__(), made
             return self._client
+
+
+def _reply(told: Reply | Refused | Failed) -> Reply | Refused:
+    """What the service answered, if it did."""
+    if isinstance(told, Failed):
+        raise told.error
+    return told
 
 
 class Items:

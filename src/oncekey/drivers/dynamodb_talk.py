@@ -34,7 +34,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from oncekey.cells import Seen
+from oncekey.cells import Seen, Swap
 from oncekey.core.errors import (
     CommitAmbiguousError,
     RecordUnreadableError,
@@ -64,7 +64,7 @@ from oncekey.drivers.dynamodb_items import (
 )
 
 if TYPE_CHECKING:
-    from oncekey.cells import Index, Line, Place, Swap
+    from oncekey.cells import Index, Line, Place
     from oncekey.core.model import Instant
 
 T = TypeVar("T")
@@ -214,8 +214,11 @@ class Dialogue:
                 return line, now
         raise RecordUnreadableError(NO_PARTS)
 
-    def swap(self, swap: Swap) -> Talk[bool]:
+    def swap(
+        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+    ) -> Talk[bool]:
         """One conditional write; False: the record is not the one that was read, or another request is writing it."""
+        swap = Swap(scope, key, seen, line, keep_until)
         action, made = self._prepared(swap)
         yield from self._put(made)
         ((kind, parameters),) = action.items()

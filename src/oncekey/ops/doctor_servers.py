@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.model import HOUR, MINUTE, SECOND
@@ -206,7 +207,7 @@ def sqlite(file: Rows, journal: Rows, wal_bytes: int | None, *, wal_is_safe: boo
 def mariadb(server: Rows, cluster: Rows) -> Iterator[Finding]:
     """Whether a MariaDB or MySQL keeps what it acknowledged, and whether it is the only one that is written to."""
     values = {str(row["Variable_name"]).lower(): str(row["Value"]) for row in (*server, *cluster)}
-    found = [*_flushing(values), *_clustered(values)]
+    found = [*_aged(values.get("version", "")), *_flushing(values), *_clustered(values)]
     if values.get("read_only", "OFF").upper() == "ON":
         found.append(
             Finding(
@@ -230,6 +231,21 @@ def mariadb(server: Rows, cluster: Rows) -> Iterator[Finding]:
     yield from found
     if not found:
         yield Finding(Level.OK, "settings", f"{values.get('version', 'the server')} flushes what it commits")
+
+
+def _aged(version: str) -> Iterator[Finding]:
+    """Whether the server is older than the statements need: SKIP LOCKED, and checks that are checked."""
+    name, least = ("MariaDB", (10, 6)) if "mariadb" in version.lower() else ("MySQL", (8, 0, 16))
+    told = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    numbers = () if told is None else tuple(int(one) for one in told.groups() if one is not None)
+    if numbers < least[: len(numbers)]:
+        yield Finding(
+            Level.ERROR,
+            "version",
+            f"{version} is older than {name} {'.'.join(map(str, least))}",
+            "workers and checks of the tables need statements that it does not know",
+            f"run {name} {'.'.join(map(str, least))} or newer",
+        )
 
 
 def _flushing(values: Mapping[str, str]) -> Iterator[Finding]:

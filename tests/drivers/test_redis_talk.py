@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from redis.exceptions import AskError, MovedError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 
 from oncekey.cells import Seen
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 from oncekey.drivers.redis_address import parse
-from oncekey.drivers.redis_saying import LOOK, Roads, looking, swapping
+from oncekey.drivers.redis_talk import RedisTalks
 
 FIRST, SECOND = ("a", 7000), ("b", 7001)
 SLOTS = [[0, 16383, [b"a", 7000, b"id"]]]
@@ -30,36 +39,35 @@ def said(flow, *replies):
 
 
 @pytest.fixture
-def roads():
-    return Roads(parse("redis+cluster://a:7000"))
+def talks():
+    return RedisTalks(parse("redis+cluster://a:7000"))
 
 
-def test_a_slot_that_has_moved_is_followed_and_remembered(roads):
+def test_a_slot_that_has_moved_is_followed_and_remembered(talks):
     moved = MovedError("5 b:7001")
-    flow, swapped = said(swapping(roads, RECORD, SEEN, None, None), [SLOTS], [moved], [1])
+    flow, swapped = said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], [moved], [1])
     assert flow == [(FIRST, "CLUSTER", False), (FIRST, "EVALSHA", True), (SECOND, "EVALSHA", True)]
     assert swapped is True
-    assert said(swapping(roads, RECORD, SEEN, None, None), [0]) == ([(SECOND, "EVALSHA", True)], False)
+    assert said(talks.swap(*RECORD, SEEN, None, None), [0]) == ([(SECOND, "EVALSHA", True)], False)
 
 
-def test_a_slot_that_is_moving_is_asked_for_once(roads):
-    flow, swapped = said(swapping(roads, RECORD, SEEN, None, None), [SLOTS], [AskError("5 b:7001")], [b"OK", 1])
+def test_a_slot_that_is_moving_is_asked_for_once(talks):
+    flow, swapped = said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], [AskError("5 b:7001")], [b"OK", 1])
     assert flow[-1] == (SECOND, "ASKING", True)
     assert swapped is True
-    assert said(looking(roads, *RECORD), ABSENT)[0] == [(FIRST, "EVALSHA", False)]
+    assert said(talks.look(*RECORD), ABSENT)[0] == [(FIRST, "EVALSHA", False)]
 
 
-def test_a_script_that_is_not_there_is_sent_whole(roads):
-    flow, (line, now) = said(looking(roads, *RECORD), [SLOTS], [NoScriptError("NOSCRIPT")], ABSENT)
+def test_a_script_that_is_not_there_is_sent_whole(talks):
+    flow, (line, now) = said(talks.look(*RECORD), [SLOTS], [NoScriptError("NOSCRIPT")], ABSENT)
     assert [one[1] for one in flow] == ["CLUSTER", "EVALSHA", "EVAL"]
     assert (line, now) == (None, 1_000_002)
-    assert LOOK.startswith("local")
 
 
 def test_sentinels_are_asked_again_about_a_primary_that_is_none():
-    roads = Roads(parse("redis+sentinel://w:1,x:2/shop/0"))
+    talks = RedisTalks(parse("redis+sentinel://w:1,x:2/shop/0"))
     flow, swapped = said(
-        swapping(roads, RECORD, SEEN, None, None),
+        talks.swap(*RECORD, SEEN, None, None),
         StoreUnavailableError("the first sentinel is gone"),
         [[b"a", b"7000"]],
         [ReadOnlyError("READONLY")],
@@ -70,34 +78,43 @@ def test_sentinels_are_asked_again_about_a_primary_that_is_none():
     assert swapped is True
 
 
-def test_a_reply_that_is_lost_is_not_asked_for_again(roads):
+def test_a_reply_that_is_lost_is_not_asked_for_again(talks):
     with pytest.raises(CommitAmbiguousError):
-        said(swapping(roads, RECORD, SEEN, None, None), [SLOTS], CommitAmbiguousError("lost"))
-    assert roads.nodes == {}  # where it lies now is asked for before the next one
+        said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], CommitAmbiguousError("lost"))
+    assert talks.nodes.known == {}  # where it lies now is asked for before the next one
 
 
-def test_a_key_that_is_sent_around_for_ever_is_out_of_reach(roads):
+@pytest.mark.parametrize(
+    "refusal", [ClusterDownError("CLUSTERDOWN"), OutOfMemoryError("OOM"), TryAgainError("TRYAGAIN")]
+)
+def test_a_write_that_is_refused_was_not_made(talks, refusal):
+    with pytest.raises(StoreUnavailableError, match="Redis refused") as raised:
+        said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], [refusal])
+    assert not isinstance(raised.value, CommitAmbiguousError)
+
+
+def test_a_key_that_is_sent_around_for_ever_is_out_of_reach(talks):
     around = [[MovedError(f"5 {'ab'[number % 2]}:7000")] for number in range(8)]
     with pytest.raises(StoreUnavailableError, match="from node to node"):
-        said(swapping(roads, RECORD, SEEN, None, None), [SLOTS], *around)
+        said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], *around)
 
 
 def test_a_wait_that_is_refused_proves_nothing():
-    roads = Roads(parse("redis://a:7000?wait=1"))
+    talks = RedisTalks(parse("redis://a:7000?wait=1"))
     with pytest.raises(CommitAmbiguousError, match="0 of 1 replicas"):
-        said(swapping(roads, RECORD, SEEN, None, None), [1, ResponseError("no")])
+        said(talks.swap(*RECORD, SEEN, None, None), [1, ResponseError("no")])
     # Whoever looks next wants it confirmed, as this process was not sure of it.
     with pytest.raises(StoreUnavailableError, match="too few replicas"):
-        said(looking(roads, *RECORD), ABSENT, [b"OK", 0])
-    assert said(looking(roads, *RECORD), ABSENT, [b"OK", 1])[1][0] is None
-    assert said(looking(roads, *RECORD), ABSENT)[1][0] is None
+        said(talks.look(*RECORD), ABSENT, [b"OK", 0])
+    assert said(talks.look(*RECORD), ABSENT, [b"OK", 1])[1][0] is None
+    assert said(talks.look(*RECORD), ABSENT)[1][0] is None
 
 
 def test_what_a_former_primary_said_is_read_again():
-    roads = Roads(parse("redis+sentinel://w:1/shop/0?wait=1"))
+    talks = RedisTalks(parse("redis+sentinel://w:1/shop/0?wait=1"))
     done = [[b"1", b"2", [b"state", b"scompleted"]]]
     flow, (line, _) = said(
-        looking(roads, *RECORD),
+        talks.look(*RECORD),
         [[b"a", b"7000"]],
         done,
         [ReadOnlyError("READONLY"), 0],
