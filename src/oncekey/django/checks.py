@@ -38,8 +38,9 @@ BESIDE: Final = (
     "your models use: rows and key would not commit together; say Once(Database({alias!r}))"
 )
 BESIDE_PHASES: Final = (
-    "{operation} is effects={effects}, and the keys are kept at a URL of their own: what its phases write through models "
-    "is not in their transactions; write by the connection that op.phase hands on, or say Once(Database({alias!r}))"
+    "{operation} is effects={effects}, and the keys are kept at a URL of their own: what its phases write through "
+    "models is not in their transactions; write by the connection that op.phase hands on, or say "
+    "Once(Database({alias!r}))"
 )
 OTHER_DATABASE: Final = (
     "Once keeps its keys in Database({alias!r}), and the pages for administrators look elsewhere: say "
