@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from contextlib import closing
@@ -137,6 +138,26 @@ def test_connections_of_other_threads_are_closed_as_django_closes_its_own(postgr
     wait_until(gone, "a connection stayed open although CONN_MAX_AGE is 0")
 
 
+def test_a_forked_process_has_connections_of_its_own(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
+    driver = Database().driver()
+    own = pid_of(driver)
+    assert pid_of(driver) == own  # it is kept
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, str(pid_of(driver)).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        assert int(said.read()) != own
+    os.waitpid(child, 0)
+    assert pid_of(driver) == own  # nobody has said goodbye in its name
+    driver.close()
+
+
 def test_errors_are_the_stores_own(alias: str) -> None:
     driver = Database(alias).driver()
     with pytest.raises(SchemaError, match="oncekey migrate up"):
@@ -230,8 +251,6 @@ def proxy(postgres: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def _dsn() -> str:
-    import os
-
     return os.environ["SHOP_DATABASE"]
 
 

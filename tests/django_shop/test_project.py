@@ -18,7 +18,7 @@ from django.test import Client, override_settings
 from openapi_spec_validator import validate
 
 from django_shop.asking import new_key, post, sold
-from oncekey import LOCAL, SINGLE_TENANT, ConfigurationError
+from oncekey import LOCAL, PHASED, SINGLE_TENANT, ConfigurationError
 from oncekey.stores import postgres as postgres_store
 from oncekey.stores import sqlite as sqlite_store
 
@@ -75,9 +75,11 @@ def test_a_missing_tenant_and_a_url_beside_the_database(postgres: str, monkeypat
     def view(request):
         return None
 
-    tenant, beside = check_of(monkeypatch, once)
+    once.protect(effects=PHASED, operation="stepping")(lambda request: None)
+    tenant, beside, stepping = check_of(monkeypatch, once)
     assert tenant.startswith("oncekey.E003: Once(tenant=...) needs to know whose key it is")
     assert beside.startswith("oncekey.E004: beside is effects=LOCAL, and the keys are kept at a URL of their own")
+    assert stepping.startswith("oncekey.W003: stepping is effects=PHASED, and the keys are kept at a URL of their own")
 
 
 def test_phased_and_sqlite_under_atomic_requests(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from django.core.checks import Error, Warning  # noqa: A004  (Django's own name)
 from django.db import connections
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import Effects
 from oncekey.django.once import NO_TENANT
 from oncekey.django.project import METHODS, alias_of_project, enrolment_of, once_of_project, views
 
@@ -35,6 +36,11 @@ WRAPPED: Final = (
 BESIDE: Final = (
     "{operation} is effects={effects}, and the keys are kept at a URL of their own, on another connection than the one "
     "your models use: rows and key would not commit together; say Once(Database({alias!r}))"
+)
+BESIDE_PHASES: Final = (
+    "{operation} is effects={effects}, and the keys are kept at a URL of their own: what its phases write through "
+    "models is not in their transactions; write by the connection that op.phase hands on, or say "
+    "Once(Database({alias!r}))"
 )
 OTHER_DATABASE: Final = (
     "Once keeps its keys in Database({alias!r}), and the pages for administrators look elsewhere: say "
@@ -74,9 +80,11 @@ def _tenant(once: Once) -> Iterator[Any]:
 def _unshared(once: Once) -> Iterator[Any]:
     for view in once.enrolled.values():
         enrolment = view.__oncekey__  # type: ignore[attr-defined]  # every enrolled view has one
+        names = {"operation": enrolment.operation, "effects": enrolment.effects.name, "alias": "default"}
         if enrolment.transactional:
-            said = BESIDE.format(operation=enrolment.operation, effects=enrolment.effects.name, alias="default")
-            yield Error(said, id="oncekey.E004", obj=view)
+            yield Error(BESIDE.format(**names), id="oncekey.E004", obj=view)
+        elif enrolment.effects is Effects.PHASED:
+            yield Warning(BESIDE_PHASES.format(**names), id="oncekey.W003", obj=view)
 
 
 def _database(once: Once, database: Database) -> Iterator[Any]:

@@ -16,6 +16,7 @@ import threading
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from weakref import WeakSet
 
 from django.db import Error, connections, transaction
 
@@ -304,6 +305,7 @@ class Spares:
         self._alias = alias
         self._free: list[Any] = []
         self._lock = threading.Lock()
+        _SPARES.add(self)
 
     @contextmanager
     def lent(self) -> Iterator[Any]:
@@ -322,6 +324,12 @@ class Spares:
         if connection.connection is not None:
             with self._lock:
                 self._free.append(connection)
+
+    def inherited(self) -> list[Any]:
+        """Those of a parent process, whose threads may have held the lock, too: this one begins without any."""
+        self._lock = threading.Lock()
+        free, self._free = self._free, []
+        return free
 
     def close(self) -> None:
         """Close all that are not in use."""
@@ -455,12 +463,15 @@ def _commit_error(error: Exception, vendor: str) -> StoreError:
 
 
 _ALIASES: Final[set[str]] = set()
+_SPARES: Final[WeakSet[Spares]] = WeakSet()
 _inherited: Final[list[Any]] = []
 """What a parent process had open. To close it here, or to let it be collected, would say goodbye in its name."""
 
 
 def _forked() -> None:
     """Two processes on one connection read each other's rows, so a child makes its own."""
+    for spares in _SPARES:
+        _inherited.extend(spares.inherited())
     for alias in _ALIASES:
         if alias not in connections.settings:  # which was refused
             continue
