@@ -3,7 +3,8 @@
     python tests/soak/torture_soak.py --seconds 300 --store redis --store postgresql-18
 
 The table at the end has a row for each store. Stores that share no transaction (Redis, DynamoDB) are tortured by their
-PHASED and INLINE routes. `tests/torture` runs it for a few seconds each.
+PHASED and INLINE routes; what was resumed is counted by rows of the application, so there it is 0. `tests/torture` runs
+it for a few seconds each.
 """
 
 from __future__ import annotations
