@@ -260,19 +260,19 @@ class Run:
         found: dict[str, Counts] = {}
         stored = {place.name for place in chosen.places if place.store not in {Store.NONE, Store.SQLITE}}
         progress = Progress(len(chosen.variants))
-        ground = Field(chosen, serving, connections=1)
-        await ground.open(30.0, min(COUNTED_WARM, self.plan.at_most))
+        target = Field(chosen, serving, connections=1)
+        await target.open(30.0, min(COUNTED_WARM, self.plan.at_most))
         for variant in chosen.variants:
             progress.step(variant.name)
             if variant.place in stored:
-                await ground.stock(variant, COUNTED)
-                ground.server(variant).resume()
+                await target.stock(variant, COUNTED)
+                target.server(variant).resume()
                 before = Tally.now(relay, stores)
-                fired = await ground.fire(variant, 30.0, min(COUNTED, self.plan.at_most))
+                fired = await target.fire(variant, 30.0, min(COUNTED, self.plan.at_most))
                 found[variant.name] = Tally.now(relay, stores).per(before, fired.count)
-                ground.server(variant).pause()
-        ground.check(stores)
-        await ground.close()
+                target.server(variant).pause()
+        target.check(stores)
+        await target.close()
         return found
 
     async def _timed(self, chosen: Chosen) -> dict[str, list[Figures]]:
@@ -284,9 +284,9 @@ class Run:
             await serving.start(chosen.places, Progress(len(chosen.places)).step)
             if plan.pin:
                 os.sched_setaffinity(0, os.sched_getaffinity(0) - {min(os.sched_getaffinity(0))})
-            ground = Field(chosen, serving, plan.connections)
+            target = Field(chosen, serving, plan.connections)
             self.say(f"warming up {len(variants)} variants")
-            await ground.open(plan.slice_seconds * 2, plan.at_most)
+            await target.open(plan.slice_seconds * 2, plan.at_most)
             progress = Progress(plan.rounds * plan.turns * len(variants))
             first_began = time.monotonic()
             for turn in range(plan.rounds):
@@ -298,22 +298,22 @@ class Run:
                     # Who comes first changes with each turn: caches and foreign load favour nobody.
                     first = (turn * plan.turns + part) * 5 % len(variants)
                     for variant in (*variants[first:], *variants[:first]):
-                        slices[variant.name].append(await self._slice(ground, variant))
+                        slices[variant.name].append(await self._slice(target, variant))
                         progress.step(f"round {turn + 1} of {plan.rounds}: {variant.name}")
                 for name, found in slices.items():
                     rounds[name].append(Figures.of(found))
                 progress.line(f"round {turn + 1} of {plan.rounds} is done")
-            ground.check(timed)
-            await ground.close()
+            target.check(timed)
+            await target.close()
         return rounds
 
-    async def _slice(self, ground: Field, variant: Variant) -> Slice:
-        await ground.stock(variant, self.plan.at_most)
-        server = ground.server(variant)
+    async def _slice(self, target: Field, variant: Variant) -> Slice:
+        await target.stock(variant, self.plan.at_most)
+        server = target.server(variant)
         server.resume()
         own_before, stored_before = server.spent()
         machine, mine = clocks.Machine.now(), time.process_time()
-        volley = await ground.fire(variant, self.plan.slice_seconds, self.plan.at_most)
+        volley = await target.fire(variant, self.plan.slice_seconds, self.plan.at_most)
         mine, later = time.process_time() - mine, clocks.Machine.now()
         own, stored = server.spent()
         server.pause()

@@ -64,9 +64,9 @@ class Writer:
         tx = await self.driver.begin()
         lock = lock_of("bench", claim.id, claim.fingerprint, None)
         go = local.enter(await tx.step(self._locks.locking(lock, claim)), claim, Policy())
-        assert isinstance(go, local.Go)
+        assert isinstance(go, local.Entered)
         await self._say(tx.connection)
-        await tx.step(self._locks.completing(claim, go.ground, answered(), go.begun))
+        await tx.step(self._locks.completing(claim, go.target, answered(), go.begun))
         await tx.commit()
         if self.way in {"waited for", "DISCARD ALL"}:
             await self.cleaned()

@@ -23,7 +23,7 @@ from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.types import App as Door
 from oncekey.frameworks.asgi.types import Receive, Scope, Send
-from oncekey.frameworks.blocking import TOO_LARGE, Exchange, Threads, current
+from oncekey.frameworks.blocking import TOO_LARGE, BlockingExchange, Threads, current
 from oncekey.frameworks.listing import Served
 from oncekey.frameworks.resuming import RESUMPTION, Resumption
 
@@ -174,7 +174,7 @@ def protect(once: Once, app: Small, *, tenant: Callable[[Request], str]) -> None
 
     def handle(request: Request) -> Response:
         keyed = "idempotency-key" in request.headers and request.method not in SAFE
-        exchange = Exchange(threads, Asked(request, keyed=keyed, limit=threads.max_request_bytes))
+        exchange = BlockingExchange(threads, Asked(request, keyed=keyed, limit=threads.max_request_bytes))
         token = current.set(exchange)
         try:
             return _captured(exchange, inner, request)
@@ -186,7 +186,7 @@ def protect(once: Once, app: Small, *, tenant: Callable[[Request], str]) -> None
     app.__oncekey_routes__ = lambda: _routes(app)  # type: ignore[attr-defined]
 
 
-def _captured(exchange: Exchange, inner: Handler, request: Request) -> Response:
+def _captured(exchange: BlockingExchange, inner: Handler, request: Request) -> Response:
     """The framework's own answer; of a request that was claimed it is settled before it is sent."""
     try:
         response = inner(request)

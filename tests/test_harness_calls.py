@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.calls import counted
-from oncekey.core.digests import frame, raw
+from oncekey.canonical.digests import frame, raw
 from oncekey.core.headers import field_name
 
 HERE = __file__
@@ -24,8 +24,8 @@ def test_entries_are_counted_by_function():
         raw("y")
     # A comprehension is a function of its own where the interpreter makes it one.
     assert {name: count for name, count in calls.first.items() if "comp>" not in name} == {
-        "core/digests.py:frame": 1,
-        "core/digests.py:raw": 2,
+        "canonical/digests.py:frame": 1,
+        "canonical/digests.py:raw": 2,
     }
     assert calls.resumptions == 0
     assert calls.all == calls.entries
@@ -120,7 +120,7 @@ def test_a_thread_that_is_started_inside_counts():
         thread = threading.Thread(target=raw, args=("x",))
         thread.start()
         thread.join()
-    assert calls.first == {"core/digests.py:raw": 1}
+    assert calls.first == {"canonical/digests.py:raw": 1}
 
 
 def test_the_count_ends_with_the_block_and_after_an_error():
@@ -144,4 +144,4 @@ def test_the_report_names_the_busiest_first():
         frame()
     lines = calls.report().splitlines()
     assert lines[0] == f"{calls.entries} calls and 0 resumptions"
-    assert lines[1].split() == ["2", "+0", "core/digests.py:raw"]
+    assert lines[1].split() == ["2", "+0", "canonical/digests.py:raw"]

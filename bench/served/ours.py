@@ -89,7 +89,7 @@ def psycopg(dsn: str) -> FastAPI:
     said = INSERT.replace("$1", "%s").replace("$2", "%s")
 
     @app.post("/orders", status_code=201)
-    @once.protect(effects=LOCAL, key="optional")
+    @once.protect(effects=LOCAL, require_key=False)
     async def create(order: OrderIn, op: Operation) -> dict[str, Any]:
         cursor = await op.connection.execute(said, (order.product, order.quantity))
         return made((await cursor.fetchone())[0], order)
@@ -129,7 +129,7 @@ def sqlite(url: str) -> FastAPI:
     said = INSERT.replace("$1", "?").replace("$2", "?")
 
     @app.post("/orders", status_code=201)
-    @once.protect(effects=LOCAL, key="optional")
+    @once.protect(effects=LOCAL, require_key=False)
     async def create(order: OrderIn, op: Operation) -> dict[str, Any]:
         cursor = await op.connection.execute(said, (order.product, order.quantity))
         return made((await cursor.fetchone())["id"], order)
@@ -139,7 +139,7 @@ def sqlite(url: str) -> FastAPI:
 
 def _add_orders(app: FastAPI, once: Once) -> None:
     @app.post("/orders", status_code=201)
-    @once.protect(effects=LOCAL, key="optional")
+    @once.protect(effects=LOCAL, require_key=False)
     async def create(order: OrderIn, op: Operation) -> dict[str, Any]:
         return made(await op.connection.fetchval(INSERT, order.product, order.quantity), order)
 

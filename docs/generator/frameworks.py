@@ -15,7 +15,7 @@ MEANS: Final = {
     "PHASED": "`op.phase`, `op.call` and `op.value`",
     "OUTBOX": "`op.defer`, and a worker that makes the answer",
     "INLINE": "outside calls in the handler",
-    "wait": '`in_progress="wait"`: a repetition waits for the first answer instead of 409',
+    "wait": '`on_in_progress="wait"`: a repetition waits for the first answer instead of 409',
     "stream": "an answer in pieces is captured before its first byte is sent; a stream of events is refused",
     "chunks": "a body that does not say how long it is (`Transfer-Encoding: chunked`) is compared like any other",
     "resume": "a PHASED request whose process was killed is gone on with, by a retry and by `oncekey worker`",

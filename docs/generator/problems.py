@@ -95,8 +95,8 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "Do not retry, and do not send it with a new key: the server's operators have to look first.",
     ),
     Code.EXECUTION_FAILED: Advice(
-        "The handler failed and its own answer could not be sent: it raised `NotExecuted`, its response could not be "
-        "captured, it raised under `on_5xx=store`, or it answered with a success whose [rows were rolled "
+        "The handler failed and its own answer could not be sent: it raised `NotExecutedError`, its response could not "
+        "be captured, it raised under `on_5xx=store`, or it answered with a success whose [rows were rolled "
         "back](../explanation/crashes.md#local).",
         "Retry with the same key. If the failure is the stored answer, the retry is marked as a replay and is final.",
     ),

@@ -8,9 +8,9 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final
 
+from oncekey.canonical.fingerprint import Selection
 from oncekey.core.checks import check_of
 from oncekey.core.choices import BY_EFFECTS, STANCES, On5xx, Stance, StoreErrorPolicy
-from oncekey.core.fingerprint import Selection
 from oncekey.core.headers import NEVER_KEPT
 from oncekey.core.model import Effects, Recovery
 from oncekey.core.policy import Policy, never_proven
@@ -28,7 +28,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "min_key_length": "Shorter keys are refused with 400; None is 16, and 1 in the `stripe` flavour. Spaces around "
         "a quoted key do not count. It guards against keys that collide by accident and proves no entropy.",
         "max_key_length": "Longer keys are refused with 400.",
-        "require_key": 'A request without the header gets 400. Per route it is `key="required"` or `key="optional"`.',
+        "require_key": "A request without the header gets 400.",
         "pii_check": "What is done about a key that looks like an e-mail address, a telephone or a social security "
         "number: nothing, a line in the log (with the key's digest only), or 400.",
     },
@@ -149,9 +149,6 @@ once = Once("sqlite:///shop.db", policy=Policy(lease=60, ttl=48 * 3600, flavor="
     ),
 )
 
-ROUTE_NAMES: Final = {"require_key": "key", "on_in_progress": "in_progress"}
-"""Options of a route that have a shorter name than the setting."""
-
 _CHOICES: Final = {Recovery: "on_lease_expired", On5xx: "on_5xx", StoreErrorPolicy: "on_store_error"}
 _STANCES: Final = {Stance.ALLOWED: "yes", Stance.PROMISED: "with `naturally_idempotent`", Stance.REFUSED: "no"}
 _ALL: Final = (Effects.LOCAL, Effects.PHASED, Effects.OUTBOX, Effects.INLINE)
@@ -183,7 +180,7 @@ def page() -> str:
 
 
 def _more(for_routes: Mapping[str, tuple[str, ...]]) -> list[str]:
-    extra = sorted(set(for_routes) - {ROUTE_NAMES.get(setting.name, setting.name) for setting in fields(Policy)})
+    extra = sorted(set(for_routes) - {setting.name for setting in fields(Policy)})
     says = {
         "operation": "The name under which records of this handler are kept. Default: the function's qualified name. "
         "Two handlers need two names.",
@@ -226,7 +223,7 @@ def _route_options() -> dict[str, tuple[str, ...]]:
 
 
 def _route(name: str, for_routes: Mapping[str, tuple[str, ...]]) -> str:
-    option = ROUTE_NAMES.get(name, name)
+    option = name
     if option not in for_routes:
         return ""
     return ", ".join([code(f"{option}="), *for_routes[option]])

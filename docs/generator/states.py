@@ -163,7 +163,7 @@ def needs() -> str:
     """What the needs of a move mean, as a Markdown table."""
     return _table(
         ("Needs", "What that means", "Who answers for it"),
-        ((_words(guard.name.lower()), _NEEDS[guard], guard.whose.value) for guard in Guard),
+        ((_words(guard.name.lower()), _NEEDS[guard], guard.checked_by.value) for guard in Guard),
     )
 
 

@@ -7,17 +7,17 @@ a client pay for no server. Type checkers and editors read the imports below.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from oncekey.canonical.fingerprint import Selection
     from oncekey.core.errors import (
         ConfigurationError,
         LeaseLostError,
-        NotExecuted,
+        NotExecutedError,
         OncekeyError,
-        Rejected,
+        RejectedError,
         SchemaError,
         StoreError,
         StoreUnavailableError,
     )
-    from oncekey.core.fingerprint import Selection
     from oncekey.core.fronts import Front
     from oncekey.core.model import Effects, Record, State, StoredResponse
     from oncekey.core.policy import Policy, lifetime
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.inbox import Handling, Receipt
     from oncekey.frameworks.resuming import resumed_as
     from oncekey.once import SINGLE_TENANT, Once
-    from oncekey.resolvers import Declined, Executed, Question, Sighting, Undecided, Unexecuted
+    from oncekey.resolvers import Executed, NotExecuted, Question, Rejected, Sighting, Undecided
     from oncekey.topics import Message, Reply
 
 __version__ = "0.1.0"
@@ -47,14 +47,14 @@ _PLACES = {
     "oncekey.core.errors": (
         "ConfigurationError",
         "LeaseLostError",
-        "NotExecuted",
+        "NotExecutedError",
         "OncekeyError",
-        "Rejected",
+        "RejectedError",
         "SchemaError",
         "StoreError",
         "StoreUnavailableError",
     ),
-    "oncekey.core.fingerprint": ("Selection",),
+    "oncekey.canonical.fingerprint": ("Selection",),
     "oncekey.core.fronts": ("Front",),
     "oncekey.core.model": ("Effects", "Record", "State", "StoredResponse"),
     "oncekey.core.policy": ("Policy", "lifetime"),
@@ -75,7 +75,7 @@ _PLACES = {
     "oncekey.frameworks.inbox": ("Handling", "Receipt"),
     "oncekey.frameworks.resuming": ("resumed_as",),
     "oncekey.once": ("SINGLE_TENANT", "Once"),
-    "oncekey.resolvers": ("Declined", "Executed", "Question", "Sighting", "Undecided", "Unexecuted"),
+    "oncekey.resolvers": ("Rejected", "Executed", "Question", "Sighting", "Undecided", "NotExecuted"),
     "oncekey.topics": ("Message", "Reply"),
 }
 """Where each public name lives: the same as the imports above, which a test compares."""
@@ -89,7 +89,6 @@ __all__ = [
     "PHASED",
     "SINGLE_TENANT",
     "ConfigurationError",
-    "Declined",
     "Effects",
     "Enrolment",
     "Executed",
@@ -103,6 +102,7 @@ __all__ = [
     "LimitedError",
     "Message",
     "NotExecuted",
+    "NotExecutedError",
     "NotRunError",
     "Once",
     "OncekeyError",
@@ -113,6 +113,7 @@ __all__ = [
     "Receipt",
     "Record",
     "Rejected",
+    "RejectedError",
     "Reply",
     "ResultNotKeptError",
     "SchemaError",
@@ -124,7 +125,6 @@ __all__ = [
     "StoredResponse",
     "SyncOperation",
     "Undecided",
-    "Unexecuted",
     "__version__",
     "lifetime",
     "repaired_module",

@@ -27,7 +27,7 @@ from oncekey.frameworks.aiohttp_exchange import Passing, let_in, refuse_to_strea
 from oncekey.frameworks.aiohttp_routes import INSTALLED, door_of, walk
 from oncekey.frameworks.asgi.claiming import by_request, caller_of
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.nesting import current, endpoint_of, entrances, layers
+from oncekey.frameworks.asgi.nesting import current, endpoint_of, layers, request_finders
 from oncekey.frameworks.listing import check_served
 from oncekey.frameworks.resources import documentation, is_served, status_of
 
@@ -87,8 +87,8 @@ def install(
     installation.check = functools.partial(_check, app, installation)
     installation.door = door_of(app)
     present.append(installation)
-    if _entrance not in entrances:
-        entrances.append(_entrance)
+    if _entrance not in request_finders:
+        request_finders.append(_entrance)
     if installation.patterns.patterns:
         app.middlewares.append(middleware(once))
     app.on_response_prepare.append(refuse_to_stream)

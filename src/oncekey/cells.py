@@ -83,7 +83,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class Diagnostics:
     """Ask the store for its health, if it can report it."""
 
 
@@ -118,7 +118,7 @@ def place_of(line: Line) -> Place:
     return where[1], line["scope"], line["key"]
 
 
-Verb: TypeAlias = Look | Swap | Page | Vitals | Make
+Verb: TypeAlias = Look | Swap | Page | Diagnostics | Make
 Asking: TypeAlias = Generator[Verb, Any, T]
 """A statement of a store of cells: it yields verbs, and is sent their results."""
 
@@ -147,10 +147,10 @@ class Cells(Protocol):
 
 
 @runtime_checkable
-class TellsVitals(Protocol):
+class HasDiagnostics(Protocol):
     """Cells that report the health of their servers, for `oncekey doctor`; under asyncio the result is awaited."""
 
-    def vitals(self) -> Any:  # noqa: ANN401  (rows of any kind, by server)
+    def diagnostics(self) -> Any:  # noqa: ANN401  (rows of any kind, by server)
         """One row for each server."""
 
 

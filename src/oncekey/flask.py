@@ -23,7 +23,7 @@ from oncekey.engine.capture import Capture
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.nesting import layers
-from oncekey.frameworks.blocking import Exchange, current
+from oncekey.frameworks.blocking import BlockingExchange, current
 from oncekey.frameworks.resources import is_served
 from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying
 
@@ -112,7 +112,7 @@ class _Request(Environ):
         return flask.request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001  (what the proxy is for)
 
 
-class _FlaskExchange(Exchange):
+class _FlaskExchange(BlockingExchange):
     """One request. When its answer was settled there is nothing left for WSGI to capture or to replace."""
 
     def call(

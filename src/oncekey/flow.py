@@ -52,7 +52,7 @@ class Statement:
 
     With a BEGIN it sets the transaction's own time-outs, so the driver sends no others.
     """
-    told: str | None = None
+    text: str | None = None
     """The same statement for a driver that can send such a message only as text, and gets no rows but their count.
 
     The statement reports its row as JSON, in a notice with the SQLSTATE `OK001`. If it has a row and sends no notice,

@@ -12,10 +12,10 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
+from oncekey.canonical.fingerprint import Selection
 from oncekey.core.calls import Chooses, Shape, operation_name
 from oncekey.core.choices import InProgress
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fingerprint import Selection
 from oncekey.core.model import Effects
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment
 from oncekey.engine.operation import Operation, SyncOperation
@@ -29,8 +29,8 @@ from oncekey.wire import check_stakes, has_threads
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
-    from oncekey.frameworks.premises import Engines, Premises
-    from oncekey.observe.events import Tell
+    from oncekey.frameworks.shared import Engines, Premises
+    from oncekey.observe.events import Notify
     from oncekey.resolvers import Resolvers
 
 P = ParamSpec("P")
@@ -46,7 +46,9 @@ NO_CONSUMER: Final = (
     "@once.inbox(consumer=...) names who reads the messages: each consumer handles a message once, and its name must "
     "stay the same"
 )
-NO_ACCEPTED: Final = "in_progress='accepted' is a status of HTTP: a function takes 'conflict', which raises, or 'wait'"
+NO_ACCEPTED: Final = (
+    "on_in_progress='accepted' is a status of HTTP: a function takes 'conflict', which raises, or 'wait'"
+)
 
 
 class Protects(Protocol):
@@ -84,7 +86,7 @@ class Owner(Protocol):
     enrolled: dict[str, Callable[..., Any]]
     resolvers: Resolvers
     store: Any
-    tell: Tell | None
+    notify: Notify | None
 
 
 class Functions:
@@ -181,7 +183,7 @@ class Functions:
             loops = Installation(self._engines, policy, tenant=SINGLE_TENANT)
             for place in (threads, loops):
                 place.inline_calls = lambda: owner.resolvers.inline_calls
-                place.tell = owner.tell
+                place.notify = owner.notify
             self._premises = (threads, loops)
         return self._premises
 

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from oncekey.core.errors import ConfigurationError, OncekeyError, Rejected
+from oncekey.core.errors import ConfigurationError, OncekeyError, RejectedError
 from oncekey.runtimes.aio import shielded
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,22 +49,22 @@ def tool(function: F) -> F:
         try:
             return await shielded(function(*args, **kwargs))
         except OncekeyError as error:
-            raise _tool_error(_said(error)) from error
+            raise _tool_error(_text_of(error)) from error
 
     @functools.wraps(function)
     def plain(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         try:
             return function(*args, **kwargs)
         except OncekeyError as error:
-            raise _tool_error(_said(error)) from error
+            raise _tool_error(_text_of(error)) from error
 
     wrapper: Any = awaited if inspect.iscoroutinefunction(function) else plain
     return wrapper  # type: ignore[no-any-return]
 
 
-def _said(error: OncekeyError) -> str:
+def _text_of(error: OncekeyError) -> str:
     """What the client is told; a rejection is the tool's own answer."""
-    if isinstance(error, Rejected):
+    if isinstance(error, RejectedError):
         return str(error.value)
     wait = getattr(error, "retry_after", None)
     return str(error) if wait is None else f"{error}; call it again with the same key in {wait} seconds"

@@ -16,15 +16,15 @@ from oncekey import starting
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.core.policy import Policy
-from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol, required
+from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol
 from oncekey.frameworks.asgi import dependencies
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.asgi.webhooks import Webhook
 from oncekey.frameworks.blocking import Threads
-from oncekey.frameworks.hearing import Hearing, Secret, WebhookOptions
-from oncekey.frameworks.premises import forget
+from oncekey.frameworks.shared import forget
+from oncekey.frameworks.webhook import Secret, WebhookOptions, WebhookReceiver
 from oncekey.frameworks.wsgi import OncekeyWsgi
 from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.functions import Functions, Protects, Receives
@@ -53,7 +53,7 @@ from oncekey.resolvers import Resolvers
 from oncekey.sealing import check_seal
 from oncekey.topics import Topics
 from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
-from oncekey.workers.service import Aside, Service
+from oncekey.workers.service import Service, WorkerThread
 from oncekey.workers.tasks import presence_of, tasks_for
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import RecordId
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.types import App, Resolver
-    from oncekey.frameworks.premises import Premises
+    from oncekey.frameworks.shared import Premises
     from oncekey.observe.events import Observer
     from oncekey.resolvers import Question, Sighting
     from oncekey.sealing import Seal
@@ -111,15 +111,15 @@ class Once:
         self.topics = Topics()
         self.resolvers = Resolvers()
         self.observers = tuple(observers)
-        self.tell = telling(self.observers)
+        self.notify = telling(self.observers)
         """Tells all observers; None: there are none."""
         self.survey = survey
         self._webhooks = 0
         self._migrate = migrate
         self._workers = workers
         self._service: Service | None = None
-        self._aside: Aside | None = None
-        self._lender = dependencies.Lender(self)
+        self._aside: WorkerThread | None = None
+        self._lender = dependencies.TransactionDependency(self)
         self._running: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._lifespans: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._installed: dict[Any, Installation] = {}
@@ -133,9 +133,9 @@ class Once:
     def observe(self, *observers: Observer) -> None:
         """Tell these observers, too. To be called before the application is served: what runs already goes on."""
         self.observers += observers
-        self.tell = telling(self.observers)
+        self.notify = telling(self.observers)
         for installation in self._installations:
-            installation.tell = self.tell
+            installation.notify = self.notify
 
     # Enrolling
 
@@ -168,11 +168,10 @@ class Once:
         if misused or effects not in tuple(Effects):
             raise TypeError(f"@once.protect(effects=...): {WHAT_EFFECTS_MEAN}")
         options = settings_of(Effects(effects), options)
-        key = required(cast("str", options.pop("key", "required")))
         name = options.pop("operation", None)
         extract = options.pop("fingerprint", None)
         low_stakes = options.pop("low_stakes", False)
-        policy = self.policy.override(require_key=key, **options)
+        policy = self.policy.override(**options)
 
         def decorate(handler: F) -> F:
             starting.check_handler(handler)
@@ -294,7 +293,9 @@ class Once:
         """
         from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
-        starlette.add_route(app, path, Webhook(self, Hearing(self, path, secret=secret, parse=parse, **options)))
+        starlette.add_route(
+            app, path, Webhook(self, WebhookReceiver(self, path, secret=secret, parse=parse, **options))
+        )
         self._webhooks += 1
 
     def webhook_wsgi(
@@ -307,7 +308,7 @@ class Once:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
-        webhook = WsgiWebhook(self, Hearing(self, None, secret=secret, parse=parse, **options))
+        webhook = WsgiWebhook(self, WebhookReceiver(self, None, secret=secret, parse=parse, **options))
         self._webhooks += 1
         return webhook
 
@@ -404,7 +405,7 @@ class Once:
         if app is not None:
             handlers = [one for name, one in self.enrolled.items() if name not in self._functions.by_operation]
             starting.check_routes(self, app, self._installed.get(app), handlers)
-        starting.tell_protection(self)
+        starting.log_protection(self)
 
     @property
     def running(self) -> bool:
@@ -458,7 +459,7 @@ class Once:
 
     def _work(self) -> asyncio.Task[None]:
         tasks = tasks_for(self)
-        self._service = Service(tasks, presence=presence_of(self, tasks), grace=DRAIN_SECONDS, tell=self.tell)
+        self._service = Service(tasks, presence=presence_of(self, tasks), grace=DRAIN_SECONDS, notify=self.notify)
         for installation in self._installations:
             installation.wake = self.wake
         return asyncio.create_task(self._service.run(), name="oncekey-workers")
@@ -504,8 +505,8 @@ class Once:
             if not self.running:
                 raise ConfigurationError(NO_LIFESPAN)
             connected = aconnect_to(self.store)
-            if self.tell is not None:
-                watch(connected.driver, self.tell)
+            if self.notify is not None:
+                watch(connected.driver, self.notify)
             engine = self._engines[loop] = sealing(connected, self.seal)
         return engine
 
@@ -544,8 +545,8 @@ class Once:
         with self._connecting:  # the threads of a server may all be the first
             if self._blocking is None:
                 self._blocking = sealing(connect_to(self.store), self.seal)
-                if self.tell is not None:
-                    watch_blocking(self._blocking.driver, self.tell)
+                if self.notify is not None:
+                    watch_blocking(self._blocking.driver, self.notify)
             return self._blocking
 
     def start_blocking(self) -> None:
@@ -555,10 +556,10 @@ class Once:
             engine.migrate()
         engine.check()
         starting.check_settings(self, engine, blocking=True)
-        starting.tell_protection(self)
+        starting.log_protection(self)
         with self._connecting:
             if self._workers and self._aside is None:
-                self._aside = Aside(self.lifespan)
+                self._aside = WorkerThread(self.lifespan)
 
     def start_anew(self) -> None:
         """In a process that was forked: connections, threads and locks are the parent's, and stay as they are."""
@@ -575,7 +576,7 @@ class Once:
         if isinstance(installation, Threads) and not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP.format(called="adopt"))
         installation.inline_calls = lambda: self.resolvers.inline_calls
-        installation.tell = self.tell
+        installation.notify = self.notify
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:

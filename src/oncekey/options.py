@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request as HttpRequest
 
+    from oncekey.canonical.fingerprint import Request, Selection
     from oncekey.core.choices import InProgress, On5xx
-    from oncekey.core.fingerprint import Request, Selection
     from oncekey.core.fronts import Front
     from oncekey.core.keys import HeaderSyntax, KeyFormat
     from oncekey.core.model import Recovery
@@ -58,10 +58,10 @@ def SINGLE_TENANT(_: object) -> str:  # noqa: N802  (used as a constant: a choic
 class Shared(TypedDict, total=False):
     """Settings of everything that is enrolled; each overrides the policy of the whole application."""
 
-    key: Literal["required", "optional"]
+    require_key: bool
     low_stakes: bool
     """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
-    in_progress: InProgress | Literal["conflict", "accepted", "wait"]
+    on_in_progress: InProgress | Literal["conflict", "accepted", "wait"]
     wait_max: timedelta | float
     replay_cache: Front | str | timedelta | float | None
     lock_hint: Front | str | None
@@ -127,7 +127,7 @@ class CallOptions(TypedDict, total=False):
     """Parameters that do not count, such as a client or a session."""
     low_stakes: bool
     """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
-    in_progress: InProgress | Literal["conflict", "wait"]
+    on_in_progress: InProgress | Literal["conflict", "wait"]
     wait_max: timedelta | float
     replay_cache: Front | str | timedelta | float | None
     lock_hint: Front | str | None
@@ -232,8 +232,6 @@ def settings_of(effects: Effects, options: Mapping[str, Any]) -> dict[str, Any]:
         if meant is not None and effects not in meant:
             named = " and ".join(sorted(one.name for one in meant))
             raise ConfigurationError(FOR_OTHERS.format(name=name, effects=effects.name, meant=named))
-    if "in_progress" in settings:
-        settings["on_in_progress"] = settings.pop("in_progress")
     return settings
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Settlement,
         Snapshot,
     )
-    from oncekey.core.onecommit import Ground, Holder, Locked, Sealed
+    from oncekey.core.onecommit import Holder, Locked, Stored, WriteTarget
     from oncekey.core.transitions import Trigger
     from oncekey.flow import Flow, Fold, Rows, Statement, Steps, Transaction
 
@@ -51,7 +51,6 @@ __all__ = [
     "FoldingTransaction",
     "Folds",
     "Inspect",
-    "LentSession",
     "Locks",
     "OpenTransaction",
     "Operate",
@@ -60,6 +59,7 @@ __all__ = [
     "Recalls",
     "Reconcile",
     "Records",
+    "RequestSession",
     "Reseal",
     "Schema",
     "SessionTransaction",
@@ -209,13 +209,13 @@ class Locks(Protocol):
         """Try the lock, then read: the transaction's first statement, which sets its time-outs (L4). It folds."""
 
     def completing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
-    ) -> Steps[Sealed | None]:
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Steps[Stored | None]:
         """Write the finished record, as the last statement before the commit (L3). None: the key is not ours."""
 
-    def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
-    ) -> Fold[Sealed] | None:
+    def completing_at_commit(
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Fold[Stored] | None:
         """`completing` as one statement that fails if the key is taken, so that it can be sent with the COMMIT.
 
         None: this record has to be written by `completing`.
@@ -469,7 +469,7 @@ class SessionTransaction(AsyncOpenTransaction, Protocol):
         """Write the session's pending changes; the database's errors are raised as they are."""
 
 
-class LentSession(Protocol):
+class RequestSession(Protocol):
     """A session that the application gets: SQLAlchemy's `AsyncSession`, with the methods that oncekey adds."""
 
     async def rest(self) -> None:
@@ -479,7 +479,7 @@ class LentSession(Protocol):
         """Return the connection."""
 
 
-class SteppingSession(LentSession, Protocol):
+class SteppingSession(RequestSession, Protocol):
     """A session that reads by itself, and writes only in the transactions that it has joined."""
 
     def join(self, tx: SessionTransaction, *, afresh: bool) -> None:
@@ -507,7 +507,7 @@ class AsyncFlushes(Protocol):
 class AsyncSessions(Protocol):
     """An asyncio driver whose transactions are `SessionTransaction`s."""
 
-    def session(self) -> LentSession:
+    def session(self) -> RequestSession:
         """An ordinary session, which the application commits and the caller closes."""
 
     def stepping_session(self) -> SteppingSession:

@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
+from oncekey.canonical.digests import downstream_key
 from oncekey.core import memo
-from oncekey.core.digests import downstream_key
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError
 from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome
-from oncekey.core.operate import Order, Wish
-from oncekey.core.resolution import Declined, Executed, Resolution, Undecided, Unexecuted
+from oncekey.core.operate import OperatorCommand, Order
+from oncekey.core.resolution import Executed, NotExecuted, Rejected, Resolution, Undecided
 from oncekey.topics import Reply, reply_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Intent, Record
     from oncekey.core.policy import Policy
 
-__all__ = ["Declined", "Executed", "Question", "Resolver", "Resolvers", "Sighting", "Undecided", "Unexecuted"]
+__all__ = ["Executed", "NotExecuted", "Question", "Rejected", "Resolver", "Resolvers", "Sighting", "Undecided"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,7 +82,7 @@ class Resolvers:
     ) -> Callable[[F], F]:
         """Register the decorated function for an operation; `def` functions are called in a thread.
 
-        It is given a `Question` and answers `Executed`, `Declined`, `Unexecuted` or `Undecided`; if it raises, it is
+        It is given a `Question` and answers `Executed`, `Rejected`, `NotExecuted` or `Undecided`; if it raises, it is
         asked again later. `call` is for INLINE handlers: the name in `op.downstream_key(name)`, so that webhooks and
         the ledger find their records, which announce no calls. `answer` is for webhooks, which know the provider's
         object and not our operation: it is given the question and what `parse` gave, and returns what this operation
@@ -144,12 +144,12 @@ def question_of(record: Record, resolver: Resolver, payload: Any, now: Instant) 
     )
 
 
-def answered(resolution: Executed | Declined, resolver: Resolver, question: Question) -> Executed | Declined:
+def answered(resolution: Executed | Rejected, resolver: Resolver, question: Question) -> Executed | Rejected:
     """What a webhook brought, as the operation itself would have answered."""
     if resolver.answer is None:
         return resolution
     try:
-        return replace(resolution, given=resolver.answer(question, resolution.given))
+        return replace(resolution, result=resolver.answer(question, resolution.result))
     except Exception as error:
         raise ResultNotStorableError(
             f"the answer of {question.operation} cannot be made of what a webhook brought: {type(error).__name__}"
@@ -168,13 +168,13 @@ def called_by(record: Record, call: str | None) -> str | None:
 def to_text(resolution: Resolution, policy: Policy) -> str:
     """The stored form of a resolution, for evidence that waits for its record."""
     match resolution:
-        case Executed(given) | Declined(given):
+        case Executed(given) | Rejected(given):
             kind = "executed" if isinstance(resolution, Executed) else "declined"
             reply = isinstance(given, Reply)
             value = [given.status, given.body, given.headers] if isinstance(given, Reply) else given
             limit = policy.max_result_bytes + policy.max_response_bytes + _ROOM
             shape = {"kind": kind, "reply": reply, "given": memo.encode(value, limit)}
-        case Unexecuted(closed):
+        case NotExecuted(closed):
             shape = {"kind": "unexecuted", "closed": closed}
         case Undecided(why):
             shape = {"kind": "undecided", "why": why}
@@ -189,45 +189,47 @@ def from_text(text: str) -> Resolution:
     shape = json.loads(text)
     match shape["kind"]:
         case "unexecuted":
-            return Unexecuted(closed=shape["closed"])
+            return NotExecuted(closed=shape["closed"])
         case "undecided":
             return Undecided(shape["why"])
     given = memo.decode(shape["given"])
     if shape["reply"]:
         status, body, headers = given
         given = Reply(status, body, tuple((name, value) for name, value in headers))
-    return Executed(given) if shape["kind"] == "executed" else Declined(given)
+    return Executed(given) if shape["kind"] == "executed" else Rejected(given)
 
 
-def wish_of(resolution: Executed | Declined | Unexecuted, record: Record, policy: Policy, why: str) -> Wish:
+def command_of(
+    resolution: Executed | Rejected | NotExecuted, record: Record, policy: Policy, why: str
+) -> OperatorCommand:
     """What is to be done about a record if this is true; what cannot be stored raises `ResultNotStorableError`."""
-    if isinstance(resolution, Unexecuted):
-        return Wish(Order.NOT_EXECUTED, why, closed=resolution.closed)
-    declined = isinstance(resolution, Declined)
+    if isinstance(resolution, NotExecuted):
+        return OperatorCommand(Order.NOT_EXECUTED, why, closed=resolution.closed)
+    declined = isinstance(resolution, Rejected)
     order = Order.DECLINED if declined else Order.EXECUTED
     if record.effects is Effects.PHASED:
-        return Wish(order, why, result=_result(resolution, policy))
-    return Wish(order, why, answer=_answer(resolution, policy))
+        return OperatorCommand(order, why, result=_result(resolution, policy))
+    return OperatorCommand(order, why, answer=_answer(resolution, policy))
 
 
-def _result(resolution: Executed | Declined, policy: Policy) -> str:
+def _result(resolution: Executed | Rejected, policy: Policy) -> str:
     """The result of the open call as the handler finds it when it resumes (H5)."""
-    if isinstance(resolution.given, Reply):
+    if isinstance(resolution.result, Reply):
         raise ResultNotStorableError("a phased handler computes its answer itself: give the call's result, no Reply")
-    text = memo.encode(resolution.given, policy.max_result_bytes)
+    text = memo.encode(resolution.result, policy.max_result_bytes)
     if isinstance(resolution, Executed):
         return text
     return memo.rejected(MemoEntry("", EntryKind.CALL, text)).result
 
 
-def _answer(resolution: Executed | Declined, policy: Policy) -> Completed:
+def _answer(resolution: Executed | Rejected, policy: Policy) -> Completed:
     if isinstance(resolution, Executed):
-        reply = reply_of(resolution.given)
+        reply = reply_of(resolution.result)
         if not reply.is_final:
             raise ResultNotStorableError(f"{reply.status} says 'not now', which is no answer for good: use Undecided")
         failed = reply.status >= _ERRORS
         return Completed(reply.stored(policy), Outcome.FAILURE if failed else Outcome.SUCCESS)
-    given = resolution.given
+    given = resolution.result
     reply = given if isinstance(given, Reply) else Reply(DECLINED, given)
     if reply.status < _ERRORS:
         raise ResultNotStorableError(f"a decline is answered by an error, and {reply.status} is none")

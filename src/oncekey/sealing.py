@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from oncekey.core.digests import Hmac
+from oncekey.canonical.digests import Hmac
 from oncekey.core.envelopes import KEY_ID
 from oncekey.core.errors import ConfigurationError, OncekeyError
 

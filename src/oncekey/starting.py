@@ -212,7 +212,7 @@ def check_routes(
         fastapi.warn_of_late_commits(app)
 
 
-def tell_protection(owner: Once) -> None:
+def log_protection(owner: Once) -> None:
     """Say once how much of the application is protected, and what a seal does not hide; `oncekey audit` says more."""
     if owner.seal is not None and owner.policy.secret is None:
         log.warning(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.listing import Served
-    from oncekey.frameworks.premises import Premises
+    from oncekey.frameworks.shared import Premises
     from oncekey.outside_calls import OutsideCall
 
 IDEMPOTENT: Final = frozenset({"PUT", "DELETE"})
@@ -34,7 +34,7 @@ CALL: Final = "CALL"
 """The method of what is no route: a protected function, a consumer of messages."""
 
 
-class Verdict(StrEnum):
+class Protection(StrEnum):
     """What is to be said of a route."""
 
     PROTECTED = "protected"
@@ -49,13 +49,13 @@ class Verdict(StrEnum):
     @property
     def is_finding(self) -> bool:
         """Whether somebody has to do something about it."""
-        return self in {Verdict.OPEN, Verdict.PUBLISHES}
+        return self in {Protection.OPEN, Protection.PUBLISHES}
 
 
-TODO: Final[Mapping[Verdict, str]] = MappingProxyType(
+TODO: Final[Mapping[Protection, str]] = MappingProxyType(
     {
-        Verdict.OPEN: "protect it: @once.protect(effects=...) above the handler; or say --open",
-        Verdict.PUBLISHES: "serve it by POST or PATCH with a key: each PUT or DELETE publishes once more",
+        Protection.OPEN: "protect it: @once.protect(effects=...) above the handler; or say --open",
+        Protection.PUBLISHES: "serve it by POST or PATCH with a key: each PUT or DELETE publishes once more",
     }
 )
 UNANNOUNCED: Final[Mapping[Effects, str]] = MappingProxyType(
@@ -69,12 +69,12 @@ UNANNOUNCED: Final[Mapping[Effects, str]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RouteLine:
     """One method of one route, or a function."""
 
     method: str
     path: str
-    verdict: Verdict
+    verdict: Protection
     operation: str | None = None
     effects: str | None = None
     key: str | None = None
@@ -106,7 +106,7 @@ class Surveyed(Protocol):
 class Surveying:
     """A line, and the code behind it."""
 
-    line: Line
+    line: RouteLine
     handler: Callable[..., Any] | None
     enrolment: Enrolment | None
 
@@ -129,7 +129,7 @@ def survey(onces: Iterable[Surveyed], apps: Iterable[Any], declared: frozenset[s
         for operation, function in once.functions.items():
             enrolment = once.enrolment_of(operation)
             if enrolment is not None:
-                line = Line(CALL, operation, Verdict.PROTECTED, operation, enrolment.effects.value, "required")
+                line = RouteLine(CALL, operation, Protection.PROTECTED, operation, enrolment.effects.value, "required")
                 found["~" + operation, CALL] = Surveying(line, function, enrolment)  # after all paths
     unknown = declared - {one.line.named for one in found.values()}
     if unknown:
@@ -137,14 +137,14 @@ def survey(onces: Iterable[Surveyed], apps: Iterable[Any], declared: frozenset[s
     return [found[place] for place in sorted(found)]
 
 
-def summary(lines: Iterable[Line]) -> str:
+def summary(lines: Iterable[RouteLine]) -> str:
     """One line for a log."""
     lines = list(lines)
     counts = Counter(line.verdict for line in lines)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Protection if counts[verdict])
     wrong = [line.named for line in lines if line.verdict.is_finding]
     named = f": {', '.join(wrong[:_NAMED])}{' and others' if len(wrong) > _NAMED else ''}" if wrong else ""
-    return f"{len(lines)} routes and functions change something; {told or 'none'}{named}"
+    return f"{len(lines)} routes and functions change something; {counted or 'none'}{named}"
 
 
 _NAMED: Final = 5
@@ -172,23 +172,23 @@ def _surveyed(route: Served, method: str, declared: frozenset[str]) -> Surveying
     enrolment = route.enrolment(method)
     publishes = method in IDEMPOTENT and _stages_parcels(route.endpoint, enrolment)
     if enrolment is None:
-        verdict = Verdict.IDEMPOTENT if method in IDEMPOTENT else Verdict.OPEN
-        if verdict is Verdict.OPEN and f"{method} {route.path}" in declared:
-            verdict = Verdict.DECLARED
-        return Surveying(Line(method, route.path, verdict), route.endpoint, None)
-    verdict = Verdict.PUBLISHES if publishes else Verdict.PROTECTED
+        verdict = Protection.IDEMPOTENT if method in IDEMPOTENT else Protection.OPEN
+        if verdict is Protection.OPEN and f"{method} {route.path}" in declared:
+            verdict = Protection.DECLARED
+        return Surveying(RouteLine(method, route.path, verdict), route.endpoint, None)
+    verdict = Protection.PUBLISHES if publishes else Protection.PROTECTED
     return Surveying(_protected(method, route.path, enrolment, verdict), route.endpoint, enrolment)
 
 
-def _protected(method: str, path: str, enrolment: Enrolment, verdict: Verdict = Verdict.PROTECTED) -> Line:
+def _protected(method: str, path: str, enrolment: Enrolment, verdict: Protection = Protection.PROTECTED) -> RouteLine:
     key = "required" if enrolment.policy.require_key else "optional"
-    return Line(method, path, verdict, enrolment.operation, enrolment.effects.value, key, _front(enrolment.policy))
+    return RouteLine(method, path, verdict, enrolment.operation, enrolment.effects.value, key, _front(enrolment.policy))
 
 
 def _front(policy: Policy) -> str | None:
     fronts = {"replay_cache": policy.replay_cache, "lock_hint": policy.lock_hint}
-    said = [f"{name}={one.shown} ({one.life})" for name, one in fronts.items() if one is not None]
-    return ", ".join(said) or None
+    shown = [f"{name}={one.shown} ({one.life})" for name, one in fronts.items() if one is not None]
+    return ", ".join(shown) or None
 
 
 def _stages_parcels(endpoint: Callable[..., Any], enrolment: Enrolment | None) -> bool:

@@ -53,7 +53,7 @@ class Reply:
 
     `body` is plain data, stored as JSON, or bytes, stored as they are. `provider_id` is the provider's own name for
     what it did; it is stored with the result before anything else is. A status of 429 or 5xx is no answer: the worker
-    takes it for an attempt that failed, as if the function had raised. Raise `Rejected(Reply(...))` for a final no.
+    takes it for a failed attempt, as if the function had raised. Raise `RejectedError(Reply(...))` for a final no.
     """
 
     status: int = 200

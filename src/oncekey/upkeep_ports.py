@@ -22,14 +22,14 @@ if TYPE_CHECKING:
         Snapshot,
         State,
     )
-    from oncekey.core.operate import Forbidden, Move, Moved, Search, Whereabouts
-    from oncekey.core.resolution import Call, Evidence, Heard, Verdict
+    from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, Search
+    from oncekey.core.resolution import Call, CallReport, Evidence, Verdict
     from oncekey.core.transitions import Actor
-    from oncekey.core.upkeep import Expired, Gone, Page, Place, Run
+    from oncekey.core.upkeep import Expired, Gone, Page, ReapPosition, Run
     from oncekey.flow import Flow, Steps
-    from oncekey.ops.stats import Census, Roll, Standing
+    from oncekey.ops.stats import Backlog, Roll, StoreStats
     from oncekey.ops.survey import End, Lines, ParcelView, Stretch, Tally, Walk
-    from oncekey.ops.survey import Place as Spot
+    from oncekey.ops.survey import WalkPosition as Spot
 
 
 class Upkeep(Protocol):
@@ -57,16 +57,16 @@ class Upkeep(Protocol):
     def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
         """Records that have been marked as expired for at least `age`, longest ago first; without their answers."""
 
-    def purge(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
+    def purge(self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None) -> Flow[Gone]:
         """Delete finished and expired records, longest ago first, after a place (row 30).
 
         With a `mover` the audit gets a line for each; without one it gets none.
         """
 
-    def purge_kept(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
+    def purge_kept(self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None) -> Flow[Gone]:
         """Delete records that are marked as expired, in the same way (row 30)."""
 
-    def mark(self, due: Expired, limit: int, after: Place = ..., mover: Mover | None = None) -> Flow[Gone]:
+    def mark(self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None) -> Flow[Gone]:
         """Mark expired records that have an answer, in the same way (row 29)."""
 
     def abandon(
@@ -117,13 +117,13 @@ class Operate(Protocol):
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
         """The last result of the same call, for any key; results that an operator gave by hand do not count."""
 
-    def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
+    def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelLocation, ...]]:
         """Where the parcels of a record are."""
 
     def move(
         self,
         record_id: RecordId,
-        deciding: Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden],
+        deciding: Callable[[Snapshot, tuple[ParcelLocation, ...]], Move | Forbidden],
         noting: Callable[[Move], Note],
     ) -> Flow[Moved | Forbidden]:
         """Make the move that `deciding` returns for the current record (V), with its parcel and its audit line."""
@@ -134,13 +134,13 @@ class Operate(Protocol):
     def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
         """Delete a dead letter that moves no record. False: it is gone."""
 
-    def census(self) -> Flow[Census]:
+    def stats(self) -> Flow[StoreStats]:
         """How many of everything there are, and what waits for a worker or an operator."""
 
-    def standing(self) -> Flow[Standing]:
+    def backlog(self) -> Flow[Backlog]:
         """How many unfinished records there are, and what waits, read from indexes alone."""
 
-    def vitals(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
+    def diagnostics(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
         """What the database reports about its health, all of it or the named parts; each store has its own names."""
 
 
@@ -164,7 +164,9 @@ class Survey(Protocol):
     def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
         """The calls that were announced in one incarnation of a key."""
 
-    def heard(self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]) -> Flow[tuple[Evidence, ...]]:
+    def reports_about(
+        self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]
+    ) -> Flow[tuple[Evidence, ...]]:
         """All evidence about these calls, with or without a verdict, in the order in which it arrived."""
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
@@ -226,7 +228,7 @@ class Reconcile(Protocol):
     ) -> Flow[bool]:
         """Ask again after so long, or never (None), with the question counted or not (row 23). False: it has moved."""
 
-    def add(self, heard: Heard) -> Flow[tuple[Evidence, bool]]:
+    def add(self, report: CallReport) -> Flow[tuple[Evidence, bool]]:
         """Store evidence; True if it was not stored before."""
 
     def about(self, record: Record, downstream_key: str | None) -> Flow[tuple[Evidence, ...]]:
@@ -235,7 +237,7 @@ class Reconcile(Protocol):
     def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
         """All evidence without a verdict, in order, after a place."""
 
-    def judge(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
+    def store_verdict(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
         """Write the verdict on evidence, once. False: it has one."""
 
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:

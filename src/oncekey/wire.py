@@ -46,9 +46,9 @@ __all__ = [
     "Abilities",
     "Address",
     "Declared",
+    "DriverChoice",
     "Kind",
     "Source",
-    "Way",
     "abilities",
     "aconnect",
     "aconnect_sqlalchemy",
@@ -90,7 +90,7 @@ _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DriverChoice:
     """One driver of a store."""
 
     driver: str
@@ -133,9 +133,9 @@ class Declared:
     """The schemes of its URLs, each with the package of the driver that it asks for."""
     read: Callable[[str, str, str | None], Address]
     """Understands a URL: its scheme, what follows the colon, and the package that the scheme asks for."""
-    blocking: tuple[Way, ...]
+    blocking: tuple[DriverChoice, ...]
     """Its drivers for threads, the one that is preferred first."""
-    asynchronous: tuple[Way, ...]
+    asynchronous: tuple[DriverChoice, ...]
     """Its drivers for asyncio, the one that is preferred first."""
     store: Callable[..., Store]
     """Makes the store, with a `clock` or without."""
@@ -182,8 +182,8 @@ STORES: Final[tuple[Declared, ...]] = (
         forms=("memory:",),
         schemes={"memory": None},
         read=addresses.memory,
-        blocking=(Way("memory:MemoryDriver"),),
-        asynchronous=(Way("memory:AsyncMemoryDriver"),),
+        blocking=(DriverChoice("memory:MemoryDriver"),),
+        asynchronous=(DriverChoice("memory:AsyncMemoryDriver"),),
         store=MemoryStore,
         join=_join_memory,
     ),
@@ -193,8 +193,8 @@ STORES: Final[tuple[Declared, ...]] = (
         forms=("sqlite:///relative.db", "sqlite:////absolute.db"),
         schemes={"sqlite": None, "sqlite+pysqlite3": "pysqlite3"},
         read=addresses.sqlite,
-        blocking=(Way("sqlite.blocking:SqliteDriver"),),
-        asynchronous=(Way("sqlite.asynchronous:AsyncSqliteDriver"),),
+        blocking=(DriverChoice("sqlite.blocking:SqliteDriver"),),
+        asynchronous=(DriverChoice("sqlite.asynchronous:AsyncSqliteDriver"),),
         store=SqliteStore,
         join=_join_sqlite,
         tables=sqlite.tables,
@@ -210,10 +210,10 @@ STORES: Final[tuple[Declared, ...]] = (
             "postgresql+asyncpg": "asyncpg",
         },
         read=addresses.postgres,
-        blocking=(Way("postgres.psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
+        blocking=(DriverChoice("postgres.psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
         asynchronous=(
-            Way("postgres.asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),
-            Way("postgres.psycopg_async:AsyncPsycopgDriver", "psycopg", ("psycopg",), "postgres"),
+            DriverChoice("postgres.asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),
+            DriverChoice("postgres.psycopg_async:AsyncPsycopgDriver", "psycopg", ("psycopg",), "postgres"),
         ),
         store=PostgresStore,
         join=_join_postgres,
@@ -227,8 +227,8 @@ STORES: Final[tuple[Declared, ...]] = (
             f"{base}{mode}" for base in ("redis", "rediss") for mode in ("", "+cluster", "+sentinel")
         ),
         read=addresses.redis,
-        blocking=(Way("redis:RedisDriver", needs=("redis",), extra="redis"),),
-        asynchronous=(Way("redis:AsyncRedisDriver", needs=("redis",), extra="redis"),),
+        blocking=(DriverChoice("redis:RedisDriver", needs=("redis",), extra="redis"),),
+        asynchronous=(DriverChoice("redis:AsyncRedisDriver", needs=("redis",), extra="redis"),),
         store=CellStore,
         join=_join_cells,
         low_stakes=(
@@ -242,8 +242,8 @@ STORES: Final[tuple[Declared, ...]] = (
         forms=("dynamodb://region/table",),
         schemes={"dynamodb": None},
         read=addresses.dynamodb,
-        blocking=(Way("dynamodb:DynamoDriver", None, ("boto3",), "dynamodb"),),
-        asynchronous=(Way("dynamodb:AsyncDynamoDriver", None, ("aiobotocore",), "dynamodb"),),
+        blocking=(DriverChoice("dynamodb:DynamoDriver", None, ("boto3",), "dynamodb"),),
+        asynchronous=(DriverChoice("dynamodb:AsyncDynamoDriver", None, ("aiobotocore",), "dynamodb"),),
         store=DynamoStore,
         join=_join_dynamodb,
     ),
@@ -260,8 +260,8 @@ STORES: Final[tuple[Declared, ...]] = (
             "mysql+aiomysql": "aiomysql",
         },
         read=addresses.mariadb,
-        blocking=(Way("mariadb.pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
-        asynchronous=(Way("mariadb.aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
+        blocking=(DriverChoice("mariadb.pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
+        asynchronous=(DriverChoice("mariadb.aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
         store=MariadbStore,
         join=_join_mariadb,
         tables=mariadb.tables,
@@ -427,17 +427,17 @@ def aconnect(url: str, *, clock: Clock = None) -> AsyncEngine:
     return AsyncEngine(*row.join(_preferred(ways).load(), address, clock))
 
 
-def _ways(ways: tuple[Way, ...], address: Address) -> list[Way]:
+def _ways(ways: tuple[DriverChoice, ...], address: Address) -> list[DriverChoice]:
     """Those that the URL leaves to choose from."""
     return [way for way in ways if way.package is None or address.package in (None, way.package)]
 
 
-def _preferred(ways: list[Way]) -> Way:
+def _preferred(ways: list[DriverChoice]) -> DriverChoice:
     """The first one whose packages are there; if none is, the last one, which says what to install."""
     return next((way for way in ways if way.missing is None), ways[-1])
 
 
-def _spelled(row: Declared, ways: tuple[Way, ...]) -> list[str]:
+def _spelled(row: Declared, ways: tuple[DriverChoice, ...]) -> list[str]:
     packages = {way.package for way in ways}
     return [scheme for scheme, package in row.schemes.items() if package is not None and package in packages]
 
@@ -554,7 +554,7 @@ def _psycopg(module: str) -> ModuleType:
 
 def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:
     """The module of a driver, with the command that installs what it needs if that is missing."""
-    Way("", needs=needs, extra=extra).check()
+    DriverChoice("", needs=needs, extra=extra).check()
     return import_module(f"oncekey.drivers.{name}")
 
 

@@ -157,7 +157,7 @@ def test_a_response_that_is_raised_is_an_answer(shop: Shop) -> None:
 
 
 def test_without_a_key_rows_follow_the_answer(shop: Shop) -> None:
-    @shop.add("/raises", key="optional")
+    @shop.add("/raises", require_key=False)
     async def raises(request: web.Request, op: Operation[Any]) -> web.Response:
         status = (await request.json())["status"]
         await sells(op, f"{status}")
@@ -217,7 +217,7 @@ def test_without_a_claim_any_response_will_do(shop: Shop, tmp_path: Path) -> Non
         await response.write(b"piece")
         return response
 
-    protected = shop.add("/stream", key="optional")(streams)
+    protected = shop.add("/stream", require_key=False)(streams)
     shop.app.router.add_get("/stream", protected)
     shop.install()
     with served(shop.app) as port:

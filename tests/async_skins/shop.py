@@ -112,7 +112,7 @@ class Shop:
     def routes(self) -> dict[str, tuple[Handler, dict[str, Any]]]:
         return {
             "/local": (self.local, {"effects": LOCAL}),
-            "/optional": (self.local, {"effects": LOCAL, "key": "optional"}),
+            "/optional": (self.local, {"effects": LOCAL, "require_key": False}),
             "/inline": (self.inline, {"effects": INLINE}),
             "/phased": (self.phased, {"effects": PHASED}),
             "/outbox": (self.outbox, {"effects": OUTBOX}),

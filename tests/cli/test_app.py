@@ -81,7 +81,7 @@ def test_help_loads_no_command_and_no_engine():
 
 def test_the_package_loads_what_is_used():
     assert {name for name in loaded("import oncekey") if name.startswith("oncekey")} == {"oncekey"}
-    errors = {name for name in loaded("from oncekey import NotExecuted") if name.startswith("oncekey")}
+    errors = {name for name in loaded("from oncekey import NotExecutedError") if name.startswith("oncekey")}
     assert errors == {"oncekey", "oncekey.core", "oncekey.core.errors"}
     assert "fastapi" not in loaded("from oncekey import Once")
 

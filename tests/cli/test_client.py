@@ -81,7 +81,7 @@ def test_credentials_go_to_one_origin_only(journal, tmp_path):
     assert "2 origins" in refused.stderr
     assert done.returncode == 0
     assert (len(server.seen), len(other.seen)) == (1, 0)
-    assert [entry.standing for entry in journal.unfinished()] == [Progress.OPEN]
+    assert [entry.progress for entry in journal.unfinished()] == [Progress.OPEN]
 
 
 @pytest.mark.parametrize(

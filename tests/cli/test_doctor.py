@@ -12,7 +12,7 @@ import pytest
 from cli.operating import oncekey
 from cli.test_stats import fill
 from oncekey import wire
-from oncekey.core.migrations import Phase
+from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import HOUR, MINUTE, SECOND, ParcelKind
 from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Run
@@ -20,7 +20,7 @@ from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.ops import doctor, doctor_servers
 from oncekey.ops.doctor import Level
-from oncekey.ops.stats import Census, Queue, Roll, Waiting, Worker
+from oncekey.ops.stats import Queue, Roll, StoreStats, Waiting, Worker
 from oncekey.testing.claims import a_claim
 
 
@@ -184,7 +184,7 @@ def test_rows_that_mean_nothing_are_errors(postgres_dsn):
 
 def test_a_post_that_waits_is_a_note(postgres_dsn):
     with closing(wire.connect(postgres_dsn)) as engine:
-        drive(migrate.up(engine.store.schema, only=Phase.PRE), engine.driver.run)
+        drive(migrate.up(engine.store.schema, only=MigrationPhase.PRE), engine.driver.run)
         beat(engine)
     said = examined(postgres_dsn)
     (finding,) = about(said, "schema")
@@ -303,8 +303,8 @@ def test_unused_indexes_are_only_noted():
 )
 def test_whatever_waits_is_a_note_at_least(what, fresh, limit):
     def level(age):
-        census = Census(100 * HOUR, (), (), (), (Waiting(what, 1, 100 * HOUR - age),))
-        return next(one.level for one in doctor.unresolved(census) if one.about == what)
+        stats = StoreStats(100 * HOUR, (), (), (), (Waiting(what, 1, 100 * HOUR - age),))
+        return next(one.level for one in doctor.unresolved(stats) if one.about == what)
 
     assert level(0) is fresh
     assert level(max(0, limit - 1)) is (fresh if limit else Level.WARNING)
@@ -314,7 +314,7 @@ def test_whatever_waits_is_a_note_at_least(what, fresh, limit):
 def test_a_relay_and_a_completer_are_wanted_where_there_is_work_for_them():
     queue = Queue("charge", ParcelKind.DEFER, 1, 0, 0)
     roll = Roll(0, (Worker("host:1:aa", ("sweeper", "reaper"), 0, 0, SECOND),))
-    idle = Census(0, (), (), (), ())
-    busy = Census(0, (), (queue,), (), (Waiting("resumable", 1, 0),))
+    idle = StoreStats(0, (), (), (), ())
+    busy = StoreStats(0, (), (queue,), (), (Waiting("resumable", 1, 0),))
     assert [one.level for one in doctor.workers(roll, idle)] == [Level.OK]
     assert [one.seen for one in doctor.workers(roll, busy)][1] == "no living worker runs relay or completer"

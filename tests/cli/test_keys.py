@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.operating import KEY, SCOPE, oncekey, refused
+from oncekey.canonical.digests import downstream_key
 from oncekey.cli.app import make_app
-from oncekey.core.digests import downstream_key
 from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_number
 from oncekey.core.model import (

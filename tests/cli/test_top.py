@@ -17,7 +17,7 @@ from cli.operating import oncekey
 from console.trouble import INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, fill, opened, put
 from harness.postgres import PostgresServer
 from harness.terminal import Terminal
-from oncekey.cli.glance import LISTED, Glance
+from oncekey.cli.top_data import LISTED, TopData
 from oncekey.cli.top_frame import Position, Setting, Sheet, frame
 from oncekey.cli.top_screen import Keyboard
 from oncekey.core.audit import AuditEntry, Mover, Note
@@ -66,17 +66,17 @@ def test_one_frame_says_what_the_consoles_overview_says(url):
     with opened(url) as world:
         fill(world, finished=40)
 
-    said = oncekey("top", "--store", url, "--once").stdout
+    message = oncekey("top", "--store", url, "--once").stdout
 
-    assert "Somebody has to look: 3 of unknown outcome and 4 dead letters." in said
-    assert "PostgreSQL 1" in said if url.startswith("postgresql") else "SQLite 3." in said
-    assert said.index(PHASED_KEY) < said.index(INLINE_KEY) < said.index(OUTBOX_KEY)  # the oldest first
-    assert "a call to the outside got no answer" in said
-    assert "worker-a:211  alive" in said
-    assert "relay, sweeper, reaper, reconciler" in said
-    assert "the provider answered 503" in said
-    assert "half within" in said
-    assert "\x1b" not in said
+    assert "Somebody has to look: 3 of unknown outcome and 4 dead letters." in message
+    assert "PostgreSQL 1" in message if url.startswith("postgresql") else "SQLite 3." in message
+    assert message.index(PHASED_KEY) < message.index(INLINE_KEY) < message.index(OUTBOX_KEY)  # the oldest first
+    assert "a call to the outside got no answer" in message
+    assert "worker-a:211  alive" in message
+    assert "relay, sweeper, reaper, reconciler" in message
+    assert "the provider answered 503" in message
+    assert "half within" in message
+    assert "\x1b" not in message
 
 
 def test_a_program_gets_an_envelope_per_frame(url):
@@ -246,7 +246,7 @@ def test_the_terminal_is_whole_after_a_fault_of_ours(filled):
     broken = (
         "from oncekey.cli import main, top_screen\n"
         "def fault(*_): raise RuntimeError('a fault')\n"
-        "top_screen.glance = fault\n"
+        "top_screen.read_top = fault\n"
         "main()"
     )
     with Terminal(sys.executable, "-c", broken, "top", "--store", filled[0]) as terminal:
@@ -297,7 +297,7 @@ def drawn(seen, width=80, height=24, place=None, **changes):
 
 def seen_with(*unknown, letters=(), workers=(), audit=(), found=None):
     tally = Tally(10**15, {"unknown": Count(len(unknown) if found is None else found, 10**15 - MINUTE)})
-    return Glance(tally, Roll(10**15, workers), (), unknown, letters, audit)
+    return TopData(tally, Roll(10**15, workers), (), unknown, letters, audit)
 
 
 def hostile():

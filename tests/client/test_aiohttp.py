@@ -9,15 +9,15 @@ import pytest
 
 from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
-from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, Rules
+from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
 from oncekey.client.aiohttp import OncekeyMiddleware
-from oncekey.client.desk import Desk
 from oncekey.client.profiles import SQUARE
+from oncekey.client.session import RetrySession
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code
 
 FAST = Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0)
-RULES = Rules(attempts=4, backoff=FAST)
+RULES = RetryRules(attempts=4, backoff=FAST)
 DONE = answer(201, {"id": 1}, Location="/orders/1")
 
 
@@ -83,7 +83,7 @@ def test_polls_leave_the_key_and_the_body_behind():
 def test_a_get_passes_as_it_is_and_a_body_can_carry_the_key():
     with ScriptedServer(answer(503), answer(503), DONE) as server:
         assert send(server.url, method="GET")[0] == 503
-        assert send(server.url, rules=Rules(SQUARE, backoff=FAST), json={"a": 1})[0] == 201
+        assert send(server.url, rules=RetryRules(SQUARE, backoff=FAST), json={"a": 1})[0] == 201
     assert server.keys == [None] * 3
     assert b'"idempotency_key"' in server.seen[1].body
     assert server.seen[1].body == server.seen[2].body
@@ -135,4 +135,4 @@ def test_a_cancelled_request_is_not_sent_again():
 
 def test_a_journal_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="keeps no journal"):
-        OncekeyMiddleware(desk=Desk(journal=Journal(tmp_path / "journal.db")))
+        OncekeyMiddleware(session=RetrySession(journal=Journal(tmp_path / "journal.db")))

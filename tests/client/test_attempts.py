@@ -13,10 +13,10 @@ from oncekey.client.attempts import (
     Answered,
     Misused,
     Outcome,
-    Rules,
+    RetryRules,
+    Surroundings,
     Unknown,
     Unsettled,
-    World,
     attempts,
     drive,
 )
@@ -53,7 +53,7 @@ class Play:
     """A flow with a scripted server and a clock that only waits move."""
 
     script: Sequence[Reply | Failure]
-    rules: Rules = field(default_factory=Rules)
+    rules: RetryRules = field(default_factory=RetryRules)
     chance: float = 0.0
     sent: list[Call] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
@@ -65,7 +65,9 @@ class Play:
             self.sent.append(sent)
             return next(answers)
 
-        world = World(clock=lambda: sum(self.waits), time=lambda: EPOCH + sum(self.waits), chance=lambda: self.chance)
+        world = Surroundings(
+            clock=lambda: sum(self.waits), time=lambda: EPOCH + sum(self.waits), chance=lambda: self.chance
+        )
         return drive(attempts(call, self.rules, world), send, self.waits.append)
 
 
@@ -139,12 +141,12 @@ def test_a_replayed_answer_is_final_whatever_its_status(status):
 @pytest.mark.parametrize(
     ("mismatch", "rules"),
     [
-        (problem(Code.KEY_REUSED), Rules()),
-        (reply(422, {"title": "Idempotency-Key is already used"}), Rules()),
-        (reply(422, {"fault": {"errors": [{"errorCode": "IDEMPOTENCY_CONFLICT"}]}}), Rules()),
-        (reply(400, {"error": {"type": "idempotency_error", "message": "…"}}), Rules(STRIPE)),
-        (reply(400, {"errors": [{"code": "IDEMPOTENCY_KEY_REUSED"}]}), Rules(SQUARE)),
-        (reply(422, {"name": "X", "details": [{"issue": "DUPLICATE_REQUEST_ID"}]}), Rules(PAYPAL)),
+        (problem(Code.KEY_REUSED), RetryRules()),
+        (reply(422, {"title": "Idempotency-Key is already used"}), RetryRules()),
+        (reply(422, {"fault": {"errors": [{"errorCode": "IDEMPOTENCY_CONFLICT"}]}}), RetryRules()),
+        (reply(400, {"error": {"type": "idempotency_error", "message": "…"}}), RetryRules(STRIPE)),
+        (reply(400, {"errors": [{"code": "IDEMPOTENCY_KEY_REUSED"}]}), RetryRules(SQUARE)),
+        (reply(422, {"name": "X", "details": [{"issue": "DUPLICATE_REQUEST_ID"}]}), RetryRules(PAYPAL)),
     ],
 )
 def test_a_mismatch_is_never_sent_again(mismatch, rules):
@@ -154,10 +156,10 @@ def test_a_mismatch_is_never_sent_again(mismatch, rules):
 
 def test_vendors_say_in_their_own_way_that_the_same_key_may_come_again():
     for first in (reply(422, {"errorCode": "704"}), reply(422, Transient_Error="true")):
-        assert Play([first, DONE], Rules(ADYEN)).run() == Answered(DONE)
-        assert Play([first], Rules()).run() == Answered(first)
+        assert Play([first, DONE], RetryRules(ADYEN)).run() == Answered(DONE)
+        assert Play([first], RetryRules()).run() == Answered(first)
     locked = reply(400, {"error": {"type": "invalid_request_error", "code": "lock_timeout"}})
-    assert Play([locked, DONE], Rules(STRIPE)).run() == Answered(DONE)
+    assert Play([locked, DONE], RetryRules(STRIPE)).run() == Answered(DONE)
 
 
 @pytest.mark.parametrize("status", [401, 403, 407])
@@ -183,7 +185,7 @@ def test_a_key_that_the_server_has_forgotten_is_to_be_found_out_about():
 @pytest.mark.parametrize("last", [LOST, reply(408), reply(500), reply(502), reply(503), reply(504)], ids=str)
 def test_attempts_are_bounded_and_what_may_have_happened_is_unknown(last):
     # R223
-    play = Play([last] * 9, Rules(attempts=3))
+    play = Play([last] * 9, RetryRules(attempts=3))
     ended = play.run()
     assert isinstance(ended, Unknown)
     assert ended.last == last
@@ -194,17 +196,17 @@ def test_attempts_are_bounded_and_what_may_have_happened_is_unknown(last):
     "last", [REFUSED, reply(429), reply(423), reply(425), problem(Code.STORE_UNAVAILABLE)], ids=str
 )
 def test_what_cannot_have_happened_is_not_unknown(last):
-    assert Play([last] * 9, Rules(attempts=3)).run() == Unsettled(last)
+    assert Play([last] * 9, RetryRules(attempts=3)).run() == Unsettled(last)
 
 
 def test_one_doubt_is_not_lifted_by_a_later_refusal():
-    ended = Play([LOST, REFUSED, REFUSED], Rules(attempts=3)).run()
+    ended = Play([LOST, REFUSED, REFUSED], RetryRules(attempts=3)).run()
     assert isinstance(ended, Unknown)
 
 
 def test_the_deadline_bounds_waiting_and_no_wait_is_begun_that_ends_after_it():
     # R222, R223
-    play = Play([reply(409, Retry_After="7")] * 99, Rules(attempts=2, deadline=30.0))
+    play = Play([reply(409, Retry_After="7")] * 99, RetryRules(attempts=2, deadline=30.0))
     ended = play.run()
     assert isinstance(ended, Unknown)
     assert play.waits == [7.0] * 4
@@ -212,17 +214,17 @@ def test_the_deadline_bounds_waiting_and_no_wait_is_begun_that_ends_after_it():
 
 
 def test_waiting_for_work_in_progress_does_not_use_up_the_attempts():
-    play = Play([*[problem(Code.IN_PROGRESS, Retry_After="1")] * 9, DONE], Rules(attempts=1))
+    play = Play([*[problem(Code.IN_PROGRESS, Retry_After="1")] * 9, DONE], RetryRules(attempts=1))
     assert play.run() == Answered(DONE)
 
 
 def test_without_retry_after_there_is_no_tight_loop():
     # R222
     backoff = Backoff(base=1.0, cap=4.0, floor=0.25, longest=60.0)
-    play = Play([problem(Code.IN_PROGRESS)] * 999, Rules(backoff=backoff, deadline=10.0))
+    play = Play([problem(Code.IN_PROGRESS)] * 999, RetryRules(backoff=backoff, deadline=10.0))
     assert isinstance(play.run(), Unknown)
     assert set(play.waits) == {0.25}
-    envelope = Play([LOST] * 9, Rules(backoff=backoff, attempts=5), chance=1.0)
+    envelope = Play([LOST] * 9, RetryRules(backoff=backoff, attempts=5), chance=1.0)
     envelope.run()
     assert envelope.waits == [1.0, 2.0, 4.0, 4.0]
 
@@ -230,13 +232,13 @@ def test_without_retry_after_there_is_no_tight_loop():
 @pytest.mark.parametrize("said", ["30", "Sun, 15 Nov 2026 12:00:30 GMT"])
 def test_retry_after_is_honoured_as_seconds_and_as_a_date(said):
     # R222
-    play = Play([reply(503, Retry_After=said), DONE], Rules(deadline=100.0))
+    play = Play([reply(503, Retry_After=said), DONE], RetryRules(deadline=100.0))
     assert play.run() == Answered(DONE)
     assert play.waits == [30.0]
 
 
 def test_absurd_waits_are_clamped():
-    play = Play([reply(503, Retry_After="86400"), DONE], Rules(deadline=100.0))
+    play = Play([reply(503, Retry_After="86400"), DONE], RetryRules(deadline=100.0))
     assert play.run() == Answered(DONE)
     assert play.waits == [60.0]
 
@@ -256,7 +258,7 @@ def test_redirects_keep_method_body_and_key_and_retries_begin_where_the_caller_s
 
 def test_redirects_are_bounded():
     moved = reply(307, Location="/orders")
-    play = Play([moved] * 9, Rules(redirects=2))
+    play = Play([moved] * 9, RetryRules(redirects=2))
     assert play.run() == Answered(moved)
     assert len(play.sent) == 3
 
@@ -290,7 +292,7 @@ def test_credentials_do_not_follow_a_location_to_another_origin():
 
 def test_polling_ends_with_the_deadline():
     accepted = reply(202, Location="/jobs/1", Retry_After="4")
-    play = Play([accepted, *[reply(200, Retry_After="4")] * 99], Rules(deadline=10.0))
+    play = Play([accepted, *[reply(200, Retry_After="4")] * 99], RetryRules(deadline=10.0))
     assert isinstance(play.run(), Unknown)
     assert play.waits == [4.0, 4.0]
 
@@ -299,4 +301,4 @@ def test_polling_ends_with_the_deadline():
 def test_rules_without_bounds_are_refused(wrong):
     # R223
     with pytest.raises(ConfigurationError):
-        Rules(**wrong)
+        RetryRules(**wrong)

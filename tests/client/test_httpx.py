@@ -13,7 +13,7 @@ import pytest
 
 from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
-from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, Rules
+from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
 from oncekey.client import httpx as adapter
 from oncekey.client.httpx import AsyncOncekeyTransport, OncekeyTransport
 from oncekey.client.journal import Progress
@@ -21,7 +21,7 @@ from oncekey.client.profiles import SQUARE, STRIPE
 from oncekey.core.model import Code
 
 FAST = Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0)
-RULES = Rules(backoff=FAST, attempts=4)
+RULES = RetryRules(backoff=FAST, attempts=4)
 DONE = answer(201, {"id": 1}, Location="/orders/1")
 
 
@@ -231,8 +231,8 @@ def test_accepted_work_is_polled_to_its_end(way):
 
 def test_profiles_place_the_key(way):
     with ScriptedServer(DONE, answer(503), DONE) as server:
-        way.send(way.transport(rules=Rules(STRIPE, backoff=FAST)), "POST", server.url)
-        way.send(way.transport(rules=Rules(SQUARE, backoff=FAST)), "POST", server.url, json={"amount": 1})
+        way.send(way.transport(rules=RetryRules(STRIPE, backoff=FAST)), "POST", server.url)
+        way.send(way.transport(rules=RetryRules(SQUARE, backoff=FAST)), "POST", server.url, json={"amount": 1})
     assert not (server.keys[0] or '"').startswith('"')
     assert json.loads(server.seen[1].body)["amount"] == 1
     assert server.seen[1].body == server.seen[2].body
@@ -265,7 +265,7 @@ def test_resume_sends_what_is_open_with_the_same_keys_and_the_headers_that_are_g
         with pytest.raises(OutcomeUnknownError):
             way.send(way.transport(journal=journal), "POST", server.url, json={"a": 1})
         way.send(way.transport(journal=journal), "POST", server.url, json={"a": 2})
-        assert [entry.standing for entry in journal.unfinished()] == [Progress.UNKNOWN, Progress.OPEN]
+        assert [entry.progress for entry in journal.unfinished()] == [Progress.UNKNOWN, Progress.OPEN]
         transport = way.transport(journal=journal)
         done = way.ask(transport, "resume", lambda entry: {"Authorization": f"Bearer {entry.call.method}"})
     assert [outcome.status_code for _, outcome in done] == [201, 201]
@@ -308,7 +308,7 @@ def test_a_cancelled_request_stays_open_in_the_journal(tmp_path):
     with ScriptedServer(HANG) as server:
         asyncio.run(exercise(server.url, server.arrived))
     assert len(server.seen) == 1
-    assert [entry.standing for entry in journal.entries()] == [Progress.OPEN]
+    assert [entry.progress for entry in journal.entries()] == [Progress.OPEN]
 
 
 def test_cancelling_a_pause_ends_the_tries():

@@ -8,11 +8,11 @@ import httpx2
 import pytest
 
 from client.scripted import DROP, TRUNCATED, ScriptedServer, answer
-from oncekey.client import Backoff, Journal, OutcomeUnknownError, Rules
+from oncekey.client import Backoff, Journal, OutcomeUnknownError, RetryRules
 from oncekey.client.httpx import AsyncOncekeyTransport, OncekeyTransport
 from oncekey.core.model import Code
 
-RULES = Rules(backoff=Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0), attempts=4)
+RULES = RetryRules(backoff=Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0), attempts=4)
 DONE = answer(201, {"id": 1}, Location="/orders/1")
 IN_PROGRESS = answer(409, {"code": Code.IN_PROGRESS.value}, Retry_After="1")
 

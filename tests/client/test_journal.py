@@ -11,7 +11,6 @@ from contextlib import closing
 import pytest
 
 from oncekey.client.attempts import Answered, Misused, Unknown, Unsettled
-from oncekey.client.desk import Desk, Operation
 from oncekey.client.exchange import (
     Call,
     Failure,
@@ -24,6 +23,7 @@ from oncekey.client.exchange import (
     Reply,
 )
 from oncekey.client.journal import Journal, Progress
+from oncekey.client.session import KeyedCall, RetrySession
 
 SECRET = "Bearer s3cr3t-token"
 CALL = Call(
@@ -51,13 +51,13 @@ def test_an_entry_is_open_until_its_answer_and_then_holds_that(journal):
     # R218, R225
     begin(journal, name="invoice-7")
     (entry,) = journal.unfinished()
-    assert (entry.key, entry.name, entry.standing, entry.call.body) == (KEY, "invoice-7", Progress.OPEN, CALL.body)
+    assert (entry.key, entry.name, entry.progress, entry.call.body) == (KEY, "invoice-7", Progress.OPEN, CALL.body)
     journal.answer(KEY, DONE)
     assert journal.unfinished() == []
     answered = journal.named("invoice-7")
     assert answered == journal.entry(KEY)
     assert answered is not None
-    assert (answered.standing, answered.call.body) == (Progress.ANSWERED, b"")
+    assert (answered.progress, answered.call.body) == (Progress.ANSWERED, b"")
     assert answered.reply == Reply(201, (("Location", "/orders/1"), ("Content-Type", "application/json")), b'{"id": 1}')
 
 
@@ -96,12 +96,12 @@ def test_another_request_under_a_name_or_key_is_refused_before_it_is_sent(journa
 def test_an_answer_is_not_taken_back(journal):
     begin(journal)
     journal.doubt(KEY, "why")
-    assert journal.entries()[0].standing is Progress.UNKNOWN
+    assert journal.entries()[0].progress is Progress.UNKNOWN
     journal.answer(KEY, DONE)
     journal.doubt(KEY, "late")
     journal.answer(KEY, Reply(500))
     (entry,) = journal.entries()
-    assert (entry.standing, entry.note, entry.reply and entry.reply.status) == (Progress.ANSWERED, "", 201)
+    assert (entry.progress, entry.note, entry.reply and entry.reply.status) == (Progress.ANSWERED, "", 201)
 
 
 def test_what_is_answered_is_pruned_by_age_and_anything_is_forgotten_by_its_key(tmp_path):
@@ -171,7 +171,7 @@ def test_processes_and_threads_write_at_the_same_time(journal):
     for thread in threads:
         thread.join()
     assert [process.wait(60) for process in processes] == [0, 0, 0]
-    standings = [entry.standing for entry in journal.entries()]
+    standings = [entry.progress for entry in journal.entries()]
     assert (standings.count(Progress.ANSWERED), standings.count(Progress.OPEN)) == (60, 10)
 
 
@@ -181,8 +181,10 @@ def test_processes_and_threads_write_at_the_same_time(journal):
 def test_the_key_is_made_before_the_first_send_and_is_on_disk_then(journal):
     # R217, R225
     made = iter(["first-key-of-all", "second-key-of-all"])
-    begun = Desk(journal=journal, new_key=lambda: next(made)).begin(CALL.with_field("Oncekey-Operation", "invoice-7"))
-    assert isinstance(begun, Operation)
+    begun = RetrySession(journal=journal, new_key=lambda: next(made)).begin(
+        CALL.with_field("Oncekey-Operation", "invoice-7")
+    )
+    assert isinstance(begun, KeyedCall)
     assert begun.key == "first-key-of-all"
     assert begun.call == CALL.with_field("Idempotency-Key", '"first-key-of-all"')
     assert journal.unfinished()[0].key == begun.key
@@ -191,54 +193,54 @@ def test_the_key_is_made_before_the_first_send_and_is_on_disk_then(journal):
 def test_a_program_that_comes_back_gets_its_key_or_its_answer(journal):
     # R225
     named = CALL.with_field("Oncekey-Operation", "invoice-7")
-    first = Desk(journal=journal).begin(named)
-    assert isinstance(first, Operation)
-    assert Desk(journal=journal).begin(named) == first
-    Desk(journal=journal).conclude(first, Answered(DONE))
-    again = Desk(journal=journal).begin(named)
+    first = RetrySession(journal=journal).begin(named)
+    assert isinstance(first, KeyedCall)
+    assert RetrySession(journal=journal).begin(named) == first
+    RetrySession(journal=journal).conclude(first, Answered(DONE))
+    again = RetrySession(journal=journal).begin(named)
     assert isinstance(again, Reply)
     assert (again.status, again.body) == (DONE.status, DONE.body)
 
 
 def test_the_callers_own_key_is_used_and_one_that_looks_personal_is_warned_about():
     # R226
-    assert Desk().begin(CALL.with_field("Idempotency-Key", KEY)) == Operation(
+    assert RetrySession().begin(CALL.with_field("Idempotency-Key", KEY)) == KeyedCall(
         KEY, CALL.with_field("Idempotency-Key", KEY)
     )
     with pytest.warns(PersonalKeyWarning) as warned:
-        Desk().begin(CALL.with_field("Idempotency-Key", "order-of-ann@example.com"))
+        RetrySession().begin(CALL.with_field("Idempotency-Key", "order-of-ann@example.com"))
     assert "ann@" not in str(warned[0].message)
 
 
 def test_a_key_older_than_servers_keep_keys_is_not_sent(tmp_path):
     # R223
     now = [0.0]
-    desk = Desk(journal=Journal(tmp_path / "journal.db", clock=lambda: now[0]), max_age=3600.0)
+    session = RetrySession(journal=Journal(tmp_path / "journal.db", clock=lambda: now[0]), max_age=3600.0)
     named = CALL.with_field("Oncekey-Operation", "invoice-7")
-    desk.begin(named)
+    session.begin(named)
     now[0] = 3599.0
-    assert isinstance(desk.begin(named), Operation)
+    assert isinstance(session.begin(named), KeyedCall)
     now[0] = 3601.0
     with pytest.raises(KeyExpiredError):
-        desk.begin(named)
-    assert desk.journal is not None
-    (entry,) = desk.journal.unfinished()
-    assert (entry.standing, entry.note) == (Progress.UNKNOWN, "its key is older than servers keep keys")
+        session.begin(named)
+    assert session.journal is not None
+    (entry,) = session.journal.unfinished()
+    assert (entry.progress, entry.note) == (Progress.UNKNOWN, "its key is older than servers keep keys")
 
 
 def test_every_outcome_is_written_down_and_handed_on(journal):
-    desk = Desk(journal=journal)
+    session = RetrySession(journal=journal)
     failure = Failure(Loss.LOST, OSError("reset"))
 
     def ended(outcome, key):
-        operation = Operation(key, CALL)
+        operation = KeyedCall(key, CALL)
         begin(journal, key=key)
         try:
-            return desk.conclude(operation, outcome)
+            return session.conclude(operation, outcome)
         finally:
             entry = journal.entry(key)
             assert entry is not None
-            standings.append(entry.standing)
+            standings.append(entry.progress)
 
     standings = []
     assert ended(Answered(DONE), "a" * 16) == DONE

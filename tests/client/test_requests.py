@@ -11,13 +11,13 @@ import requests
 
 from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
-from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, Rules
+from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
 from oncekey.client.exchange import Loss
 from oncekey.client.journal import Progress
 from oncekey.client.requests import OncekeyAdapter, _loss
 from oncekey.core.model import Code
 
-RULES = Rules(attempts=4, backoff=Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0))
+RULES = RetryRules(attempts=4, backoff=Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0))
 DONE = answer(201, {"id": 1}, Location="/orders/1")
 
 
@@ -132,7 +132,7 @@ def test_the_journal_answers_the_second_time_and_resumes_what_is_open(make, tmp_
         assert (again.status_code, again.json(), again.headers["Location"]) == (201, {"id": 1}, "/orders/1")
         with pytest.raises(OutcomeUnknownError):
             session.post(server.url, json={"a": 2}, timeout=10)
-        assert [entry.standing for entry in journal.unfinished()] == [Progress.UNKNOWN]
+        assert [entry.progress for entry in journal.unfinished()] == [Progress.UNKNOWN]
         ((_, response),) = adapter.resume(lambda _: {"Authorization": "Bearer t"}, timeout=0.2)
     assert isinstance(response, requests.Response)
     assert response.status_code == 201

@@ -25,7 +25,7 @@ from oncekey.console.access import IDLE, Sessions
 from oncekey.console.dossier import token_of
 from oncekey.core.audit import Mover, Note
 from oncekey.core.model import Effects, EntryKind, Intent, MemoEntry, ParcelKind, RecordId, State, StoredResponse
-from oncekey.core.resolution import Call, Heard
+from oncekey.core.resolution import Call, CallReport
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.reconcile import LedgerEntry
 from operate.rows import a_parcel
@@ -246,7 +246,7 @@ def test_what_others_wrote_is_shown_and_never_run(visit, served, world, url):
     call = Call(record.id, record.incarnation, NASTY, NASTY, "nasty-call", None, 0)
     world.go(world.store.reconcile.add_call(call))
     world.go(world.store.reconcile.name(call, NASTY))
-    world.go(world.store.reconcile.add(Heard(NASTY, NASTY, json.dumps(NASTY), "nasty-call")))
+    world.go(world.store.reconcile.add(CallReport(NASTY, NASTY, json.dumps(NASTY), "nasty-call")))
     noted(world, Note.of(record, State.UNKNOWN, Trigger.STILL_UNKNOWN, Mover(Actor.OPERATOR, NASTY), NASTY))
     answer = StoredResponse(200, ((b"x-nasty", NASTY.encode()),), b"<script>document.title='owned'</script>")
     put(world, State.COMPLETED, Effects.LOCAL, f"done-{NASTY}", scope=NASTY, response=answer)

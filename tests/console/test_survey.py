@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.core.audit import Mover, Note
 from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, Outcome, ParcelKind, RecordId, State, StoredResponse
-from oncekey.core.resolution import Call, Heard, Verdict
+from oncekey.core.resolution import Call, CallReport, Verdict
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.flow import Mode, Transaction
@@ -172,15 +172,15 @@ def test_all_that_hangs_on_a_record(world):
     call = Call(record.id, record.incarnation, "pay", "charge", "dk-9", None, 0)
     assert world.go(reconcile.add_call(call))
     assert world.go(reconcile.name(call, "ch_9"))
-    by_key, _ = world.go(reconcile.add(Heard("hook", "e1", "{}", downstream_key="dk-9")))
-    world.go(reconcile.judge(by_key, Verdict.SETTLED))
-    world.go(reconcile.add(Heard("hook", "e2", "{}", provider_id="ch_9")))
-    world.go(reconcile.add(Heard("hook", "e3", "{}", downstream_key="another")))
+    by_key, _ = world.go(reconcile.add(CallReport("hook", "e1", "{}", downstream_key="dk-9")))
+    world.go(reconcile.store_verdict(by_key, Verdict.SETTLED))
+    world.go(reconcile.add(CallReport("hook", "e2", "{}", provider_id="ch_9")))
+    world.go(reconcile.add(CallReport("hook", "e3", "{}", downstream_key="another")))
 
     (found,) = world.go(survey.calls(record.incarnation))
     assert (found.phase, found.downstream_key, found.provider_id) == ("charge", "dk-9", "ch_9")
-    heard = world.go(survey.heard(("dk-9",), ("ch_9",)))
-    assert [(one.heard.event_id, one.verdict) for one in heard] == [("e1", Verdict.SETTLED), ("e2", None)]
+    report = world.go(survey.reports_about(("dk-9",), ("ch_9",)))
+    assert [(one.report.event_id, one.verdict) for one in report] == [("e1", Verdict.SETTLED), ("e2", None)]
     parcels = {one.kind: one for one in world.go(survey.parcels(record.incarnation))}
     assert parcels[ParcelKind.DEFER].is_dead
     assert parcels[ParcelKind.DEFER].last_error == "call_uncertain"

@@ -25,7 +25,7 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.core.resolution import Call, Heard
+from oncekey.core.resolution import Call, CallReport
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
@@ -102,7 +102,9 @@ def fill(world: World, *, finished: int = 400) -> None:
     world.go(world.store.reconcile.name(call, "ch_3Pq8"))
     world.go(
         world.store.reconcile.add(
-            Heard("webhook:/hooks/pay", "evt_1", '{"seen": "charge.pending", "card": "4242"}', intent.downstream_key)
+            CallReport(
+                "webhook:/hooks/pay", "evt_1", '{"seen": "charge.pending", "card": "4242"}', intent.downstream_key
+            )
         )
     )
     for number, why in enumerate(("the provider answered 503", "the provider answered 503", "no answer in 10 s")):

@@ -44,12 +44,12 @@ class EitherStore(PostgresStore):
 
 
 class _Either(Mapping[str, Any]):
-    def __init__(self, new: Mapping[str, Any], dice: random.Random) -> None:
+    def __init__(self, new: Mapping[str, Any], rng: random.Random) -> None:
         self._new = new
-        self._dice = dice
+        self._rng = rng
 
     def __getitem__(self, name: str) -> Any:
-        return self._dice.choice((self._new[name], OLD.get(name, self._new[name])))
+        return self._rng.choice((self._new[name], OLD.get(name, self._new[name])))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._new)

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from contract.older import EitherStore, OlderStore
-from oncekey.core.migrations import Phase
+from oncekey.core.migrations import MigrationPhase
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
@@ -21,9 +21,9 @@ def tables(postgres_server):
     name = f"split_{uuid.uuid4().hex}"
     dsn = postgres_server.create_database(name)
     driver = PsycopgDriver(dsn, pool_size=1)
-    ran = drive(migrate.up(PostgresStore().schema, only=Phase.PRE), driver.run)
+    ran = drive(migrate.up(PostgresStore().schema, only=MigrationPhase.PRE), driver.run)
     driver.close()
-    assert {one.phase for one in ran} == {Phase.PRE}
+    assert {one.phase for one in ran} == {MigrationPhase.PRE}
     assert len(ran) < len(PostgresStore().schema.migrations)
     yield dsn
     postgres_server.drop_database(name)

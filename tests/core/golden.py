@@ -40,7 +40,7 @@ MEDIA = (
 )  # fmt: skip
 
 
-class Dice:
+class Rng:
     """Choices that depend on the seed alone."""
 
     def __init__(self, seed: int) -> None:
@@ -59,29 +59,29 @@ class Dice:
         return "".join(self.one(of) for _ in range(self.below(most + 1)))
 
 
-def json_text(dice: Dice, depth: int = 4) -> str:
+def json_text(rng: Rng, depth: int = 4) -> str:
     """A text that is JSON most of the time: with odd spaces, escapes, numbers, and sometimes a name twice."""
-    space = dice.one(SPACES)
-    kind = dice.below(8) if depth else dice.below(4)
+    space = rng.one(SPACES)
+    kind = rng.below(8) if depth else rng.below(4)
     if kind == 0:
-        return f"{space}{dice.one(NUMBERS)}{dice.one(SPACES)}"
+        return f"{space}{rng.one(NUMBERS)}{rng.one(SPACES)}"
     if kind in (1, 2):
-        return f"{space}{string(dice)}{dice.one(SPACES)}"
+        return f"{space}{string(rng)}{rng.one(SPACES)}"
     if kind == 3:
-        return space + dice.one(("true", "false", "null", "12", "7"))
-    count = dice.below(5)
+        return space + rng.one(("true", "false", "null", "12", "7"))
+    count = rng.below(5)
     if kind == 4:
-        return f"{space}[{','.join(json_text(dice, depth - 1) for _ in range(count))}]{dice.one(SPACES)}"
-    members = [f"{dice.one(SPACES)}{string(dice)}{dice.one(SPACES)}:{json_text(dice, depth - 1)}" for _ in range(count)]
-    if members and not dice.below(6):
-        members.append(dice.one(members))
-    return f"{space}{{{','.join(members)}}}{dice.one(SPACES)}"
+        return f"{space}[{','.join(json_text(rng, depth - 1) for _ in range(count))}]{rng.one(SPACES)}"
+    members = [f"{rng.one(SPACES)}{string(rng)}{rng.one(SPACES)}:{json_text(rng, depth - 1)}" for _ in range(count)]
+    if members and not rng.below(6):
+        members.append(rng.one(members))
+    return f"{space}{{{','.join(members)}}}{rng.one(SPACES)}"
 
 
-def string(dice: Dice) -> str:
+def string(rng: Rng) -> str:
     """A JSON string: plain, with escapes, or with every character escaped."""
-    word = dice.some(WORDS, 2) if dice.below(4) else dice.one(("a", "b", "c", "a", "é")) + str(dice.below(30))
-    match dice.below(5):
+    word = rng.some(WORDS, 2) if rng.below(4) else rng.one(("a", "b", "c", "a", "é")) + str(rng.below(30))
+    match rng.below(5):
         case 0:
             return json.dumps(word)
         case 1:
@@ -90,37 +90,35 @@ def string(dice: Dice) -> str:
             return json.dumps(word, ensure_ascii=False)
 
 
-def mutated(dice: Dice, text: bytes) -> bytes:
+def mutated(rng: Rng, text: bytes) -> bytes:
     """The text with a few bytes changed, dropped, doubled or moved: seldom JSON, and then not the same one."""
-    for _ in range(1 + dice.below(2)):
-        at, other = dice.below(len(text) + 1), dice.below(len(text) + 1)
-        match dice.below(5):
+    for _ in range(1 + rng.below(2)):
+        at, other = rng.below(len(text) + 1), rng.below(len(text) + 1)
+        match rng.below(5):
             case 0:
                 text = text[:at] + text[at + 1 :]
             case 1:
-                text = (
-                    text[:at] + dice.one((b":", b'"', b",", b"\\", b" ", b"}", b"]", b"0", b"\xff", b"-")) + text[at:]
-                )
+                text = text[:at] + rng.one((b":", b'"', b",", b"\\", b" ", b"}", b"]", b"0", b"\xff", b"-")) + text[at:]
             case 2:
                 text = text[:at] + text[min(at, other) : other] + text[at:]
             case 3:
                 text = text[: min(at, other)] + text[max(at, other) :]
             case _:
-                text = text[:at] + bytes([dice.below(256)]) + text[at + 1 :]
+                text = text[:at] + bytes([rng.below(256)]) + text[at + 1 :]
     return text
 
 
 def bodies(seed: int) -> Iterator[bytes]:
     """JSON texts and texts that nearly are."""
-    dice = Dice(seed)
+    rng = Rng(seed)
     while True:
-        text = json_text(dice).encode("utf-8", "surrogatepass")
-        yield mutated(dice, text) if not dice.below(3) else text
+        text = json_text(rng).encode("utf-8", "surrogatepass")
+        yield mutated(rng, text) if not rng.below(3) else text
 
 
 def keys(seed: int) -> Iterator[bytes]:
     """Field values: keys in every spelling, and near misses."""
-    dice = Dice(seed)
+    rng = Rng(seed)
     hexadecimal = "0123456789abcdef"
     signs = (
         "a",
@@ -146,36 +144,36 @@ def keys(seed: int) -> Iterator[bytes]:
         "é",
     )
     while True:
-        digits = "".join(dice.one(hexadecimal) for _ in range(32))
-        match dice.below(8):
+        digits = "".join(rng.one(hexadecimal) for _ in range(32))
+        match rng.below(8):
             case 0 | 1:
                 key = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
             case 2:
                 key = digits
             case 3:
-                key = dice.one(
+                key = rng.one(
                     (
                         "bob@example.com", "order bob%40a.example.org x", "+49 171 1234567 call", "(555) 123-4567 home",
                         "555-123-4567", "123-45-6789", "ssn_123-45-6789_x", "ssn:123-45-6789:x", "a+491711234567",
                         "+4917112345678", "key=+49.171.12345678", "123-45-67890", "0123-45-6789", "call.555.123.4567",
                     )
                 )  # fmt: skip
-                key = dice.one(("", "order-", "x:", digits[:9])) + key + dice.one(("", "-order", ":x", digits[:5]))
+                key = rng.one(("", "order-", "x:", digits[:9])) + key + rng.one(("", "-order", ":x", digits[:5]))
             case 4:
-                key = dice.some(signs, 40)
+                key = rng.some(signs, 40)
             case 5:
-                key = digits[: dice.below(20)] + dice.one(signs) + digits
+                key = digits[: rng.below(20)] + rng.one(signs) + digits
             case 6:
-                key = str(dice.below(10**9)) + "-" + str(dice.below(10**6)) + "-" + str(dice.below(10**6))
+                key = str(rng.below(10**9)) + "-" + str(rng.below(10**6)) + "-" + str(rng.below(10**6))
             case _:
-                key = (digits * 9)[: 240 + dice.below(30)]
+                key = (digits * 9)[: 240 + rng.below(30)]
         line = key.encode()
-        match dice.below(6):
+        match rng.below(6):
             case 0 | 1:
                 line = b'"' + line + b'"'
             case 2:
                 line = (
-                    b'"' + line + b'"' + dice.one((b";a", b"; a=1", b';a="x"', b';a=%"%ff"', b" ", b",x", b";A", b"x"))
+                    b'"' + line + b'"' + rng.one((b";a", b"; a=1", b';a="x"', b';a=%"%ff"', b" ", b",x", b";A", b"x"))
                 )
             case 3:
                 line = b" " + line + b" "
@@ -184,7 +182,7 @@ def keys(seed: int) -> Iterator[bytes]:
         yield line
 
 
-def header_lines(dice: Dice) -> tuple[tuple[bytes, bytes], ...]:
+def header_lines(rng: Rng) -> tuple[tuple[bytes, bytes], ...]:
     """A response's header fields."""
     names = (
         b"Content-Type", b"content-type", b"Location", b"ETag", b"Set-Cookie", b"connection", b"Connection", b"x-own",
@@ -192,7 +190,7 @@ def header_lines(dice: Dice) -> tuple[tuple[bytes, bytes], ...]:
         b"idempotent-replayed", b"Idempotency-Key-Expires",
     )  # fmt: skip
     values = (b"application/json", b"/orders/7", b"ETag, close", b"location", b"x", b"", b"Content-Type ,x-own")
-    return tuple((dice.one(names), dice.one(values)) for _ in range(dice.below(7)))
+    return tuple((rng.one(names), rng.one(values)) for _ in range(rng.below(7)))
 
 
 def tried(compute: Callable[[], object]) -> str:

@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel
 
+from oncekey.canonical.jcs import canonical_json
 from oncekey.core.calls import Shape
 from oncekey.core.errors import BodyInvalidError, ResultInvalidError
-from oncekey.core.jcs import canonical_json
 from oncekey.core.model import Code, Refuse
 from oncekey.core.policy import Policy
 from oncekey.core.refusals import NotRunError, error_of

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.properties import stable, thorough
-from oncekey.core.digests import PUBLIC_KEY, Hmac, downstream_key, frame, raw, seed_of
+from oncekey.canonical.digests import PUBLIC_KEY, Hmac, downstream_key, frame, raw, seed_of
+from oncekey.canonical.fingerprint import Request, fingerprint
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fingerprint import Request, fingerprint
 from oncekey.core.model import RecordId
 
 parts = st.lists(st.binary(max_size=6) | st.sampled_from([b"1:", b"0:", b"2:ab", b":", b"1:1:"]), max_size=5)

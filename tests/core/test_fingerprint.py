@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from core.jcs_vectors import DOCUMENTS
 from core.properties import stable, thorough
-from oncekey.core import fingerprint as module
+from oncekey.canonical import fingerprint as module
+from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of, same
+from oncekey.canonical.jcs import BigInts
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
-from oncekey.core.fingerprint import Request, Selection, fingerprint, fingerprint_of, same
-from oncekey.core.jcs import BigInts
 
 KNOWN = Request("POST", "/payments", b"draft=false", b"application/json", b'{"currency": "EUR", "amount": 10.00}')
 KNOWN_HEX = "f305eac199a11c0271a16e5ab13224956ba0a14b36d7ff083b3a344d067453e2"

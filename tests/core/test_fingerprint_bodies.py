@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.properties import stable
-from oncekey.core import fingerprint as media_module
+from oncekey.canonical import fingerprint as media_module
+from oncekey.canonical.fingerprint import MediaType, Part, Selection, media_type_of, parts_of, path_of
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fingerprint import MediaType, Part, Selection, media_type_of, parts_of, path_of
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from itertools import islice
 
 import pytest
 
-from core.golden import MEDIA, SECRETS, WORDS, Dice, bodies, header_lines, json_text, keys, tried
+from core.golden import MEDIA, SECRETS, WORDS, Rng, bodies, header_lines, json_text, keys, tried
 from core.records import a_record
+from oncekey.canonical.digests import downstream_key, seed_of
+from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of, media_type_of
+from oncekey.canonical.jcs import BigInts, canonical_json
 from oncekey.core.answers import marks, replay
 from oncekey.core.choices import Flavor, On5xx
-from oncekey.core.digests import downstream_key, seed_of
-from oncekey.core.fingerprint import Request, Selection, fingerprint, fingerprint_of, media_type_of
-from oncekey.core.jcs import BigInts, canonical_json
 from oncekey.core.keys import HeaderSyntax, KeyFormat, key_digest, looks_personal, parse_key
 from oncekey.core.locks import lock_number, lock_of
 from oncekey.core.model import Effects, RecordId, Replay, StoredResponse
@@ -45,16 +45,16 @@ def canonical() -> Iterator[str]:
 
 
 def fingerprints() -> Iterator[str]:
-    dice = Dice(2)
+    rng = Rng(2)
     for body in islice(bodies(3), 4000):
         request = Request(
-            dice.one(("POST", "PATCH", "PUT")),
-            dice.one(("/orders", "/orders/7", "/ä/\udcff", "/")),
-            dice.one((b"", b"", b"draft=false", b"a=%7e&b=%2f", b"a=%zz+%41")),
-            dice.one(MEDIA),
-            dice.one((body, body, body, b"", b"a=1&b=+&%61=2&amount=3", b"--xx\r\nA: b\r\n\r\nc\r\n--xx--\r\n")),
+            rng.one(("POST", "PATCH", "PUT")),
+            rng.one(("/orders", "/orders/7", "/ä/\udcff", "/")),
+            rng.one((b"", b"", b"draft=false", b"a=%7e&b=%2f", b"a=%zz+%41")),
+            rng.one(MEDIA),
+            rng.one((body, body, body, b"", b"a=1&b=+&%61=2&amount=3", b"--xx\r\nA: b\r\n\r\nc\r\n--xx--\r\n")),
         )
-        selection, secret, depth = dice.one(SELECTIONS), dice.one(SECRETS), dice.one((100, 3))
+        selection, secret, depth = rng.one(SELECTIONS), rng.one(SECRETS), rng.one((100, 3))
         yield tried(
             lambda request=request, selection=selection, secret=secret, depth=depth: fingerprint(
                 request, selection=selection, secret=secret, max_depth=depth
@@ -63,19 +63,19 @@ def fingerprints() -> Iterator[str]:
 
 
 def chosen_fingerprints() -> Iterator[str]:
-    dice = Dice(4)
+    rng = Rng(4)
     values = (1, 1.5, True, None, "x", [1, "é"], {"b": 1, "a": [2**70]}, 10**20, -0.0, "\ud800", float("nan"), object)
     for _ in range(1000):
-        parts = dice.one((b"bytes", {dice.one(WORDS): dice.one(values), "z": dice.one(values)}))
-        secret = dice.one(SECRETS)
+        parts = rng.one((b"bytes", {rng.one(WORDS): rng.one(values), "z": rng.one(values)}))
+        secret = rng.one(SECRETS)
         yield tried(lambda parts=parts, secret=secret: fingerprint_of(parts, method="POST", path="/p", secret=secret))
 
 
 def parsed_keys() -> Iterator[str]:
-    dice = Dice(5)
+    rng = Rng(5)
     for line in islice(keys(6), 6000):
-        syntax, kind = dice.one(list(HeaderSyntax)), dice.one((KeyFormat.OPAQUE, KeyFormat.OPAQUE, KeyFormat.UUID))
-        lines = [] if dice.below(50) == 0 else [line] if dice.below(30) else [line, line]
+        syntax, kind = rng.one(list(HeaderSyntax)), rng.one((KeyFormat.OPAQUE, KeyFormat.OPAQUE, KeyFormat.UUID))
+        lines = [] if rng.below(50) == 0 else [line] if rng.below(30) else [line, line]
         yield tried(
             lambda lines=lines, syntax=syntax, kind=kind: parse_key(
                 lines, syntax=syntax, key_format=kind, min_length=16, max_length=255
@@ -90,71 +90,71 @@ def personal() -> Iterator[str]:
 
 
 def scopes() -> Iterator[str]:
-    dice = Dice(8)
+    rng = Rng(8)
     for _ in range(3000):
-        bind_to, tenant = dice.one(list(BindTo)), dice.some((*WORDS, "acme", "acme", "t" * 90), 3)
-        who, token = dice.one(("alice", "", None, "b" * 200)), dice.one(("Bearer x", "", None))
+        bind_to, tenant = rng.one(list(BindTo)), rng.some((*WORDS, "acme", "acme", "t" * 90), 3)
+        who, token = rng.one(("alice", "", None, "b" * 200)), rng.one(("Bearer x", "", None))
         yield tried(
-            lambda b=bind_to, t=tenant, w=who, k=token: bound_scope(b, dice.one(("-", "shop")), t, principal=w, token=k)
+            lambda b=bind_to, t=tenant, w=who, k=token: bound_scope(b, rng.one(("-", "shop")), t, principal=w, token=k)
         )
     yield tried(scope_of)
 
 
 def seeds_and_locks() -> Iterator[str]:
-    dice = Dice(9)
+    rng = Rng(9)
     for line in islice(keys(10), 3000):
-        record_id = RecordId(dice.one(("1:-4:acme", "sha256:ff", "ключ", "", "\ud800")), line.decode())
-        mark, secret = f"jcs1:sha256:{dice.below(10**9):064x}", dice.one((*SECRETS, b""))
-        schema = dice.one(("oncekey", "other"))
+        record_id = RecordId(rng.one(("1:-4:acme", "sha256:ff", "ключ", "", "\ud800")), line.decode())
+        mark, secret = f"jcs1:sha256:{rng.below(10**9):064x}", rng.one((*SECRETS, b""))
+        schema = rng.one(("oncekey", "other"))
         yield tried(lambda i=record_id, m=mark, s=secret: seed_of(i, m, s).hex())
         yield f"{lock_of(schema, record_id, mark, secret)} {lock_number(schema, record_id, secret)}"
         yield downstream_key(mark.encode(), record_id.key)
 
 
 def media_types() -> Iterator[str]:
-    dice = Dice(11)
+    rng = Rng(11)
     pieces = ("a/b", "application/json", "; ", ";", "charset=UTF-8", "x=y", 'b="q\\"; z"', " ", "/", "=", "V=1", "\t")
     for _ in range(3000):
-        text = dice.some(pieces, 6).encode() if dice.below(3) else dice.one(MEDIA)
+        text = rng.some(pieces, 6).encode() if rng.below(3) else rng.one(MEDIA)
         yield repr(media_type_of(text))
 
 
 def answers() -> Iterator[str]:
-    dice = Dice(12)
+    rng = Rng(12)
     for number in range(3000):
-        policy, headers = dice.one(POLICIES), header_lines(dice)
+        policy, headers = rng.one(POLICIES), header_lines(rng)
         echo, until = (
-            dice.one((None, b"key-1", b"\xff", b"a\r\nb", b"")),
-            dice.one((None, 1_789_000_000_000_000 + number)),
+            rng.one((None, b"key-1", b"\xff", b"a\r\nb", b"")),
+            rng.one((None, 1_789_000_000_000_000 + number)),
         )
         yield repr((kept_headers(headers, policy), marks(policy, echo=echo, expires_at=until)))
-        body = dice.one((None, b"", b"{}", b"long enough"))
-        stored = dice.one((None, StoredResponse(dice.one((200, 204, 304, 409, 422, 500)), headers, body)))
+        body = rng.one((None, b"", b"{}", b"long enough"))
+        stored = rng.one((None, StoredResponse(rng.one((200, 204, 304, 409, 422, 500)), headers, body)))
         record = a_record(response=stored)
         yield repr(
-            replay(Replay(record, 5), policy, echo=echo, status_url=dice.one((None, "/keys/ä")), fault_id="0" * 32)
+            replay(Replay(record, 5), policy, echo=echo, status_url=rng.one((None, "/keys/ä")), fault_id="0" * 32)
         )
 
 
 def decisions() -> Iterator[str]:
-    dice = Dice(13)
+    rng = Rng(13)
     flags = (False, True)
     for _ in range(6000):
         ending = Ending(
-            status=dice.one((None, 100, 200, 201, 204, 301, 404, 409, 401, 500, 503, 600)),
-            headers=header_lines(dice),
-            body=dice.one((None, b"", b"{}", b"long")),
-            entered=bool(dice.below(6)),
-            raised=dice.one((*flags, False)),
-            not_executed=dice.one((*flags, False)),
-            kept=dice.one(flags),
-            rolled_back=dice.one((*flags, False)),
-            error=dice.one((None, "card_declined", "Not A Code")),
-            progress=Progress(*(dice.below(4) == 0 for _ in range(4)), *([None, "diverged"][dice.below(5) == 0],)),
-            resume_after=dice.below(3),
+            status=rng.one((None, 100, 200, 201, 204, 301, 404, 409, 401, 500, 503, 600)),
+            headers=header_lines(rng),
+            body=rng.one((None, b"", b"{}", b"long")),
+            entered=bool(rng.below(6)),
+            raised=rng.one((*flags, False)),
+            not_executed=rng.one((*flags, False)),
+            kept=rng.one(flags),
+            rolled_back=rng.one((*flags, False)),
+            error=rng.one((None, "card_declined", "Not A Code")),
+            progress=Progress(*(rng.below(4) == 0 for _ in range(4)), *([None, "diverged"][rng.below(5) == 0],)),
+            resume_after=rng.below(3),
         )
-        effects, policy = dice.one(list(Effects)), dice.one(POLICIES)
-        policy = dice.one((policy, policy.override(on_5xx=dice.one(list(On5xx)))))
+        effects, policy = rng.one(list(Effects)), rng.one(POLICIES)
+        policy = rng.one((policy, policy.override(on_5xx=rng.one(list(On5xx)))))
         yield repr(decide(effects, policy, ending))
 
 
@@ -185,4 +185,4 @@ def test_the_bodies_are_of_every_kind():
     refused = [result for result in results if result.startswith("BodyInvalidError")]
     assert 0.1 < len(refused) / len(results) < 0.7
     assert sum("same name twice" in result for result in refused) > 50
-    assert len(json_text(Dice(1))) > 0
+    assert len(json_text(Rng(1))) > 0

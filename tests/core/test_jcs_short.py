@@ -8,9 +8,9 @@ import pytest
 
 from core.golden import bodies
 from core.jcs_vectors import DOCUMENTS
-from oncekey.core import jcs
+from oncekey.canonical import jcs
+from oncekey.canonical.jcs import BigInts, canonical_json, parse_json, serialize, serialize_parsed
 from oncekey.core.errors import BodyInvalidError
-from oncekey.core.jcs import BigInts, canonical_json, parse_json, serialize, serialize_parsed
 
 TEXTS = 60_000
 

@@ -10,8 +10,8 @@ from oncekey.core.migrations import (
     ALONE,
     Applied,
     Migration,
-    Phase,
-    Standing,
+    MigrationPhase,
+    MigrationState,
     changed,
     objection,
     ordered,
@@ -40,7 +40,7 @@ def labels(migrations) -> list[str]:
 def test_a_file_says_number_phase_and_name():
     one = Migration.read("0042_post_drop_it.sql", "DROP TABLE x;")
 
-    assert (one.number, one.phase, one.name, one.label) == (42, Phase.POST, "drop_it", "0042_post_drop_it")
+    assert (one.number, one.phase, one.name, one.label) == (42, MigrationPhase.POST, "drop_it", "0042_post_drop_it")
     assert "DROP" not in repr(one)
 
 
@@ -79,7 +79,7 @@ def test_what_is_to_be_run(there, everything, safe_now):
     there = [applied(one) for one in there]
 
     assert [one.number for one in plan(KNOWN, there)] == everything
-    assert [one.number for one in plan(KNOWN, there, only=Phase.PRE)] == safe_now
+    assert [one.number for one in plan(KNOWN, there, only=MigrationPhase.PRE)] == safe_now
 
 
 def test_the_status_has_what_either_side_knows():
@@ -88,12 +88,12 @@ def test_the_status_has_what_either_side_knows():
 
     entries = status(KNOWN, [applied(ONE), other, unknown])
 
-    assert [(entry.migration.number, entry.standing) for entry in entries] == [
-        (1, Standing.APPLIED),
-        (2, Standing.CHANGED),
-        (3, Standing.PENDING),
-        (4, Standing.PENDING),
-        (7, Standing.UNKNOWN),
+    assert [(entry.migration.number, entry.state) for entry in entries] == [
+        (1, MigrationState.APPLIED),
+        (2, MigrationState.CHANGED),
+        (3, MigrationState.PENDING),
+        (4, MigrationState.PENDING),
+        (7, MigrationState.UNKNOWN),
     ]
 
 
@@ -108,7 +108,7 @@ def test_the_status_has_what_either_side_knows():
         ([*KNOWN, migration(5), migration(6, "post")], "0006_post_thing.*update oncekey"),
         ([applied(ONE, checksum="0" * 64), TWO, THREE], "0001_pre_thing is not the one"),
         ([applied(ONE, name="other"), TWO, THREE], "0001_pre_thing is not the one"),
-        ([applied(ONE, phase=Phase.POST), TWO, THREE], "0001_pre_thing is not the one"),
+        ([applied(ONE, phase=MigrationPhase.POST), TWO, THREE], "0001_pre_thing is not the one"),
     ],
 )
 def test_with_what_code_may_start(there, sentence):
@@ -130,7 +130,7 @@ def test_a_pre_that_stands_alone_does_not_wait_for_a_post():
     first, post = Migration.read("0001_pre_a.sql", "-- a"), Migration.read("0002_post_b.sql", ALONE)
     builds, alone = Migration.read("0003_pre_c.sql", "-- c"), Migration.read("0004_pre_d.sql", f"{ALONE}\n-- d")
     known = (first, post, builds, alone)
-    assert plan(known, (), only=Phase.PRE) == (first, alone)
+    assert plan(known, (), only=MigrationPhase.PRE) == (first, alone)
     assert plan(known, ()) == known
     assert objection(known, (first, alone)) is not None  # it lacks what builds on the post
     assert objection((first, post, alone), (first, alone)) is None

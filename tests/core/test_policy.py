@@ -8,6 +8,8 @@ from itertools import product
 
 import pytest
 
+from oncekey.canonical.fingerprint import Selection
+from oncekey.canonical.jcs import BigInts
 from oncekey.core.choices import (
     BY_EFFECTS,
     STANCES,
@@ -21,9 +23,7 @@ from oncekey.core.choices import (
     StoreErrorPolicy,
 )
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fingerprint import Selection
 from oncekey.core.fronts import Front
-from oncekey.core.jcs import BigInts
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import SECOND, Effects, Recovery
 from oncekey.core.policy import Policy, lifetime, micros, never_proven

@@ -13,8 +13,8 @@ from oncekey.core.resolution import (
     Sight,
     has_waited,
     is_about,
+    known_outcome,
     not_before,
-    standing,
     still_to_wait,
     wait_span,
 )
@@ -99,9 +99,9 @@ def test_the_word_on_one_call_is_about_no_other():
 
 def test_what_a_record_says_of_a_call():
     def said(result):
-        return standing(in_doubt(Effects.PHASED, memo=(MemoEntry("charge", EntryKind.CALL, result),)), "charge")
+        return known_outcome(in_doubt(Effects.PHASED, memo=(MemoEntry("charge", EntryKind.CALL, result),)), "charge")
 
     assert said('{"id":1}') is Outcome.SUCCESS
     assert said('{"$":"rejected","v":1}') is Outcome.FAILURE
     assert said('{"$":"not_sent","v":null}') is Outcome.FAILURE
-    assert standing(ANNOUNCED, "charge") is None
+    assert known_outcome(ANNOUNCED, "charge") is None

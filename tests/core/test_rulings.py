@@ -40,7 +40,7 @@ from oncekey.core.rulings import (
     rule_finished,
     situate,
 )
-from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.core.transitions import Actor, Row, Trigger, find_row
 
 POLICY = Policy()
 EXPIRIES = {"before": NOW + 1, "at": NOW, "after": NOW - HOUR}
@@ -173,7 +173,7 @@ def test_the_two_tables_agree():
         wanted = type(ruled(record))
         if wanted in triggers:
             facts = Facts(record, NOW, max_attempts=POLICY.max_attempts)
-            assert isinstance(judge(triggers[wanted], Actor.REQUESTER, facts), Row), record
+            assert isinstance(find_row(triggers[wanted], Actor.REQUESTER, facts), Row), record
             tried.add(wanted)
     assert tried == set(triggers)
 

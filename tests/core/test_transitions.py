@@ -9,7 +9,7 @@ import pytest
 from core.records import MEMO, NOW, a_record, all_records, an_intent
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.model import HOUR, MINUTE, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
-from oncekey.core.transitions import ROWS, TRANSITIONS, Actor, Fence, Illegal, Proof, Row, Trigger, judge
+from oncekey.core.transitions import ROWS, TRANSITIONS, Actor, Fence, Illegal, Proof, Row, Trigger, find_row
 
 PENDING, RUNNING, DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
 FR, UNKNOWN, EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
@@ -83,7 +83,7 @@ def shape(row: Row):
 
 
 def allowed(trigger, actor, record, **facts):
-    return judge(trigger, actor, Facts(record, NOW, **facts))
+    return find_row(trigger, actor, Facts(record, NOW, **facts))
 
 
 def number(trigger, actor, record, **facts):

@@ -19,7 +19,7 @@ from oncekey import wire
 from oncekey.cli.demo import policy_for
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, Effects, State
-from oncekey.core.scope import whose
+from oncekey.core.scope import shown_scope
 from oncekey.core.transitions import Actor
 from oncekey.demo.history import Wanted, write_history
 from oncekey.demo.provider_ledger import Ledger
@@ -97,7 +97,7 @@ def test_every_request_has_a_record_that_can_be_read(made, records):
     assert len(records) == rows == REQUESTS
     assert {one.effects for one in records} == set(Effects)
     assert {one.state for one in records} == set(State) - {State.EXPIRED}
-    assert len({whose(one.id.scope) for one in records}) >= 3
+    assert len({shown_scope(one.id.scope) for one in records}) >= 3
     assert {one.response.status for one in records if one.response is not None} == {201, 402}
     assert max(one.attempts for one in records) > 1
     assert {entry.name for one in records for entry in one.memo} >= {"payment_created", "charge_created"}
@@ -220,7 +220,9 @@ def test_the_demo_goes_on_from_it(tmp_path):
         assert f"Operators' console: {demo.url}/console/login#" in demo.output
         assert '<a href="/console/">Console</a>' in demo.read("/").text
         # A client that repeats a request of that day gets its answer.
-        order = next(one for one in all_records(url) if one.effects is Effects.LOCAL and whose(one.id.scope) == "alpha")
+        order = next(
+            one for one in all_records(url) if one.effects is Effects.LOCAL and shown_scope(one.id.scope) == "alpha"
+        )
         placed = next(one for one in demo.orders() if f"/orders/{one['id']}".encode() in answer_of(url, order))
         again = demo.order(order.id.key, {name: placed[name] for name in ("customer_id", "items")})
         assert (again.status_code, again.headers["idempotent-replayed"]) == (201, "true")

@@ -86,7 +86,7 @@ def _event(charge: dict[str, object], event_id: str = "evt_1") -> bytes:
     return json.dumps({"id": event_id, "type": "charge.succeeded", "charge": charge}).encode()
 
 
-def _tell(demo: Demo, body: bytes, *, secret: str = SECRET, at: float | None = None) -> httpx.Response:
+def _notify(demo: Demo, body: bytes, *, secret: str = SECRET, at: float | None = None) -> httpx.Response:
     header = {"Oncekey-Signature": sign(body, secret, int(time.time() if at is None else at))}
     with demo.client() as client:
         return client.post(WEBHOOKS, content=body, headers=header)
@@ -99,12 +99,12 @@ def test_forged_old_and_repeated_webhooks_change_nothing(apart: tuple[Demo, Prov
         _until(lambda key=key: demo.record(key)["state"] == "unknown")  # type: ignore[misc]
         charge = provider.charges()[-1]
         body = _event(charge, f"evt_{route}")
-        assert _tell(demo, body, secret="another secret of 22 ").status_code == 401
-        assert _tell(demo, body, at=time.time() - 3600).status_code == 401
+        assert _notify(demo, body, secret="another secret of 22 ").status_code == 401
+        assert _notify(demo, body, at=time.time() - 3600).status_code == 401
         assert demo.record(key)["state"] == "unknown"
-        assert _tell(demo, body).json()["detail"] == "Settled."
+        assert _notify(demo, body).json()["detail"] == "Settled."
         answer = _settled(demo, route, key)
-        assert _tell(demo, body).json()["detail"] == "Known."
+        assert _notify(demo, body).json()["detail"] == "Known."
         assert answer.json()["charge_id"] == charge["id"]
         assert demo.post(route, key).content == answer.content
 

@@ -34,7 +34,7 @@ from rest_framework.views import APIView
 
 from django_shop.models import Line, Order, Payment
 from django_shop.people import name_of
-from oncekey import INLINE, LOCAL, OUTBOX, PHASED, NotExecuted, Operation, Policy, SyncOperation
+from oncekey import INLINE, LOCAL, OUTBOX, PHASED, NotExecutedError, Operation, Policy, SyncOperation
 from oncekey.django import Database, Once
 
 world = SimpleNamespace(
@@ -199,7 +199,7 @@ def site(alias: str) -> tuple[Once, list]:
         return response or JsonResponse({"item": order.item, "attempt": op.attempt}, status=201)
 
     @csrf_exempt
-    @once.protect(effects=LOCAL, key="optional", operation="optional")
+    @once.protect(effects=LOCAL, require_key=False, operation="optional")
     def optional(request, op: SyncOperation):
         Order.objects.create(item=said(request)["item"])
         response = behave(alias, said(request).get("does", ""))
@@ -207,7 +207,7 @@ def site(alias: str) -> tuple[Once, list]:
         return response or JsonResponse({"key": op.key}, status=201)
 
     @csrf_exempt
-    @once.protect(effects=LOCAL, operation="waiting", in_progress="wait", wait_max=60)
+    @once.protect(effects=LOCAL, operation="waiting", on_in_progress="wait", wait_max=60)
     def waiting(request):
         Order.objects.create(item=said(request)["item"])
         return behave(alias, said(request).get("does", "")) or JsonResponse({"ok": True}, status=201)
@@ -234,7 +234,7 @@ def site(alias: str) -> tuple[Once, list]:
         return JsonResponse({"seen": found}, status=201)
 
     @csrf_exempt
-    @once.protect(effects=LOCAL, key="optional", operation="aoptional")
+    @once.protect(effects=LOCAL, require_key=False, operation="aoptional")
     async def aoptional(request, op: Operation):
         await Order.objects.acreate(item=said(request)["item"])
         op.emit("note", {"of": "an order"})
@@ -271,7 +271,7 @@ def site(alias: str) -> tuple[Once, list]:
             world.charges.append(key)
             Payment.objects.count()  # in a thread of its own, on a connection of its own
             if asked.get("does") == "not_executed":
-                raise NotExecuted
+                raise NotExecutedError
             return {"id": f"ch_{len(world.charges)}"}
 
         def settle(_):

@@ -66,7 +66,7 @@ def shape(function: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     return found
 
 
-class Heard:
+class CallReport:
     """A client library that notes what it is told."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ EVENT = json.dumps({"product": "tea"})
 
 
 def test_rabbitmq(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_delivery, channel = shape("on_delivery", folder, monkeypatch), Heard()
+    on_delivery, channel = shape("on_delivery", folder, monkeypatch), CallReport()
     method, properties = SimpleNamespace(delivery_tag=7), SimpleNamespace(message_id="m-1")
     for receiver in (take, take, lambda *_: BUSY, lambda *_: DEAD):
         on_delivery(receiver, channel, method, properties, EVENT.encode())
@@ -89,7 +89,7 @@ def test_rabbitmq(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_kafka(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_record, consumer = shape("on_record", folder, monkeypatch), Heard()
+    on_record, consumer = shape("on_record", folder, monkeypatch), CallReport()
     parts = {"topic": "sold", "partition": 0, "offset": 42, "value": EVENT.encode()}
     record = SimpleNamespace(**{name: (lambda part=part: part) for name, part in parts.items()})
     buried: list[Any] = []
@@ -101,7 +101,7 @@ def test_kafka(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_sqs(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_received, sqs = shape("on_received", folder, monkeypatch), Heard()
+    on_received, sqs = shape("on_received", folder, monkeypatch), CallReport()
     message = {"MessageId": "m-1", "Body": EVENT, "ReceiptHandle": "r-1"}
     for receiver in (take, take, lambda *_: BUSY, lambda *_: DEAD):
         on_received(receiver, sqs, "queue", message, "dead")

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from harness.pages import ROOT, Page, generator, pages
+from oncekey.canonical.fingerprint import Request, fingerprint
 from oncekey.core.answers import Answer, refuse, replay
 from oncekey.core.choices import Flavor
-from oncekey.core.fingerprint import Request, fingerprint
 from oncekey.core.headers import FIRST_SENT
 from oncekey.core.model import (
     Code,

@@ -46,7 +46,7 @@ def test_a_handler_that_was_not_called_gives_its_claim_back(runtime: ThreadRunti
     run, life = resting(runtime, effects)
     runtime.instead(life, abandon(run, life, entered=False))
     assert runtime.engine.find(run.claim.id).record is None
-    assert runtime.drain(0.0)
+    assert runtime.shut_down(0.0)
     second, life = resting(runtime, effects, again(run.claim))  # the key is as good as new
     runtime.instead(life, abandon(second, life, entered=False))
 
@@ -59,7 +59,7 @@ def test_one_that_was_called_leaves_its_lease(runtime: ThreadRuntime) -> None:
     assert record.state is State.IN_PROGRESS  # the sweeper will find it
     assert run.pulse is not None
     assert run.pulse._renew is None  # type: ignore[attr-defined]
-    assert runtime.drain(0.0)
+    assert runtime.shut_down(0.0)
 
 
 def test_rows_that_nobody_decided_on_are_rolled_back(runtime: ThreadRuntime) -> None:

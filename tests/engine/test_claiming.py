@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
+from oncekey.canonical.digests import seed_of
+from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of
 from oncekey.core.choices import PiiCheck
-from oncekey.core.digests import seed_of
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
-from oncekey.core.fingerprint import Request, Selection, fingerprint, fingerprint_of
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Claim, Code, Effects, RecordId, Recovery, Refuse
 from oncekey.core.policy import Policy, micros

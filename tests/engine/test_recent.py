@@ -11,10 +11,10 @@ import pytest
 from frameworks.shop import Shop
 from harness.ledger import down
 from oncekey.core.model import SECOND, Code, Record, RecordId, Refuse, Replay, State
-from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
-from oncekey.engine.local import as_claimed
+from oncekey.engine.local import record_as_claimed
 from oncekey.engine.operation import Operation
 from oncekey.engine.recent import OVERHEAD, Answers, Hints
 from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
@@ -37,7 +37,7 @@ def finished(claim: Any, body: bytes = b"{}", **changes: Any) -> Record:
     """The record of a claim that was answered."""
     done = answered(body)
     record = replace(
-        as_claimed(claim, Ground(Kind.NEW, None), NOW),
+        record_as_claimed(claim, WriteTarget(WriteKind.NEW, None), NOW),
         state=State.COMPLETED,
         outcome=done.outcome,
         response=done.response,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.errors import NotExecuted, StoreUnavailableError
+from oncekey.core.errors import NotExecutedError, StoreUnavailableError
 from oncekey.core.model import Code, Effects
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import MemoryDriver
@@ -21,12 +21,14 @@ from oncekey.flow import Transaction
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim
 from proof.crash.runtime import Still, Unasked
-from proof.lives import Heard, Said, life
+from proof.lives import CallReport, Said, life
 
 POLICY = Policy()
 
 
-def heard(effects: Effects, handler: Callable[[Run], Life[Said]], settling: Callable[[MemoryDriver], None]) -> Heard:
+def heard(
+    effects: Effects, handler: Callable[[Run], Life[Said]], settling: Callable[[MemoryDriver], None]
+) -> CallReport:
     """One life over a memory store, in which something happens just before the settlement."""
     store, driver = MemoryStore(), MemoryDriver()
     claim = replace(a_claim(effects=effects), recovery=POLICY.recovery_for(effects))
@@ -59,19 +61,19 @@ def heard(effects: Effects, handler: Callable[[Run], Life[Said]], settling: Call
             else:
                 effect = flow.send(result)
     except StopIteration as stop:
-        told: Heard = stop.value
+        told: CallReport = stop.value
         return told
 
 
 def charged_and_failed(run: Run) -> Life[Said]:
-    assert run.course is not None
-    yield from steps.call(run.store, run.course, "charge", lambda _: "ch_1", repeatable=True, given=None)
+    assert run.phased_run is not None
+    yield from steps.call(run.store, run.phased_run, "charge", lambda _: "ch_1", repeatable=True, parameters=None)
     raise RuntimeError
 
 
 def not_sent(run: Run) -> Life[Said]:
     yield Call(lambda: None)
-    raise NotExecuted("nobody was reached")
+    raise NotExecutedError("nobody was reached")
 
 
 def charged(run: Run) -> Life[Said]:

@@ -150,12 +150,12 @@ class Shop:
             return self.ordered()
 
         @app.post("/patient")
-        @protect(effects=LOCAL, operation="patient", in_progress="wait")
+        @protect(effects=LOCAL, operation="patient", on_in_progress="wait")
         def patiently() -> Any:
             return self.ordered()
 
         @app.post("/optional")
-        @protect(effects=LOCAL, operation="optional", key="optional")
+        @protect(effects=LOCAL, operation="optional", require_key=False)
         def optionally() -> Any:
             return self.ordered()
 

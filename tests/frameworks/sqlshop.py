@@ -134,7 +134,7 @@ class SqlShop:
 
     async def drained(self) -> None:
         for installation in self.once._installed.values():
-            assert await installation.drain.wait(PATIENCE)
+            assert await installation.running_work.wait(PATIENCE)
 
     @property
     def lent(self) -> int:

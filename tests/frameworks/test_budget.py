@@ -88,7 +88,7 @@ async def requested(app: Any, item: str, key: str | None) -> int:
 @pytest.mark.parametrize("sent", ["new", "again", "unkeyed"])
 async def test_nothing_waits_for_the_collector(sent: str, database: Any) -> None:
     """A circle of objects per request is found only by looking through all of them, again and again."""
-    async with ordering(database, key="optional").open() as shop:
+    async with ordering(database, require_key=False).open() as shop:
         for number in range(4):
             item = "tea" if sent == "again" else str(number)
             key = None if sent == "unkeyed" else f"{sent}-{item:>020}"

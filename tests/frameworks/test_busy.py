@@ -21,7 +21,7 @@ from oncekey.drivers.sqlite.writer import Writer
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine import local, shell
 from oncekey.engine.breaker import FAILURES
-from oncekey.engine.local import glance
+from oncekey.engine.local import peek
 from oncekey.engine.operation import Operation, SyncOperation
 
 
@@ -146,7 +146,7 @@ async def test_a_crowd_of_quick_handlers_is_not_looked_past(
 ) -> None:
     # R110: a place comes free sooner than a look would be answered, so nobody pays for one
     glances: list[Any] = []
-    monkeypatch.setattr(local, "glance", lambda *asked: glances.append(asked) or glance(*asked))
+    monkeypatch.setattr(local, "peek", lambda *asked: glances.append(asked) or peek(*asked))
     monkeypatch.setattr(shell, "SOON", 30.0)
     shop = RealShop(PostgresDatabase(postgres_dsn, package, pool_size=2))
     entered, go = asyncio.Event(), asyncio.Event()

@@ -51,7 +51,7 @@ def ordering(effects: Any, **options: Any) -> Shop:
 
 async def errands(shop: Shop) -> None:
     for installation in shop.once._installed.values():
-        assert await installation.drain.wait(PATIENCE)
+        assert await installation.running_work.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
@@ -131,7 +131,7 @@ async def test_a_request_that_goes_on_with_a_record_may_be_cancelled_at_every_aw
 
 async def test_a_keyless_local_request_may_be_cancelled_at_every_await() -> None:
     for number in range(1, MANY):
-        shop = ordering(LOCAL, key="optional")
+        shop = ordering(LOCAL, require_key=False)
         finished = await cancelled_at(number, shop.caller("/orders", key=None).run())
         assert (shop.ledger.open, shop.ledger.records) == (0, [])
         if finished is not None:
@@ -143,7 +143,7 @@ async def test_a_keyless_local_request_may_be_cancelled_at_every_await() -> None
 async def test_a_waiter_may_be_cancelled_at_every_await() -> None:
     # R82; peers 6: whoever waits never touches the owner's claim
     for number in range(1, 30):
-        shop = ordering(INLINE, in_progress="wait", wait_max=0.02)
+        shop = ordering(INLINE, on_in_progress="wait", wait_max=0.02)
         gate = Gate()
         shop.ledger.faults["settle"].append(gate)
         first = asyncio.create_task(shop.send("/orders"))
@@ -336,7 +336,7 @@ async def test_a_keyless_handler_in_a_cancelled_anyio_scope_leaves_nothing_open(
     shop = Shop(yields=True)
     entered = asyncio.Event()
 
-    @shop.post(effects=LOCAL, key="optional")
+    @shop.post(effects=LOCAL, require_key=False)
     async def create(op: Operation) -> None:
         entered.set()
         op.connection.add("row")
@@ -509,10 +509,10 @@ async def test_a_stop_does_not_wait_for_background_tasks() -> None:
     await until(lambda: caller.answered)
     (installation,) = shop.once._installed.values()
     async with asyncio.timeout(PATIENCE):
-        assert await installation.drain.wait(PATIENCE)
+        assert await installation.running_work.wait(PATIENCE)
     hang.set()
     await task
-    assert installation.drain.pending == 0
+    assert installation.running_work.pending == 0
 
 
 def test_a_stop_knows_no_event_loop_but_its_own() -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from frameworks.shop import Shop
 from harness.patience import PATIENCE
 from oncekey.core.choices import On5xx
-from oncekey.core.errors import NotExecuted, StoreUnavailableError
+from oncekey.core.errors import NotExecutedError, StoreUnavailableError
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 
@@ -168,7 +168,7 @@ async def test_not_executed_lets_the_same_key_run_again() -> None:
     async def create() -> str:
         shop.runs.append(1)
         if len(shop.runs) == 1:
-            raise NotExecuted("connection refused: secret-host")
+            raise NotExecutedError("connection refused: secret-host")
         return "done"
 
     first = await shop.send("/orders")

@@ -153,7 +153,7 @@ async def test_a_blocking_handler_sees_the_context_of_its_request() -> None:
     async def authenticate(request: Request) -> None:
         user.set(request.headers["x-user"])
 
-    @shop.post(effects=INLINE, key="optional")
+    @shop.post(effects=INLINE, require_key=False)
     def create(_: None = Depends(authenticate)) -> str:
         return user.get()
 
@@ -182,7 +182,7 @@ def test_effects_have_no_default(misuse: Any) -> None:
     ("options", "sentence"),
     [
         ({"effects": LOCAL, "leese": 3}, "leese is not a setting; the closest one is lease"),
-        ({"effects": LOCAL, "key": "maybe"}, "key='maybe' is neither 'required' nor 'optional'"),
+        ({"effects": LOCAL, "require_key": "maybe"}, "require_key: 'maybe' is not allowed; allowed is True | False"),
         ({"effects": LOCAL, "on_5xx": "store"}, "on_5xx='store' with effects='local' is refused"),
         ({"effects": LOCAL, "ttl": 60}, "set allow_short_ttl=True if that is meant"),
         ({"effects": INLINE, "on_lease_expired": "retry"}, "set naturally_idempotent=True"),
@@ -191,11 +191,11 @@ def test_effects_have_no_default(misuse: Any) -> None:
         ({"effects": LOCAL, "in_progress": "queue"}, "on_in_progress"),
         ({"effects": "locale"}, "say what the handler does to the world"),
         (
-            {"effects": PHASED, "key": "optional"},
+            {"effects": PHASED, "require_key": False},
             "effects=PHASED is gone on with by its key, so every request needs one",
         ),
         (
-            {"effects": OUTBOX, "key": "optional"},
+            {"effects": OUTBOX, "require_key": False},
             "effects=OUTBOX is gone on with by its key, so every request needs one",
         ),
     ],

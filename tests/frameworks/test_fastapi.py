@@ -290,7 +290,7 @@ async def test_a_transaction_that_a_dependency_opened_is_closed_when_validation_
 
     found = Depends(repository)
 
-    @shop.post(effects=LOCAL, key="optional")
+    @shop.post(effects=LOCAL, require_key=False)
     async def create(item: Item, op: Operation, rows: Any = found) -> str:
         assert rows is op.connection
         rows.add("row")
@@ -353,7 +353,7 @@ def test_openapi_has_the_header() -> None:
 
 def test_openapi_follows_the_policy() -> None:
     # R228: required per route, format by mode, hours as configured
-    parameter = parameter_of(described(Policy(key_format=KeyFormat.UUID), key="optional", ttl=48 * 3600))
+    parameter = parameter_of(described(Policy(key_format=KeyFormat.UUID), require_key=False, ttl=48 * 3600))
     assert (parameter["required"], parameter["schema"]["format"]) == (False, "uuid")
     assert "48 hours" in parameter["description"]
 
@@ -387,7 +387,7 @@ def test_openapi_has_every_answer_of_ours() -> None:
 
 def test_openapi_has_202_where_a_duplicate_gets_it() -> None:
     # R229
-    accepted = described(in_progress="accepted")["responses"]["202"]
+    accepted = described(on_in_progress="accepted")["responses"]["202"]
     assert set(accepted["headers"]) >= {"Retry-After", "Location"}
     assert "202" not in described()["responses"]
 

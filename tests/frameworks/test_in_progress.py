@@ -71,7 +71,7 @@ async def test_a_simultaneous_start_has_one_winner() -> None:
 async def test_another_request_under_a_running_key_is_misuse_and_not_a_wait() -> None:
     # R38: in every mode
     for mode in ("conflict", "accepted", "wait"):
-        slow = Slow(in_progress=mode, wait_max=60)
+        slow = Slow(on_in_progress=mode, wait_max=60)
         first = await slow.started()
         async with asyncio.timeout(PATIENCE):
             reply = await slow.shop.send("/orders", {"amount": 2})
@@ -83,7 +83,7 @@ async def test_another_request_under_a_running_key_is_misuse_and_not_a_wait() ->
 
 async def test_accepted_tells_where_to_look() -> None:
     # R81, R83
-    slow = Slow(in_progress="accepted")
+    slow = Slow(on_in_progress="accepted")
     first = await slow.started()
     reply = await slow.shop.send("/orders", {"amount": 1})
     assert (reply.status, reply.header("retry-after")) == (202, "1")
@@ -100,7 +100,7 @@ async def test_accepted_tells_where_to_look() -> None:
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 async def test_wait_gives_both_the_same_answer(effects: Any) -> None:
     # R82, R241
-    slow = Slow(effects, in_progress="wait", wait_max=60)
+    slow = Slow(effects, on_in_progress="wait", wait_max=60)
     tasks = [asyncio.create_task(slow.shop.send("/orders", {"amount": 1})) for _ in range(4)]
     await until(lambda: slow.shop.runs)
     await asyncio.sleep(0.05)
@@ -113,7 +113,7 @@ async def test_wait_gives_both_the_same_answer(effects: Any) -> None:
 
 async def test_a_waiter_goes_on_with_what_failed() -> None:
     # R82, R72
-    slow = Slow(LOCAL, in_progress="wait", wait_max=60)
+    slow = Slow(LOCAL, on_in_progress="wait", wait_max=60)
     first = await slow.started(-1)
     second = asyncio.create_task(slow.shop.send("/orders", {"amount": -1}))
     await asyncio.sleep(0.03)
@@ -125,7 +125,7 @@ async def test_a_waiter_goes_on_with_what_failed() -> None:
 
 async def test_a_waiter_whose_patience_is_over_leaves_the_owner_alone() -> None:
     # peers 6: it never deletes the owner's claim; R70
-    slow = Slow(LOCAL, in_progress="wait", wait_max=0.05)
+    slow = Slow(LOCAL, on_in_progress="wait", wait_max=0.05)
     first = await slow.started()
     before = dict(slow.shop.ledger.record)
     reply = await slow.shop.send("/orders", {"amount": 1})
@@ -138,7 +138,7 @@ async def test_a_waiter_whose_patience_is_over_leaves_the_owner_alone() -> None:
 
 async def test_waiters_do_not_hammer_the_store() -> None:
     # L8: they poll, slower and slower, and hold no connection
-    slow = Slow(LOCAL, in_progress="wait", wait_max=0.4)
+    slow = Slow(LOCAL, on_in_progress="wait", wait_max=0.4)
     first = await slow.started()
     asked = slow.shop.ledger.log.count("claim")
     await slow.shop.send("/orders", {"amount": 1})
@@ -162,7 +162,7 @@ async def test_an_unknown_outcome_has_its_own_answer(status: Any) -> None:
 
 
 async def test_an_unknown_outcome_is_not_waited_for() -> None:
-    slow = Slow(INLINE, in_progress="wait", wait_max=30)
+    slow = Slow(INLINE, on_in_progress="wait", wait_max=30)
     slow.go_on.set()
     await slow.shop.send("/orders", {"amount": -1})
     async with asyncio.timeout(PATIENCE):

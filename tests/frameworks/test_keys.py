@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from frameworks.shop import KEY, Shop, new_key
+from oncekey.canonical.fingerprint import Selection
 from oncekey.core.choices import PiiCheck
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fingerprint import Selection
 from oncekey.core.policy import Policy
 from oncekey.core.scope import BindTo
 from oncekey.effects import INLINE, LOCAL
@@ -55,7 +55,7 @@ async def test_a_missing_key_is_refused_before_anything_happens(effects: Any) ->
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 async def test_an_optional_key_may_be_left_out_and_nothing_is_stored(effects: Any) -> None:
     # R2, R12: no key is invented
-    shop = ordering(effects, key="optional")
+    shop = ordering(effects, require_key=False)
     replies = [await shop.send("/orders", {"amount": 1}, key=None) for _ in range(2)]
     assert [(reply.status, reply.json()["key"]) for reply in replies] == [(201, None), (201, None)]
     assert all(reply.header("idempotency-key") is None for reply in replies)
@@ -70,7 +70,7 @@ async def test_an_optional_key_may_be_left_out_and_nothing_is_stored(effects: An
 )
 async def test_a_malformed_key_is_never_as_good_as_none(line: str) -> None:
     # R7, R8, R9, R10: also where a key is optional
-    shop = ordering(key="optional")
+    shop = ordering(require_key=False)
     reply = await shop.send("/orders", {"amount": 1}, key=line)
     assert (reply.status, reply.code) == (400, "idempotency_key_malformed")
     assert (shop.runs, shop.ledger.records) == ([], [])
@@ -78,7 +78,7 @@ async def test_a_malformed_key_is_never_as_good_as_none(line: str) -> None:
 
 async def test_two_keys_are_none() -> None:
     # R7
-    shop = ordering(key="optional")
+    shop = ordering(require_key=False)
     two = [("Idempotency-Key", new_key()), ("Idempotency-Key", new_key())]
     reply = await shop.send("/orders", {"amount": 1}, key=None, headers=two)
     assert (reply.status, reply.code, shop.runs) == (400, "idempotency_key_malformed", [])
@@ -405,7 +405,7 @@ async def test_a_body_over_the_limit_is_refused_and_never_let_through_unprotecte
     # peers 12: an oversize request is 413, not a bypass
     shop = Shop(policy=Policy(max_request_bytes=100))
 
-    @shop.post(effects=INLINE, key="optional")
+    @shop.post(effects=INLINE, require_key=False)
     async def create(request: Request) -> str:
         shop.runs.append(1)
         return "done"
@@ -633,13 +633,13 @@ async def test_a_keyless_local_request_keeps_and_undoes_its_rows_as_with_a_key(
 def _serve(shop: Shop, run: Any, *, blocking: bool) -> None:
     if blocking:
 
-        @shop.post(effects=LOCAL, key="optional")
+        @shop.post(effects=LOCAL, require_key=False)
         def create(op: SyncOperation) -> Any:
             return run(op, shop)
 
     else:
 
-        @shop.post(effects=LOCAL, key="optional")
+        @shop.post(effects=LOCAL, require_key=False)
         async def create(op: Operation) -> Any:
             return run(op, shop)
 
@@ -650,13 +650,13 @@ async def test_two_keyless_requests_never_share_a_downstream_key(blocking: bool)
     shop = Shop()
     if blocking:
 
-        @shop.post(effects=INLINE, key="optional")
+        @shop.post(effects=INLINE, require_key=False)
         def create(op: SyncOperation) -> str:
             return op.downstream_key("charge") + op.downstream_key("charge")
 
     else:
 
-        @shop.post(effects=INLINE, key="optional")
+        @shop.post(effects=INLINE, require_key=False)
         async def create(op: Operation) -> str:
             return op.downstream_key("charge") + op.downstream_key("charge")
 

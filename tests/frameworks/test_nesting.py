@@ -41,12 +41,12 @@ def mounted(inner: Shop, outer: Shop, path: str = "/v1") -> None:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-@pytest.mark.parametrize("key", ["required", "optional"])
-async def test_a_mounted_application_keeps_its_own_tenants_and_its_own_store(effects: Any, key: Any) -> None:
+@pytest.mark.parametrize("required", [True, False], ids=["required", "optional"])
+async def test_a_mounted_application_keeps_its_own_tenants_and_its_own_store(effects: Any, required: bool) -> None:
     # R23, R24
     outer, inner = Shop(tenant=SINGLE_TENANT), Shop()
 
-    @inner.post("/cards", effects=effects, key=key)
+    @inner.post("/cards", effects=effects, require_key=required)
     async def create(request: Request, op: Operation) -> dict[str, str]:
         if effects is LOCAL:
             op.connection.add(tenant_of(request))
@@ -594,12 +594,12 @@ async def test_a_protected_handler_that_is_called_by_another_protected_one_raise
     # L7
     shop = Shop()
 
-    @shop.post("/one", effects=INLINE, key="optional", operation="one")
+    @shop.post("/one", effects=INLINE, require_key=False, operation="one")
     async def one() -> str:
         shop.runs.append(1)
         return "done"
 
-    @shop.post("/two", effects=INLINE, key="optional", operation="two")
+    @shop.post("/two", effects=INLINE, require_key=False, operation="two")
     async def two() -> str:
         return await one()
 

@@ -110,7 +110,7 @@ def test_what_fastapi_makes_is_valid_and_complete() -> None:
     once.install(app, tenant=SINGLE_TENANT)
 
     @app.post("/inline", status_code=201)
-    @once.protect(effects=INLINE, in_progress="accepted")
+    @once.protect(effects=INLINE, on_in_progress="accepted")
     async def inline(body: dict[str, Any]) -> dict[str, Any]:
         return body
 

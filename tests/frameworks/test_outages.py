@@ -39,7 +39,7 @@ def ordering(effects: Any, **shopping: Any) -> Shop:
 
 async def errands(shop: Shop) -> None:
     (installation,) = shop.once._installed.values()
-    assert await installation.drain.wait(PATIENCE)
+    assert await installation.running_work.wait(PATIENCE)
 
 
 # ------------------------------------------------------------------------------------------------ at the claim
@@ -186,27 +186,27 @@ async def test_a_settlement_whose_reply_is_lost_is_said_again() -> None:
 
 
 async def test_an_errand_gives_up_when_its_patience_is_over(caplog: pytest.LogCaptureFixture) -> None:
-    drain = aio.Drain()
+    running_work = aio.RunningWork()
     tries = []
 
     async def never() -> None:
         tries.append(1)
         raise StoreUnavailableError
 
-    drain.errand(never, patience=0.02)
-    assert await drain.wait(PATIENCE)
+    running_work.settle_later(never, patience=0.02)
+    assert await running_work.wait(PATIENCE)
     assert len(tries) > 1
     assert "a settlement could not be written" in caplog.text
 
 
 async def test_an_errand_that_fails_otherwise_is_logged_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
-    drain = aio.Drain()
+    running_work = aio.RunningWork()
 
     async def broken() -> None:
         raise KeyError("bug")
 
-    drain.errand(broken, patience=5)
-    assert await drain.wait(PATIENCE)
+    running_work.settle_later(broken, patience=5)
+    assert await running_work.wait(PATIENCE)
     assert "KeyError" in caplog.text
 
 
@@ -328,7 +328,7 @@ async def test_a_keyless_request_to_a_local_route_says_that_the_store_is_down() 
     # R110: nothing was executed, so 503 and not the application's 500
     shop = Shop(policy=Policy(require_key=False))
 
-    @shop.post(effects=LOCAL, key="optional")
+    @shop.post(effects=LOCAL, require_key=False)
     async def create(op: Operation) -> str:
         shop.runs.append(1)
         return "done"

@@ -202,7 +202,7 @@ async def test_a_dependency_may_read_where_there_is_one_writer(tmp_path: Path) -
             return str(rows[0]["many"])
 
         @shop.app.post("/orders", status_code=201)
-        @shop.once.protect(effects=LOCAL, key="optional")
+        @shop.once.protect(effects=LOCAL, require_key=False)
         async def create(user: Annotated[str, Depends(user)], connection: lent, op: Operation) -> None:
             await connection.execute("INSERT INTO orders VALUES (?)", (f"{user} {op.key}",))
             seen = await (await op.connection.execute("SELECT count(*) AS many FROM orders")).fetchall()

@@ -166,7 +166,7 @@ async def test_a_duplicate_in_flight_is_told_so_at_once(database: Any) -> None:
 
 async def test_a_crowd_on_one_key_has_one_winner(database: Any) -> None:
     # R62, R63, R241
-    async with ordering(database, in_progress="wait").open() as shop:
+    async with ordering(database, on_in_progress="wait").open() as shop:
         replies = await asyncio.gather(*[shop.send() for _ in range(20)])
         assert {(reply.status, reply.body) for reply in replies} == {(201, b'{"item":"tea"}')}
         assert sum(not reply.replayed for reply in replies) == 1
@@ -323,7 +323,7 @@ async def test_a_request_may_be_cancelled_at_every_await(database: Any) -> None:
             item = f"item {number}"
             finished = await cancelled_at(number, shop.caller(f"/orders?item={item}", key=key).run())
             (installation,) = shop.once._installed.values()
-            assert await installation.drain.wait(PATIENCE)
+            assert await installation.running_work.wait(PATIENCE)
             ran = item in shop.runs
             stored = item in shop.rows
             reply = await shop.send(f"/orders?item={item}", key=key)
@@ -350,7 +350,7 @@ async def test_crashes_do_not_use_up_the_connections(database: Any) -> None:
 
 async def test_a_keyless_request_has_a_transaction_too(database: Any) -> None:
     # R12, L6
-    async with ordering(database, key="optional").open() as shop:
+    async with ordering(database, require_key=False).open() as shop:
         assert (await shop.send("/orders?item=a", key=None)).status == 201
         assert (await shop.send("/orders?item=b&way=crash", key=None)).status == 500
         assert (await shop.send("/orders?item=c&way=raise&status=404", key=None)).status == 404
@@ -365,7 +365,7 @@ async def test_many_blocking_handlers_and_few_connections(blocking_database: Any
     shop = RealShop(blocking_database)
 
     @shop.app.post("/orders", status_code=201)
-    @shop.once.protect(effects=LOCAL, in_progress="wait", wait_max=60)
+    @shop.once.protect(effects=LOCAL, on_in_progress="wait", wait_max=60)
     def create(op: SyncOperation, item: str) -> str:
         shop.runs.append(threading.get_ident())
         blocking_database.insert_blocking(op.connection, item)
@@ -421,7 +421,7 @@ async def test_a_blocking_request_may_be_cancelled_at_every_await(blocking_datab
             key, item = new_key(), f"item {number}"
             finished = await cancelled_at(number, shop.caller(f"/orders?item={item}", key=key).run())
             (installation,) = shop.once._installed.values()
-            assert await installation.drain.wait(PATIENCE)
+            assert await installation.running_work.wait(PATIENCE)
             stored = item in shop.rows
             reply = await shop.send(f"/orders?item={item}", key=key)
             assert (reply.status, reply.replayed) == (201, stored), f"cancelled at await {number}"

@@ -52,11 +52,11 @@ def lending(shop: Shop) -> None:
     async def user(connection: Annotated[Any, Depends(shop.once.connection)]) -> None:
         shop.runs.append("user")
 
-    @shop.post("/lent", effects=LOCAL, key="optional")
+    @shop.post("/lent", effects=LOCAL, require_key=False)
     async def lent(request: Request, user: Annotated[None, Depends(user)]) -> Any:
         return await request.json()
 
-    @shop.post("/own", effects=LOCAL, key="optional", operation="own")
+    @shop.post("/own", effects=LOCAL, require_key=False, operation="own")
     async def own(request: Request, op: Operation) -> Any:
         return await request.json()
 
@@ -82,7 +82,7 @@ async def test_nothing_is_lent_before_the_body_is_there(target: str, key: str | 
 async def test_a_blocking_handler_without_a_key_waits_for_the_body_first() -> None:
     shop = Shop()
 
-    @shop.post(effects=LOCAL, key="optional")
+    @shop.post(effects=LOCAL, require_key=False)
     def create(op: SyncOperation) -> None:
         op.connection.add("row")
 

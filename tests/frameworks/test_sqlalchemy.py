@@ -627,7 +627,7 @@ async def test_other_routes_get_an_ordinary_session(dsn: str, dialect: str) -> N
 async def test_without_a_key_the_rows_still_commit_with_the_handler(dsn: str, dialect: str) -> None:
     # L6: what is returned commits, what is raised does not
     def routes(shop: SqlShop) -> None:
-        @shop.post(effects=LOCAL, key="optional")
+        @shop.post(effects=LOCAL, require_key=False)
         async def create(order: OrderIn, op: Operation, session: shop.session) -> None:
             session.add(Order(item=order.item))
             assert (await op.connection.execute(text("SELECT 1"))).scalar() == 1
@@ -680,7 +680,7 @@ async def test_waiting_for_the_first_request_holds_no_connection(  # noqa: PLR09
     entered, go = asyncio.Event(), asyncio.Event()
 
     def routes(shop: SqlShop) -> None:
-        @shop.post(effects=LOCAL, in_progress="wait")
+        @shop.post(effects=LOCAL, on_in_progress="wait")
         async def create(order: OrderIn, session: shop.session) -> None:
             shop.runs.append(order.item)
             session.add(Order(item=order.item))

@@ -257,7 +257,7 @@ async def test_the_first_pattern_that_matches_wins() -> None:
 
 async def test_an_optional_key_by_path() -> None:
     # R12
-    legacy, app, ledger = by_path("POST /orders", key="optional")
+    legacy, app, ledger = by_path("POST /orders", require_key=False)
     for _ in range(2):
         assert (await call(app, "POST", "/orders")).status == 201
     assert (len(legacy.requests), ledger.records) == (2, [])

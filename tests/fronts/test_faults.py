@@ -195,14 +195,14 @@ class Faults:
             self._client.execute_command("CLIENT", "PAUSE", 150, "ALL")
 
     def _lie(self, over: threading.Event) -> None:
-        dice, heard = random.Random(7), [b"garbage", b"", os.urandom(300)]
+        rng, heard = random.Random(7), [b"garbage", b"", os.urandom(300)]
         while not over.is_set():
             for name in list(self._client.scan_iter()):
                 value = self._client.get(name)
                 if isinstance(value, bytes) and value not in heard:
                     heard += [value, value[: len(value) // 2], value + b"x"]
                 # Somebody else's, a piece, rubbish; never its own again, because what is still true is no lie.
-                lie = dice.choice([one for one in heard if one != value])
+                lie = rng.choice([one for one in heard if one != value])
                 self._client.set(name, lie, keepttl=True)
             over.wait(0.002)
 

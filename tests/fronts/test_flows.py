@@ -23,7 +23,7 @@ from oncekey.core.policy import Policy
 from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.fronts import Fronts
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.frameworks.premises import _line
+from oncekey.frameworks.shared import _line
 from oncekey.observe.events import Consulted
 from oncekey.testing.clock import ManualClock
 

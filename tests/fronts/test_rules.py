@@ -17,7 +17,7 @@ from oncekey.core.fronts import (
     FRESH,
     LONGEST,
     Command,
-    Entry,
+    FrontEntry,
     Held,
     StoreClock,
     entry_bytes,
@@ -25,14 +25,14 @@ from oncekey.core.fronts import (
     held_bytes,
     held_of,
 )
-from oncekey.core.migrations import Applied, Phase
+from oncekey.core.migrations import Applied, MigrationPhase
 from oncekey.core.model import SECOND, Finished, Record, RecordId, Refuse, Replay, Snapshot, State, StoredResponse
-from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import Policy, micros
 from oncekey.core.rulings import rule, rule_finished, rule_held
 from oncekey.engine.effects import Consult
 from oncekey.engine.fronts import GONE, SharedAnswers, Shelf, Vault, check_fronts, identity_of
-from oncekey.engine.local import BUSY, as_claimed
+from oncekey.engine.local import BUSY, record_as_claimed
 from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
 
 SECRET = b"a secret of the shop's"
@@ -73,7 +73,7 @@ class Clocked:
     def __init__(self, vault: Vault | None = None) -> None:
         self.moment = 100.0
         self.clock = StoreClock()
-        self.clock.heard(NOW, NOW, 100.0, 100.0)
+        self.clock.adjust(NOW, NOW, 100.0, 100.0)
         self.box = Box()
         self.vault = vault or Vault(SECRET, HERE)
         shelf = Shelf("replay_cache", None, self.vault, clock=self.clock, boot=lambda: self.moment)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ class Clocked:
     def told(self) -> None:
         """The store says what time it is."""
         now = NOW + round((self.moment - 100) * SECOND)
-        self.clock.heard(now, now, self.moment, self.moment)
+        self.clock.adjust(now, now, self.moment, self.moment)
 
     def keep(self, record: Record, life: int = 60 * SECOND, now: int = NOW) -> None:
         self.box.run(self.answers.keep(Replay(record, now), life))
@@ -95,7 +95,7 @@ class Clocked:
 def completed(claim: Any, body: bytes | None = b"{}", **changes: Any) -> Record:
     done = answered(body)
     record = replace(
-        as_claimed(claim, Ground(Kind.NEW, None), NOW),
+        record_as_claimed(claim, WriteTarget(WriteKind.NEW, None), NOW),
         state=State.COMPLETED,
         outcome=done.outcome,
         response=done.response,
@@ -146,7 +146,7 @@ def test_a_value_that_is_not_ours_for_this_name_is_none() -> None:
 
 
 def test_an_installation_is_known_by_its_first_migrations() -> None:
-    lines = [Applied(number, Phase.PRE, "x", "y", applied_at=1000 * number) for number in range(1, 6)]
+    lines = [Applied(number, MigrationPhase.PRE, "x", "y", applied_at=1000 * number) for number in range(1, 6)]
     mine = identity_of(lines)
     assert mine == identity_of(lines[:3])
     assert mine != identity_of([replace(lines[0], applied_at=1001), *lines[1:]])
@@ -177,16 +177,16 @@ RESPONSES = [
 @pytest.mark.parametrize("response", RESPONSES)
 def test_an_entry_comes_back_as_it_was(response: StoredResponse | None) -> None:
     claim = a_claim()
-    entry = Entry(finished(completed(claim), response=response), NOW, NOW + 1)
+    entry = FrontEntry(finished(completed(claim), response=response), NOW, NOW + 1)
     assert entry_of(entry_bytes(entry), claim.id) == entry
 
 
 def test_what_another_version_wrote_is_not_guessed_at() -> None:
     claim = a_claim()
-    entry = entry_bytes(Entry(finished(completed(claim)), NOW, NOW + 1))
+    entry = entry_bytes(FrontEntry(finished(completed(claim)), NOW, NOW + 1))
     assert entry_of(entry.replace(b'"v":1', b'"v":2', 1), claim.id) is None
     newer = replace(answered().response, schema_version=2)
-    assert entry_of(entry_bytes(Entry(finished(completed(claim), response=newer), NOW, NOW + 1)), claim.id) is None
+    assert entry_of(entry_bytes(FrontEntry(finished(completed(claim), response=newer), NOW, NOW + 1)), claim.id) is None
     held = Held("f", 1, None, 2)
     assert held_of(held_bytes(held)) == held
     assert held_of(held_bytes(held).replace(b"[1,", b"[2,", 1)) is None
@@ -203,15 +203,15 @@ def test_what_another_version_wrote_is_not_guessed_at() -> None:
 def test_an_answer_tells_the_time_between_two_bounds() -> None:
     clock = StoreClock()
     assert (clock.earliest(10.0), clock.latest(10.0)) == (None, None)
-    clock.heard(NOW, NOW, 10.0, 10.5)  # said somewhere between 10.0 and 10.5
+    clock.adjust(NOW, NOW, 10.0, 10.5)  # said somewhere between 10.0 and 10.5
     assert (clock.earliest(10.5), clock.latest(10.5)) == (NOW, NOW + SECOND // 2 + 100)
-    clock.heard(NOW - 9 * SECOND, NOW - 9 * SECOND, 9.0, 9.1)  # an older question, whose answer was late
+    clock.adjust(NOW - 9 * SECOND, NOW - 9 * SECOND, 9.0, 9.1)  # an older question, whose answer was late
     assert clock.earliest(10.5) == NOW
     # To the second only: the narrower bounds count
-    clock.heard(NOW, NOW + SECOND, 10.5, 10.5)
+    clock.adjust(NOW, NOW + SECOND, 10.5, 10.5)
     assert (clock.earliest(10.5), clock.latest(10.5)) == (NOW, NOW + SECOND // 2 + 100)
     # Another clock, after a fail-over
-    clock.heard(NOW - 60 * SECOND, NOW - 60 * SECOND, 11.0, 11.0)
+    clock.adjust(NOW - 60 * SECOND, NOW - 60 * SECOND, 11.0, 11.0)
     assert (clock.earliest(11.0), clock.latest(11.0)) == (NOW - 60 * SECOND, NOW - 60 * SECOND)
     assert clock.latest(11.0 + FRESH) is not None
     assert (clock.earliest(11.1 + FRESH), clock.latest(11.1 + FRESH)) == (None, None)
@@ -231,7 +231,7 @@ def test_the_truth_lies_between_the_bounds(hearings: list[tuple[float, float, fl
         asked, moment = moment + pause, moment + pause + took
         said = int(there(asked + took * looked))
         low = said // SECOND * SECOND if coarse else said
-        clock.heard(low, low + SECOND if coarse else said + 1, asked, moment)
+        clock.adjust(low, low + SECOND if coarse else said + 1, asked, moment)
         for later in (moment, moment + 30):
             earliest, latest = clock.earliest(later), clock.latest(later)
             assert earliest is not None
@@ -326,7 +326,7 @@ def test_entries_of_others_are_refused() -> None:
 @pytest.mark.parametrize("after", [0, 1, 40, 299])
 def test_a_held_key_says_what_the_record_says(after: int) -> None:
     claim = a_claim()
-    record, now = as_claimed(claim, Ground(Kind.NEW, None), NOW), NOW + after * SECOND
+    record, now = record_as_claimed(claim, WriteTarget(WriteKind.NEW, None), NOW), NOW + after * SECOND
     held = Held(record.fingerprint, NOW, record.lease_until, now + 1)
     ruled = rule(Snapshot(record, now), again(claim), Policy())
     assert isinstance(ruled, Refuse)

@@ -23,17 +23,17 @@ from oncekey import (
     PHASED,
     SINGLE_TENANT,
     ConfigurationError,
-    Declined,
     Executed,
     ExecutionFailedError,
     InProgressError,
     KeyReusedError,
-    NotExecuted,
+    NotExecutedError,
     Once,
     Operation,
     OutcomeUnknownError,
     Question,
     Rejected,
+    RejectedError,
     Reply,
     ResultNotKeptError,
     StoreUnavailableError,
@@ -107,10 +107,10 @@ async def test_what_a_task_tells_its_queue_is_never_an_answer(small_stage: Stage
 
 async def test_a_rejection_is_final_and_its_rows_are_gone(stage: Stage) -> None:
     buy = stage.function("local")
-    stage.faults["local"] = Rejected({"why": "sold out", "left": Decimal("0.5"), "of": (1, 2)})
+    stage.faults["local"] = RejectedError({"why": "sold out", "left": Decimal("0.5"), "of": (1, 2)})
     async with stage.open():
         for _ in range(2):
-            with pytest.raises(Rejected) as no:
+            with pytest.raises(RejectedError) as no:
                 await buy("o-1", TEA)
             assert no.value.value == {"why": "sold out", "left": Decimal("0.5"), "of": [1, 2]}
     assert (stage.rows, len(stage.runs), stage.states) == ([], 1, ["completed"])
@@ -130,9 +130,9 @@ async def test_an_outside_call_that_failed_is_unknown(stage: Stage) -> None:
 
 async def test_what_was_provably_not_sent_is_sent_again(small_stage: Stage) -> None:
     buy = small_stage.function("inline")
-    small_stage.faults["charge"] = NotExecuted("no route")
+    small_stage.faults["charge"] = NotExecutedError("no route")
     async with small_stage.open():
-        with pytest.raises(NotExecuted):
+        with pytest.raises(NotExecutedError):
             await buy("o-1", TEA)
         assert (await buy("o-1", TEA)).charge == "ch_1"
 
@@ -146,7 +146,7 @@ async def test_a_resolver_settles_what_is_unknown(small_stage: Stage, declined: 
     @small_stage.once.resolver("inline", call="charge")
     async def ask(question: Question) -> Any:
         assert question.downstream_key == small_stage.charges[0]
-        return Declined(Reply(402, {"why": "no money"})) if declined else Executed(found)
+        return Rejected(Reply(402, {"why": "no money"})) if declined else Executed(found)
 
     async with small_stage.open():
         with pytest.raises(ConnectionError):
@@ -154,7 +154,7 @@ async def test_a_resolver_settles_what_is_unknown(small_stage: Stage, declined: 
         small_stage.clock.advance(MINUTE)
         assert await reconciler_of(small_stage.once).run_once() == 1
         if declined:
-            with pytest.raises(Rejected) as no:
+            with pytest.raises(RejectedError) as no:
                 await buy("o-1", TEA)
             assert no.value.value == {"why": "no money"}
         else:
@@ -164,7 +164,7 @@ async def test_a_resolver_settles_what_is_unknown(small_stage: Stage, declined: 
 
 async def test_a_second_call_meanwhile_is_told_so_or_waits(stage: Stage) -> None:
     buy = stage.function("local")
-    patient = stage.function("local", once=(other := stage.process()), in_progress="wait", wait_max=60)
+    patient = stage.function("local", once=(other := stage.process()), on_in_progress="wait", wait_max=60)
     stage.faults["local"] = stage.wait
     async with stage.open(other):
         first = asyncio.create_task(buy("o-1", TEA))
@@ -212,14 +212,14 @@ async def test_a_worker_goes_on_by_the_name_and_the_stored_arguments(stage: Stag
 
 async def test_a_worker_hears_a_final_no(small_stage: Stage) -> None:
     pay = small_stage.function("phased")
-    small_stage.faults |= {"ordered": ValueError("stumbled"), "charge": Rejected("no money")}
+    small_stage.faults |= {"ordered": ValueError("stumbled"), "charge": RejectedError("no money")}
     async with small_stage.open():
         with pytest.raises(ValueError, match="stumbled"):
             await pay("o-1", TEA)
         small_stage.lease_over()
         completer = Completer(small_stage.once)
         assert (await completer.run_once(), completer.failed) == (1, 0)
-        with pytest.raises(Rejected) as no:
+        with pytest.raises(RejectedError) as no:
             await pay("o-1", TEA)
         assert no.value.value == "no money"
 
@@ -246,7 +246,7 @@ async def test_an_outbox_function_is_answered_by_a_worker(stage: Stage) -> None:
             assert accepted.value.accepted
         (relay,) = [task for task in tasks_for(stage.once) if task.name == "relay"]
         await relay.run_once()
-        await relay.drain()
+        await relay.shut_down()
         assert await pay("o-1", TEA) == Bought("tea", Decimal("9.90"), "ch_1")
     assert (stage.rows, len(stage.charges), len(stage.runs)) == (["tea"], 1, 1)
 
@@ -356,7 +356,7 @@ def test_what_cannot_be_stored_is_not_done(once: Once) -> None:
 
     @once.function(key="key", effects=LOCAL, operation="refusing")
     def refusing(key: str) -> None:
-        raise Rejected(object())
+        raise RejectedError(object())
 
     with pytest.raises(ResultNotStorableError):
         refusing("k")
@@ -370,11 +370,11 @@ def test_observers_hear_of_functions_and_nothing_stays_behind_in_the_thread(tmp_
     def ping(key: str, fails: bool = False) -> None:
         assert running.get() is not None
         if fails:
-            raise NotExecuted
+            raise NotExecutedError
 
     ping("k")
     ping("k")
-    with pytest.raises(NotExecuted):
+    with pytest.raises(NotExecutedError):
         ping("other", fails=True)
     assert running.get() is None
     told = [type(event).__name__ for event in heard if isinstance(event, Reserved | Replayed | Settled)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from functions.stage import STAGES, Order, Stage, deliver
-from oncekey import INLINE, LOCAL, OUTBOX, Handling, Once, Operation, Receipt, Rejected, SyncOperation
+from oncekey import INLINE, LOCAL, OUTBOX, Handling, Once, Operation, Receipt, RejectedError, SyncOperation
 from oncekey.core.policy import Policy
 from oncekey.workers.tasks import tasks_for
 
@@ -82,7 +82,7 @@ async def test_what_the_function_raises_goes_on_to_the_broker(stage: Stage) -> N
 
 async def test_a_message_that_can_never_be_handled_is_dead(small_stage: Stage) -> None:
     stock = consumer(small_stage)
-    small_stage.faults["take"] = Rejected({"why": "no such product"})
+    small_stage.faults["take"] = RejectedError({"why": "no such product"})
     async with small_stage.open():
         for _ in range(2):
             dead = await stock("m-1", TEA)
@@ -113,7 +113,7 @@ async def test_what_a_worker_was_handed_is_handled(small_stage: Stage) -> None:
         assert [(await stock("m-1", TEA)).handling for _ in range(2)] == [HANDLED, HANDLED]
         (relay,) = [task for task in tasks_for(small_stage.once) if task.name == "relay"]
         await relay.run_once()
-        await relay.drain()
+        await relay.shut_down()
         assert (await stock("m-1", TEA)).handling is DUPLICATE
     assert len(STAGES[small_stage.name].charges) == 1
 

@@ -40,10 +40,10 @@ class Interrupting:
 
     async def __aexit__(self, *_: object) -> None:
         if self.stage.blocking:
-            assert await asyncio.to_thread(self.threads.runtime.drain, PATIENCE)
+            assert await asyncio.to_thread(self.threads.runtime.shut_down, PATIENCE)
             self.threads.runtime = self.plain
             return
-        assert await self.loops._life[0].drain.wait(PATIENCE)
+        assert await self.loops._life[0].running_work.wait(PATIENCE)
         self.loops._life = self.plain
 
 

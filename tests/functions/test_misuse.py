@@ -122,7 +122,7 @@ MISUSES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "setting of HTTP": (plain, {"header_syntax": "bare"}, "takes no header_syntax; the closest is"),
     "setting of all": (plain, {"reap_batch": 5}, "takes no reap_batch"),
     "setting of others": (plain, {"complete": False}, "complete has no effect with effects=LOCAL: it is for PHASED"),
-    "202": (plain, {"in_progress": "accepted"}, "in_progress='accepted' is a status of HTTP"),
+    "202": (plain, {"on_in_progress": "accepted"}, "on_in_progress='accepted' is a status of HTTP"),
     "loose": (plain, {"effects": INLINE, "on_store_error": "fail_open"}, "set naturally_idempotent=True"),
 }
 

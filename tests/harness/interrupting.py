@@ -11,7 +11,7 @@ from oncekey.core.errors import CommitAmbiguousError
 from oncekey.engine.effects import Begin, Commit, Effect, Rollback
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.flow import Transaction
-from oncekey.runtimes.aio import AsyncRuntime, Drain
+from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.runtimes.threads import ThreadRuntime
 
 
@@ -88,7 +88,7 @@ class InterruptedThreads(ThreadRuntime):
 
 class InterruptedLoop(AsyncRuntime):
     def __init__(self, engine: AsyncEngine, trial: Trial) -> None:
-        super().__init__(engine, Drain())
+        super().__init__(engine, RunningWork())
         self.trial = trial
         self._transact = self.transact
 

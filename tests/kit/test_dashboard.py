@@ -108,7 +108,7 @@ def _typed(query: str) -> str:
 
 def test_settings_are_its_red_lines_and_its_label() -> None:
     said = ["by=cluster,namespace", "unknown-age=15m", "dead-letters=2", "outbox-lag=2m", "reservation-failures=5%"]
-    board = json.loads(dashboard(chosen(said), said=" --set ..."))
+    board = json.loads(dashboard(chosen(said), command=" --set ..."))
     red = {
         panel["title"]: steps[-1]["value"]
         for panel in panels(board)

@@ -101,7 +101,7 @@ class SqlShop:
             return await shop.sells(await request.json(), db_session)
 
         @post("/optional")
-        @once.protect(effects=LOCAL, key="optional", operation="optional")
+        @once.protect(effects=LOCAL, require_key=False, operation="optional")
         async def optional(request: Request[Any, Any, Any], db_session: AsyncSession) -> Response[Any]:
             return await shop.sells(await request.json(), db_session)
 

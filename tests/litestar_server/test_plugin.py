@@ -363,7 +363,7 @@ async def test_a_body_that_takes_too_long(tmp_path: Path, key: str | None) -> No
     shop = Shop(tmp_path, body_timeout=timedelta(milliseconds=1))
 
     @post("/orders")
-    @shop.once.protect(effects=LOCAL, key="optional")
+    @shop.once.protect(effects=LOCAL, require_key=False)
     async def create(request: Request[Any, Any, Any]) -> int:
         shop.runs.append("ran")
         return len(await request.body())

@@ -215,7 +215,7 @@ async def test_a_stale_claim_of_another_version_is_taken_over(way: str, postgres
 
 async def test_a_waiter_holds_no_connection(way: str, postgres_dsn: str) -> None:
     # L8, R82: more waiters than connections
-    async with Shop(way, postgres_dsn, in_progress="wait").open() as shop:
+    async with Shop(way, postgres_dsn, on_in_progress="wait").open() as shop:
         async with shop.busy() as first:
             waiters = [asyncio.create_task(shop.send()) for _ in range(20)]
             other = await shop.send("/orders?item=coffee", key=new_key())
@@ -228,7 +228,7 @@ async def test_a_waiter_holds_no_connection(way: str, postgres_dsn: str) -> None
 
 async def test_another_request_under_a_key_in_flight_waits_for_nothing(way: str, postgres_dsn: str) -> None:
     # R38, C8, L8: also where the same request would wait, and where no connection is left
-    async with Shop(way, postgres_dsn, in_progress="wait", wait_max=60, pool_size=2).open() as shop:
+    async with Shop(way, postgres_dsn, on_in_progress="wait", wait_max=60, pool_size=2).open() as shop:
         async with shop.busy() as first:
             async with asyncio.timeout(PATIENCE):
                 replies = [await shop.send("/orders?item=coffee") for _ in range(2)]

@@ -28,10 +28,10 @@ from oncekey.core.model import (
     Retryable,
     Snapshot,
 )
-from oncekey.core.onecommit import Holder, Kind, Locked, Sealed
+from oncekey.core.onecommit import Holder, Locked, Stored, WriteKind
 from oncekey.core.policy import OnExpired, Policy
 from oncekey.engine import local
-from oncekey.engine.local import ClaimFirst, Entry, Go
+from oncekey.engine.local import ClaimFirst, Entered, Entry
 from oncekey.engine.shell import AsyncEngine
 from oncekey.flow import adrive
 from oncekey.ports import AsyncOpenTransaction
@@ -60,11 +60,13 @@ class Desk:
             raise
         return local.enter(look, claim, policy or Policy()), tx
 
-    async def finish(self, claim: Claim, go: Entry, tx: AsyncOpenTransaction, body: bytes = b"done") -> Sealed | None:
+    async def finish(
+        self, claim: Claim, entered: Entry, tx: AsyncOpenTransaction, body: bytes = b"done"
+    ) -> Stored | None:
         """Write the business and the record, and commit both or neither."""
-        assert isinstance(go, Go)
+        assert isinstance(entered, Entered)
         await write(self.engine, tx.connection, claim.id.key)
-        sealed = await tx.step(self.locks.completing(claim, go.ground, answered(body), go.begun))
+        sealed = await tx.step(self.locks.completing(claim, entered.target, answered(body), entered.begun))
         await (tx.commit() if sealed else tx.rollback())
         return sealed
 
@@ -108,8 +110,8 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(package: str,
     async with desk(package, dsn) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        assert isinstance(entry, Go)
-        assert (entry.ground.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (Kind.NEW, 1, 1)
+        assert isinstance(entry, Entered)
+        assert (entry.target.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (WriteKind.NEW, 1, 1)
         assert (locks_held(dsn), marks_held(dsn)) == (1, 1)
         assert await adrive(at.locks.held(lock_for(claim).number), at.engine.driver.run)
         assert not await adrive(at.locks.held(lock_for(a_claim()).number), at.engine.driver.run)
@@ -117,7 +119,7 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(package: str,
         assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.TAKEN  # R38
         assert rows(dsn, RECORD) == []
         sealed = await at.finish(claim, entry, tx)
-        assert sealed == Sealed(START + TTL, in_one_commit=True)
+        assert sealed == Stored(START + TTL, in_one_commit=True)
         assert (locks_held(dsn), marks_held(dsn)) == (0, 0)
         assert at.record() == ("completed", 1, 1, 1, str(claim.incarnation), b"done", "local")
         assert isinstance(await at.look(again(claim)), Replay)
@@ -196,10 +198,10 @@ async def test_a_record_that_waits_for_its_own_request_is_not_anothers(package: 
         assert (refused, locks_held(dsn)) == (Refuse(Code.KEY_REUSED), 1)
         retry = again(first)
         assert await at.look(retry) == local.BUSY
-        glance = local.glance(at.engine.store, at.locks, lock_for(retry), retry, Policy())
+        glance = local.peek(at.engine.store, at.locks, lock_for(retry), retry, Policy())
         assert await adrive(glance, at.engine.driver.run) == local.BUSY
         await tx.rollback()
-        assert isinstance(await at.look(retry), Go)
+        assert isinstance(await at.look(retry), Entered)
 
 
 async def test_a_new_life_of_an_expired_key_is_its_first_requests(package: str, dsn: str) -> None:
@@ -221,7 +223,7 @@ async def test_a_glance_tells_the_same_request_from_another(package: str, dsn: s
         other = again(claim, fingerprint=OTHER_FINGERPRINT)
 
         async def glance(at_claim: Claim) -> Any:
-            flow = local.glance(at.engine.store, at.locks, lock_for(at_claim), at_claim, Policy())
+            flow = local.peek(at.engine.store, at.locks, lock_for(at_claim), at_claim, Policy())
             return await adrive(flow, at.engine.driver.run)
 
         entry, tx = await at.enter(claim)
@@ -238,7 +240,7 @@ async def test_who_was_here_first_stays_so_between_two_transactions(package: str
     async with desk(package, dsn) as at:
         claim = a_claim()
         _, tx = await at.enter(again(claim, fingerprint=OTHER_FINGERPRINT))
-        flow = local.alone(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
+        flow = local.store_record_only(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
         assert await adrive(flow, at.engine.driver.run) == local.BUSY
         await tx.rollback()
 
@@ -291,10 +293,10 @@ async def test_a_retryable_record_is_completed_in_its_own_life(package: str, dsn
         await at.engine.settle(verdict.lease, Retryable("x"))
         second = again(first)
         entry, tx = await at.enter(second)
-        assert isinstance(entry, Go)
+        assert isinstance(entry, Entered)
         lease = entry.proceed.lease
-        assert (entry.ground.kind, lease.fence, lease.attempt, lease.incarnation) == (
-            Kind.RETRYABLE,
+        assert (entry.target.kind, lease.fence, lease.attempt, lease.incarnation) == (
+            WriteKind.RETRYABLE,
             2,
             2,
             first.incarnation,
@@ -316,27 +318,31 @@ async def test_an_expired_record_begins_a_new_life(package: str, dsn: str, ended
         second = again(first, fingerprint=OTHER_FINGERPRINT)
         assert await at.look(second, Policy(on_expired=OnExpired.GONE)) == Refuse(Code.KEY_EXPIRED)
         entry, tx = await at.enter(second)
-        assert isinstance(entry, Go)
-        assert (entry.ground.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (Kind.ANEW, 2, 1)
+        assert isinstance(entry, Entered)
+        assert (entry.target.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (
+            WriteKind.REPLACE_EXPIRED,
+            2,
+            1,
+        )
         assert await at.finish(second, entry, tx)
         assert at.record() == ("completed", 2, 3, 1, str(second.incarnation), b"done", "local")
         found: Any = await at.look(again(second))
         assert found.record.expires_at == at.clock() + TTL
 
 
-@pytest.mark.parametrize("kind", [Kind.RETRYABLE, Kind.ANEW])
-async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [WriteKind.RETRYABLE, WriteKind.REPLACE_EXPIRED])
+async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, kind: WriteKind) -> None:
     # F14, L3: version and predicate are compared in the statement that writes
     async with desk(package, dsn) as at:
         first = a_claim()
         verdict: Any = await at.engine.begin(first, Policy())
         await at.engine.settle(verdict.lease, Retryable("x"))
-        if kind is Kind.ANEW:
+        if kind is WriteKind.REPLACE_EXPIRED:
             at.clock.advance(TTL)
         late = again(first)
         entry, tx = await at.enter(late)
-        assert isinstance(entry, Go)
-        assert entry.ground.kind is kind
+        assert isinstance(entry, Entered)
+        assert entry.target.kind is kind
         # Somebody who claims first needs no lock; his record is of a later version.
         assert await at.engine.begin(again(first), Policy())
         assert await at.finish(late, entry, tx) is None
@@ -393,10 +399,10 @@ async def test_a_handler_that_commits_by_itself_is_noticed(package: str, dsn: st
     async with desk(package, dsn) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        assert isinstance(entry, Go)
+        assert isinstance(entry, Entered)
         await write(at.engine, tx.connection, claim.id.key)
         await tx._raw.execute("COMMIT")  # type: ignore[attr-defined]
-        sealed = await tx.step(at.locks.completing(claim, entry.ground, answered(), entry.begun))
+        sealed = await tx.step(at.locks.completing(claim, entry.target, answered(), entry.begun))
         await tx.commit()
         assert sealed is not None
         assert not sealed.in_one_commit
@@ -438,7 +444,7 @@ async def test_an_absent_record_proves_a_roll_back_only_to_who_holds_the_lock(pa
         assert await ask() == UNAVAILABLE
         await at.finish(claim, *await at.enter(claim))
         assert (await ask()).record.incarnation == claim.incarnation
-        assert isinstance(entry, Go)
+        assert isinstance(entry, Entered)
 
 
 async def test_a_record_by_itself(package: str, dsn: str) -> None:
@@ -447,13 +453,13 @@ async def test_a_record_by_itself(package: str, dsn: str) -> None:
         claim = a_claim()
 
         async def store() -> Any:
-            flow = local.alone(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
+            flow = local.store_record_only(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
             return await adrive(flow, at.engine.driver.run)
 
         _, tx = await at.enter(again(claim))
         assert await store() == local.BUSY
         await tx.rollback()
-        assert isinstance(await store(), Sealed)
+        assert isinstance(await store(), Stored)
         assert (await store()).record.response.body == b"no"
         assert at.record()[:4] == ("completed", 1, 1, 1)
 
@@ -475,8 +481,8 @@ async def test_from_17_on_the_deadline_ends_a_transaction_that_hangs_inside_a_me
 def test_the_lease_of_a_new_key_is_that_of_the_record_that_it_would_have_been(now: int) -> None:
     claim = a_claim()
     entry = local.enter(Locked(got=True, snapshot=Snapshot(None, now), begun=1), claim, Policy())
-    assert isinstance(entry, Go)
-    lease, known = entry.proceed.lease, Lease.of(local.as_claimed(claim, entry.ground, now))
+    assert isinstance(entry, Entered)
+    lease, known = entry.proceed.lease, Lease.of(local.record_as_claimed(claim, entry.target, now))
     assert (lease, lease.alone) == (known, known.alone)
 
 

@@ -30,7 +30,7 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.model import Completed, Outcome, RecordId, StoredResponse
-from oncekey.core.onecommit import Ground, Holder, Kind
+from oncekey.core.onecommit import Holder, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.mariadb.address import MariadbAddress
 from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
@@ -44,7 +44,7 @@ from oncekey.stores.mariadb import MariadbStore
 from oncekey.testing.claims import a_claim
 
 ANSWER = Completed(StoredResponse(201, ((b"content-type", b"application/json"),), b"{}"), Outcome.SUCCESS)
-NEW = Ground(Kind.NEW)
+NEW = WriteTarget(WriteKind.NEW)
 STORE = MariadbStore()
 TOUCH = "INSERT INTO oncekey_lock (number, mark) VALUES (1, 1)"
 

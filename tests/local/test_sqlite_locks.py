@@ -34,13 +34,13 @@ from oncekey.core.model import (
     Replay,
     Retryable,
 )
-from oncekey.core.onecommit import Ground, Holder, Kind, Sealed
+from oncekey.core.onecommit import Holder, Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver, SqliteTransaction
 from oncekey.drivers.sqlite.writer import writer_of
 from oncekey.engine import local
-from oncekey.engine.local import ClaimFirst, Entry, Go
+from oncekey.engine.local import ClaimFirst, Entered, Entry
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.flow import Statement, adrive
 from oncekey.ports import AsyncFolds
@@ -94,11 +94,13 @@ class Desk:
         tx, look = await self.driver.begin_with(self.locks.locking(lock_for(claim), claim))
         return local.enter(look, claim, Policy()), tx
 
-    async def finish(self, claim: Claim, go: Entry, tx: Any, body: bytes = b"done") -> Sealed | None:
+    async def finish(self, claim: Claim, entered: Entry, tx: Any, body: bytes = b"done") -> Stored | None:
         """Write the business and the record, and commit both or neither."""
-        assert isinstance(go, Go)
+        assert isinstance(entered, Entered)
         await tx.connection.execute(INSERT, (claim.id.key,))
-        sealed: Sealed | None = await tx.step(self.locks.completing(claim, go.ground, answered(body), go.begun))
+        sealed: Stored | None = await tx.step(
+            self.locks.completing(claim, entered.target, answered(body), entered.begun)
+        )
         await (tx.commit() if sealed else tx.rollback())
         return sealed
 
@@ -110,7 +112,7 @@ class Desk:
 
     async def glance(self, claim: Claim) -> Replay | Refuse | None:
         """What a request hears that does not want to wait."""
-        flow = local.glance(self.engine.store, self.locks, lock_for(claim), claim, Policy())
+        flow = local.peek(self.engine.store, self.locks, lock_for(claim), claim, Policy())
         return await adrive(flow, self.driver.run)
 
     def rows(self, sql: str = RECORD) -> list[Any]:
@@ -153,15 +155,15 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(path: Path, m
         claim = a_claim()
         other = again(claim, fingerprint=OTHER_FINGERPRINT)
         entry, tx = await at.enter(claim)
-        assert isinstance(entry, Go)
-        assert (entry.ground.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (Kind.NEW, 1, 1)
+        assert isinstance(entry, Entered)
+        assert (entry.target.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (WriteKind.NEW, 1, 1)
         assert await adrive(at.locks.held(lock_for(claim).number), at.driver.run)
         assert not await adrive(at.locks.held(lock_for(a_claim()).number), at.driver.run)
         assert (await at.glance(again(claim)), await at.glance(other)) == (local.BUSY, local.TAKEN)
         assert await at.glance(a_claim()) is None
         assert at.rows() == []
 
-        assert await at.finish(claim, entry, tx) == Sealed(START + TTL, in_one_commit=True)
+        assert await at.finish(claim, entry, tx) == Stored(START + TTL, in_one_commit=True)
         assert at.rows() == [("completed", 1, 1, 1, b"done", "local")]
         assert not await adrive(at.locks.held(lock_for(claim).number), at.driver.run)
         assert isinstance(await at.glance(again(claim)), Replay)
@@ -174,11 +176,11 @@ async def test_a_rollback_leaves_neither_row_nor_lock(path: Path, module: Module
     async with desk(path, module) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        assert isinstance(entry, Go)
+        assert isinstance(entry, Entered)
         await tx.connection.execute(INSERT, ("x",))
         await tx.rollback()
         assert (at.rows(), at.effects, await at.glance(again(claim))) == ([], 0, None)
-        assert isinstance(await at.look(again(claim)), Go)
+        assert isinstance(await at.look(again(claim)), Entered)
 
 
 async def test_what_is_there_is_settled_by_its_version(path: Path, module: ModuleType) -> None:  # L3, F14
@@ -188,16 +190,16 @@ async def test_what_is_there_is_settled_by_its_version(path: Path, module: Modul
         assert await at.look(again(first)) == Refuse(Code.IN_PROGRESS, retry_after=1, record=verdict.record)
         await at.engine.settle(verdict.lease, Retryable("x"))
         entry, tx = await at.enter(again(first))
-        assert isinstance(entry, Go)
-        assert entry.ground.kind is Kind.RETRYABLE
+        assert isinstance(entry, Entered)
+        assert entry.target.kind is WriteKind.RETRYABLE
         assert await at.finish(first, entry, tx)
         assert at.rows() == [("completed", 2, 3, 2, b"done", "local")]
 
         at.clock.advance(TTL + HOUR)
         second = again(first, fingerprint=OTHER_FINGERPRINT)
         entry, tx = await at.enter(second)
-        assert isinstance(entry, Go)
-        assert entry.ground.kind is Kind.ANEW
+        assert isinstance(entry, Entered)
+        assert entry.target.kind is WriteKind.REPLACE_EXPIRED
         assert await at.finish(second, entry, tx, b"anew")
         assert at.rows() == [("completed", 3, 4, 1, b"anew", "local")]
         assert at.effects == 2
@@ -217,15 +219,15 @@ async def test_a_deferred_answer_is_one_commit_with_its_parcel(path: Path, modul
         await at.finish(first, *await at.enter(first))
         at.clock.advance(TTL + HOUR)
         for claim, kind in (
-            (a_claim(effects=Effects.OUTBOX), Kind.NEW),
-            (again(first, effects=Effects.OUTBOX), Kind.ANEW),
+            (a_claim(effects=Effects.OUTBOX), WriteKind.NEW),
+            (again(first, effects=Effects.OUTBOX), WriteKind.REPLACE_EXPIRED),
         ):
             entry, tx = await at.enter(claim)
-            assert isinstance(entry, Go)
-            assert entry.ground.kind is kind
+            assert isinstance(entry, Entered)
+            assert entry.target.kind is kind
             parcel = Parcel(uuid4(), ParcelKind.DEFER, claim.id, claim.incarnation, "pay", "{}", f"down-{kind}")
-            assert at.locks.sealing(claim, entry.ground, Deferred(parcel), entry.begun) is None
-            assert await tx.step(at.locks.completing(claim, entry.ground, Deferred(parcel), entry.begun))
+            assert at.locks.completing_at_commit(claim, entry.target, Deferred(parcel), entry.begun) is None
+            assert await tx.step(at.locks.completing(claim, entry.target, Deferred(parcel), entry.begun))
             await tx.commit()
         assert at.rows() == [("pending", 2, 2, 1, None, "outbox"), ("pending", 1, 1, 1, None, "outbox")]
         assert len(at.rows("SELECT 1 FROM oncekey_outbox")) == 2
@@ -239,16 +241,16 @@ async def test_a_handler_that_ends_its_own_transaction_is_noticed(
         entry, tx = await at.enter(claim)
         await tx.connection.execute(INSERT, ("by itself",))
         tx._sqlite._raw.execute("COMMIT")
-        assert await at.finish(claim, entry, tx) == Sealed(START + TTL, in_one_commit=False)
+        assert await at.finish(claim, entry, tx) == Stored(START + TTL, in_one_commit=False)
         assert "ended its own transaction" in caplog.text
         assert isinstance(await at.look(again(claim)), Replay)
 
         other = a_claim()
         entry, tx = await at.enter(other)
         tx._sqlite._raw.execute("COMMIT")
-        assert await folded(at, other, entry, tx) == Sealed(START + TTL, in_one_commit=False)
+        assert await folded(at, other, entry, tx) == Stored(START + TTL, in_one_commit=False)
         third = a_claim()
-        assert await folded(at, third, *await at.enter(third)) == Sealed(START + TTL, in_one_commit=True)
+        assert await folded(at, third, *await at.enter(third)) == Stored(START + TTL, in_one_commit=True)
 
 
 async def test_a_place_that_was_taken_meanwhile_rolls_the_business_back(path: Path, module: ModuleType) -> None:
@@ -271,11 +273,11 @@ async def test_a_place_that_was_taken_meanwhile_rolls_the_business_back(path: Pa
 # One turn of the thread
 
 
-async def folded(at: Desk, claim: Claim, go: Entry, tx: Any) -> Any:
+async def folded(at: Desk, claim: Claim, entered: Entry, tx: Any) -> Any:
     """The business, and the record in the same breath as its commit."""
-    assert isinstance(go, Go)
+    assert isinstance(entered, Entered)
     await tx.connection.execute(INSERT, (claim.id.key,))
-    fold = at.locks.sealing(claim, go.ground, answered(b"done"), go.begun)
+    fold = at.locks.completing_at_commit(claim, entered.target, answered(b"done"), entered.begun)
     assert fold is not None
     rows = await tx.commit_with(fold.statement)
     return None if rows is None else fold.read(rows)
@@ -286,7 +288,7 @@ async def test_the_record_can_be_said_with_its_commit(path: Path, module: Module
         assert isinstance(at.driver, AsyncFolds)
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        assert await folded(at, claim, entry, tx) == Sealed(START + TTL, in_one_commit=True)
+        assert await folded(at, claim, entry, tx) == Stored(START + TTL, in_one_commit=True)
         assert (at.rows(), at.effects) == ([("completed", 1, 1, 1, b"done", "local")], 1)
         with pytest.raises(TransactionControlError):
             await tx.commit_with(Statement("late", "SELECT 1"))
@@ -305,7 +307,7 @@ async def test_what_fails_with_its_commit_leaves_nothing_open(path: Path, module
         with pytest.raises(StoreError):
             await at.driver.begin_with(wrong())
         assert not at.driver.crowded
-        assert isinstance(await at.look(claim), Go)
+        assert isinstance(await at.look(claim), Entered)
 
 
 def wrong() -> Any:
@@ -329,7 +331,7 @@ async def test_a_cancelled_statement_is_not_committed_with_anything(path: Path, 
 
 async def folded_last(at: Desk, tx: Any) -> Any:
     claim = a_claim()
-    return await tx.commit_with(next(at.locks.completing(claim, Ground(Kind.NEW), answered(), 0)))
+    return await tx.commit_with(next(at.locks.completing(claim, WriteTarget(WriteKind.NEW), answered(), 0)))
 
 
 # Who waits for whom
@@ -349,7 +351,7 @@ async def test_who_only_asks_proves_nothing_against_another_body(path: Path, mod
             await queueing
         assert (await at.glance(again(claim)), await at.glance(other)) == (None, None)
         await holder.rollback()
-        assert isinstance(await at.look(other), Go)
+        assert isinstance(await at.look(other), Entered)
 
 
 async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleType, stranger: Any) -> None:
@@ -365,7 +367,7 @@ async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleTy
             await at.enter(a_claim())
         assert not at.driver.crowded
         stranger.execute("ROLLBACK")
-        assert isinstance(await at.look(a_claim()), Go)
+        assert isinstance(await at.look(a_claim()), Entered)
 
 
 async def test_a_stored_answer_waits_for_no_handler(path: Path, module: ModuleType) -> None:
@@ -387,7 +389,7 @@ async def test_a_stored_answer_waits_for_no_handler(path: Path, module: ModuleTy
 async def test_who_looked_before_its_turn_looks_again_in_it(path: Path, module: ModuleType) -> None:  # L1
     async with desk(path, module, look_after=0.001) as at:
         claim = a_claim()
-        go, holder = await at.enter(claim)
+        entered, holder = await at.enter(claim)
         looked, find = threading.Event(), SqliteTransaction.look
 
         def looking(tx: SqliteTransaction, statement: Statement) -> Any:
@@ -401,7 +403,7 @@ async def test_who_looked_before_its_turn_looks_again_in_it(path: Path, module: 
             while not looked.is_set():  # noqa: ASYNC110  (a thread sets it)
                 await asyncio.sleep(0)
         assert not late.done()
-        await at.finish(claim, go, holder)
+        await at.finish(claim, entered, holder)
         assert isinstance(await late, Replay)
         assert at.effects == 1
 
@@ -477,8 +479,8 @@ async def test_a_lost_commit_is_looked_for_under_the_lock(path: Path, module: Mo
 async def test_a_final_no_is_stored_alone(path: Path, module: ModuleType) -> None:  # L6
     async with desk(path, module) as at:
         claim = a_claim()
-        flow = local.alone(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
-        assert await adrive(flow, at.driver.run) == Sealed(START + TTL, in_one_commit=True)
+        flow = local.store_record_only(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
+        assert await adrive(flow, at.driver.run) == Stored(START + TTL, in_one_commit=True)
         assert at.rows() == [("completed", 1, 1, 1, b"no", "local")]
 
 

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.asgi import Caller
 from harness.patience import PATIENCE
-from oncekey import SINGLE_TENANT, Executed, Message, NotExecuted, Once, Policy, Question, Undecided
+from oncekey import SINGLE_TENANT, Executed, Message, NotExecutedError, Once, Policy, Question, Undecided
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.observe.events import Count, Event
@@ -101,10 +101,10 @@ class Shop:
                 raise HTTPException(409, "sold out")
             case "nothing" if self.stumbles:
                 self.stumbles -= 1
-                raise NotExecuted
+                raise NotExecutedError
             case "nothing and doubt":
                 self.stumbles -= 1
-                raise NotExecuted if self.stumbles == 0 else ProviderError
+                raise NotExecutedError if self.stumbles == 0 else ProviderError
             case _:
                 pass
 
@@ -180,7 +180,7 @@ class Shop:
         async with self.once.lifespan():
             task = self._task(name)
             await task.run_once()
-            await task.drain()
+            await task.shut_down()
             await task.stop(PATIENCE)
         return task
 

@@ -25,7 +25,7 @@ from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, Effects, RecordId, State
 from oncekey.core.scope import BindTo, bound_scope, scope_of, tenant_of
 from oncekey.core.transitions import Actor
-from oncekey.engine.telling import how_of
+from oncekey.engine.notifying import how_of
 from oncekey.observe.events import (
     MEANING,
     RESERVATIONS,

@@ -19,7 +19,7 @@ from oncekey.core import signatures
 from oncekey.core.audit import Mover
 from oncekey.core.keys import key_digest
 from oncekey.core.model import RecordId, State
-from oncekey.core.operate import Moved, Order, Wish
+from oncekey.core.operate import Moved, OperatorCommand, Order
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.engine import operate
@@ -152,7 +152,7 @@ async def test_a_store_that_fails_a_worker(asgi_shop: AsgiShop) -> None:
     from oncekey.workers.service import Service
 
     async with asgi_shop.serving():
-        service = Service([asgi_shop._task("sweeper")], tell=asgi_shop.once.tell)
+        service = Service([asgi_shop._task("sweeper")], notify=asgi_shop.once.notify)
         asgi_shop.execute(f"ALTER TABLE {asgi_shop.records} RENAME TO gone")
         before = asgi_shop.counts()
         await service.once()
@@ -265,9 +265,9 @@ async def test_an_operator_decides(shop: Any) -> None:
     found = RecordId(scope_of(NO_NAMESPACE, tenant), KEY)
     async with shop.once.lifespan():
         engine = shop.once.asynchronous()
-        wish = Wish(Order.NOT_EXECUTED, reason="the provider knows nothing of it", closed=True)
+        wish = OperatorCommand(Order.NOT_EXECUTED, reason="the provider knows nothing of it", closed=True)
         mover = Mover(Actor.OPERATOR, "ann")
-        done = await adrive(operate.act(engine.store, found, wish, mover, tell=shop.once.tell), engine.driver.run)
+        done = await adrive(operate.act(engine.store, found, wish, mover, notify=shop.once.notify), engine.driver.run)
     assert isinstance(done, Moved)
     assert shop.moved(before) == {"api.idempotency.reconcile.resolved.count": 1}
     (operated,) = shop.told(Operated)

@@ -19,7 +19,7 @@ from cli.operating import oncekey
 from console.trouble import INLINE_KEY, OUTBOX_KEY, PHASED_KEY, fill, opened
 from observe.shop import EXECUTED, AsgiShop, Stranger, labelled, read
 from observe.test_counters import SECRET
-from oncekey import Declined, Policy, Sighting
+from oncekey import Policy, Rejected, Sighting
 from oncekey.core import signatures
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, State
@@ -190,7 +190,7 @@ async def test_messages_of_providers(either: Any) -> None:
         assert await hear(EXECUTED) == 200
         assert shop.moved(before) == {"api.idempotency.reconcile.resolved.count": 1}
         before = shop.counts()
-        assert await hear(Declined({"error": "no"}), another="event") == 200
+        assert await hear(Rejected({"error": "no"}), another="event") == 200
         assert shop.moved(before) == {}
     assert [one.status for one in shop.told(Messaged)] == [401, 200, 200]
     (contradicted,) = shop.told(Contradicted)

@@ -9,7 +9,7 @@ import pytest
 from oncekey.core.audit import Mover
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.model import HOUR, MINUTE, SECOND, Completed, Effects, Outcome, ParcelKind, State, StoredResponse
-from oncekey.core.operate import Forbidden, Moved, Order, Wish
+from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.engine import operate
 from oncekey.engine.operate import LetterMoved
@@ -18,8 +18,8 @@ from outbox.sending import WINDOW, Post
 
 ANN = Mover(Actor.OPERATOR, "ann")
 NO = Completed(StoredResponse(500, (), b"given up"), Outcome.FAILURE)
-RETRY = Wish(Order.RETRY, "the provider is back")
-DISCARD = Wish(Order.DISCARD, "the order was cancelled", answer=NO)
+RETRY = OperatorCommand(Order.RETRY, "the provider is back")
+DISCARD = OperatorCommand(Order.DISCARD, "the order was cancelled", answer=NO)
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def buried(post, *, repeatable=None):
     return parcel
 
 
-def retry(post, parcel, wish=RETRY):
-    return post.go(operate.retry(post.world.store, parcel.id, wish, ANN))
+def retry(post, parcel, command=RETRY):
+    return post.go(operate.retry(post.world.store, parcel.id, command, ANN))
 
 
-def discard(post, parcel, wish=DISCARD):
-    return post.go(operate.discard(post.world.store, parcel.id, wish, ANN))
+def discard(post, parcel, command=DISCARD):
+    return post.go(operate.discard(post.world.store, parcel.id, command, ANN))
 
 
 def notes(post, parcel):
@@ -92,12 +92,12 @@ def test_outside_its_window_it_is_not(post, window, wait):
 def test_not_executed_brings_it_back_and_forgets_the_call(post):
     # row 22 by U1: the operator asked after the waiting time, so it is a first send again
     parcel = buried(post)
-    wish = Wish(Order.NOT_EXECUTED, "not in the provider's list")
-    too_early = post.go(operate.act(post.world.store, parcel.record_id, wish, ANN))
+    command = OperatorCommand(Order.NOT_EXECUTED, "not in the provider's list")
+    too_early = post.go(operate.act(post.world.store, parcel.record_id, command, ANN))
     assert isinstance(too_early, Forbidden)
     assert "--closed" in too_early.why
     post.world.advance(5 * SECOND + 30 * SECOND + MINUTE)
-    assert isinstance(post.go(operate.act(post.world.store, parcel.record_id, wish, ANN)), Moved)
+    assert isinstance(post.go(operate.act(post.world.store, parcel.record_id, command, ANN)), Moved)
     assert post.record(parcel).intent is None
     (held,) = post.claim()
     assert post.take_up(held).record.intent.sends == 1
@@ -118,10 +118,12 @@ def test_given_up_with_an_answer(post):
 
 def test_an_answer_takes_the_letter_with_it(post):
     parcel = buried(post)
-    wish = Wish(Order.EXECUTED, "seen there", answer=Completed(StoredResponse(201, (), b"yes"), Outcome.SUCCESS))
-    assert isinstance(post.go(operate.act(post.world.store, parcel.record_id, wish, ANN)), Moved)
+    command = OperatorCommand(
+        Order.EXECUTED, "seen there", answer=Completed(StoredResponse(201, (), b"yes"), Outcome.SUCCESS)
+    )
+    assert isinstance(post.go(operate.act(post.world.store, parcel.record_id, command, ANN)), Moved)
     assert post.dead(parcel) is None
-    assert post.record(parcel).response == wish.answer.response
+    assert post.record(parcel).response == command.answer.response
     assert isinstance(retry(post, parcel), Forbidden)
     assert isinstance(discard(post, parcel), Forbidden)
 
@@ -166,15 +168,15 @@ def test_a_held_parcel_stops_every_order(post):
     before = look(post.world, row)
     yes = Completed(StoredResponse(201, (), b"yes"), Outcome.SUCCESS)
     for order in Order:
-        wish = Wish(order, "why", answer=yes, closed=True, runs_again=True)
-        done = post.go(operate.act(post.world.store, row.id, wish, ANN))
+        command = OperatorCommand(order, "why", answer=yes, closed=True, runs_again=True)
+        done = post.go(operate.act(post.world.store, row.id, command, ANN))
         assert isinstance(done, Forbidden)
         assert "holds a parcel" in done.why
         assert done.instead == ()
     assert look(post.world, row) == before
     post.world.advance(MINUTE)
-    wish = Wish(Order.EXECUTED, "why", answer=yes)
-    assert isinstance(post.go(operate.act(post.world.store, row.id, wish, ANN)), Moved)
+    command = OperatorCommand(Order.EXECUTED, "why", answer=yes)
+    assert isinstance(post.go(operate.act(post.world.store, row.id, command, ANN)), Moved)
     assert post.in_outbox(parcel) is None
 
 
@@ -183,7 +185,7 @@ def test_a_deferred_request_never_becomes_retryable(post):
     row = a_row(State.UNKNOWN, Effects.OUTBOX)
     write(post.world, row, a_parcel(row))
     for order in (Order.RELEASE, Order.NOT_EXECUTED):
-        done = post.go(operate.act(post.world.store, row.id, Wish(order, "why", closed=True), ANN))
+        done = post.go(operate.act(post.world.store, row.id, OperatorCommand(order, "why", closed=True), ANN))
         assert isinstance(done, Forbidden)
         assert "must not run again" in done.why
 
@@ -192,7 +194,7 @@ def test_an_answer_whose_messages_are_not_sent_yet_is_not_busted(post):
     row = a_row(State.COMPLETED, Effects.LOCAL)
     parcel = a_parcel(row, ParcelKind.EMIT)
     write(post.world, row, parcel)
-    wish = Wish(Order.BUST, "why", runs_again=True)
-    assert "not delivered" in post.go(operate.act(post.world.store, row.id, wish, ANN)).why
+    command = OperatorCommand(Order.BUST, "why", runs_again=True)
+    assert "not delivered" in post.go(operate.act(post.world.store, row.id, command, ANN)).why
     discard(post, parcel)
-    assert isinstance(post.go(operate.act(post.world.store, row.id, wish, ANN)), Moved)
+    assert isinstance(post.go(operate.act(post.world.store, row.id, command, ANN)), Moved)

@@ -28,7 +28,7 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.core.operate import Forbidden, Moved, Order, Search, Wish
+from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor
 from oncekey.engine import operate
@@ -43,7 +43,7 @@ YES = Completed(StoredResponse(201, ((b"location", b"/payments/7"),), b'{"id":7}
 
 
 def act(world, row, order, **said):
-    return world.go(operate.act(world.store, row.id, Wish(order, "because", **said), ANN))
+    return world.go(operate.act(world.store, row.id, OperatorCommand(order, "because", **said), ANN))
 
 
 def retried(world, row):

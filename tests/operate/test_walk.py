@@ -10,8 +10,8 @@ import pytest
 from oncekey.core.audit import Mover
 from oncekey.core.guards import Facts
 from oncekey.core.model import SECOND, Completed, Effects, Outcome, ParcelKind, Snapshot, State, StoredResponse
-from oncekey.core.operate import Forbidden, Moved, Order, Whereabouts, Wish, decide, possible
-from oncekey.core.transitions import Actor, Fence, Illegal, Row, Trigger, judge
+from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, ParcelLocation, decide, possible
+from oncekey.core.transitions import Actor, Fence, Illegal, Row, Trigger, find_row
 from oncekey.engine import operate
 from oncekey.ops.explain_retry import prospect
 from operate.rows import NOW, a_parcel, copy_of, every_row, look, write
@@ -22,18 +22,18 @@ NO = Completed(StoredResponse(402, (), b"no"), Outcome.FAILURE)
 LAG = 60 * SECOND
 
 WISHES = (
-    Wish(Order.EXECUTED, "asked", answer=YES),
-    Wish(Order.EXECUTED, "asked", result='"ch_1"'),
-    Wish(Order.EXECUTED, "asked"),
-    Wish(Order.DECLINED, "asked", answer=NO),
-    Wish(Order.DECLINED, "asked", result='{"$":"rejected","v":"no"}'),
-    Wish(Order.NOT_EXECUTED, "asked"),
-    Wish(Order.NOT_EXECUTED, "asked", closed=True),
-    Wish(Order.RELEASE, "stuck"),
-    Wish(Order.BUST, "mended"),
-    Wish(Order.BUST, "mended", runs_again=True),
-    Wish(Order.RETRY, "mended"),
-    Wish(Order.DISCARD, "given up", answer=NO),
+    OperatorCommand(Order.EXECUTED, "asked", answer=YES),
+    OperatorCommand(Order.EXECUTED, "asked", result='"ch_1"'),
+    OperatorCommand(Order.EXECUTED, "asked"),
+    OperatorCommand(Order.DECLINED, "asked", answer=NO),
+    OperatorCommand(Order.DECLINED, "asked", result='{"$":"rejected","v":"no"}'),
+    OperatorCommand(Order.NOT_EXECUTED, "asked"),
+    OperatorCommand(Order.NOT_EXECUTED, "asked", closed=True),
+    OperatorCommand(Order.RELEASE, "stuck"),
+    OperatorCommand(Order.BUST, "mended"),
+    OperatorCommand(Order.BUST, "mended", runs_again=True),
+    OperatorCommand(Order.RETRY, "mended"),
+    OperatorCommand(Order.DISCARD, "given up", answer=NO),
 )
 
 # What each row may change, beside the version that it always puts up.
@@ -64,18 +64,18 @@ TRIGGERS = {
 }
 
 
-def expected(wish, row) -> Row | Illegal:
+def expected(command, row) -> Row | Illegal:
     """What the table says of it, asked for by hand and not by the code under test."""
-    trigger = TRIGGERS.get(wish.order)
-    if wish.order is Order.RELEASE:  # A1: 14, 15 and 21
+    trigger = TRIGGERS.get(command.order)
+    if command.order is Order.RELEASE:  # A1: 14, 15 and 21
         trigger = Trigger.NOT_EXECUTED if row.state is State.UNKNOWN else Trigger.SWEEP
     resumable = row.effects is Effects.PHASED and row.intent is None and row.memo
-    if wish.order in {Order.EXECUTED, Order.DECLINED} and (
+    if command.order in {Order.EXECUTED, Order.DECLINED} and (
         row.state is State.FAILED_RETRYABLE or (row.state is State.UNKNOWN and resumable)
     ):
         trigger = Trigger.REPLACE
     intent = row.intent
-    waited = wish.closed or (
+    waited = command.closed or (
         (intent is not None and intent.send_by + row.call_timeout + LAG <= NOW)
         or (intent is None and row.effects is not Effects.INLINE)
     )
@@ -83,26 +83,26 @@ def expected(wish, row) -> Row | Illegal:
     facts = Facts(
         row,
         NOW,
-        waited=waited and wish.order is Order.NOT_EXECUTED,
-        result_given=wish.result is not None,
+        waited=waited and command.order is Order.NOT_EXECUTED,
+        result_given=command.result is not None,
         item_repeatable=repeatable or bool(row.memo),
         reason=True,
-        runs_again=wish.runs_again,
+        runs_again=command.runs_again,
     )
-    said = judge(trigger, Actor.OPERATOR, facts)
+    said = find_row(trigger, Actor.OPERATOR, facts)
     if isinstance(said, Illegal):
         return said
-    if said.number == 19 and wish.answer is None:
+    if said.number == 19 and command.answer is None:
         return Illegal("an answer is missing")
-    if said.number in {20, 34} and wish.answer is not None:
+    if said.number in {20, 34} and command.answer is not None:
         return Illegal("a phased handler computes its answer itself")
-    if said.number == 22 and wish.order is Order.RELEASE:
+    if said.number == 22 and command.order is Order.RELEASE:
         return Illegal("A1: release is 14, 15 and 21")
     return said
 
 
-def go(world, row, wish):
-    return world.go(operate.act(world.store, row.id, wish, ANN))
+def go(world, row, command):
+    return world.go(operate.act(world.store, row.id, command, ANN))
 
 
 def history(world, row):
@@ -123,28 +123,28 @@ def test_every_order_on_every_row(world, request):
         letters = (a_parcel(row),) if deferred else ()
         write(world, row, *letters)
         before = look(world, row)
-        for wish in WISHES:
-            said = expected(wish, row)
+        for command in WISHES:
+            said = expected(command, row)
             if isinstance(said, Illegal):
-                done = go(world, row, wish)
-                assert isinstance(done, Forbidden), (row, wish)
+                done = go(world, row, command)
+                assert isinstance(done, Forbidden), (row, command)
                 assert done.why
                 continue
             fresh = copy_of(row)
             parcels = (a_parcel(fresh),) if deferred else ()
             write(world, fresh, *parcels)
             was = look(world, fresh)
-            done = go(world, fresh, wish)
-            assert isinstance(done, Moved), (row, wish, done)
+            done = go(world, fresh, command)
+            assert isinstance(done, Moved), (row, command, done)
             counts[said.number] += 1
-            _check_moved(world, was, done, said, wish)
+            _check_moved(world, was, done, said, command)
         # Whatever was refused left the row byte for byte as it was, on PostgreSQL the very same tuple.
         assert look(world, row) == before
         assert history(world, row) == ()
     assert all(counts.values()), counts
 
 
-def _check_moved(world, was, done, said, wish):
+def _check_moved(world, was, done, said, command):
     row = done.move.seen
     after = look(world, row)
     changed = {name for name in was if was[name] != after[name]} - {"xmin"}
@@ -161,39 +161,39 @@ def _check_moved(world, was, done, said, wish):
     assert (note.who, note.actor, note.source, note.to, note.trigger) == (
         "ann", Actor.OPERATOR, row.state, said.to, said.trigger,
     )  # fmt: skip
-    assert note.why.startswith(wish.reason)
+    assert note.why.startswith(command.reason)
     assert (entry.at, note.fence, note.incarnation) == (NOW, row.fence, row.incarnation)
 
 
 def test_what_is_possible_is_what_the_table_allows():
     # A forbidden order says what is possible instead: the table, walked for this record.
     best = {
-        **{order: Wish(order, "-", answer=YES) for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD)},
-        Order.NOT_EXECUTED: Wish(Order.NOT_EXECUTED, "-", closed=True),
-        Order.RELEASE: Wish(Order.RELEASE, "-"),
-        Order.BUST: Wish(Order.BUST, "-"),  # of a failure: that a success could run again is never suggested
-        Order.RETRY: Wish(Order.RETRY, "-"),
+        **{order: OperatorCommand(order, "-", answer=YES) for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD)},
+        Order.NOT_EXECUTED: OperatorCommand(Order.NOT_EXECUTED, "-", closed=True),
+        Order.RELEASE: OperatorCommand(Order.RELEASE, "-"),
+        Order.BUST: OperatorCommand(Order.BUST, "-"),  # of a failure: that a success could run again is never suggested
+        Order.RETRY: OperatorCommand(Order.RETRY, "-"),
     }
     for row in every_row():
         dead = row.effects is Effects.OUTBOX and (row.memo or row.intent) and row.state is State.UNKNOWN
-        parcels = (Whereabouts(uuid4(), ParcelKind.DEFER, dead=True),) if dead else ()
+        parcels = (ParcelLocation(uuid4(), ParcelKind.DEFER, dead=True),) if dead else ()
         offered = {one.order: one for one in possible(row, NOW, parcels)}
-        for order, wish in best.items():
-            if row.effects is Effects.PHASED and wish.answer is not None:
-                wish = replace(wish, answer=None, result="null")
+        for order, command in best.items():
+            if row.effects is Effects.PHASED and command.answer is not None:
+                command = replace(command, answer=None, result="null")
             if order is Order.DISCARD and row.effects is not Effects.OUTBOX:
                 assert order not in offered
                 continue
-            said = expected(wish, row)
+            said = expected(command, row)
             assert (order in offered) == isinstance(said, Row), (row, order)
             if isinstance(said, Row):
                 assert (offered[order].row, offered[order].to) == (said.number, said.to)
 
 
-@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: f"{wish.order}")
-def test_without_a_reason_nothing_moves(wish):
+@pytest.mark.parametrize("command", WISHES, ids=lambda command: f"{command.order}")
+def test_without_a_reason_nothing_moves(command):
     for row in every_row():
-        said = decide(replace(wish, reason=" "), Snapshot(row, NOW))
+        said = decide(replace(command, reason=" "), Snapshot(row, NOW))
         assert isinstance(said, Forbidden)
         assert "--reason" in said.why
 

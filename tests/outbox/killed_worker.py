@@ -19,7 +19,7 @@ async def work(dsn: str, topic: str, path: str, rest: float) -> None:
     topics, book = Topics(), os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @topics.topic(topic)
-    async def tell(message: Message) -> None:
+    async def notify(message: Message) -> None:
         os.write(book, f"{message.order_by} {message.payload}\n".encode())
         if rest and message.payload % 7 == 0:
             await asyncio.sleep(rest)

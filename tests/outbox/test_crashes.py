@@ -12,7 +12,7 @@ from oncekey.core.deferred import TakenUp
 from oncekey.core.model import SECOND, State, StoredResponse
 from oncekey.core.policy import Policy
 from oncekey.engine import relay
-from oncekey.engine.relay import Answered, Ended, Failed, lease_of
+from oncekey.engine.relay import CallAnswered, CallFailed, ParcelEnded, lease_of
 from oncekey.flow import drive
 from outbox.sending import WINDOW, Post
 
@@ -58,7 +58,7 @@ class Worker:
     def go(self, flow: Any) -> Any:
         return drive(flow, self._transact)
 
-    def work(self, repeatable: int | None) -> list[Ended]:
+    def work(self, repeatable: int | None) -> list[ParcelEnded]:
         """Claim, call and settle."""
         box = self.post.box
         ended = []
@@ -68,7 +68,7 @@ class Worker:
                 self.point()
                 charge = self.provider.charge(held.parcel.downstream_key)
                 self.point()
-                answered = Answered(StoredResponse(201, (), charge.encode()), provider_id=charge)
+                answered = CallAnswered(StoredResponse(201, (), charge.encode()), provider_id=charge)
                 taken = self.go(relay.end_call(box, taken, answered, POLICY))
             ended.append(taken)
         return ended
@@ -162,13 +162,13 @@ def test_a_crash_after_the_stored_result_calls_nobody_again(post):  # R127
     (held,) = post.claim()
     taken = post.go(relay.begin_call(post.box, held, "w1", None, POLICY))
     charge = provider.charge(parcel.downstream_key)
-    answered = Answered(StoredResponse(201, (), charge.encode()), provider_id=charge)
+    answered = CallAnswered(StoredResponse(201, (), charge.encode()), provider_id=charge)
     entry = relay.entry_of(post.topic, answered, POLICY)
     post.go(post.box.result(taken.lease, taken.held, entry, lease_of(POLICY)))
     assert relay.answer_of(post.record(parcel).memo[0]) == answered
 
     post.world.advance(lease_of(POLICY))
-    assert Worker(post, provider).work(None) == [Ended.DELIVERED]
+    assert Worker(post, provider).work(None) == [ParcelEnded.DELIVERED]
 
     assert (post.record(parcel).state, provider.keys.total()) == (State.COMPLETED, 1)
 
@@ -182,7 +182,7 @@ def test_a_worker_that_never_comes_back_ends_as_a_dead_letter(post):  # R128: al
         post.world.advance(lease_of(policy))
 
     (held,) = post.claim()
-    assert post.go(relay.begin_call(post.box, held, "last", WINDOW, policy)) is Ended.PARKED
+    assert post.go(relay.begin_call(post.box, held, "last", WINDOW, policy)) is ParcelEnded.PARKED
     assert (post.record(parcel).state, post.record(parcel).last_error) == (State.UNKNOWN, "dead_letter")
 
 
@@ -193,8 +193,8 @@ def test_a_deferred_call_that_always_fails_ends_as_a_dead_letter(post):  # R128,
     while post.record(parcel).state is not State.UNKNOWN:
         (held,) = post.claim()
         taken = post.go(relay.begin_call(post.box, held, str(held.fence), WINDOW, policy))
-        ended.append(post.go(relay.end_call(post.box, taken, Failed("Busy", SECOND), policy)))
+        ended.append(post.go(relay.end_call(post.box, taken, CallFailed("Busy", SECOND), policy)))
         post.world.advance(SECOND)
 
-    assert ended == [Ended.POSTPONED, Ended.POSTPONED, Ended.PARKED]
+    assert ended == [ParcelEnded.POSTPONED, ParcelEnded.POSTPONED, ParcelEnded.PARKED]
     assert post.record(parcel).last_error == "dead_letter"

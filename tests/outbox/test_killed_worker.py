@@ -51,8 +51,8 @@ def test_a_killed_worker_loses_nothing_and_keeps_every_line_in_order(outbox_dsn,
             held = leases_are_over(outbox_dsn, post)
             assert held  # it died with parcels in its hands
         assert kills == 3
-        survivor = worker(outbox_dsn, post, book, 0)
-        assert survivor.wait(PATIENCE) == 0
+        healthy_server = worker(outbox_dsn, post, book, 0)
+        assert healthy_server.wait(PATIENCE) == 0
 
         with psycopg.connect(outbox_dsn) as connection:
             where = "WHERE aggregatetype = %s"

@@ -23,7 +23,7 @@ from fastapi.responses import JSONResponse
 from frameworks.realshop import MariadbDatabase, PostgresDatabase, SqliteFile
 from frameworks.shop import tenant_of
 from harness.asgi import Caller, Reply, until
-from oncekey.core.errors import Rejected
+from oncekey.core.errors import RejectedError
 from oncekey.core.model import MINUTE, Record, RecordId
 from oncekey.core.policy import Policy
 from oncekey.effects import PHASED
@@ -57,7 +57,7 @@ class Provider:
         if isinstance(fault, tuple):
             raise fault[0]  # before anything was sent
         self.keys.append(key)
-        if isinstance(fault, Rejected):
+        if isinstance(fault, RejectedError):
             raise fault
         if not self.dedup or key not in self.ledger:
             self.charges += 1
@@ -241,7 +241,7 @@ class Process:
                     return charged
 
                 return await op.call(
-                    step.name, charge, repeatable=step.repeatable, given=step.given, result=step.result
+                    step.name, charge, repeatable=step.repeatable, parameters=step.given, result=step.result
                 )
             case Value():
                 return await op.value(step.name, step.draw)
@@ -271,7 +271,7 @@ class Process:
                     self.reach_blocking(f"after {step.name}")
                     return charged
 
-                return op.call(step.name, charge, repeatable=step.repeatable, given=step.given, result=step.result)
+                return op.call(step.name, charge, repeatable=step.repeatable, parameters=step.given, result=step.result)
             case Value():
                 return op.value(step.name, step.draw)
             case Here():

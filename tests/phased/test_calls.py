@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.errors import CallUncertainError, NotExecuted, Rejected
+from oncekey.core.errors import CallUncertainError, NotExecutedError, RejectedError
 from oncekey.core.model import HOUR, MINUTE
 from oncekey.core.policy import Policy
 from phased.bank import LEASE, Bank, Call, Here, Phase, paying
@@ -37,7 +37,7 @@ async def test_a_final_no_is_stored_and_heard_again(bank: Bank) -> None:
     def script(op: Any) -> Generator[Any, Any, Any]:
         try:
             yield Call(repeatable=False)
-        except Rejected as no:
+        except RejectedError as no:
             heard.append(no.value)
             yield Here("heard")
             yield Phase("declined")
@@ -45,7 +45,7 @@ async def test_a_final_no_is_stored_and_heard_again(bank: Bank) -> None:
         return 201
 
     heard: list[Any] = []
-    bank.provider.faults.append(Rejected({"reason": "card_declined", "codes": (51,)}))
+    bank.provider.faults.append(RejectedError({"reason": "card_declined", "codes": (51,)}))
     async with bank.process(script) as dead, bank.process(script) as alive:
         await dead.send_and_freeze("heard")
         bank.lease_over()
@@ -61,7 +61,7 @@ async def test_a_final_no_is_stored_and_heard_again(bank: Bank) -> None:
 async def test_what_was_provably_not_sent_is_withdrawn(mixed_bank: Bank, repeatable: bool, by_hook: bool) -> None:
     # R100, R102: connection refused; nothing was stored before, so it is as if nothing had happened
     bank = mixed_bank
-    error = REFUSED if by_hook else (NotExecuted(),)
+    error = REFUSED if by_hook else (NotExecutedError(),)
     bank.provider.faults.append(error)
     async with bank.process(only_call(repeatable=repeatable), is_definitely_not_executed=hook) as process:
         first = await process.send()
@@ -73,7 +73,7 @@ async def test_what_was_provably_not_sent_is_withdrawn(mixed_bank: Bank, repeata
 
 async def test_what_was_not_sent_after_a_step_is_handed_back(bank: Bank) -> None:
     # H2, F5: the order is kept, and the retry goes on at once
-    bank.provider.faults.append((NotExecuted(),))
+    bank.provider.faults.append((NotExecutedError(),))
     async with bank.process(paying(repeatable=False)) as process:
         first = await process.send()
         record = await bank.record()
@@ -85,12 +85,12 @@ async def test_what_was_not_sent_after_a_step_is_handed_back(bank: Bank) -> None
 
 async def test_a_handler_may_try_what_was_not_sent_once_more(small_bank: Bank) -> None:
     def script(op: Any) -> Generator[Any, Any, Any]:
-        with suppress(NotExecuted):
+        with suppress(NotExecutedError):
             yield Call(repeatable=False)
         charge = yield Call(repeatable=False)
         return {"charge": charge["id"]}
 
-    small_bank.provider.faults.append((NotExecuted(),))
+    small_bank.provider.faults.append((NotExecutedError(),))
     async with small_bank.process(script) as process:
         assert (await process.send()).status == 201
     assert small_bank.provider.charges == 1
@@ -276,7 +276,7 @@ async def test_not_executed_said_over_an_open_call_is_not_believed(small_bank: B
         try:
             yield Call(repeatable=False)
         except ConnectionResetError:
-            raise NotExecuted from None
+            raise NotExecutedError from None
 
     small_bank.provider.faults.append(RESET)
     async with small_bank.process(script) as process:
@@ -343,18 +343,18 @@ async def test_a_call_that_was_announced_too_long_ago_is_not_made(small_bank: Ba
 
     process_clock = iter(range(0, 10**9, 10))
     async with small_bank.process(only_call(repeatable=False)) as process:
-        original = phases.Course.of
+        original = phases.PhasedRun.of
 
         def slow(*args: Any, **options: Any) -> Any:
-            course = original(*args, **options)
-            course.clock = lambda: float(next(process_clock))
-            return course
+            phased_run = original(*args, **options)
+            phased_run.clock = lambda: float(next(process_clock))
+            return phased_run
 
-        phases.Course.of = slow  # type: ignore[method-assign,assignment]
+        phases.PhasedRun.of = slow  # type: ignore[method-assign,assignment]
         try:
             assert (await process.send()).status == 500
         finally:
-            phases.Course.of = original  # type: ignore[method-assign]
+            phases.PhasedRun.of = original  # type: ignore[method-assign]
         record = await small_bank.record()
         assert (record.state.value, record.intent, small_bank.provider.keys) == ("failed_retryable", None, [])
         assert (await process.send()).status == 201
@@ -367,7 +367,7 @@ async def test_another_way_after_a_call_that_was_not_made_is_the_same_way_when_r
     def script(op: Any) -> Generator[Any, Any, Any]:
         try:
             charge = yield Call("first", repeatable=False)
-        except NotExecuted:
+        except NotExecutedError:
             charge = yield Call("second", repeatable=False)
         yield Here("charged")
         return {"charge": charge["id"]}

@@ -85,5 +85,5 @@ async def test_outside_of_a_phase_there_is_no_transaction_to_commit_with(small_b
 @pytest.mark.parametrize("effects", [PHASED, OUTBOX])
 async def test_what_is_gone_on_with_by_its_key_needs_one(small_bank: Bank, effects: Any) -> None:
     with pytest.raises(ConfigurationError, match="is gone on with by its key, so every request needs one"):
-        async with small_bank.process(effects=effects, key="optional"):
+        async with small_bank.process(effects=effects, require_key=False):
             pass

@@ -16,14 +16,14 @@ import pytest
 
 from harness.interrupting import InterruptedLoop, InterruptedThreads, Signal, Trial
 from oncekey.boottime import boottime
-from oncekey.core.errors import CommitAmbiguousError, NotExecuted, Rejected, StoreUnavailableError
+from oncekey.core.errors import CommitAmbiguousError, NotExecutedError, RejectedError, StoreUnavailableError
 from oncekey.core.model import Effects, Lease, Proceed, Record, Recovery, Refuse
 from oncekey.core.policy import Policy
 from oncekey.core.settle import Ending, decide
 from oncekey.engine import steps
 from oncekey.engine.effects import Life
 from oncekey.engine.parcels import Parcels
-from oncekey.engine.phases import Course
+from oncekey.engine.phases import PhasedRun
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.testing.claims import a_claim, again
 from oncekey.wire import aconnect, connect
@@ -38,7 +38,7 @@ class Handler:
     def __init__(self, place: Place, record: Record, lease: Lease, now: int, store: Any) -> None:
         self.place = place
         self.store = store
-        self.course = Course.of(record, lease, POLICY, now, boottime)
+        self.phased_run = PhasedRun.of(record, lease, POLICY, now, boottime)
         self.parcels = Parcels(lease, record.seed)
 
     def phase(self, name: str, *, fails: Exception | None = None) -> Life[Any]:
@@ -53,7 +53,7 @@ class Handler:
             return self._left(name, fails)
 
         fn = write_blocking if bank.blocking else write
-        return steps.phase(self.store, self.course, self.parcels, name, fn)
+        return steps.phase(self.store, self.phased_run, self.parcels, name, fn)
 
     def _left(self, name: str, fails: Exception | None) -> str:
         self.parcels.emit("done", {"phase": name}, None, name)
@@ -63,10 +63,10 @@ class Handler:
 
     def call(self, name: str = "charge") -> Life[Any]:
         charge = self.place.bank.provider.charge
-        return steps.call(self.store, self.course, name, charge, repeatable=False, given=None)
+        return steps.call(self.store, self.phased_run, name, charge, repeatable=False, parameters=None)
 
     def value(self, name: str) -> Life[Any]:
-        return steps.value(self.course, name, lambda: 7)
+        return steps.value(self.phased_run, name, lambda: 7)
 
 
 Script = Callable[[Handler], Life[Any]]
@@ -89,10 +89,10 @@ def stumbling(handler: Handler) -> Life[Any]:
     except ValueError:
         order = yield from handler.phase("order")
     if handler.place.once("nothing was sent"):
-        handler.place.bank.provider.faults.append((NotExecuted(),))
+        handler.place.bank.provider.faults.append((NotExecutedError(),))
     try:
         charge = yield from handler.call()
-    except NotExecuted:
+    except NotExecutedError:
         charge = yield from handler.call()
     paid = yield from handler.phase("paid")
     return [order, charge["amount"], paid]
@@ -101,10 +101,10 @@ def stumbling(handler: Handler) -> Life[Any]:
 def declined(handler: Handler) -> Life[Any]:
     """The provider's final no is a result, too."""
     order = yield from handler.phase("order")
-    handler.place.bank.provider.faults.append(Rejected("no"))
+    handler.place.bank.provider.faults.append(RejectedError("no"))
     try:
         yield from handler.call()
-    except Rejected as no:
+    except RejectedError as no:
         handler.place.bank.provider.faults.clear()
         paid = yield from handler.phase("paid")
         return [order, no.value, paid]
@@ -150,13 +150,13 @@ class Place:
 
     def leave(self, handler: Handler) -> None:
         """What a server does after an interrupted handler: what it hands back follows from what its course knows."""
-        course = handler.course
-        record = self.engine.find(course.lease.id).record
+        phased_run = handler.phased_run
+        record = self.engine.find(phased_run.lease.id).record
         assert record is not None
-        assert course.stored == record.memo
-        assert (course.intent is None) == (record.intent is None)
-        ending = Ending(None, (), None, entered=True, raised=True, not_executed=False, progress=course.progress())
-        assert self.engine.settle(course.lease, decide(Effects.PHASED, POLICY, ending).settlement).ours
+        assert phased_run.stored == record.memo
+        assert (phased_run.intent is None) == (record.intent is None)
+        ending = Ending(None, (), None, entered=True, raised=True, not_executed=False, progress=phased_run.progress())
+        assert self.engine.settle(phased_run.lease, decide(Effects.PHASED, POLICY, ending).settlement).ours
 
 
 @asynccontextmanager
@@ -212,7 +212,7 @@ async def interrupted_everywhere(bank: Bank, script: Script, fault: str, when: s
             assert bank.effects == ["order", "paid"], trial.names
             assert len(bank.execute("SELECT 1 FROM {outbox}")) == 2, trial.names
             assert len(bank.provider.keys) == 1, trial.names
-            assert [entry.name for entry in resumed.course.stored if entry.kind.value != "value"] == STEPS
+            assert [entry.name for entry in resumed.phased_run.stored if entry.kind.value != "value"] == STEPS
     assert uncertain == {"Call"}
     assert {"Begin", "Call", "Flush", "Commit", "announce", "result"} <= interrupted
     assert bank.effects == ["order", "paid"]

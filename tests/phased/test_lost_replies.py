@@ -184,7 +184,7 @@ async def test_cancelled_anywhere_nothing_is_done_twice(async_bank: Bank, where:
                 ended += 1
                 if ended > 1:
                     break
-            await process.once._installed[process.app].drain.wait(PATIENCE)
+            await process.once._installed[process.app].running_work.wait(PATIENCE)
             reply = await process.send(key=key)
             assert bank.provider.charges - before <= 1, number
             if reply.status != 201:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from oncekey.core.audit import Mover
 from oncekey.core.errors import ResultInvalidError
 from oncekey.core.model import State
-from oncekey.core.operate import Forbidden, Moved, Order, Wish
+from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
 from oncekey.core.transitions import Actor
 from oncekey.engine import operate
 from oncekey.flow import adrive
@@ -147,7 +147,7 @@ async def test_an_owner_that_ran_with_the_old_result_writes_nothing(mixed_bank: 
 async def act(process: Any, bank: Bank, order: Order, result: str | None = None) -> Any:
     engine = process.once.asynchronous()
     record = await bank.record()
-    wish = Wish(order, "seen in the dashboard", result=result)
+    wish = OperatorCommand(order, "seen in the dashboard", result=result)
     return await adrive(operate.act(engine.store, record.id, wish, ANN), engine.driver.run)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oncekey.core.model import Bypass, Code, Effects
 from oncekey.engine import serve as lifecycle
-from oncekey.engine.deciding import Ended, decided
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.effects import Interrupted, Invoke, Life
 from oncekey.testing.history import Ending
 
@@ -57,7 +57,7 @@ class NotEntered(Exception):  # noqa: N818  (a course of the proof, no fault)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class CallReport:
     """What goes out to the client. `own`: the handler's own bytes, which the record has, too."""
 
     status: int
@@ -91,7 +91,7 @@ _NOTHING_HAPPENED: Final = frozenset({Code.STORE_UNAVAILABLE, Code.KEY_REUSED})
 _NOTHING_IN_ONE_COMMIT: Final = frozenset({Code.IN_PROGRESS, Code.EXECUTION_FAILED})
 
 
-def life(run: Run, handler: Handler) -> Life[Heard]:
+def life(run: Run, handler: Handler) -> Life[CallReport]:
     """From the claim to what the client hears. `Interrupted` is raised where nothing is to be said to anybody."""
     ours: Answer | None = None
     said: Said | None = None
@@ -114,15 +114,15 @@ def life(run: Run, handler: Handler) -> Life[Heard]:
     assert not isinstance(told, Bypass)
     reply = ours if told is None else told
     if reply is not None:
-        return Heard(reply.status, reply.body, reply.headers)
+        return CallReport(reply.status, reply.body, reply.headers)
     if said is None or said.status is None:
-        return Heard(FAILED, b"the application's own error page")
-    return Heard(said.status, said.body, said.headers, own=True)
+        return CallReport(FAILED, b"the application's own error page")
+    return CallReport(said.status, said.body, said.headers, own=True)
 
 
 def _invoked(run: Run, handler: Handler) -> Life[tuple[Said, tuple[Decision, Answer | None]]]:
     """The handler's turn, and the decision about how it ended: only once its answer is whole."""
-    ended, said, error = Ended(entered=True), Said(), None
+    ended, said, error = HandlerEnded(entered=True), Said(), None
     try:
         said = yield from handler(run)
     except NotEntered as no:

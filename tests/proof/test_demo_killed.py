@@ -31,7 +31,7 @@ class Shopper(threading.Thread):
     def __init__(self, url: str, seed: int) -> None:
         super().__init__()
         self._url = url
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self.stopped = threading.Event()
         self.asked: dict[str, dict[str, object]] = {}
         self.told: dict[str, bytes] = {}
@@ -39,10 +39,10 @@ class Shopper(threading.Thread):
     def run(self) -> None:
         with httpx.Client(base_url=self._url, timeout=PATIENCE, verify=False) as client:
             while not self.stopped.is_set():
-                key = str(uuid.UUID(int=self._dice.getrandbits(128)))
-                quantity = self._dice.randint(1, 1000)
+                key = str(uuid.UUID(int=self._rng.getrandbits(128)))
+                quantity = self._rng.randint(1, 1000)
                 self.asked[key] = {"customer_id": "c-1", "items": [{"product_id": "p-1", "quantity": quantity}]}
-                delay = self._dice.choice(("0", "0", "0.05", "0.2"))
+                delay = self._rng.choice(("0", "0", "0.05", "0.2"))
                 try:
                     answer = send(client, key, self.asked[key], {"X-Demo-Delay": delay})
                 except httpx.TransportError:

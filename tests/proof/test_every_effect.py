@@ -23,8 +23,8 @@ from oncekey.testing.clock import ManualClock
 from oncekey.wire import Kind
 from proof.crash.crasher import Crasher, Fault, Manner, Point
 from proof.crash.places import Place, a_place, keys
-from proof.crash.runtime import MortalLoop, MortalThreads, Teller, owned, pass_time, request, wrong
-from proof.lives import Heard
+from proof.crash.runtime import MortalLoop, MortalThreads, Notifier, owned, pass_time, request, wrong
+from proof.lives import CallReport
 from proof.patching import patched
 
 T = TypeVar("T")
@@ -72,17 +72,17 @@ class Deaths:
         self.place, self.engine, self.effects, self.clock, self.folds = place, engine, effects, clock, folds
 
     def die(self, key: str, *faults: Fault) -> list[Point]:
-        teller, crasher = Teller(self.place.insert_now, emits=not self.folds), Crasher(*faults)
+        teller, crasher = Notifier(self.place.insert_now, emits=not self.folds), Crasher(*faults)
         self._live(crasher, teller, key)
         assert crasher.struck is bool(faults)
-        heard: Heard | None = None
+        report: CallReport | None = None
         for _ in range(ROUNDS):
             pass_time(self.clock)
-            heard = self._live(Crasher(), teller, key)
-        assert not wrong(self.effects, heard, self.place.look(key), teller), f"{self.effects} died at {faults}"
+            report = self._live(Crasher(), teller, key)
+        assert not wrong(self.effects, report, self.place.look(key), teller), f"{self.effects} died at {faults}"
         return crasher.points
 
-    def _live(self, crasher: Crasher, teller: Teller, key: str) -> Heard | None:
+    def _live(self, crasher: Crasher, teller: Notifier, key: str) -> CallReport | None:
         runtime = MortalThreads(self.engine, crasher, folds=self.folds)
         return runtime.live(request(self.engine.store, teller, self.effects, key))
 
@@ -107,7 +107,7 @@ class Interruptions:
         self.place, self.effects, self.folds = place, effects, folds
 
     def threads(self, engine: Engine, key: str, *faults: Fault) -> list[Point]:
-        teller, crasher = Teller(self.place.insert_now, emits=not self.folds), Crasher(*faults)
+        teller, crasher = Notifier(self.place.insert_now, emits=not self.folds), Crasher(*faults)
         runtime = MortalThreads(engine, crasher, folds=self.folds)
         flow = request(engine.store, teller, self.effects, key)
         runtime.live_on(flow)
@@ -119,7 +119,7 @@ class Interruptions:
         return crasher.points
 
     async def loop(self, inner: AsyncEngine, key: str, *faults: Fault) -> list[Point]:
-        teller, crasher = Teller(self.place.insert, emits=not self.folds), Crasher(*faults)
+        teller, crasher = Notifier(self.place.insert, emits=not self.folds), Crasher(*faults)
         engine = inner if self.folds else AsyncEngine(inner.store, crasher.driver(inner.driver))
         runtime = MortalLoop(engine, crasher)
         flow = request(engine.store, teller, self.effects, key)
@@ -130,23 +130,23 @@ class Interruptions:
         self._judge(key, faults, crasher, teller, await self._again(inner, teller, key))
         return crasher.points
 
-    async def _again(self, inner: AsyncEngine, teller: Teller, key: str) -> Heard | None:
+    async def _again(self, inner: AsyncEngine, teller: Notifier, key: str) -> CallReport | None:
         """A retry. A COMMIT that was cut off takes its connection with it, and the server needs a moment to notice."""
         for _ in range(MOMENTS):
-            heard = await MortalLoop(inner, Crasher()).live(request(inner.store, teller, self.effects, key))
-            if heard is None or heard.status != CONFLICT or heard.code is not Code.IN_PROGRESS:
-                return heard
+            report = await MortalLoop(inner, Crasher()).live(request(inner.store, teller, self.effects, key))
+            if report is None or report.status != CONFLICT or report.code is not Code.IN_PROGRESS:
+                return report
             await asyncio.sleep(0.02)
-        return heard
+        return report
 
     def _judge(
-        self, key: str, faults: tuple[Fault, ...], crasher: Crasher, teller: Teller, heard: Heard | None
+        self, key: str, faults: tuple[Fault, ...], crasher: Crasher, teller: Notifier, report: CallReport | None
     ) -> None:
         left = self.place.look(key)
         where = f"{self.effects} interrupted at {faults}"
         assert crasher.struck is bool(faults), where
         assert not owned(left), where
-        assert not wrong(self.effects, heard, left, teller), where
+        assert not wrong(self.effects, report, left, teller), where
         in_the_call = any("effect-Call" in fault.point.what for fault in faults)
         assert len(teller.charges) <= 1 or in_the_call, f"{where}: a result that was there is paid for twice"
 

@@ -16,7 +16,7 @@ from proof.crash.crasher import Crasher
 from proof.crash.places import Place
 from proof.crash.proof import PROMISES, RULES
 from proof.crash.reading import history_of
-from proof.crash.shop import Heard, Inbox, Ledger, Process, World
+from proof.crash.shop import CallReport, Inbox, Ledger, Process, World
 
 KEY = "a-key-whose-commit-is-lost"
 COMMIT = b"COMMIT;"
@@ -38,27 +38,27 @@ async def test_a_lost_commit_is_neither_done_twice_nor_forgotten(  # R75, R116, 
         process = Process(far, crasher, world, clock=None, repeatable=True)
         operations: list[Operation] = []
 
-        async def ask() -> Heard:
+        async def ask() -> CallReport:
             name, invoked = f"op-{len(operations) + 1}", next(ticks)
-            heard = await process.ask(effects, KEY, name)
-            told = (heard.kind(effects), heard.status, heard.body, heard.replayed, heard.code)
+            report = await process.ask(effects, KEY, name)
+            told = (report.kind(effects), report.status, report.body, report.replayed, report.code)
             operations.append(Operation(name, "", KEY, "", invoked, next(ticks), *told, promises=PROMISES[effects]))
-            return heard
+            return report
 
         hit = proxy.lose_reply(COMMIT, b"COMMIT") if what == "the reply" else proxy.lose_request(COMMIT)
-        heard = await ask()
+        report = await ask()
         assert hit.is_set(), "nothing was lost, so nothing was proven"
         for _ in range(5):
-            if heard.status == 201:
+            if report.status == 201:
                 break
             await process.relay()
-            heard = await ask()
+            report = await ask()
         await process.relay()
         last = await ask()
         await process.end()
         left = place.look(KEY)
 
-    assert (heard.status, last.status, last.replayed) == (201, 201, True)
+    assert (report.status, last.status, last.replayed) == (201, 201, True)
     history = history_of(left, operations, ledger.charges, inbox, crasher.said, key=KEY, now=next(ticks))
     violations = check(history, RULES)
     assert not violations, "\n".join(map(str, violations))

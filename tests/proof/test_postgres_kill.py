@@ -49,14 +49,14 @@ class Load:
         ]
 
     def _client(self, pair: int, seed: int) -> None:
-        dice, number = random.Random(seed), 0
+        rng, number = random.Random(seed), 0
         try:
             while not self.over.is_set():
                 effects = Effects.INLINE if number % 3 == 0 else Effects.LOCAL
                 key = f"{effects}-{pair}-{number}"
                 with self._lock:
                     self.keys[key] = effects
-                self._send(key, effects, dice.randbytes(dice.randrange(200)))
+                self._send(key, effects, rng.randbytes(rng.randrange(200)))
                 number += 1
         except BaseException as error:
             self.broken.append(error)
@@ -74,9 +74,9 @@ class Load:
                     self.provider[key] += 1
                 # It happened outside: the answer is kept trying until the store has it.
                 assert self._insist(lambda: self.engine.settle(lease, answered(body))).ours
-                self._heard(key, body)
+                self._report(key, body)
             case Replay(record):
-                self._heard(key, record.response.body)
+                self._report(key, record.response.body)
             case Refuse(code):
                 assert code is Code.IN_PROGRESS, code
                 self.seen["in progress"] += 1
@@ -88,7 +88,7 @@ class Load:
             transaction.connection.execute("INSERT INTO effects (key) VALUES (%s)", [key])
             if self.engine.settle_within(transaction, lease, answered(body)).ours:
                 transaction.commit()
-                self._heard(key, body)
+                self._report(key, body)
         except CommitAmbiguousError:
             settled = self._insist(lambda: self.engine.settle_lost_commit(lease))
             if settled.ours or settled.snapshot.record.state is State.FAILED_RETRYABLE:
@@ -96,7 +96,7 @@ class Load:
             else:
                 self.seen["lost commits that happened"] += 1
                 assert settled.snapshot.record.response.body == body
-                self._heard(key, body)
+                self._report(key, body)
         except (StoreError, psycopg.Error):
             # Nothing of it happened; the claim is left behind, as by a process that dies.
             self.seen["left behind"] += 1
@@ -104,7 +104,7 @@ class Load:
             if transaction is not None:
                 transaction.rollback()
 
-    def _heard(self, key: str, body: bytes) -> None:
+    def _report(self, key: str, body: bytes) -> None:
         with self._lock:
             self.answers[key].add(body)
             self.seen["answered"] += 1

@@ -24,8 +24,8 @@ from oncekey.testing.clock import ManualClock
 from oncekey.wire import Kind
 from proof.crash.crasher import Crasher
 from proof.crash.places import Place, a_place, keys
-from proof.crash.runtime import MortalThreads, Teller, name_of, pass_time, request, wrong
-from proof.lives import Heard
+from proof.crash.runtime import MortalThreads, Notifier, name_of, pass_time, request, wrong
+from proof.lives import CallReport
 
 ROUNDS = 4
 EFFECTS = {Effects.LOCAL: 2, Effects.OUTBOX: 2, Effects.INLINE: 4, Effects.PHASED: 10}
@@ -95,7 +95,7 @@ def test_nothing_is_left_open(
     with closing(place.blocking(clock)) as engine:
         store: Any = Lockless(engine.store) if claims_first else engine.store
         for at in count(1):
-            key, teller = next(names), Teller(place.insert_now, emits=True)
+            key, teller = next(names), Notifier(place.insert_now, emits=True)
             runtime = Failing(engine, at)
             flow = request(store, teller, effects, key)
             with contextlib.suppress(UnforeseenError):
@@ -105,11 +105,11 @@ def test_nothing_is_left_open(
             assert not runtime.open, where
             runtime.run_errands()
             assert not any(pulse.beats for pulse in runtime.pulses), where
-            heard: Heard | None = None
+            report: CallReport | None = None
             for _ in range(ROUNDS):
                 pass_time(clock)
-                heard = MortalThreads(engine, Crasher()).live(request(store, teller, effects, key))
-            assert not wrong(effects, heard, place.look(key), teller), where
+                report = MortalThreads(engine, Crasher()).live(request(store, teller, effects, key))
+            assert not wrong(effects, report, place.look(key), teller), where
             if at > len(runtime.names):
                 break
     assert at > EFFECTS[effects]

@@ -26,13 +26,13 @@ from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.testing.claims import LEASE, TTL, a_claim, answered
 from oncekey.testing.clock import START, ManualClock
-from race.racing import EFFECTS, Course, Report, Track, race
+from race.racing import EFFECTS, PhasedRun, Report, Track, race
 
 MARKS = f"CREATE TABLE {EFFECTS} (key_name VARCHAR(255) NOT NULL, racer BIGINT NOT NULL)"
 MARKED = f"SELECT key_name, racer FROM {EFFECTS}"
 
 
-class Ground(Protocol):
+class WriteTarget(Protocol):
     """What the race runs on."""
 
     track: Track
@@ -120,30 +120,30 @@ def _marks(lines: Iterable[str]) -> list[tuple[str, int]]:
     return [(key, int(racer)) for key, _, racer in (line.rpartition(" ") for line in lines)]
 
 
-def courses_of(rounds: int) -> list[Course]:
+def courses_of(rounds: int) -> list[PhasedRun]:
     """Four kinds of keys, each at the instant at which it is to be had by a claim."""
     return [
-        Course("new", rounds),
-        Course("retryable", rounds),
-        Course("stale", rounds, START + LEASE),
-        Course("expired", rounds, START + TTL),
+        PhasedRun("new", rounds),
+        PhasedRun("retryable", rounds),
+        PhasedRun("stale", rounds, START + LEASE),
+        PhasedRun("expired", rounds, START + TTL),
     ]
 
 
-def prepare(ground: Ground, courses: list[Course]) -> None:
+def prepare(ground: WriteTarget, courses: list[PhasedRun]) -> None:
     """Somebody has used the keys of three courses before, and left them in three states."""
     with closing(wire.connect(ground.track.url, clock=ManualClock(START))) as engine:
-        for course in courses:
-            for key in course.keys if course.name in {"retryable", "stale", "expired"} else ():
+        for phased_run in courses:
+            for key in phased_run.keys if phased_run.name in {"retryable", "stale", "expired"} else ():
                 verdict = engine.begin(a_claim(key), Policy())
                 assert isinstance(verdict, Proceed)
-                if course.name == "retryable":
+                if phased_run.name == "retryable":
                     assert engine.settle(verdict.lease, Retryable("x")).ours
-                if course.name == "expired":
+                if phased_run.name == "expired":
                     assert engine.settle(verdict.lease, answered(b"of another time")).ours
 
 
-def run(ground: Ground, courses: list[Course], racers: int, **options: Any) -> list[Report]:
+def run(ground: WriteTarget, courses: list[PhasedRun], racers: int, **options: Any) -> list[Report]:
     """Let so many processes race, and collect what they saw; `options` are those of the track."""
     spawn = multiprocessing.get_context("spawn")
     line, reports = spawn.Barrier(racers), spawn.Queue()

@@ -41,7 +41,7 @@ PAUSE = 0.003
 
 
 @dataclass(frozen=True)
-class Course:
+class PhasedRun:
     """What is raced for: so many keys with this name, at this instant of the store's clock, or by a function."""
 
     name: str
@@ -105,7 +105,7 @@ class Way(Protocol):
         ...
 
 
-def race(track: Track, courses: list[Course], number: int, line: Barrier, reports: Queue[Report]) -> None:
+def race(track: Track, courses: list[PhasedRun], number: int, line: Barrier, reports: Queue[Report]) -> None:
     """Run all courses and report; who falls ends the race for all."""
     report = Report()
     try:
@@ -118,19 +118,19 @@ def race(track: Track, courses: list[Course], number: int, line: Barrier, report
         reports.put(report)
 
 
-def _run(track: Track, courses: list[Course], number: int, line: Barrier, report: Report) -> None:
+def _run(track: Track, courses: list[PhasedRun], number: int, line: Barrier, report: Report) -> None:
     chance = random.Random(f"{track.seed} {number}")
 
     def pause() -> None:
         if track.seed is not None and chance.random() < 0.5:
             time.sleep(chance.random() * PAUSE)
 
-    for course in courses:
-        way: Way = _Functions(track, pause) if course.by_function else _Claims(track, course.now, pause)
+    for phased_run in courses:
+        way: Way = _Functions(track, pause) if phased_run.by_function else _Claims(track, phased_run.now, pause)
         with closing(way):
-            for round_, key in enumerate(course.keys):
+            for round_, key in enumerate(phased_run.keys):
                 if track.tells and number == 0 and round_ % 250 == 0:
-                    print(f"{track.tells}: {course.name}, round {round_} of {course.rounds}", file=sys.stderr)
+                    print(f"{track.tells}: {phased_run.name}, round {round_} of {phased_run.rounds}", file=sys.stderr)
                 line.wait(PATIENCE)
                 pause()
                 match way.ask(key):
@@ -144,7 +144,7 @@ def _run(track: Track, courses: list[Course], number: int, line: Barrier, report
                         report.wrong.append(f"{key} got {other}")
             line.wait(PATIENCE)
             # Each key once more, when its race is over: it is answered, and not executed.
-            for key in course.keys[number :: line.parties]:
+            for key in phased_run.keys[number :: line.parties]:
                 how, body = way.ask(key)
                 if how == "replayed":
                     report.repeated[key] = body

@@ -14,7 +14,7 @@ from harness.ports import free_port
 from local.databases import lock_for
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Completed, Outcome, StoredResponse
-from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.flow import drive
 from oncekey.ops.doctor import Level
@@ -90,7 +90,7 @@ def test_one_key_on_two_primaries_is_executed_once_and_a_killed_node_stops_nobod
                         continue
                     with tx.connection.cursor() as cursor:
                         cursor.execute("INSERT INTO effect (item) VALUES (%s)", (f"both-{turn}",))
-                    if tx.step(store.locks.completing(claim, Ground(Kind.NEW), ANSWER, look.begun)) is None:
+                    if tx.step(store.locks.completing(claim, WriteTarget(WriteKind.NEW), ANSWER, look.begun)) is None:
                         ended.append((turn, "taken"))
                         continue
                     tx.commit()
@@ -113,8 +113,8 @@ def test_one_key_on_two_primaries_is_executed_once_and_a_killed_node_stops_nobod
         owners = [drive(store.claim(claim), driver.run).record for claim, driver in zip(claims, drivers, strict=True)]
         assert owners[0] == owners[1]
 
-        found = drive(store.operate.vitals(), drivers[0].run)
-        said = list(mariadb(found["vital_server"], found["vital_cluster"]))
+        found = drive(store.operate.diagnostics(), drivers[0].run)
+        said = list(mariadb(found["diagnostic_server"], found["diagnostic_cluster"]))
         assert any(one.level is Level.WARNING and "Galera cluster of 3" in one.seen for one in said)
 
         nodes[2].kill()

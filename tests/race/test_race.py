@@ -14,7 +14,7 @@ from harness.valkeys import StoringValkey
 from oncekey import wire
 from oncekey.testing.claims import a_claim
 from race.grounds import OnMariadb, OnPostgres, OnSqlite, Tally, WithLedger, courses_of, prepare, run, tally
-from race.racing import Course, Report
+from race.racing import PhasedRun, Report
 
 RACERS = 5
 ROUNDS = {"postgresql": 250, "sqlite": 120, "mariadb": 50, "mysql": 50, "redis": 100}
@@ -44,10 +44,10 @@ def ground(store, request, tmp_path):
 
 def test_every_key_is_executed_by_exactly_one_process(ground, store):
     claimed = courses_of(ROUNDS[store])
-    courses = [*claimed, Course("called", BY_FUNCTION, by_function=True)]
+    courses = [*claimed, PhasedRun("called", BY_FUNCTION, by_function=True)]
     prepare(ground, courses)
     seen = run(ground, courses, RACERS)
-    keys = [key for course in courses for key in course.keys]
+    keys = [key for phased_run in courses for key in phased_run.keys]
     # One winner for each key, and one effect, and the answer is the winner's, also for who asks later.
     assert tally(keys, ground.executed(), seen) == Tally(len(keys), winners=len(keys))
     # Nobody got away without an answer, and it was a race: others were turned away while the winner worked.
@@ -58,7 +58,7 @@ def test_every_key_is_executed_by_exactly_one_process(ground, store):
 
     # The fence went up with each owner: once more for those who were not the first.
     with closing(wire.connect(ground.track.url)) as engine:
-        found = {key: engine.find(a_claim(key).id).record for course in claimed for key in course.keys}
+        found = {key: engine.find(a_claim(key).id).record for phased_run in claimed for key in phased_run.keys}
     assert {key: (record.fence, record.state.value) for key, record in found.items()} == {
         key: (1 if key.startswith("new") else 2, "completed") for key in found
     }

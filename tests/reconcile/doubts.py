@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.audit import Mover
-from oncekey.core.digests import downstream_key
 from oncekey.core.model import SECOND, Announcement, Deferred, Doubtful, Effects, Parcel, ParcelKind, Recovery
 from oncekey.core.policy import Policy
-from oncekey.core.resolution import Heard
+from oncekey.core.resolution import CallReport
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.engine import reconcile
 from oncekey.resolvers import Resolvers, to_text
@@ -105,15 +105,15 @@ def a_reconciler(world, resolvers=None, policy=POLICY, **options):
     return Reconciler(world.store, run, resolvers or Resolvers(), policy, who="test", **options)
 
 
-def heard(claim, resolution, event_id=None, **names):
+def report(claim, resolution, event_id=None, **names):
     """What a webhook brings."""
     names = names or {"downstream_key": key_of(claim)}
-    return Heard("webhook", event_id or uuid.uuid4().hex, to_text(resolution, POLICY), **names)
+    return CallReport("webhook", event_id or uuid.uuid4().hex, to_text(resolution, POLICY), **names)
 
 
 def receive(world, claim, resolution, event_id=None, *, resolvers=None, **names):
     """A webhook that was believed."""
-    message = heard(claim, resolution, event_id, **names)
+    message = report(claim, resolution, event_id, **names)
     return world.go(reconcile.receive(world.store, message, WEBHOOK, lambda _: POLICY, resolvers or resolving(None)[0]))
 
 

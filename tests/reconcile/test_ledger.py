@@ -16,7 +16,7 @@ from oncekey.flow import drive
 from oncekey.reconcile import DifferenceKind, LedgerEntry, compare
 from oncekey.reconcile.books import Books, Pointers, entries, read
 from oncekey.reconcile.ledger import MEANING, Belief, Expected
-from oncekey.resolvers import Declined, Executed
+from oncekey.resolvers import Executed, Rejected
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking
 from oncekey.topics import Reply
@@ -66,7 +66,7 @@ def test_our_side_is_what_records_say(world):
     made, refused, unknown, running = phased(world), phased(world), phased(world), announced(world)[0]
     parcel, direct = outbox(world), inline(world)
     receive(world, made, Executed({"id": "ch_1", "amount": 7, "currency": "EUR"}, provider_id="ch_1"))
-    receive(world, refused, Declined("no"))
+    receive(world, refused, Rejected("no"))
     receive(world, parcel, Executed(Reply(201, {"amount": "8.50"})))
     receive(world, direct, Executed(Reply(201, {})))
     books = Books(pointers=Pointers("/amount", "/currency"), inline={"pay": CALL})

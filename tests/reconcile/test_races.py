@@ -12,11 +12,11 @@ from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.engine import reconcile
 from oncekey.flow import adrive
-from oncekey.resolvers import Declined, Executed
+from oncekey.resolvers import Executed, Rejected
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract.world import blocking
 from oncekey.workers.reconciler import Reconciler
-from reconcile.doubts import POLICY, WEBHOOK, heard, inline, phased, resolving
+from reconcile.doubts import POLICY, WEBHOOK, inline, phased, report, resolving
 
 ROUNDS, ABREAST = 1000, 10
 
@@ -25,14 +25,14 @@ async def test_webhook_against_poller_a_thousand_times(empty_dsn):  # R145
     """The webhook says declined and the poller executed, so that a second write could not hide behind the first."""
     with blocking(PostgresStore, PsycopgDriver(empty_dsn, pool_size=1)) as world:
         claims = [phased(world) if number % 2 else inline(world) for number in range(ROUNDS)]
-    dice = random.Random(7)
+    rng = random.Random(7)
     driver, store = AsyncpgDriver(empty_dsn, pool_size=8), PostgresStore(clock=world.clock)
     resolvers, _ = resolving(Executed({"id": "ch_1"}))
     poller = Reconciler(store, driver.run, resolvers, POLICY, page=ABREAST, who="test")
 
     async def webhook(claim):
-        await asyncio.sleep(dice.random() * 0.02)
-        message = heard(claim, Declined({"why": "card"}))
+        await asyncio.sleep(rng.random() * 0.02)
+        message = report(claim, Rejected({"why": "card"}))
         return await adrive(reconcile.receive(store, message, WEBHOOK, lambda _: POLICY, resolvers), driver.run)
 
     async def webhooks():

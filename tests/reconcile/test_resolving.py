@@ -9,13 +9,13 @@ import pytest
 
 from oncekey.core.audit import Mover
 from oncekey.core.model import HOUR, MINUTE, SECOND, Doubtful, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
-from oncekey.core.operate import Order, Search, Wish
+from oncekey.core.operate import OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import EXHAUSTED, Verdict
 from oncekey.core.transitions import Actor
 from oncekey.engine import operate, reconcile
-from oncekey.engine.reconcile import Became, Target
-from oncekey.resolvers import Declined, Executed, Resolvers, Undecided, Unexecuted
+from oncekey.engine.reconcile import Became, EvidenceTarget
+from oncekey.resolvers import Executed, NotExecuted, Rejected, Resolvers, Undecided
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 from oncekey.topics import Reply
 from reconcile.doubts import (
@@ -67,7 +67,7 @@ async def test_what_was_executed_is_answered_at_once(world, kind):  # R107, R137
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_was_declined_is_the_answer_from_now_on(world, kind):  # R107, R144
     claim = KINDS[kind](world)
-    resolvers, _ = resolving(Declined({"why": "card"}))
+    resolvers, _ = resolving(Rejected({"why": "card"}))
     assert await a_reconciler(world, resolvers).run_once() == 1
     record = world.record(claim.id)
     if kind == "phased":
@@ -79,7 +79,7 @@ async def test_what_was_declined_is_the_answer_from_now_on(world, kind):  # R107
 @pytest.mark.parametrize("kind", KINDS)
 async def test_not_executed_is_believed_only_by_who_asked_after_the_wait(world, kind):  # R107, R141, R144, U1, F34
     claim = KINDS[kind](world)
-    resolvers, asked = resolving(Unexecuted())
+    resolvers, asked = resolving(NotExecuted())
     reconciler = a_reconciler(world, resolvers)
     assert await reconciler.run_once() == 0
     record = world.record(claim.id)
@@ -99,7 +99,7 @@ async def test_not_executed_is_believed_only_by_who_asked_after_the_wait(world, 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_reference_that_was_closed_needs_no_wait(world, kind):  # U1
     claim = KINDS[kind](world)
-    resolvers, _ = resolving(Unexecuted(closed=True))
+    resolvers, _ = resolving(NotExecuted(closed=True))
     assert await a_reconciler(world, resolvers).run_once() == 1
     assert world.record(claim.id).state in {State.FAILED_RETRYABLE, State.PENDING}
 
@@ -107,7 +107,7 @@ async def test_a_reference_that_was_closed_needs_no_wait(world, kind):  # U1
 async def test_who_has_just_begun_to_look_waits_by_its_own_clock(world):  # U1, ADR 0009
     claim = phased(world)
     boot = [0]
-    resolvers, _ = resolving(Unexecuted())
+    resolvers, _ = resolving(NotExecuted())
     reconciler = a_reconciler(world, resolvers, clock=lambda: boot[0])
     world.advance(60 * MINUTE)  # the store's clock jumped, and nobody has waited
     assert await reconciler.run_once() == 0
@@ -121,14 +121,14 @@ async def test_who_has_just_begun_to_look_waits_by_its_own_clock(world):  # U1, 
 
 async def test_a_question_that_began_before_the_wait_was_over_proves_nothing(world):  # F34
     claim = phased(world)
-    resolvers, _ = resolving(Unexecuted())
+    resolvers, _ = resolving(NotExecuted())
     reconciler = a_reconciler(world, resolvers)
     await reconciler.run_once()
     world.advance(WAIT["phased"] - SECOND)
 
     def slowly(_):
         world.advance(10 * MINUTE)
-        return Unexecuted()
+        return NotExecuted()
 
     slow, _ = resolving(slowly)
     reconciler._resolvers = slow
@@ -142,7 +142,7 @@ async def test_a_paused_owner_that_sends_late_is_not_overtaken(world):  # F34
     """The owner stands still between its intent and its send; whoever looks meanwhile sees nothing at the provider."""
     claim, lease = announced(world)
     sent = []
-    resolvers, _ = resolving(lambda _: Executed({"id": sent[0]}) if sent else Unexecuted())
+    resolvers, _ = resolving(lambda _: Executed({"id": sent[0]}) if sent else NotExecuted())
     world.advance(6 * MINUTE)
     assert world.go(world.store.doubt(world.record(claim.id), "in_progress_lock_expired"))
     reconciler = a_reconciler(world, resolvers)
@@ -198,11 +198,11 @@ async def test_who_is_asked_in_vain_is_asked_ever_more_slowly_and_at_last_no_mor
 
 async def test_an_operator_and_a_resolver_settle_by_the_same_move(world):  # R145
     claim = inline(world)
-    wish = Wish(Order.EXECUTED, "seen at the provider", answer=answered())
+    command = OperatorCommand(Order.EXECUTED, "seen at the provider", answer=answered())
 
     def by_hand(_):
-        world.go(operate.act(world.store, claim.id, wish, Mover(Actor.OPERATOR, "anna")))
-        return Declined()
+        world.go(operate.act(world.store, claim.id, command, Mover(Actor.OPERATOR, "anna")))
+        return Rejected()
 
     resolvers, _ = resolving(by_hand)
     assert await a_reconciler(world, resolvers).run_once() == 0
@@ -281,10 +281,10 @@ async def test_what_was_heard_before_a_key_began_anew_is_not_about_it(world):  #
 
 async def test_executed_though_it_may_run_again_is_an_alarm(world, caplog):  # F35
     claim = inline(world)
-    resolvers, _ = resolving(Unexecuted(closed=True))
+    resolvers, _ = resolving(NotExecuted(closed=True))
     assert await a_reconciler(world, resolvers).run_once() == 1
     assert world.record(claim.id).state is State.FAILED_RETRYABLE
-    target = Target(claim.id, claim.incarnation, CALL, key_of(claim))
+    target = EvidenceTarget(claim.id, claim.incarnation, CALL, key_of(claim))
     verdict = world.go(reconcile.compared(world.store, target, Executed()))
     assert verdict is Verdict.CONTRADICTS
 
@@ -294,10 +294,10 @@ async def test_old_calls_and_evidence_are_forgotten_and_calls_of_live_records_ar
     receive(world, claim, Executed({"id": "ch_1"}))
     world.advance(100 * 24 * HOUR)
     receive(world, other, Undecided(), "evt_new")
-    desk = world.store.reconcile
-    assert world.go(desk.forget(90 * 24 * HOUR, 100)) == 1
-    assert len(world.go(desk.calls(0, 10))) == 2
-    assert [one.heard.event_id for one in world.go(desk.undecided(10))] == ["evt_new"]
+    port = world.store.reconcile
+    assert world.go(port.forget(90 * 24 * HOUR, 100)) == 1
+    assert len(world.go(port.calls(0, 10))) == 2
+    assert [one.report.event_id for one in world.go(port.undecided(10))] == ["evt_new"]
 
 
 async def test_a_record_that_turns_unknown_meanwhile_gets_no_answer_that_was_not_made_for_it(world):  # U3

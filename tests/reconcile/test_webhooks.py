@@ -17,7 +17,7 @@ from harness.patience import PATIENCE
 from oncekey import INLINE, Once, Operation
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.signatures import sign
-from oncekey.resolvers import Declined, Executed, Sighting, Undecided
+from oncekey.resolvers import Executed, Rejected, Sighting, Undecided
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.tasks import reconciler_of
 from phased.bank import Call, paying
@@ -30,7 +30,7 @@ def parse(event):
     if event["type"] == "ping":
         return None
     charge = event["charge"]
-    said = Executed({"id": charge["id"]}) if event["type"] == "charge.succeeded" else Declined({"why": "card"})
+    said = Executed({"id": charge["id"]}) if event["type"] == "charge.succeeded" else Rejected({"why": "card"})
     return Sighting(said, downstream_key=charge.get("downstream_key"), provider_id=charge["id"], event_id=event["id"])
 
 
@@ -273,7 +273,7 @@ class Serving:
         headers = [("Idempotency-Key", new_key())]
         reply = await Caller(self.app, "POST", f"/charges?answer={answer}", headers=headers).run()
         (installation,) = self.once._installed.values()
-        assert await installation.drain.wait(PATIENCE)
+        assert await installation.running_work.wait(PATIENCE)
         return reply
 
 

@@ -9,7 +9,7 @@ import pytest
 from oncekey.drivers.memory import AsyncMemoryDriver
 from oncekey.engine.effects import Call, Interrupted, Life, Sleep
 from oncekey.engine.shell import AsyncEngine
-from oncekey.runtimes.aio import AsyncRuntime, Drain
+from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.stores.memory import MemoryStore
 
 
@@ -29,6 +29,6 @@ async def test_what_ends_a_process_interrupts_a_flow() -> None:
 
     flow = life()
     with pytest.raises(SystemExit, match="own"):
-        await AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), Drain()).drive(flow)
+        await AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), RunningWork()).drive(flow)
     assert tidied == ["up"]
     assert flow.gi_frame is None

@@ -20,9 +20,9 @@ from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import request
 from oncekey.engine.effects import (
     INVOKE,
+    RELEASE_CONNECTIONS,
     REST,
     RESTS,
-    TAKE_BACK,
     Aside,
     Beat,
     Begin,
@@ -113,7 +113,7 @@ def driver() -> Shared:
 def runtime(driver: Shared) -> Iterator[ThreadRuntime]:
     runtime = ThreadRuntime(Engine(MemoryStore(), driver))
     yield runtime
-    assert runtime.drain(PATIENCE)
+    assert runtime.shut_down(PATIENCE)
 
 
 def saying(answer: object) -> Steps[Any]:
@@ -131,7 +131,7 @@ def failing(error: BaseException) -> Callable[..., Any]:
 def test_effects_are_performed_in_order(runtime: ThreadRuntime, driver: Shared) -> None:
     def life() -> Life[Any]:
         yield REST
-        yield TAKE_BACK
+        yield RELEASE_CONNECTIONS
         yield Sleep(0)
         tx, first = yield Begin(saying("first"))
         said = yield Step(tx, saying("second"))
@@ -199,7 +199,7 @@ def test_a_flow_rests_and_is_resumed_by_another_thread(runtime: ThreadRuntime) -
 
     flow = life()
     assert runtime.run(flow) is RESTS
-    assert not runtime.drain(0)  # a run that rests is under way
+    assert not runtime.shut_down(0)  # a run that rests is under way
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(runtime.run(flow, "decision")))
     thread.start()
@@ -396,7 +396,7 @@ def test_an_errand_is_repeated_until_the_store_answers(
         yield Later(lambda: request.settle(store, lease, answered()), PATIENCE)
 
     runtime.drive(life())
-    assert runtime.drain(PATIENCE)
+    assert runtime.shut_down(PATIENCE)
     record = runtime.engine.find(lease.id).record
     assert record is not None
     assert record.state.value == "completed"
@@ -413,7 +413,7 @@ def test_an_errand_gives_up_and_says_so(
         yield Later(failing(ValueError("a fault of ours")), PATIENCE)
 
     runtime.drive(life())
-    assert runtime.drain(PATIENCE)
+    assert runtime.shut_down(PATIENCE)
     assert "its lease runs out" in caplog.text
     assert "is not tried again: ValueError" in caplog.text
 
@@ -429,7 +429,7 @@ def test_a_stop_does_not_wait_for_ever(runtime: ThreadRuntime, caplog: pytest.Lo
         yield Later(slow, PATIENCE)
 
     runtime.drive(life())
-    assert not runtime.drain(0.0)
+    assert not runtime.shut_down(0.0)
     assert "1 settlements not written" in caplog.text
     release.set()
 
@@ -462,7 +462,7 @@ def test_a_forked_process_starts_anew(runtime: ThreadRuntime, driver: Shared) ->
 
 def _in_the_child(runtime: ThreadRuntime) -> int:
     """Nothing of the parent's is under way here, and a heartbeat of our own beats."""
-    if not runtime.drain(0.0):
+    if not runtime.shut_down(0.0):
         return 1
     beaten = threading.Event()
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Response
 
 from harness.asgi import Reply, call
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, SINGLE_TENANT, Once, Operation
-from oncekey.core.errors import NotExecuted
+from oncekey.core.errors import NotExecutedError
 from oncekey.core.resolution import Executed
 from oncekey.core.signatures import sign
 from oncekey.resolvers import Sighting
@@ -87,7 +87,7 @@ class Shop:
 
     async def _charge(self, body: dict[str, Any]) -> dict[str, Any]:
         if self.provider_down:
-            raise NotExecuted("no connection")
+            raise NotExecutedError("no connection")
         self.runs.append("charged")
         return {"charge": body}
 
@@ -112,6 +112,6 @@ class Shop:
         for task in tasks_for(self.once):
             if task.name in {"relay", "completer"}:
                 await task.run_once()
-                drain = getattr(task, "drain", None)
-                if drain is not None:
-                    await drain()
+                shut_down = getattr(task, "shut_down", None)
+                if shut_down is not None:
+                    await shut_down()

@@ -19,7 +19,7 @@ from harness.valkeys import StoringValkey
 from oncekey import INLINE, PHASED, SINGLE_TENANT, Once, Operation, Policy
 from oncekey.cells import Seen
 from oncekey.core.envelopes import key_of_answer, key_of_text
-from oncekey.core.errors import NotExecuted
+from oncekey.core.errors import NotExecutedError
 from oncekey.core.model import Record, State
 from oncekey.drivers.cells import CellDriver
 from oncekey.engine.rekey import Walked, rekey_records
@@ -74,7 +74,7 @@ class Shop:
         async def phased(body: dict[str, Any], op: Operation) -> dict[str, Any]:
             async def charge(_: Any) -> dict[str, Any]:
                 if self.provider_down:
-                    raise NotExecuted("no connection")
+                    raise NotExecutedError("no connection")
                 self.reached.set()
                 await self.go_on.wait()
                 return {"charge": body}

@@ -27,7 +27,7 @@ from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.listing import listed
 from oncekey.frameworks.openapi import document_of
 from oncekey.once import Once
-from oncekey.surveying import Verdict, survey
+from oncekey.surveying import Protection, survey
 from skins.on_asgi import BY_PATH
 from skins.rows import ABILITIES, KILLED_ON_SQLITE, ON_SQLITE, SKINS, TABLE, Skin
 from skins.service import READER, ROUTES, STEPS, STRANGER, WRITER, Service
@@ -332,7 +332,7 @@ def test_the_audit_lists_every_route(stage: Stage) -> None:
     if "LOCAL" not in stage.skin.can:
         expected = {route.path: INLINE for route in BY_PATH}
     assert {line["path"]: line["effects"] for line in lines} == expected
-    assert {line["verdict"] for line in lines} == {Verdict.PROTECTED}
+    assert {line["verdict"] for line in lines} == {Protection.PROTECTED}
 
 
 @proves("OpenAPI", one_server=True)

@@ -27,14 +27,14 @@ import httpx
 
 from harness.demo import ALPHA, Demo
 from harness.proxy import Proxy
-from oncekey.client import Backoff, ClientError, Journal, Rules
+from oncekey.client import Backoff, ClientError, Journal, RetryRules
 from oncekey.client.httpx import AsyncOncekeyTransport
 
 AT_ONCE = 4
 _POLL = 0.02
 _PATIENCE = 600.0
 _REQUEST = b"POST /orders"
-RULES = Rules(attempts=8, deadline=30.0, backoff=Backoff(base=0.02, cap=0.2, floor=0.01, longest=0.3))
+RULES = RetryRules(attempts=8, deadline=30.0, backoff=Backoff(base=0.02, cap=0.2, floor=0.01, longest=0.3))
 
 
 @dataclass(frozen=True)

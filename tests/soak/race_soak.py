@@ -26,19 +26,19 @@ if __name__ == "__main__":
 from harness.dynamo import CREDENTIALS
 from oncekey.drivers.dynamodb_items import table_of
 from race.grounds import (
-    Ground,
     OnDynamo,
     OnMariadb,
     OnPostgres,
     OnSqlite,
     Tally,
     WithLedger,
+    WriteTarget,
     courses_of,
     prepare,
     run,
     tally,
 )
-from race.racing import Course
+from race.racing import PhasedRun
 from soak.places import NAME, Opened, choosing, chosen
 
 KINDS = 4
@@ -47,7 +47,7 @@ SLOWER = 10
 """How many times fewer rounds an emulator of DynamoDB has."""
 
 
-def ground_of(name: str, server: Any, url: str, folder: Path) -> Ground:
+def ground_of(name: str, server: Any, url: str, folder: Path) -> WriteTarget:
     """What is raced on, and where its executions are counted."""
     match name.partition("-"):
         case "sqlite", _, _:
@@ -66,12 +66,12 @@ def ground_of(name: str, server: Any, url: str, folder: Path) -> Ground:
 def hold(name: str, opened: Opened, rounds: int, processes: int, seed: int) -> Tally:
     """One store's race."""
     part = max(rounds // (SLOWER if name.startswith("dynamodb") else 1) // (2 * KINDS), 1)
-    courses = [*courses_of(part), Course("called", KINDS * part, by_function=True)]
+    courses = [*courses_of(part), PhasedRun("called", KINDS * part, by_function=True)]
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as (server, url):
         ground = ground_of(name, server, url, Path(folder))
         prepare(ground, courses)
         seen = run(ground, courses, processes, seed=seed, tells=name)
-        return tally([key for course in courses for key in course.keys], ground.executed(), seen)
+        return tally([key for phased_run in courses for key in phased_run.keys], ground.executed(), seen)
 
 
 def main() -> None:

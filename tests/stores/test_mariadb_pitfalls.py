@@ -18,7 +18,7 @@ from harness.patience import wait_until
 from local.databases import lock_for
 from oncekey import wire
 from oncekey.core.model import HOUR, MINUTE, Effects, Lease
-from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.flow import Mode, Statement, Transaction, drive
@@ -158,7 +158,7 @@ def test_the_clock_goes_on_in_a_transaction_and_is_the_worlds(driver, session):
         assert asked(cursor, "SELECT TIMESTAMPDIFF(HOUR, UTC_TIMESTAMP(6), NOW(6))") == 5
         cursor.execute("DO SLEEP(0.002)")
     before = asked(session, CLOCK)
-    sealed = tx.step(STORE.locks.completing(claim, Ground(Kind.NEW), answered(), look.begun))
+    sealed = tx.step(STORE.locks.completing(claim, WriteTarget(WriteKind.NEW), answered(), look.begun))
     assert look.snapshot.now < before <= sealed.expires_at - claim.ttl <= asked(session, CLOCK)
     tx.commit()
 

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from oncekey.core.errors import SchemaError, StoreError
-from oncekey.core.migrations import Migration, Phase, Standing
+from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.sqlite.blocking import SqliteDriver
@@ -73,13 +73,13 @@ def test_up_makes_the_tables_and_says_what_it_ran(driver):  # R237
     schema = sqlite.tables()
     with pytest.raises(SchemaError, match="no oncekey tables"):
         drive(migrate.check(schema), driver.run)
-    assert {entry.standing for entry in drive(migrate.status(schema), driver.run)} == {Standing.PENDING}
+    assert {entry.state for entry in drive(migrate.status(schema), driver.run)} == {MigrationState.PENDING}
 
     assert drive(migrate.up(schema), driver.run) == schema.migrations
     assert drive(migrate.up(schema), driver.run) == ()
 
     drive(migrate.check(schema), driver.run)
-    assert {entry.standing for entry in drive(migrate.status(schema), driver.run)} == {Standing.APPLIED}
+    assert {entry.state for entry in drive(migrate.status(schema), driver.run)} == {MigrationState.APPLIED}
 
 
 def test_the_engine_checks_and_migrates(driver):
@@ -121,7 +121,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(driver, path):
         drive(migrate.up(broken), driver.run)
 
     assert not [row for row in look(path) if "more" in row[1]]
-    assert [entry.standing for entry in drive(migrate.status(broken), driver.run)][-1] is Standing.PENDING
+    assert [entry.state for entry in drive(migrate.status(broken), driver.run)][-1] is MigrationState.PENDING
     drive(migrate.check(sqlite.tables()), driver.run)  # the one before it is in
 
 
@@ -136,8 +136,8 @@ def test_what_older_code_could_not_live_with_waits(driver):
     tomorrow = extended(("pre", "CREATE TABLE oncekey_a (a INTEGER)"), ("post", "DROP TABLE oncekey_a"))
 
     drive(migrate.up(sqlite.tables()), driver.run)
-    ran = drive(migrate.up(tomorrow, only=Phase.PRE), driver.run)
-    assert [one.phase for one in ran] == [Phase.PRE]
+    ran = drive(migrate.up(tomorrow, only=MigrationPhase.PRE), driver.run)
+    assert [one.phase for one in ran] == [MigrationPhase.PRE]
     drive(migrate.check(tomorrow), driver.run)  # new code runs
     drive(migrate.check(sqlite.tables()), driver.run)  # and old code still does
 
@@ -302,5 +302,5 @@ def test_many_processes_may_migrate_at_once(path):
 
     assert [(process.returncode, error) for process, error in zip(crowd, errors, strict=True)] == [(0, b"")] * 4
     driver = SqliteDriver(path)
-    assert {entry.standing for entry in drive(migrate.status(sqlite.tables()), driver.run)} == {Standing.APPLIED}
+    assert {entry.state for entry in drive(migrate.status(sqlite.tables()), driver.run)} == {MigrationState.APPLIED}
     driver.close()

@@ -11,7 +11,7 @@ import pytest
 
 from oncekey import wire
 from oncekey.core.errors import SchemaError, StoreError
-from oncekey.core.migrations import Migration, Phase, Standing
+from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
 from oncekey.engine import migrate
@@ -46,7 +46,7 @@ def test_up_makes_the_tables(engine, postgres_dsn):  # R237
     schema = postgres.tables()
     with pytest.raises(SchemaError, match="no oncekey tables"):
         engine.check()
-    assert {entry.standing for entry in drive(migrate.status(schema), engine.driver.run)} == {Standing.PENDING}
+    assert {entry.state for entry in drive(migrate.status(schema), engine.driver.run)} == {MigrationState.PENDING}
 
     assert drive(migrate.up(schema), engine.driver.run) == schema.migrations
     assert drive(migrate.up(schema), engine.driver.run) == ()
@@ -170,7 +170,7 @@ def test_a_store_with_records_keeps_them(engine, postgres_dsn):  # R237
 
 def test_code_of_the_first_version_runs_until_post(engine):  # R237
     """During a rolling deploy the old code is still there."""
-    drive(migrate.up(postgres.tables(), only=Phase.PRE), engine.driver.run)
+    drive(migrate.up(postgres.tables(), only=MigrationPhase.PRE), engine.driver.run)
     drive(migrate.check(FIRST), engine.driver.run)
 
     drive(migrate.up(postgres.tables()), engine.driver.run)

@@ -60,7 +60,7 @@ class Shop:
                 return "ch_1"
 
             number = await op.value("number", lambda: len(self.calls))
-            charged = await op.call("charge", charge, repeatable=True, given={"cents": 5})
+            charged = await op.call("charge", charge, repeatable=True, parameters={"cents": 5})
             if self.broken:
                 raise RuntimeError("after the call")
             return JSONResponse({"charge": charged, "number": number}, 201)

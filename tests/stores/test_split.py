@@ -13,7 +13,7 @@ from contract.older import OlderStore
 from harness.tables import await_waiters, make_tables
 from oncekey import wire
 from oncekey.core.guards import Facts, Guard
-from oncekey.core.migrations import Phase
+from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import Doubtful, Effects, EntryKind, MemoEntry, Proceed, RecordId, Recovery, State
 from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Expired
@@ -22,10 +22,10 @@ from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.engine import migrate
 from oncekey.flow import Mode, Statement, Transaction, adrive, drive
 from oncekey.stores import postgres
+from oncekey.stores.execution import execute
 from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import memo_text, snapshot_of, version_proof
-from oncekey.stores.saying import said
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 from oncekey.testing.contract.phased import CALL, CHARGE, ORDER, OTHER_CHARGE, REPEATABLE, announced, begun
 from oncekey.testing.contract.world import World, blocking
@@ -93,7 +93,7 @@ def everything(store, driver):
         rows = yield Statement("keys", "SELECT scope, key FROM oncekey.record")
         return [RecordId(row["scope"], row["key"]) for row in rows]
 
-    ids = drive(said(Transaction("keys", Mode.READ, body)), driver.run)
+    ids = drive(execute(Transaction("keys", Mode.READ, body)), driver.run)
     return {one: drive(store.find(one), driver.run).record for one in ids}
 
 
@@ -101,11 +101,11 @@ def test_what_was_there_is_read_as_before(old, driver):  # R237
     assert len(old) == 6 * 4 * 16
     assert {record.state for record in old.values()} == set(State)
 
-    drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+    drive(migrate.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
     assert everything(PostgresStore(), driver) == old
     assert everything(OlderStore(), driver) == old
 
-    assert [one.phase for one in drive(migrate.up(postgres.tables()), driver.run)] == [Phase.POST]
+    assert [one.phase for one in drive(migrate.up(postgres.tables()), driver.run)] == [MigrationPhase.POST]
     assert everything(PostgresStore(), driver) == old
 
 
@@ -120,12 +120,12 @@ def test_the_table_is_not_written_anew(old, driver, postgres_dsn):
     assert len(before[1]) == 24
 
 
-@pytest.mark.parametrize("until", [Phase.PRE, None], ids=["after pre", "after post"])
+@pytest.mark.parametrize("until", [MigrationPhase.PRE, None], ids=["after pre", "after post"])
 def test_what_was_there_is_moved_as_before(old, driver, until):
     """Sweeps, take-overs, doubts and busts by this version; each keeps what the record had."""
     drive(migrate.up(postgres.tables(), only=until), driver.run)
     store = PostgresStore(clock=lambda: 100)
-    readers = (store, OlderStore(clock=lambda: 100)) if until is Phase.PRE else (store,)
+    readers = (store, OlderStore(clock=lambda: 100)) if until is MigrationPhase.PRE else (store,)
 
     def swept(record):
         if not Guard.RUNS_AGAIN.holds(Facts(record, 100)):
@@ -175,7 +175,7 @@ def test_what_was_there_is_moved_as_before(old, driver, until):
 
 def test_an_unfinished_record_is_put_aside_by_the_older_version_too(old, driver, postgres_dsn):
     """Whatever the older version moved between `pre` and `post` is there after `post`."""
-    drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+    drive(migrate.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
     older = OlderStore(clock=lambda: 100)
     for record in old.values():
         if record.state is State.IN_PROGRESS:
@@ -207,7 +207,7 @@ def test_the_older_applications_user_needs_no_rights_on_the_new_table(old, drive
         try:
             connection.execute(f"GRANT USAGE ON SCHEMA oncekey TO {user}".encode())
             connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA oncekey TO {user}".encode())
-            drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+            drive(migrate.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
             older = OlderStore(clock=lambda: 100)
             address = postgres_dsn.replace("postgres@", f"{user}@")
             with closing(PsycopgDriver(address, pool_size=1)) as shop:
@@ -246,7 +246,7 @@ class Stranger:
 
     def __init__(self, world: World, dsn: str, name: str, params: dict) -> None:
         self._connection = psycopg.connect(dsn)
-        statement = world.store._statements.say(name, params)
+        statement = world.store._statements.statement(name, params)
         assert self._connection.execute(pyformat(statement.command), statement.params).fetchall(), (
             "the stranger wrote nothing"
         )
@@ -338,9 +338,9 @@ def test_a_statement_that_waited_for_a_step_is_refused(world, dsn, verb):
 
     def once():
         def body():
-            return (yield world.store._statements.say(verb, {**proof, **params}))
+            return (yield world.store._statements.statement(verb, {**proof, **params}))
 
-        return world.go(said(Transaction(verb, Mode.SINGLE, body)))
+        return world.go(execute(Transaction(verb, Mode.SINGLE, body)))
 
     second = waiting(dsn, once)
     first.commit()
@@ -358,10 +358,12 @@ def test_who_holds_a_record_holds_all_of_it(world, dsn):
 
     def hold():
         def body():
-            rows = yield world.store._statements.say("hold_record", {"scope": claim.id.scope, "key": claim.id.key})
+            rows = yield world.store._statements.statement(
+                "hold_record", {"scope": claim.id.scope, "key": claim.id.key}
+            )
             return snapshot_of(rows[0]).record
 
-        return world.go(said(Transaction("hold", Mode.ATOMIC, body)))
+        return world.go(execute(Transaction("hold", Mode.ATOMIC, body)))
 
     held = waiting(dsn, hold)
     owner.commit()
@@ -412,7 +414,7 @@ def test_what_lies_beside_a_record_is_gone_with_it(world, dsn):
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
 async def test_a_process_of_this_version_goes_on_over_post(driver, postgres_dsn, scheme):  # R237
     """Its statements are prepared, and the columns go from under them."""
-    drive(migrate.up(postgres.tables(), only=Phase.PRE), driver.run)
+    drive(migrate.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
     store = PostgresStore()
     address = postgres_dsn.replace("postgresql", scheme, 1) + "?pool_size=1&pgbouncer=0"
     process = wire.aconnect(address)

@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.digests import downstream_key
-from oncekey.core.errors import CallUncertainError, ConfigurationError, NotExecuted, Rejected, ReplayDivergedError
+from oncekey.canonical.digests import downstream_key
+from oncekey.core.errors import (
+    CallUncertainError,
+    ConfigurationError,
+    NotExecutedError,
+    RejectedError,
+    ReplayDivergedError,
+)
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
@@ -85,8 +91,8 @@ async def pay(amount: int, provider: Any, op: Operation[list[Any]]) -> Any:
     number = await op.value("number", lambda: 7)
     ordered = await op.phase("order", order)
     try:
-        charge = await op.call("charge", provider, repeatable=True, given={"amount": amount})
-    except Rejected as no:
+        charge = await op.call("charge", provider, repeatable=True, parameters={"amount": amount})
+    except RejectedError as no:
         return {"declined": no.value}
     return {"number": number, "ordered": ordered, "charge": charge}
 
@@ -117,7 +123,7 @@ async def test_steps_run_and_give_back_their_stored_form() -> None:
     key = downstream_key(bytes(32), "charge")
     assert answer == {"number": 7, "ordered": [7, 1], "charge": {"id": key[:4], "amount": Decimal(7)}}
     assert (rows, list(op.steps)) == ([7], ["number", "order", "charge"])
-    assert op.calls == [Called("charge", key, repeatable=True, given={"amount": 7})]
+    assert op.calls == [Called("charge", key, repeatable=True, parameters={"amount": 7})]
     assert (op.emitted, op.deferred) == ([Sent("ordered", {"amount": 7}, "orders")], None)
 
 
@@ -132,16 +138,16 @@ async def test_a_resumed_handler_does_nothing_twice() -> None:
 
 async def test_the_providers_no_and_a_call_that_was_not_made() -> None:
     def declined(key: str) -> None:
-        raise Rejected({"reason": "card"})
+        raise RejectedError({"reason": "card"})
 
     def refused(key: str) -> None:
-        raise NotExecuted
+        raise NotExecutedError
 
     op = operation(connection=[])
     assert await pay(7, declined, op=op) == {"declined": {"reason": "card"}}
     assert await pay(7, None, op=op.resumed()) == {"declined": {"reason": "card"}}
     op = operation(connection=[])
-    with pytest.raises(NotExecuted):
+    with pytest.raises(NotExecutedError):
         await pay(7, refused, op=op)
     assert (await pay(7, charges, op=op.resumed()))["number"] == 7
 

@@ -161,7 +161,7 @@ def test_what_cannot_be_run_is_said_in_a_sentence(settings: dict[str, Any], sent
 def test_a_plan_goes_through_its_proxy_and_shows_no_password() -> None:
     plan = Plan("postgresql+asyncpg://u:secret@localhost:5433/x?pool_size=3&sslmode=require", 5, 1)
     assert plan.databases == (("localhost", 5433),)
-    assert plan.through(99) == "postgresql+asyncpg://u:secret@127.0.0.1:99/x?pool_size=3&sslmode=disable"
+    assert plan.url_through(99) == "postgresql+asyncpg://u:secret@127.0.0.1:99/x?pool_size=3&sslmode=disable"
     assert "secret" not in plan.command + plan.shown
 
 

@@ -11,9 +11,9 @@ import pytest
 from oncekey.core.model import State
 from oncekey.testing.checker import Rule
 from oncekey.testing.history import Effect, Ending, Operation, Write
-from oncekey.torture.clients import Wish
+from oncekey.torture.clients import IntendedRequest
 from oncekey.torture.shop import Wanted
-from oncekey.torture.verdict import ROW, Charge, Evidence, Kept, judge, story_of, stuck
+from oncekey.torture.verdict import ROW, Charge, FinalRecord, RunEvidence, broken_promises, story_of, stuck
 
 SCOPE, KEY = "s", "torture-1-01-000001"
 BODY = json.dumps({"charge": "ch_1", "attempt": 1}).encode()
@@ -23,14 +23,14 @@ BODY = json.dumps({"charge": "ch_1", "attempt": 1}).encode()
 class Books:
     """A payment that went well; each test spoils one thing."""
 
-    wish: Wish = field(default_factory=lambda: Wish(KEY, "/payments", Wanted(KEY, 100)))
+    intended: IntendedRequest = field(default_factory=lambda: IntendedRequest(KEY, "/payments", Wanted(KEY, 100)))
     operations: list[Operation] = field(
         default_factory=lambda: [Operation("r1", SCOPE, KEY, "100 cents", 10, 90, Ending.OK, 201, BODY)]
     )
     charges: list[Charge] = field(default_factory=lambda: [Charge("ch_1", KEY, 100, 50)])
     rows: list[Effect] = field(default_factory=lambda: [Effect("row", SCOPE, KEY, "100 cents", 40, kind=ROW)])
-    record: Kept | None = field(
-        default_factory=lambda: Kept(
+    record: FinalRecord | None = field(
+        default_factory=lambda: FinalRecord(
             KEY, "life", "phased", State.COMPLETED, "100 cents", 1, True, 201, BODY, None, ticket=False
         )
     )
@@ -45,10 +45,10 @@ class Books:
     dead: list[dict[str, Any]] = field(default_factory=list)
     answered: bool = True
 
-    def evidence(self) -> Evidence:
-        return Evidence(
+    def evidence(self) -> RunEvidence:
+        return RunEvidence(
             scope=SCOPE,
-            wishes={KEY: self.wish},
+            intended_requests={KEY: self.intended},
             answered=frozenset({KEY} if self.answered else ()),
             operations=self.operations,
             charges={KEY: self.charges} if self.charges else {},
@@ -66,14 +66,14 @@ class Books:
 
     @property
     def broken(self) -> set[Rule]:
-        found = judge(self.evidence())
+        found = broken_promises(self.evidence())
         assert all(finding.key == KEY for finding in found)
         return {finding.rule for finding in found}
 
 
 def test_a_run_that_is_well_has_no_finding() -> None:
     books = Books()
-    assert judge(books.evidence()) == []
+    assert broken_promises(books.evidence()) == []
     assert len(story_of(books.evidence(), KEY)) == 6
 
 
@@ -125,7 +125,7 @@ def test_unknown_is_for_what_nobody_can_know() -> None:
     books = Books(operations=[unheard], writes=[], deliveries={})
     books.kept(state=State.UNKNOWN, status=None, body=None, ticket=True)
     assert books.broken == {Rule.TRUTH}
-    books.wish = replace(books.wish, wanted=replace(books.wish.wanted, recognises=False))
+    books.intended = replace(books.intended, wanted=replace(books.intended.wanted, recognises=False))
     assert books.broken == set()
     books.charges.append(Charge("ch_2", KEY, 100, 60))
     assert books.broken == {Rule.ONE_EFFECT}

@@ -23,7 +23,7 @@ from oncekey import (
     Operation,
     Policy,
     Receipt,
-    Rejected,
+    RejectedError,
     Reply,
     Sighting,
     SyncOperation,
@@ -93,7 +93,7 @@ def made(value: Any) -> Charge:
 async def pay(op: Operation) -> dict[str, str]:
     assert_type(await op.phase("written", written), int)
     assert_type(await op.phase("plain", lambda connection: "text"), str)
-    charge = await op.call("charge", charged, repeatable=True, given={"amount": 7})
+    charge = await op.call("charge", charged, repeatable=True, parameters={"amount": 7})
     assert_type(charge, dict[str, str])
     assert_type(await op.call("plain call", len, repeatable=timedelta(hours=1)), int)
     assert_type(await op.value("drawn", lambda: 1.5), float)
@@ -137,8 +137,8 @@ async def unit_test_of_steps() -> None:
 @once.protect(
     effects=LOCAL,
     operation="everything",
-    key="optional",
-    in_progress="wait",
+    require_key=False,
+    on_in_progress="wait",
     wait_max=3,
     lease=timedelta(seconds=30),
     deadline=600,
@@ -223,7 +223,7 @@ def number_of(request: Request) -> int:
     return 7
 
 
-by_path = once.by_path(effects=INLINE, operation="old", key="optional", not_executed_statuses={401}, lease=30)
+by_path = once.by_path(effects=INLINE, operation="old", require_key=False, not_executed_statuses={401}, lease=30)
 assert_type(by_path, Enrolment)
 once.by_path(effects=INLINE, operation="old", leese=3)  # error: call-arg
 once.by_path(effects=INLINE, operation="old", lease="long")  # error: arg-type
@@ -241,21 +241,21 @@ once.install(app, tenant=tenant_of, enrol={"POST /old": "old"})  # error: dict-i
 # A provider's no carries what it said.
 
 
-def declined(no: Rejected[dict[str, str]]) -> str:
+def declined(no: RejectedError[dict[str, str]]) -> str:
     assert_type(no.value, dict[str, str])
     return no.value["code"]
 
 
-assert_type(Rejected({"code": "expired"}), Rejected[dict[str, str]])
-assert_type(Rejected(), Rejected[None])
-declined(Rejected(7))  # error: arg-type
-declined(Rejected({"code": "expired"}))
+assert_type(RejectedError({"code": "expired"}), RejectedError[dict[str, str]])
+assert_type(RejectedError(), RejectedError[None])
+declined(RejectedError(7))  # error: arg-type
+declined(RejectedError({"code": "expired"}))
 
 
 async def told() -> None:
     try:
         await charged("key")
-    except Rejected as no:
+    except RejectedError as no:
         assert_type(no.value, Any)
 
 

@@ -23,7 +23,7 @@ from oncekey.core.model import (
 from oncekey.core.policy import Policy
 from oncekey.flow import Mode, Transaction
 from oncekey.testing.claims import LEASE, TTL, a_claim, answered
-from oncekey.workers.clocks import Watch
+from oncekey.workers.clocks import ClockWatch
 from oncekey.workers.reaper import Reaper
 from oncekey.workers.sweeper import Sweeper
 
@@ -52,7 +52,7 @@ class Naps:
 
 def watch_of(world):
     """A host whose clocks agree with the store's, whatever the test does to them together."""
-    return Watch(wall=world.clock, boot=world.clock)
+    return ClockWatch(wall=world.clock, boot=world.clock)
 
 
 def runner(world):

@@ -16,7 +16,7 @@ from oncekey.core.policy import Policy, micros
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, again, answered
-from oncekey.workers.clocks import Watch
+from oncekey.workers.clocks import ClockWatch
 from oncekey.workers.reaper import REST
 from upkeep.keeping import (
     CALL,
@@ -351,7 +351,7 @@ async def test_a_forward_jump_deletes_no_acknowledged_answer(world, caplog):
     # A3, F41
     claim = completed(world)
     start, passed = world.clock.now, 0
-    watch = Watch(wall=world.clock, boot=lambda: start + passed)
+    watch = ClockWatch(wall=world.clock, boot=lambda: start + passed)
     reaper = a_reaper(world, watch=watch)
     assert await reaper.run_once() == 0
     world.advance(LONG)  # nothing of it has passed
@@ -370,7 +370,7 @@ async def test_a_forward_jump_deletes_no_acknowledged_answer(world, caplog):
 async def test_a_jump_back_and_forth_is_noticed_both_times(world):
     claim = completed(world)
     start, passed = world.clock.now, 0
-    watch = Watch(wall=world.clock, boot=lambda: start + passed)
+    watch = ClockWatch(wall=world.clock, boot=lambda: start + passed)
     reaper = a_reaper(world, watch=watch)
     assert await reaper.run_once() == 0
     world.advance(LONG)
@@ -388,7 +388,7 @@ async def test_a_host_whose_own_clock_is_wrong_deletes_nothing(world, caplog):
     # A3
     claim = completed(world)
     world.advance(LONG)
-    reaper = a_reaper(world, watch=Watch(wall=lambda: world.clock.now + HOUR, boot=world.clock))
+    reaper = a_reaper(world, watch=ClockWatch(wall=lambda: world.clock.now + HOUR, boot=world.clock))
     with caplog.at_level(logging.ERROR, "oncekey.worker"):
         assert await reaper.run_once() == 0
     assert state_of(world, claim) is State.COMPLETED

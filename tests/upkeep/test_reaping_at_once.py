@@ -16,7 +16,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.transitions import Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired, Reaping, Retention, reaping_of
 from oncekey.testing.claims import TTL, again, answered
-from oncekey.workers.clocks import Watch
+from oncekey.workers.clocks import ClockWatch
 from oncekey.workers.reaper import LONGEST_REST, REST, Rests
 from upkeep.keeping import (
     LONG,
@@ -235,7 +235,7 @@ class TestGoingOn:
         kept = completed(world, ttl=50 * TTL)
         world.advance(LONG)
         wrong = [0]
-        watch = Watch(wall=lambda: world.clock.now + wrong[0], boot=world.clock)
+        watch = ClockWatch(wall=lambda: world.clock.now + wrong[0], boot=world.clock)
         reaper = a_reaper(world, Policy(reap_batch=5), watch=watch)
         world.before("purge_expired", lambda: world.before("purge_expired", lambda: wrong.__setitem__(0, HOUR)))
         assert await reaper.run_once() == 10

@@ -15,10 +15,10 @@ from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import SWEEP_GRACE
 from oncekey.flow import Mode, Statement, Transaction
-from oncekey.stores.saying import said
+from oncekey.stores.execution import execute
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import LEASE, again, answered
-from oncekey.workers.clocks import Watch
+from oncekey.workers.clocks import ClockWatch
 from upkeep.keeping import (
     CALL,
     FR,
@@ -229,7 +229,7 @@ async def test_a_sweeper_whose_clock_disagrees_with_the_stores_stops(world, capl
     # A3, F41
     claim, _ = running(world)
     world.advance(LEASE + SWEEP_GRACE)
-    wrong = Watch(wall=lambda: world.clock.now - HOUR, boot=world.clock)
+    wrong = ClockWatch(wall=lambda: world.clock.now - HOUR, boot=world.clock)
     assert await a_sweeper(world, watch=wrong).run_once() == 0
     assert state_of(world, claim) is State.IN_PROGRESS
     assert "differ by 3600 s" in caplog.text
@@ -240,7 +240,7 @@ async def test_after_a_jump_a_live_owner_has_a_whole_lease_to_be_heard(world):
     # A3, F41
     claim, lease = running(world, Effects.INLINE, Recovery.UNKNOWN)
     start, passed = world.clock.now, 0
-    watch = Watch(wall=world.clock, boot=lambda: start + passed)
+    watch = ClockWatch(wall=world.clock, boot=lambda: start + passed)
     sweeper = a_sweeper(world, watch=watch)
     assert await sweeper.run_once() == 0
     world.advance(HOUR - SECOND)  # nothing of this has passed
@@ -336,7 +336,7 @@ async def test_a_record_that_cannot_be_read_keeps_nobody_from_the_others(world, 
     def body():
         yield Statement("spoil", f"UPDATE {table} SET memo = 'x' WHERE memo IS NOT NULL", {})
 
-    world.go(said(Transaction("spoil", Mode.SINGLE, body)))
+    world.go(execute(Transaction("spoil", Mode.SINGLE, body)))
     world.advance(LEASE + SWEEP_GRACE)
     for _ in range(2):
         await a_sweeper(world).run_once()

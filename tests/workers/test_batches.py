@@ -16,7 +16,7 @@ from harness.asgi import until
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
-from oncekey.engine.relay import Ended, lease_of
+from oncekey.engine.relay import ParcelEnded, lease_of
 from oncekey.topics import Message, Topic
 from oncekey.workers.calling import CallBrokenError, awaits_nothing, call_at_once
 from oncekey.workers.relay import SHARE
@@ -41,11 +41,11 @@ class Claims:
     async def __call__(self, driver, transaction):
         if transaction.name != "due":
             return await driver.run(transaction)
-        rows = await driver.run(replace(transaction, body=lambda: self._heard(transaction.body())))
+        rows = await driver.run(replace(transaction, body=lambda: self._report(transaction.body())))
         self.got.append(len(rows))
         return rows
 
-    def _heard(self, steps):
+    def _report(self, steps):
         statement = next(steps)
         self.asked.append(statement.params["limit"])
         self.careful.append(statement.params["careful"])
@@ -61,13 +61,13 @@ class TestSizes:
         parcels, claims, told = many(shop, 60), Claims(), []
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             told.append(message.payload["n"])
 
         relay = await shop.work(concurrency=2, batch=16, run=claims)
 
         assert claims.asked[:5] == [2, 4, 8, 16, 16]
-        assert (sorted(told), relay.ended) == (list(range(60)), {Ended.DELIVERED: 60})
+        assert (sorted(told), relay.ended) == (list(range(60)), {ParcelEnded.DELIVERED: 60})
         assert not any(map(shop.in_outbox, parcels))
 
     async def test_of_slow_calls_no_more_is_claimed_than_can_be_begun_at_once(self, shop):
@@ -75,7 +75,7 @@ class TestSizes:
         claims = Claims()
 
         @shop.topics.topic(shop.topic)
-        async def tell(_):
+        async def notify(_):
             shop.boottime += TENTH
 
         relay = await shop.work(concurrency=3, run=claims)
@@ -88,7 +88,7 @@ class TestSizes:
         claims, told = Claims(), []
 
         @shop.topics.topic(shop.topic)
-        async def tell(_):
+        async def notify(_):
             told.append(1)
             if len(told) > 14:
                 shop.boottime += TENTH
@@ -107,7 +107,7 @@ class TestSizes:
         claims, told = Claims(), []
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             told.append((message.attempt, message.payload["n"]))
 
         await shop.work(concurrency=2, batch=100, run=claims)
@@ -126,7 +126,7 @@ class TestSizes:
         claims, gates, told = Claims(), [asyncio.Event() for _ in range(5)], []
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             told.append(message.payload["n"])
             await gates[message.payload["n"]].wait()
 
@@ -151,7 +151,7 @@ class TestSizes:
         claims, running, gate = Claims(), [], asyncio.Event()
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             if len(running) >= 20:
                 await gate.wait()
             running.append(message.payload["n"])
@@ -159,7 +159,7 @@ class TestSizes:
         async with shop.relay(concurrency=2, batch=8, run=claims) as relay:
             while relay.size < 8:
                 await relay.run_once()
-                await relay.drain()
+                await relay.shut_down()
             looking = asyncio.create_task(keep_looking(relay))
             await until(lambda: len(running) == 20)
             # Two are called, and others were claimed meanwhile: as soon as there was room for half a batch.
@@ -184,7 +184,7 @@ class TestSizes:
             go_on.set()  # and ends in the same step of the event loop, with nothing left to do
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             told.append(message.payload)
 
         async def held_up(driver, transaction):
@@ -200,7 +200,7 @@ class TestSizes:
             shop.put(shop.parcel(payload="3"))
             assert await relay.run_once() == 1
             await until(lambda: told)
-        assert relay.ended == {Ended.DELIVERED: 3}
+        assert relay.ended == {ParcelEnded.DELIVERED: 3}
 
 
 class TestOneOfMany:
@@ -208,15 +208,15 @@ class TestOneOfMany:
         parcels = many(shop, 20)
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             if message.payload["n"] % 5 == 0:
                 raise Busy
 
         async with shop.relay(concurrency=20) as relay:
             assert await relay.run_once() == 20
-            await relay.drain()
+            await relay.shut_down()
 
-        assert relay.ended == {Ended.DELIVERED: 16, Ended.POSTPONED: 4}
+        assert relay.ended == {ParcelEnded.DELIVERED: 16, ParcelEnded.POSTPONED: 4}
         left = [parcel for parcel in parcels if shop.in_outbox(parcel) is not None]
         assert left == list(parcels[::5])
         assert {shop.in_outbox(parcel).last_error for parcel in left} == {"Busy"}
@@ -243,18 +243,18 @@ class TestOneOfMany:
                     await until(lambda: relay._in_hand == 1)
                 await until(lambda: len(told) == 5)
                 shop.sleeps.end(30.0)
-                await relay.drain()
+                await relay.shut_down()
         finally:
             release.set()
 
-        assert relay.ended == {Ended.DELIVERED: 5, Ended.POSTPONED: 1}
+        assert relay.ended == {ParcelEnded.DELIVERED: 5, ParcelEnded.POSTPONED: 1}
         assert shop.in_outbox(parcels[0]).last_error == "CallTimeoutError"
 
     async def test_an_outage_leaves_a_batch_to_its_leases(self, shop, caplog):
         parcels = many(shop, 5)
 
         @shop.topics.topic(shop.topic)
-        async def tell(_):
+        async def notify(_):
             pass
 
         async def down(driver, transaction):
@@ -264,7 +264,7 @@ class TestOneOfMany:
 
         async with shop.relay(run=down) as relay:
             await relay.run_once()
-            await relay.drain()
+            await relay.shut_down()
 
         assert (relay.failed, relay.ended, relay._in_hand) == (5, {}, 0)
         assert "5 parcels are left to their leases, because of a StoreUnavailableError" in caplog.text
@@ -279,7 +279,7 @@ class TestZombies:
         delivered, go_on = asyncio.Event(), asyncio.Event()
 
         @shop.topics.topic(shop.topic)
-        async def tell(_):
+        async def notify(_):
             pass
 
         async def held_up(driver, transaction):
@@ -294,9 +294,9 @@ class TestZombies:
             shop.lease_passes()
             stolen = shop.claim(5)
             go_on.set()
-            await relay.drain()
+            await relay.shut_down()
 
-        assert relay.ended == {Ended.DELIVERED: 3, Ended.LOST: 5}
+        assert relay.ended == {ParcelEnded.DELIVERED: 3, ParcelEnded.LOST: 5}
         assert [shop.in_outbox(held.parcel) for held in stolen] == list(stolen)
         gone = {parcel for parcel in parcels if shop.in_outbox(parcel) is None}
         assert gone == set(parcels) - {held.parcel for held in stolen}
@@ -307,14 +307,14 @@ class TestZombies:
         policy = Policy(outbox_lease=100)  # a call has 30 s, and 5 s to be written: it may begin for 65 s
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             told.append(message.payload["n"])
             shop.boottime += 33
 
         async with shop.relay(concurrency=1, policy=policy) as relay:
             relay._size = 6
             assert await relay.run_once() == 6
-            await relay.drain()
+            await relay.shut_down()
             assert told == [0, 1]
             assert "4 parcels waited too long for their turn, and are handed back" in caplog.text
             assert relay.size == 3
@@ -327,7 +327,7 @@ class TestZombies:
         told, calling, gate = [], asyncio.Event(), asyncio.Event()
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             told.append(message.payload["n"])
             calling.set()
             await gate.wait()
@@ -340,9 +340,9 @@ class TestZombies:
             shop.lease_passes()
             stolen = shop.claim()
             gate.set()
-            await relay.drain()
+            await relay.shut_down()
 
-        assert (told, relay.ended) == ([0], {Ended.LOST: 1})
+        assert (told, relay.ended) == ([0], {ParcelEnded.LOST: 1})
         assert [shop.in_outbox(held.parcel) for held in stolen] == list(stolen)
 
 
@@ -352,7 +352,7 @@ class TestStopping:
         begun, gate, said = [], asyncio.Event(), []
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             begun.append(message.payload["n"])
             await gate.wait()
 
@@ -373,7 +373,7 @@ class TestStopping:
         assert {one.parcel for one in held} == set(parcels[2:])
         assert {one.attempts for one in held} == {1}
         assert said == ["due", "hand_back", "sent"]
-        assert relay.ended == {Ended.DELIVERED: 2}
+        assert relay.ended == {ParcelEnded.DELIVERED: 2}
 
 
 class TestOrder:
@@ -385,7 +385,7 @@ class TestOrder:
         running, told, failed = defaultdict(int), defaultdict(list), set()
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             running[message.order_by] += 1
             assert running[message.order_by] == 1
             await asyncio.sleep(0)
@@ -408,13 +408,13 @@ class TestOrder:
         told = []
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             told.append(message.payload)
 
         async with shop.relay() as relay:
             for _ in range(5):
                 assert await relay.run_once() == 1
-            await relay.drain()
+            await relay.shut_down()
         assert told == [0, 1, 2, 3, 4]
 
 
@@ -459,26 +459,26 @@ class TestCalls:
     def test_it_has_a_context_of_its_own(self):
         seen = contextvars.ContextVar("seen", default=0)
 
-        async def tell(_):
+        async def notify(_):
             seen.set(seen.get() + 1)
             return seen.get()
 
-        assert [call_at_once(self.topic(tell), self.MESSAGE) for _ in range(2)] == [1, 1]
+        assert [call_at_once(self.topic(notify), self.MESSAGE) for _ in range(2)] == [1, 1]
         assert seen.get() == 0
 
     def test_a_cancellation_of_its_own_is_a_failure(self):
-        async def tell(_):
+        async def notify(_):
             raise asyncio.CancelledError
 
         with pytest.raises(CallBrokenError):
-            call_at_once(self.topic(tell), self.MESSAGE)
+            call_at_once(self.topic(notify), self.MESSAGE)
 
     async def test_long_runs_of_such_calls_let_others_have_a_turn(self, shop):
         many(shop, 30)
         turns, told = [0], []
 
         @shop.topics.topic(shop.topic)
-        async def tell(_):
+        async def notify(_):
             shop.boottime += 0.01  # it computes
             told.append(turns[0])
 
@@ -490,7 +490,7 @@ class TestCalls:
         async with shop.relay(concurrency=30) as relay:
             await relay.run_once()
             beside = asyncio.create_task(other())
-            await relay.drain()
+            await relay.shut_down()
             beside.cancel()
         assert len(set(told)) >= 29
 

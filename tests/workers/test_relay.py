@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from harness.asgi import until
-from oncekey.core.errors import NotExecuted, Rejected, StoreUnavailableError
+from oncekey.core.errors import NotExecutedError, RejectedError, StoreUnavailableError
 from oncekey.core.model import HOUR, SECOND, Outcome, State
 from oncekey.core.policy import Policy
-from oncekey.engine.relay import Ended, answer_of
+from oncekey.engine.relay import ParcelEnded, answer_of
 from oncekey.topics import Reply
 
 
@@ -49,7 +49,7 @@ async def test_a_deferred_call_becomes_the_answer(shop):  # R125, R126, R132, O1
     assert headers(record) == {b"content-type": b"application/json", b"location": b"/charges/1"}
     assert answer_of(record.memo[0]).provider_id == "ch_1"  # R127
     assert shop.in_outbox(parcel) is None
-    assert relay.ended == {Ended.DELIVERED: 1}
+    assert relay.ended == {ParcelEnded.DELIVERED: 1}
 
 
 async def test_plain_functions_run_in_a_thread_and_return_plain_data(shop):
@@ -77,7 +77,7 @@ async def test_a_final_no_is_an_answer_too(shop, value, status, body):  # H2
 
     @shop.topics.topic(shop.topic)
     async def charge(_):
-        raise Rejected(value)
+        raise RejectedError(value)
 
     await shop.work()
 
@@ -123,7 +123,7 @@ async def test_a_message_whose_receiver_says_not_now_is_delivered_again(shop):  
     replies = [Reply(503), Reply(204)]
 
     @shop.topics.topic(shop.topic)
-    async def tell(_):
+    async def notify(_):
         return replies.pop(0)
 
     await shop.work()
@@ -142,7 +142,7 @@ async def test_what_was_not_sent_is_tried_again_and_not_before_it_was_asked_for(
     async def charge(message):
         calls.append(message.attempt)
         if len(calls) == 1:
-            raise NotExecuted("connection refused", retry_after=30)
+            raise NotExecutedError("connection refused", retry_after=30)
         return {}
 
     await shop.work()
@@ -193,7 +193,7 @@ async def test_an_uncertain_call_that_is_not_repeatable_is_nobodys_to_repeat(sho
     assert (len(calls), shop.record(parcel).state) == (1, State.UNKNOWN)
     assert shop.record(parcel).last_error == "call_uncertain"
     assert shop.dead(parcel) is not None
-    assert relay.ended == {Ended.PARKED: 1}
+    assert relay.ended == {ParcelEnded.PARKED: 1}
 
 
 async def test_a_repeatable_call_is_repeated_with_the_same_key_until_its_window_is_over(shop):  # F23, H3
@@ -238,7 +238,7 @@ async def test_a_call_that_hangs_is_given_up_after_its_time(shop, blocking):  # 
             await begun.wait()
             assert shop.record(parcel).state is State.IN_PROGRESS
             shop.sleeps.end(30.0)  # the record's call_timeout
-            await relay.drain()
+            await relay.shut_down()
     finally:
         release.set()
 
@@ -328,20 +328,20 @@ class TestMessages:
         got = []
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             got.append(message.payload)
             return object()  # nobody looks at it
 
         relay = await shop.work()
 
-        assert (got, shop.in_outbox(parcel), relay.ended) == ([[1]], None, {Ended.DELIVERED: 1})
+        assert (got, shop.in_outbox(parcel), relay.ended) == ([[1]], None, {ParcelEnded.DELIVERED: 1})
 
     async def test_a_poison_message_ends_as_a_dead_letter_and_the_queue_goes_on(self, shop, caplog):  # R128, R129, R216
         poison, *rest = shop.put(*(shop.parcel(position=n, payload=f'{{"n": {n}}}') for n in range(5)))
         told = []
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             if message.payload["n"] == 0:
                 raise Busy
             told.append(message.payload["n"])
@@ -377,7 +377,7 @@ class TestMessages:
         waits, asks = [], [None] * 11 + [7, "soon", True, float("nan"), -1, 1e9]
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             raise Busy(asks[message.attempt - 1])
 
         async def watched(driver, transaction):
@@ -401,7 +401,7 @@ class TestMessages:
         running, most, gate = set(), [], asyncio.Event()
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             running.add(message.incarnation)
             most.append(len(running))
             await gate.wait()
@@ -418,7 +418,7 @@ class TestMessages:
                 pass
 
         assert max(most) == 3
-        assert relay.ended == {Ended.DELIVERED: 7}
+        assert relay.ended == {ParcelEnded.DELIVERED: 7}
 
     async def test_acknowledgements_go_in_batches_and_what_waits_for_one_is_still_in_hand(self, shop):
         shop.put(*(shop.parcel(position=n) for n in range(6)))
@@ -430,7 +430,7 @@ class TestMessages:
             return await driver.run(transaction)
 
         @shop.topics.topic(shop.topic)
-        async def tell(_):
+        async def notify(_):
             if len(told) == 5:
                 await gate.wait()
             told.append(1)
@@ -438,7 +438,7 @@ class TestMessages:
         told = []
         async with shop.relay(concurrency=4, run=watched) as relay:
             assert await relay.run_once() == 4
-            await relay.drain()  # nothing else is on its way
+            await relay.shut_down()  # nothing else is on its way
             assert said == ["due", "sent"]
             assert await relay.run_once() == 2
             await until(lambda: relay._acks.waiting == 1)
@@ -447,17 +447,17 @@ class TestMessages:
             shop.sleeps.end(0.05)
             await until(lambda: len(said) == 4)
             gate.set()
-            await relay.drain()
+            await relay.shut_down()
 
         assert said == ["due", "sent", "due", "sent", "sent"]
-        assert relay.ended == {Ended.DELIVERED: 6}
+        assert relay.ended == {ParcelEnded.DELIVERED: 6}
 
     async def test_two_relays_share_a_queue(self, shop):
         parcels = shop.put(*(shop.parcel(position=n) for n in range(30)))
         told = []
 
         @shop.topics.topic(shop.topic)
-        async def tell(message):
+        async def notify(message):
             told.append(message.incarnation)
 
         await asyncio.gather(shop.work(concurrency=3), shop.work(concurrency=3))
@@ -576,7 +576,7 @@ class TestStopping:
         told = asyncio.Event()
 
         @shop.topics.topic(shop.topic)
-        async def tell(_):
+        async def notify(_):
             told.set()
 
         async with shop.relay() as relay:

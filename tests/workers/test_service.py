@@ -36,7 +36,7 @@ class Task:
             raise found
         return found
 
-    async def drain(self):
+    async def shut_down(self):
         pass
 
     async def stop(self, grace):
@@ -225,7 +225,7 @@ class Looking:
         self.looks += 1
         return 0
 
-    async def drain(self) -> None: ...
+    async def shut_down(self) -> None: ...
 
     async def stop(self, grace: float) -> None: ...
 

@@ -56,7 +56,7 @@ class Shop(Post):
         relay = Relay(self.box, said, self.topics, policy, **{**given, **options})
         try:
             yield relay
-            await relay.drain()
+            await relay.shut_down()
         finally:
             await relay.stop(3600)
             await driver.close()
@@ -65,7 +65,7 @@ class Shop(Post):
         """Work off what is due now."""
         async with self.relay(**options) as relay:
             while await relay.run_once():
-                await relay.drain()
+                await relay.shut_down()
         return relay
 
     def lease_passes(self, policy: Policy = POLICY) -> None:

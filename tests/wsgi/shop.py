@@ -150,8 +150,8 @@ class Shop:
 
         routes = {
             "/local": served(self.local, effects=LOCAL),
-            "/waiting": served(self.local, operation="waiting", effects=LOCAL, in_progress="wait"),
-            "/optional": served(self.local, operation="optional", effects=LOCAL, key="optional"),
+            "/waiting": served(self.local, operation="waiting", effects=LOCAL, on_in_progress="wait"),
+            "/optional": served(self.local, operation="optional", effects=LOCAL, require_key=False),
             "/where": served(self.where, effects=LOCAL),
             "/inline": served(self.inline, effects=INLINE),
             "/phased": served(self.phased, effects=PHASED, lease=self.lease),
@@ -201,8 +201,8 @@ class Shop:
             app.add_url_rule(path, path, logged(view), methods=["POST"])
 
         served(self.local, "/local", effects=LOCAL)
-        served(self.local, "/waiting", effects=LOCAL, in_progress="wait")
-        served(self.local, "/optional", effects=LOCAL, key="optional")
+        served(self.local, "/waiting", effects=LOCAL, on_in_progress="wait")
+        served(self.local, "/optional", effects=LOCAL, require_key=False)
         served(self.where, "/where", effects=LOCAL)
         served(self.inline, "/inline", effects=INLINE)
         served(self.phased, "/phased", effects=PHASED, lease=self.lease)

@@ -51,7 +51,7 @@ def test_a_request_may_be_interrupted_at_every_effect(shop: Shop, path: str, whe
         except Signal:
             interrupted = True
         finally:
-            assert installation.runtime.drain(PATIENCE)
+            assert installation.runtime.shut_down(PATIENCE)
             installation.runtime = plain
         assert interrupted == (trial.interrupted is not None), trial.names
         assert trial.open == [], trial.names

@@ -249,7 +249,7 @@ def test_a_fault_of_ours_leaves_nothing_behind(small_shop: Shop, monkeypatch: py
         client.post("/local", json={"item": "tea"}, headers={"Idempotency-Key": new_key()})
     monkeypatch.undo()
     (installation,) = small_shop.once._threaded.values()
-    assert installation.runtime.drain(0.0)
+    assert installation.runtime.shut_down(0.0)
     assert client.post("/local", json={"item": "milk"}, headers={"Idempotency-Key": new_key()}).status_code == 201
     assert small_shop.sold == ["milk"]
 

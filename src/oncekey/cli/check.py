@@ -482,8 +482,8 @@ def _richly(report: Report) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    for told in dangers(report):
-        console.print(Text(f"{told}\n", style="red" if report.failed else "yellow"), soft_wrap=True)
+    for danger in dangers(report):
+        console.print(Text(f"{danger}\n", style="red" if report.failed else "yellow"), soft_wrap=True)
     for line in further(report):
         console.print(Text(f"Also wrong: {line}", style="red"), soft_wrap=True)
     for area, lines in rows(report):

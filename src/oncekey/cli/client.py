@@ -12,7 +12,7 @@ from oncekey.cli.printing import as_list, table
 from oncekey.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from oncekey.client.journal import Entry, Journal
+    from oncekey.client.journal import Journal, JournalEntry
 
 JournalFile = Annotated[Path, typer.Option("--journal", envvar="ONCEKEY_JOURNAL", help="The journal's file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
@@ -57,9 +57,9 @@ def resume(
 
     The fields of --header go to every origin that a request is sent to: name one with --origin if there are several.
     """
-    from oncekey.client import PROFILES, Rules
-    from oncekey.client.desk import Desk
+    from oncekey.client import PROFILES, RetryRules
     from oncekey.client.httpx import OncekeyTransport
+    from oncekey.client.session import RetrySession
 
     book, fields = _open(journal), dict(_field(text) for text in header or ())
     unfinished = [entry for entry in book.unfinished() if origin is None or _origin(entry) == origin.rstrip("/")]
@@ -70,8 +70,8 @@ def resume(
     for profile in {entry.profile for entry in unfinished}:
         if profile not in PROFILES:
             raise ConfigurationError("the journal has a profile of your own: resume from your program")
-        rules = Rules(PROFILES[profile], deadline=deadline)
-        with OncekeyTransport(desk=Desk(rules=rules, journal=book, max_age=max_age * 3600)) as transport:
+        rules = RetryRules(PROFILES[profile], deadline=deadline)
+        with OncekeyTransport(session=RetrySession(rules=rules, journal=book, max_age=max_age * 3600)) as transport:
             done = transport.resume(lambda _: fields, only=keys)
         failed |= {entry.key for entry, outcome in done if isinstance(outcome, Exception)}
     after = [entry for entry in book.entries() if entry.key in keys]
@@ -95,16 +95,16 @@ def _field(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _origin(entry: Entry) -> str:
+def _origin(entry: JournalEntry) -> str:
     return "/".join(entry.call.url.split("/", 3)[:3])
 
 
-def _line(entry: Entry) -> dict[str, Any]:
+def _line(entry: JournalEntry) -> dict[str, Any]:
     """An operation as `client list` shows it: without its body, and without what may be a secret in its address."""
     return {
         "key": entry.key,
         "name": entry.name,
-        "state": entry.standing.value,
+        "state": entry.progress.value,
         "status": None if entry.reply is None else entry.reply.status,
         "begun": datetime.fromtimestamp(entry.begun_at, tz=UTC).isoformat(timespec="seconds"),
         "request": f"{entry.call.method} {entry.call.url.partition('?')[0]}",

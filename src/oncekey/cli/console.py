@@ -76,7 +76,7 @@ def console(
         trace_url=trace_url,
         seal=from_environment(),
     )
-    options.there(store)
+    options.check_exists(store)
 
     def announce(address: str) -> None:
         link = f"{address}/login#{made}" if name is not None else address

@@ -13,9 +13,8 @@ from oncekey.cli.options import typed
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import as_list, lines, pairs, table
 from oncekey.core.envelopes import shown_text
-from oncekey.core.model import ParcelKind
-from oncekey.core.operate import Forbidden, Order, Wish
-from oncekey.core.showing import moment
+from oncekey.core.model import ParcelKind, moment
+from oncekey.core.operate import Forbidden, OperatorCommand, Order
 from oncekey.engine import operate
 from oncekey.engine.operate import LetterMoved
 from oncekey.flow import adrive
@@ -80,10 +79,10 @@ def show(letter_id: LetterId, store: options.StoreUrl, *, as_json: options.AsJso
     if as_json:
         as_json_document(_shape(letter))
     else:
-        lines(said(letter))
+        lines(letter_lines(letter))
 
 
-def said(letter: DeadLetter) -> Iterator[str]:
+def letter_lines(letter: DeadLetter) -> Iterator[str]:
     """A dead letter, and the commands that an operator may give, line by line."""
     parcel = letter.parcel
     yield from pairs([(name.replace("_", " "), value) for name, value in _shape(letter).items() if value is not None])
@@ -116,12 +115,12 @@ def retry(
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} for a `defer`, {"changed": true, "letter"} for an
     `emit`, or {"changed": false, "why", "possible"}.
     """
-    wish = Wish(Order.RETRY, options.given(reason))
+    command = OperatorCommand(Order.RETRY, options.required_reason(reason))
     mover = options.operator(by)
     _settle(
         store,
         letter_id,
-        lambda engine: operate.retry(engine.store, letter_id, wish, mover, tell=observing.tell()),
+        lambda engine: operate.retry(engine.store, letter_id, command, mover, notify=observing.notify()),
         verbose,
         json_wanted=as_json,
     )
@@ -153,12 +152,12 @@ def discard(
     {"changed": false, "why", "possible"}.
     """
     answer = answer_of(status, body, content_type, header, final_no=True) or operate.given_up()
-    wish = Wish(Order.DISCARD, options.given(reason), answer=answer)
+    command = OperatorCommand(Order.DISCARD, options.required_reason(reason), answer=answer)
     mover = options.operator(by)
     _settle(
         store,
         letter_id,
-        lambda engine: operate.discard(engine.store, letter_id, wish, mover, tell=observing.tell()),
+        lambda engine: operate.discard(engine.store, letter_id, command, mover, notify=observing.notify()),
         verbose,
         json_wanted=as_json,
     )
@@ -190,7 +189,7 @@ def _settle(
             again = letter.parcel.kind is ParcelKind.EMIT and trigger.value == "dlq_retry"
             typer.echo(f"{letter.parcel.id} {'is due again' if again else 'is deleted'} (audited)")
         case _:
-            options.told(done, json_wanted=json_wanted, verbose=verbose)
+            options.print_move(done, json_wanted=json_wanted, verbose=verbose)
 
 
 def _shape(letter: DeadLetter) -> dict[str, Any]:

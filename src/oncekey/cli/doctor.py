@@ -16,10 +16,9 @@ from oncekey.cli import options
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import colours, plain
 from oncekey.core.errors import StoreError
-from oncekey.core.migrations import Phase, Standing
-from oncekey.core.model import SECOND
+from oncekey.core.migrations import MigrationPhase, MigrationState
+from oncekey.core.model import SECOND, moment
 from oncekey.core.policy import Policy
-from oncekey.core.showing import moment
 from oncekey.drivers.sqlite.files import wal_is_safe
 from oncekey.engine import migrate, operate, rekey
 from oncekey.flow import adrive
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oncekey.core.envelopes import InUse
-    from oncekey.core.migrations import Entry
+    from oncekey.core.migrations import MigrationStatus
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
     from oncekey.drivers.postgres.address import Pooling
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.ops.stats import Census, Roll
+    from oncekey.ops.stats import Roll, StoreStats
 
 _RUNS: Final = 1000
 _PATIENCE: Final = 2.0
@@ -57,9 +56,9 @@ _COLOURS: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow
 class _Checkup:
     """What the store returned, and when."""
 
-    entries: tuple[Entry, ...]
-    census: Census | None
-    vitals: Mapping[str, tuple[Mapping[str, Any], ...]]
+    entries: tuple[MigrationStatus, ...]
+    stats: StoreStats | None
+    diagnostics: Mapping[str, tuple[Mapping[str, Any], ...]]
     runs: tuple[Run, ...]
     roll: Roll | None
     sealed: tuple[InUse, ...]
@@ -153,41 +152,43 @@ def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Findi
             "see that it runs, and that the URL and its user are right",
         )
         return
-    vitals = checkup.vitals
+    diagnostics = checkup.diagnostics
     kind = wire.understand(url).kind
     tables = wire.declared(kind).tables
     if checkup.entries:
         yield from rules.schema(checkup.entries)
-    if vitals.get("vital_clock"):
-        yield rules.clock(int(vitals["vital_clock"][0]["now"]), checkup.before, checkup.after)
-    if checkup.census is None:
+    if diagnostics.get("diagnostic_clock"):
+        yield rules.clock(int(diagnostics["diagnostic_clock"][0]["now"]), checkup.before, checkup.after)
+    if checkup.stats is None:
         return
     if tables is not None:
-        yield from rules.indexes(tables().migrations, vitals.get("vital_indexes", ()))
+        yield from rules.indexes(tables().migrations, diagnostics.get("diagnostic_indexes", ()))
     if checkup.roll is not None:
-        yield from rules.workers(checkup.roll, checkup.census, limits)
-    yield from rules.unresolved(checkup.census, limits)
+        yield from rules.workers(checkup.roll, checkup.stats, limits)
+    yield from rules.unresolved(checkup.stats, limits)
     seal = from_environment()
     names = None if seal is None else frozenset(seal.names)
     current = None if seal is None else seal.current
     yield from rules.seals(checkup.sealed, names, current, checkup.unopened)
-    yield from rules.policies(checkup.runs, lease, vitals.get("vital_ttl", ()))
-    if "vital_journal" in vitals:
-        file = vitals.get("vital_file", ())
+    yield from rules.policies(checkup.runs, lease, diagnostics.get("diagnostic_ttl", ()))
+    if "diagnostic_journal" in diagnostics:
+        file = diagnostics.get("diagnostic_file", ())
         yield from servers.sqlite(
-            file, vitals["vital_journal"], _wal_bytes(file), wal_is_safe=wal_is_safe(_version(file))
+            file, diagnostics["diagnostic_journal"], _wal_bytes(file), wal_is_safe=wal_is_safe(_version(file))
         )
-    elif "vital_cells" in vitals:
+    elif "diagnostic_cells" in diagnostics:
         about = servers.dynamodb if kind is wire.Kind.DYNAMODB else servers.redis
-        yield from about([row["told"] for row in vitals["vital_cells"]])
-    elif "vital_server" in vitals:
-        yield from servers.mariadb(vitals["vital_server"], vitals.get("vital_cluster", ()))
+        yield from about([row["told"] for row in diagnostics["diagnostic_cells"]])
+    elif "diagnostic_server" in diagnostics:
+        yield from servers.mariadb(diagnostics["diagnostic_server"], diagnostics.get("diagnostic_cluster", ()))
     else:
-        if "vital_rows" in vitals:
-            yield from rules.records(vitals["vital_rows"])
-        yield from servers.tables(vitals.get("vital_tables", ()), checkup.census.now)
-        yield from servers.sessions(vitals.get("vital_sessions", ()), vitals.get("vital_holders", ()))
-        yield from servers.settings(vitals.get("vital_settings", ()), lease)
+        if "diagnostic_rows" in diagnostics:
+            yield from rules.records(diagnostics["diagnostic_rows"])
+        yield from servers.tables(diagnostics.get("diagnostic_tables", ()), checkup.stats.now)
+        yield from servers.sessions(
+            diagnostics.get("diagnostic_sessions", ()), diagnostics.get("diagnostic_holders", ())
+        )
+        yield from servers.settings(diagnostics.get("diagnostic_settings", ()), lease)
     if checkup.pooling is not None:
         yield servers.pooler(**asdict(checkup.pooling))
 
@@ -209,12 +210,12 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     """Read everything that the findings need. A schema that does not fit is a finding, and does not end the command."""
     store, run = engine.store, engine.driver.run
     entries = await adrive(migrate.status(store.schema), run)
-    fits = all(entry.standing is Standing.APPLIED or _may_wait(entry) for entry in entries)
-    desk_of_store = operate.desk_of(store)
+    fits = all(entry.state is MigrationState.APPLIED or _may_wait(entry) for entry in entries)
+    operations = operate.operations_of(store)
     before = time.time_ns() // 1000
-    vitals = await adrive(desk_of_store.vitals(), run)
+    diagnostics = await adrive(operations.diagnostics(), run)
     after = time.time_ns() // 1000
-    census = await adrive(desk_of_store.census(), run) if fits else None
+    stats = await adrive(operations.stats(), run) if fits else None
     runs = await adrive(store.upkeep.runs(_RUNS), run) if fits and store.upkeep is not None else ()
     roll = await adrive(store.upkeep.workers(), run) if fits and store.upkeep is not None else None
     seal = from_environment()
@@ -224,12 +225,12 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     if hasattr(engine.driver, "pooling"):
         with suppress(StoreError):  # this store may allow only one connection at a time
             pooling = await engine.driver.pooling()
-    return _Checkup(entries, census, vitals, runs, roll, kept, unopened, before, after, pooling)
+    return _Checkup(entries, stats, diagnostics, runs, roll, kept, unopened, before, after, pooling)
 
 
-def _may_wait(entry: Entry) -> bool:
+def _may_wait(entry: MigrationStatus) -> bool:
     """Whether this version works without that migration."""
-    return entry.standing is Standing.PENDING and entry.migration.phase is Phase.POST
+    return entry.state is MigrationState.PENDING and entry.migration.phase is MigrationPhase.POST
 
 
 def _wal_bytes(file: tuple[Mapping[str, Any], ...]) -> int | None:

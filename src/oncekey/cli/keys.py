@@ -12,7 +12,7 @@ import typer
 
 from oncekey.cli import observing, options
 from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, checked_by, result_of
-from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, row_of, said, shown, shown_entry
+from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, record_lines, row_of, shown, shown_entry
 from oncekey.cli.options import Several, called, find, scope_named
 from oncekey.cli.printing import as_json as to_json
 from oncekey.cli.printing import as_list, lines, table
@@ -20,7 +20,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
 from oncekey.core.locks import lock_number
 from oncekey.core.model import Effects, RecordId, State
-from oncekey.core.operate import Forbidden, Order, Search, Wish
+from oncekey.core.operate import Forbidden, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.engine import operate
 from oncekey.engine.fronts import check_fronts
@@ -159,7 +159,7 @@ def show(
     if as_json:
         to_json(shape)
     else:
-        lines(said(known, shape, verbose=verbose))
+        lines(record_lines(known, shape, verbose=verbose))
         if not verbose and "scope" in shape:
             typer.echo("\n--verbose shows all there is, `oncekey keys history` what was done to it.", err=True)
 
@@ -251,7 +251,7 @@ def resolve(
     retry or a completer, and computes the answer itself. With --app the result is checked first, against what the
     handler declares by `result=`. A wrong one is replaced by saying it again, until the next step is stored.
 
-    --declined: the same with the provider's final no. PHASED: `Rejected(result)` is raised in the handler.
+    --declined: the same with the provider's final no. PHASED: `RejectedError(result)` is raised in the handler.
 
     --not-executed: a retry executes it; a deferred call goes back to the outbox. It is believed
     only if you asked after the time that `keys show` names, because a call may still be on its way, or with --closed.
@@ -267,9 +267,9 @@ def resolve(
     if not not_executed and (closed or asked_at is not None):
         raise ConfigurationError("--closed and --asked-at go with --not-executed")
     order = Order.NOT_EXECUTED if not_executed else Order.DECLINED if declined else Order.EXECUTED
-    wish = Wish(
+    command = OperatorCommand(
         order,
-        options.given(reason),
+        options.required_reason(reason),
         answer=answer_of(status, body, content_type, header, final_no=declined),
         result=None if result is None else result_of(result, final_no=declined),
         closed=closed,
@@ -279,7 +279,7 @@ def resolve(
     )
     whose = scope_named(tenant, namespace, principal, scope)
     check = checked_by(None if declined else app, result)
-    _act(Target(store, key, whose), wish, by, check, verbose=verbose, json_wanted=as_json)
+    _act(RecordOptions(store, key, whose), command, by, check, verbose=verbose, json_wanted=as_json)
 
 
 def release(
@@ -307,9 +307,9 @@ def release(
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
-    wish = Wish(Order.RELEASE, options.given(reason), version=version)
+    command = OperatorCommand(Order.RELEASE, options.required_reason(reason), version=version)
     whose = scope_named(tenant, namespace, principal, scope)
-    _act(Target(store, key, whose), wish, by, verbose=verbose, json_wanted=as_json)
+    _act(RecordOptions(store, key, whose), command, by, verbose=verbose, json_wanted=as_json)
 
 
 def bust(
@@ -342,14 +342,14 @@ def bust(
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
     """
-    wish = Wish(Order.BUST, options.given(reason), runs_again=runs_again, version=version)
+    command = OperatorCommand(Order.BUST, options.required_reason(reason), runs_again=runs_again, version=version)
     whose, cache = scope_named(tenant, namespace, principal, scope), _cache_of(replay_cache)
 
     async def first(engine: AsyncEngine, record_id: RecordId) -> None:
         if cache is not None and not await _forgotten(engine, cache, record_id):
             typer.echo(f"oncekey: {NOT_TOLD}", err=True)
 
-    _act(Target(store, key, whose), wish, by, first=first, verbose=verbose, json_wanted=as_json)
+    _act(RecordOptions(store, key, whose), command, by, first=first, verbose=verbose, json_wanted=as_json)
 
 
 def _cache_of(url: str | None) -> Policy | None:
@@ -362,7 +362,7 @@ def _cache_of(url: str | None) -> Policy | None:
 
 
 async def _forgotten(engine: AsyncEngine, policy: Policy, record_id: RecordId) -> bool:
-    from oncekey.frameworks.premises import forget, fronts_here
+    from oncekey.frameworks.shared import forget, fronts_here
 
     fronts = fronts_here()
     try:
@@ -377,7 +377,7 @@ async def _nothing(_: AsyncEngine, __: RecordId) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RecordOptions:
     """The arguments and options by which the operator names a record."""
 
     store: str
@@ -386,8 +386,8 @@ class Target:
 
 
 def _act(
-    target: Target,
-    wish: Wish,
+    target: RecordOptions,
+    command: OperatorCommand,
     by: str | None,
     check: Callable[[Record], str | None] = lambda _: None,
     *,
@@ -408,12 +408,14 @@ def _act(
             return Forbidden(wrong)
         about.append(found)
         await first(engine, found)
-        return await adrive(operate.act(engine.store, found, wish, mover, tell=observing.tell()), engine.driver.run)
+        return await adrive(
+            operate.act(engine.store, found, command, mover, notify=observing.notify()), engine.driver.run
+        )
 
     done = options.work(target.store, doing)
     if isinstance(done, Forbidden):
         options.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
-    options.told(_one(done, target.key, json_wanted=json_wanted), json_wanted=json_wanted, verbose=verbose)
+    options.print_move(_one(done, target.key, json_wanted=json_wanted), json_wanted=json_wanted, verbose=verbose)
 
 
 def _one(found: T | Several | Forbidden, key: str, *, json_wanted: bool) -> T:
@@ -442,7 +444,7 @@ async def known_of(
     phase = by_hand if record.intent is None else record.intent.phase
     if phase is None or record.effects is not Effects.PHASED:
         return Known(sight, calls=calls)
-    last = await adrive(operate.desk_of(engine.store).last_result(record.operation, phase), engine.driver.run)
+    last = await adrive(operate.operations_of(engine.store).last_result(record.operation, phase), engine.driver.run)
     return Known(sight, last, calls)
 
 
@@ -453,7 +455,7 @@ async def _list(
     found: tuple[Record, ...] = ()
     while True:
         size = limit if digest is None else _PAGE
-        page: Page = await adrive(operate.desk_of(engine.store).search(wanted, size, before), engine.driver.run)
+        page: Page = await adrive(operate.operations_of(engine.store).search(wanted, size, before), engine.driver.run)
         found += tuple(one for one in page.records if digest is None or key_digest(one.id.key) == digest)
         last = page.records[-1] if page.records else None
         before = None if last is None else (last.created_at, last.id.scope, last.id.key)

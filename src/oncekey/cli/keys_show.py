@@ -12,13 +12,13 @@ from oncekey.cli.printing import broken, pairs, plain
 from oncekey.core.envelopes import key_of_text, shown_text
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
-from oncekey.core.model import Effects, State
+from oncekey.core.model import Effects, State, moment
 from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, believed_from, possible
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
-from oncekey.core.scope import whose
-from oncekey.core.showing import describe, in_flight, moment
+from oncekey.core.scope import shown_scope
 from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
+from oncekey.ops.present import describe, in_flight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oncekey.core.audit import AuditEntry
     from oncekey.core.model import Duration, Instant, Intent, MemoEntry, Record
     from oncekey.core.operate import Possibility
-    from oncekey.engine.operate import Sight
+    from oncekey.engine.operate import KeyView
 
 UNDER_WAY: Final = "In progress: a LOCAL request is under way, and has no row until it is done."
 _HEARD: Final = "A retry hears that the request is in progress. Nothing is executed beside it."
@@ -46,7 +46,7 @@ _BRIEF: Final = (
 class Known:
     """A key with its record, and what else is known of its call."""
 
-    sight: Sight
+    sight: KeyView
     last: MemoEntry | None = None
     """What the same call returned when a request last made it, under any key."""
     calls: tuple[str, ...] = ()
@@ -112,9 +112,9 @@ def shown(known: Known, key: str) -> dict[str, Any]:
         "evidence": [
             {
                 "at": moment(one.at),
-                "source": one.heard.source,
-                "event_id": one.heard.event_id,
-                "said": shown_text(one.heard.said),
+                "source": one.report.source,
+                "event_id": one.report.event_id,
+                "said": shown_text(one.report.resolution),
             }
             for one in sight.evidence
         ],
@@ -127,7 +127,7 @@ def shown(known: Known, key: str) -> dict[str, Any]:
     }
 
 
-def said(known: Known, shape: dict[str, Any], *, verbose: bool) -> Iterator[str]:
+def record_lines(known: Known, shape: dict[str, Any], *, verbose: bool) -> Iterator[str]:
     """What the state means and what to do, with commands to copy; then the details. Line by line."""
     yield shape["means"]
     if shape.get("why"):
@@ -139,7 +139,7 @@ def said(known: Known, shape: dict[str, Any], *, verbose: bool) -> Iterator[str]
         for line in _advice(known, record, now, shape):
             yield f"  {line}" if line else ""
         yield ""
-        brief = [("key", record.id.key), ("whose", whose(record.id.scope))]
+        brief = [("key", record.id.key), ("whose", shown_scope(record.id.scope))]
         brief += [(name.replace("_", " "), shape[name]) for name in _BRIEF if shape[name] is not None]
         yield from pairs(brief)
     if verbose:
@@ -281,7 +281,7 @@ def row_of(record: Record, now: Instant) -> tuple[Any, ...]:
     """A record as a line of `keys list`; `HEAD` names its columns."""
     return (
         record.id.key,
-        whose(record.id.scope),
+        shown_scope(record.id.scope),
         f"{record.state}{' (stale)' if situate(record, now) is Situation.STALE else ''}",
         record.operation,
         record.effects,

@@ -31,7 +31,7 @@ def kit(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go.")] = Path("oncekey-kit"),
     *,
     only: Annotated[list[Part] | None, typer.Option("--only", help="Only this part; may be given again.")] = None,
-    said: Annotated[
+    assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A threshold, a name, a place; may be given again."),
     ] = None,
@@ -53,7 +53,7 @@ def kit(
     JSON: {"now", "items": [{"file", "part", "fate": "written" | "replaced" | "unchanged" | "in the way"}], "next"}; the
     items of --settings are {"name", "default", "value", "meaning", "parts"}.
     """
-    values = chosen(said or ())
+    values = chosen(assignments or ())
     if settings:
         _list(values, json_wanted=as_json)
         return

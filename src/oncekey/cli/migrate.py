@@ -12,13 +12,13 @@ import typer
 from oncekey import wire
 from oncekey.cli.printing import as_list, table
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.migrations import Phase, Standing
+from oncekey.core.migrations import MigrationPhase, MigrationState
 from oncekey.core.sqltext import Dialect
 from oncekey.engine import migrate
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
-    from oncekey.core.migrations import Entry
+    from oncekey.core.migrations import MigrationStatus
     from oncekey.engine.shell import AsyncEngine
 
 _SAMPLES = {Dialect.SQLITE: "sqlite:///any.db", Dialect.POSTGRES: "postgresql://any"}
@@ -51,7 +51,7 @@ def status(
     else:
         rows = [(f"{line['number']:04}", line["phase"], line["name"], line["status"]) for line in lines]
         table(("migration", "phase", "name", "status"), rows, empty="there are none")
-    if any(entry.standing in {Standing.PENDING, Standing.CHANGED} for entry in entries):
+    if any(entry.state in {MigrationState.PENDING, MigrationState.CHANGED} for entry in entries):
         raise typer.Exit(1)
 
 
@@ -59,12 +59,12 @@ def up(
     store: StoreUrl,
     *,
     phase: Annotated[
-        Phase | None,
+        MigrationPhase | None,
         typer.Option(help="`pre`: stop before the first migration that older code could not live with."),
     ] = None,
 ) -> None:
     """Run the migrations that the store lacks, each in a transaction of its own."""
-    if phase is Phase.POST:
+    if phase is MigrationPhase.POST:
         raise ConfigurationError("`post` migrations build on `pre` ones: say --phase pre, or nothing for all")
     asyncio.run(_up(store, phase))
 
@@ -80,12 +80,12 @@ def sql(
     typer.echo(wire.migrations_for(url).script(), nl=False)
 
 
-async def _status(url: str) -> tuple[Entry, ...]:
+async def _status(url: str) -> tuple[MigrationStatus, ...]:
     async with _engine(url) as engine:
         return await adrive(migrate.status(engine.store.schema), engine.driver.run)
 
 
-async def _up(url: str, phase: Phase | None) -> None:
+async def _up(url: str, phase: MigrationPhase | None) -> None:
     async with _engine(url) as engine:
         schema = engine.store.schema
         pending = await adrive(migrate.plan(schema, only=phase), engine.driver.run)
@@ -108,6 +108,6 @@ async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
         await engine.close()
 
 
-def _line(entry: Entry) -> dict[str, str | int]:
+def _line(entry: MigrationStatus) -> dict[str, str | int]:
     one = entry.migration
-    return {"number": one.number, "phase": one.phase.value, "name": one.name, "status": entry.standing.value}
+    return {"number": one.number, "phase": one.phase.value, "name": one.name, "status": entry.state.value}

@@ -19,7 +19,7 @@ from oncekey.observe.logs import JsonLines, Logs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.observe.events import Observer, Tell
+    from oncekey.observe.events import Notify, Observer
     from oncekey.once import Once
 
 PLAIN: Final = "%(asctime)s %(levelname)s %(message)s"
@@ -50,7 +50,7 @@ def begin(*, log: bool, observe: str | None) -> Callable[[], None]:
     return end
 
 
-def tell() -> Tell | None:
+def notify() -> Notify | None:
     """The function that sends the events of this command; None: there is no observer."""
     return telling(_observers.get())
 

@@ -24,12 +24,11 @@ from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.core.fronts import MEMORY, Front
-from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, RecordId
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, RecordId, lapse
 from oncekey.core.operate import Forbidden
-from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of, whose
-from oncekey.core.showing import lapse
+from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of, shown_scope
 from oncekey.core.transitions import Actor
-from oncekey.engine.operate import desk_of
+from oncekey.engine.operate import operations_of
 from oncekey.flow import adrive
 from oncekey.ops.explain_retry import prospect
 from oncekey.sealing import from_environment
@@ -60,7 +59,7 @@ class Several:
 
 async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | Several | Forbidden:
     """The record of a key or of its beginning. The scope is needed only if several fit."""
-    page = await adrive(desk_of(engine.store).named(key, scope, SHOWN + 1), engine.driver.run)
+    page = await adrive(operations_of(engine.store).named(key, scope, SHOWN + 1), engine.driver.run)
     same = tuple(one for one in page.records if one.id.key == key)
     fitting = same or page.records
     if len(fitting) > 1:
@@ -175,7 +174,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many a
 
 def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: bool = True) -> T:
     """Do something with a store whose schema fits, under asyncio, because every database has a driver for that."""
-    there(url)
+    check_exists(url)
 
     async def within() -> T:
         engine = wire.sealing(wire.aconnect(url), from_environment())
@@ -194,7 +193,7 @@ def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: boo
     return asyncio.run(within())
 
 
-def there(url: str) -> None:
+def check_exists(url: str) -> None:
     """Refuse a store in memory, and a SQLite file that opening would create: a look must not change anything."""
     address = wire.understand(url)
     if address.kind is wire.Kind.MEMORY:
@@ -233,7 +232,7 @@ def operator(by: str | None) -> Mover:
     return Mover(Actor.OPERATOR, name)
 
 
-def given(reason: str) -> str:
+def required_reason(reason: str) -> str:
     """The reason; raises if there is none. The dots in a command that was copied are no reason."""
     if not any(letter.isalnum() for letter in reason):
         raise ConfigurationError("--reason is empty: say why, the audit keeps it. Nothing was changed")
@@ -269,9 +268,9 @@ def age(since: Instant | None, now: Instant) -> str:
     return "" if since is None else lapse(now - since)
 
 
-def told(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
+def print_move(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
     """Print the move that was made, and what a retry will do now."""
-    from oncekey.core.showing import describe
+    from oncekey.ops.present import describe
 
     seen, after = moved.move.seen, moved.snapshot.record
     assert after is not None
@@ -289,7 +288,7 @@ def told(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
         return
     rule = f" by row {moved.move.row.number} of the table of moves" if verbose else ""
     typer.echo(
-        f"{plain(after.id.key)} of {plain(whose(after.id.scope))}: {seen.state} -> {after.state}{rule} (audited)"
+        f"{plain(after.id.key)} of {plain(shown_scope(after.id.scope))}: {seen.state} -> {after.state}{rule} (audited)"
     )
     typer.echo(prospect(after, moved.snapshot.now))
 

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from oncekey.core.model import SECOND
-from oncekey.core.showing import moment
+from oncekey.core.model import SECOND, moment
 
 GAP: Final = "  "
 _UNLIMITED: Final = 1_000_000
@@ -101,9 +100,9 @@ def pairs(rows: Sequence[tuple[str, Any]]) -> list[str]:
     return [f"{name.ljust(longest)}{GAP}{plain(value)}".rstrip() for name, value in rows]
 
 
-def lines(said: Iterable[str]) -> None:
+def lines(texts: Iterable[str]) -> None:
     """Print lines."""
-    for line in said:
+    for line in texts:
         typer.echo(line)
 
 

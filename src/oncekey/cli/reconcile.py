@@ -72,7 +72,7 @@ async def _reconcile(application: Application, *, only_once: bool) -> dict[str, 
             await task.run_once()
             names = ("settled", "postponed", "waiting", "exhausted", "contradictions")
             return {name: task.counts[name] for name in names}
-        service = Service([task], tell=application.tell)
+        service = Service([task], notify=application.notify)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, service.stop)
         await service.run()
@@ -230,10 +230,10 @@ def _line(one: Difference) -> dict[str, Any]:
         "operation": None if ours is None else ours.operation,
         "key_digest": None if ours is None else ours.key_digest,
         "charges": one.charges,
-        "ours": None if ours is None else {"amount": _said(ours.amount), "currency": ours.currency},
-        "theirs": None if theirs is None else {"amount": _said(theirs.amount), "currency": theirs.currency},
+        "ours": None if ours is None else {"amount": _text(ours.amount), "currency": ours.currency},
+        "theirs": None if theirs is None else {"amount": _text(theirs.amount), "currency": theirs.currency},
     }
 
 
-def _said(amount: object) -> str | None:
+def _text(amount: object) -> str | None:
     return None if amount is None else str(amount)

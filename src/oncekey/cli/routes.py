@@ -143,7 +143,7 @@ def audit(
     if json_wanted:
         _tell_programs(surveyed, findings, known, gone)
     else:
-        _tell(surveyed, findings, known, gone)
+        _notify(surveyed, findings, known, gone)
     if fresh:
         raise typer.Exit(1)
 
@@ -175,7 +175,7 @@ def _tell_programs(
     )
 
 
-def _tell(surveyed: list[Surveying], findings: list[AuditFinding], known: frozenset[str], gone: list[str]) -> None:
+def _notify(surveyed: list[Surveying], findings: list[AuditFinding], known: frozenset[str], gone: list[str]) -> None:
     lines = [one.line for one in surveyed]
     rows = [(line.method, line.path, line.verdict, line.operation, line.effects, line.key) for line in lines]
     head = ("method", "path", "verdict", "operation", "effects", "key")

@@ -9,8 +9,7 @@ import typer
 from oncekey.cli import options
 from oncekey.cli.printing import as_json as as_json_document
 from oncekey.cli.printing import table
-from oncekey.core.model import SECOND
-from oncekey.core.showing import moment
+from oncekey.core.model import SECOND, moment
 from oncekey.engine import operate
 from oncekey.flow import adrive
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Instant
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.ops.stats import Census, Group
+    from oncekey.ops.stats import Group, StoreStats
 
 UNKNOWABLE: Final = (
     "Duplicates cannot be counted here: a replay writes nothing, so the store does not know of it. "
@@ -44,42 +43,42 @@ def stats(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
     {"count", "oldest", "by_topic": [...]}, "duplicates": null, "duplicates_note"}.
     """
 
-    async def counting(engine: AsyncEngine) -> Census:
-        return await adrive(operate.desk_of(engine.store).census(), engine.driver.run)
+    async def counting(engine: AsyncEngine) -> StoreStats:
+        return await adrive(operate.operations_of(engine.store).stats(), engine.driver.run)
 
-    census = options.work(store, counting)
+    stats = options.work(store, counting)
     if as_json:
-        as_json_document(shape_of(census))
+        as_json_document(shape_of(stats))
         return
-    _say(census)
+    _say(stats)
 
 
-def shape_of(census: Census) -> dict[str, Any]:
+def shape_of(stats: StoreStats) -> dict[str, Any]:
     """The counts as JSON."""
     by_operation: dict[str, dict[str, int]] = {}
-    for group in census.groups:
+    for group in stats.groups:
         states = by_operation.setdefault(group.operation, {})
         states[group.state.value] = states.get(group.state.value, 0) + group.records
     return {
-        "now": moment(census.now),
-        "items": [_group(group) for group in census.groups],
+        "now": moment(stats.now),
+        "items": [_group(group) for group in stats.groups],
         "next": None,
-        "keys": sum(group.records for group in census.groups),
-        "by_state": _summed(census, lambda group: group.state.value),
-        "by_effects": _summed(census, lambda group: group.effects.value),
+        "keys": sum(group.records for group in stats.groups),
+        "by_state": _summed(stats, lambda group: group.state.value),
+        "by_effects": _summed(stats, lambda group: group.effects.value),
         "by_operation": by_operation,
         "waiting": {
             one.what: {
                 "count": one.count,
                 "oldest": moment(one.oldest),
-                "age_seconds": _seconds(one.oldest, census.now),
+                "age_seconds": _seconds(one.oldest, stats.now),
             }
-            for one in census.waiting
+            for one in stats.waiting
         },
         "outbox": {
-            "depth": sum(queue.parcels for queue in census.queues),
-            "held": sum(queue.held for queue in census.queues),
-            "oldest_due": moment(min((queue.oldest_due for queue in census.queues), default=None)),
+            "depth": sum(queue.parcels for queue in stats.queues),
+            "held": sum(queue.held for queue in stats.queues),
+            "oldest_due": moment(min((queue.oldest_due for queue in stats.queues), default=None)),
             "by_topic": [
                 {
                     "topic": queue.topic,
@@ -88,12 +87,12 @@ def shape_of(census: Census) -> dict[str, Any]:
                     "held": queue.held,
                     "oldest_due": moment(queue.oldest_due),
                 }
-                for queue in census.queues
+                for queue in stats.queues
             ],
         },
         "dead_letters": {
-            "count": sum(letters.letters for letters in census.letters),
-            "oldest": moment(min((letters.oldest for letters in census.letters), default=None)),
+            "count": sum(letters.letters for letters in stats.letters),
+            "oldest": moment(min((letters.oldest for letters in stats.letters), default=None)),
             "by_topic": [
                 {
                     "topic": letters.topic,
@@ -101,7 +100,7 @@ def shape_of(census: Census) -> dict[str, Any]:
                     "letters": letters.letters,
                     "oldest": moment(letters.oldest),
                 }
-                for letters in census.letters
+                for letters in stats.letters
             ],
         },
         "duplicates": None,
@@ -109,9 +108,9 @@ def shape_of(census: Census) -> dict[str, Any]:
     }
 
 
-def _summed(census: Census, of: Callable[[Group], str]) -> dict[str, int]:
+def _summed(stats: StoreStats, of: Callable[[Group], str]) -> dict[str, int]:
     counts: dict[str, int] = {}
-    for group in census.groups:
+    for group in stats.groups:
         counts[of(group)] = counts.get(of(group), 0) + group.records
     return counts
 
@@ -134,8 +133,8 @@ def _seconds(since: Instant | None, now: Instant) -> int | None:
     return None if since is None else max(0, now - since) // SECOND
 
 
-def _say(census: Census) -> None:
-    now = census.now
+def _say(stats: StoreStats) -> None:
+    now = stats.now
     table(
         ("state", "effects", "operation", "keys", "stale", "resumable", "expired", "oldest", "newest"),
         [
@@ -150,7 +149,7 @@ def _say(census: Census) -> None:
                 options.age(group.oldest, now),
                 options.age(group.newest, now),
             )
-            for group in census.groups
+            for group in stats.groups
         ],
         empty="there are no keys",
         first=("operation", "state", "keys", "effects", "oldest", "stale", "resumable"),
@@ -158,15 +157,15 @@ def _say(census: Census) -> None:
     typer.echo("")
     table(
         ("waiting", "count", "oldest since"),
-        [(one.what.replace("_", " "), one.count, options.age(one.oldest, now)) for one in census.waiting],
+        [(one.what.replace("_", " "), one.count, options.age(one.oldest, now)) for one in stats.waiting],
         empty="",
     )
-    if census.queues:
+    if stats.queues:
         typer.echo("")
-        rows = [(one.topic, one.kind, one.parcels, one.held, options.age(one.oldest_due, now)) for one in census.queues]
+        rows = [(one.topic, one.kind, one.parcels, one.held, options.age(one.oldest_due, now)) for one in stats.queues]
         table(("outbox topic", "kind", "parcels", "held", "due since"), rows, empty="")
-    if census.letters:
+    if stats.letters:
         typer.echo("")
-        dead = [(one.topic, one.kind, one.letters, options.age(one.oldest, now)) for one in census.letters]
+        dead = [(one.topic, one.kind, one.letters, options.age(one.oldest, now)) for one in stats.letters]
         table(("dead letters' topic", "kind", "letters", "oldest since"), dead, empty="")
     typer.echo(f"\n{UNKNOWABLE}")

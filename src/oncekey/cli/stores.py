@@ -13,7 +13,7 @@ from oncekey.cli.printing import table
 from oncekey.wire import STORES, abilities
 
 if TYPE_CHECKING:
-    from oncekey.wire import Abilities, Declared, Way
+    from oncekey.wire import Abilities, Declared, DriverChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def listed(row: Declared) -> Listed:
     )
 
 
-def _name(way: Way) -> str:
+def _name(way: DriverChoice) -> str:
     return way.package or (way.needs[0] if way.needs else "standard library")
 
 

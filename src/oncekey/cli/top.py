@@ -16,14 +16,14 @@ import typer
 
 from oncekey import wire
 from oncekey.cli import options
-from oncekey.cli.glance import envelope, glance, server_of
 from oncekey.cli.printing import address
+from oncekey.cli.top_data import envelope, read_top, server_of
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.showing import moment
+from oncekey.core.model import moment
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
-    from oncekey.cli.glance import Glance
+    from oncekey.cli.top_data import TopData
     from oncekey.engine.shell import AsyncEngine
 
 _COLUMNS = 100
@@ -58,7 +58,7 @@ def top(
 
     Exit code: 0 ended by q, Ctrl-C or --count, 2 a mistake, or no store at the first of some frames.
     """
-    options.there(store)
+    options.check_exists(store)
     wanted = 1 if once else count
     if wanted is None and not as_json:
         if _is_terminal():
@@ -90,7 +90,7 @@ async def _frames(url: str, interval: float, wanted: int | None, *, as_json: boo
     try:
         await engine.check()
         server = await adrive(server_of(engine.store), engine.driver.run)
-        seen: Glance | None = None
+        seen: TopData | None = None
         for number in counting(1):
             seen, trouble = await _looked(engine, seen, first=number == 1)
             print(_line(url, server, seen, trouble) if as_json else _text(url, server, seen, trouble), flush=True)
@@ -101,23 +101,23 @@ async def _frames(url: str, interval: float, wanted: int | None, *, as_json: boo
         await engine.close()
 
 
-async def _looked(engine: AsyncEngine, before: Glance | None, *, first: bool) -> tuple[Glance | None, str]:
+async def _looked(engine: AsyncEngine, before: TopData | None, *, first: bool) -> tuple[TopData | None, str]:
     try:
-        return await adrive(glance(engine.store), engine.driver.run), ""
+        return await adrive(read_top(engine.store), engine.driver.run), ""
     except StoreError as error:
         if first:
             raise
         return before, str(error)
 
 
-def _line(url: str, server: str, seen: Glance | None, trouble: str) -> str:
+def _line(url: str, server: str, seen: TopData | None, trouble: str) -> str:
     if trouble or seen is None:
         shape: dict[str, Any] = {"now": moment(time.time_ns() // 1000), "items": [], "next": None}
         return json.dumps({**shape, "store": address(url), "error": trouble})
     return json.dumps(envelope(seen, address(url), server))
 
 
-def _text(url: str, server: str, seen: Glance | None, trouble: str) -> str:
+def _text(url: str, server: str, seen: TopData | None, trouble: str) -> str:
     from oncekey.cli.top_frame import Position, Setting, frame
 
     setting = Setting(address(url), server, datetime.now().astimezone(), trouble)

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from oncekey.cli.glance import LISTED, TILES
 from oncekey.cli.printing import plain
-from oncekey.core.model import SECOND, DeadLetter
-from oncekey.core.scope import whose
-from oncekey.core.showing import lapse
+from oncekey.cli.top_data import LISTED, TILES
+from oncekey.core.model import SECOND, DeadLetter, lapse
+from oncekey.core.scope import shown_scope
 from oncekey.ops.explain_retry import WHY, why
 from oncekey.ops.stats import ENDINGS
 
 if TYPE_CHECKING:
-    from oncekey.cli.glance import Glance, Waiting
+    from oncekey.cli.top_data import TopData, Waiting
     from oncekey.core.audit import AuditEntry
     from oncekey.core.model import Duration, Instant
     from oncekey.ops.stats import Worker
@@ -94,7 +93,7 @@ class Position:
     """The text that the user has typed behind the / so far; None: no search is being typed."""
     paused: bool = False
     every: float = 2.0
-    said: str = ""
+    message: str = ""
     """What the last key did, for the last line of the screen."""
 
 
@@ -110,7 +109,7 @@ class Setting:
     """Why the store does not answer, if it does not."""
 
 
-def frame(seen: Glance | None, setting: Setting, place: Position, width: int, height: int | None) -> list[Text]:
+def frame(seen: TopData | None, setting: Setting, place: Position, width: int, height: int | None) -> list[Text]:
     """A frame of `height` lines. Without a height: as many lines as there are, and none about the keys."""
     wide, high = SMALLEST
     if width < wide or (height is not None and height < high):
@@ -143,22 +142,22 @@ def _head(setting: Setting, place: Position, width: int, *, live: bool) -> list[
     return [_cut(left, width), _cut(right, width)]
 
 
-def _state(seen: Glance | None, setting: Setting, width: int) -> Text:
+def _state(seen: TopData | None, setting: Setting, width: int) -> Text:
     if setting.trouble:
         old = (
             ""
             if seen is None
             else f" What is shown is {lapse(round(setting.at.timestamp() * SECOND) - seen.tally.now)} old."
         )
-        said = f"The store does not answer. Trying again.{old} ({plain(setting.trouble)})"
-        return _cut(Text(said, style="bold red"), width)
+        message = f"The store does not answer. Trying again.{old} ({plain(setting.trouble)})"
+        return _cut(Text(message, style="bold red"), width)
     if seen is None:
         return Text("Looking ...", style="dim")
     colour, sentence = seen.headline
     return _cut(Text(sentence, style=STYLES[colour]), width)
 
 
-def _numbers(seen: Glance, width: int, *, tall: bool) -> list[Text]:
+def _numbers(seen: TopData, width: int, *, tall: bool) -> list[Text]:
     """The counts, how requests end, and how long they take."""
     column = min(width // len(TILES), 16)
     names, counts, ages = Text(), Text(), Text()
@@ -172,7 +171,7 @@ def _numbers(seen: Glance, width: int, *, tall: bool) -> list[Text]:
     return [names, counts, ages, *_ends(seen, width, tall=tall), *([Text()] if tall else [])]
 
 
-def _ends(seen: Glance, width: int, *, tall: bool) -> list[Text]:
+def _ends(seen: TopData, width: int, *, tall: bool) -> list[Text]:
     lately = seen.pace(min(width - 28, PARTS))
     if tall:
         lines = [
@@ -203,7 +202,7 @@ def _bars(counts: Sequence[int]) -> str:
     return "".join(" " if not one else BARS[-(-one * len(BARS) // most) - 1] for one in counts)
 
 
-def _stack(seen: Glance, place: Position, width: int, room: int | None) -> list[Text]:
+def _stack(seen: TopData, place: Position, width: int, room: int | None) -> list[Text]:
     """The three panels, one over the other: what waits gets the lines that the others leave."""
     if room is None:
         return [line for panel in Panel for line in (*_panel(seen, panel, place, width, None), Text())][:-1]
@@ -220,7 +219,7 @@ def _stack(seen: Glance, place: Position, width: int, room: int | None) -> list[
     ]
 
 
-def _beside(seen: Glance, place: Position, width: int, room: int) -> list[Text]:
+def _beside(seen: TopData, place: Position, width: int, room: int) -> list[Text]:
     """What waits on the left; workers and the audit on the right."""
     right = width * 2 // 5
     left = width - right - 2
@@ -237,7 +236,7 @@ def _beside(seen: Glance, place: Position, width: int, room: int) -> list[Text]:
     return lines
 
 
-def _panel(seen: Glance, panel: Panel, place: Position, width: int, room: int | None) -> list[Text]:
+def _panel(seen: TopData, panel: Panel, place: Position, width: int, room: int | None) -> list[Text]:
     """A title and `room` lines, among them the line that the user has chosen."""
     rows: Sequence[Text]
     now = seen.tally.now
@@ -266,7 +265,7 @@ def _panel(seen: Glance, panel: Panel, place: Position, width: int, room: int | 
     return [*lines, *shown, *(Text() for _ in range(room - len(shown)))]
 
 
-def _waiting_title(seen: Glance) -> str:
+def _waiting_title(seen: TopData) -> str:
     unknown = seen.tally.of("unknown").found
     if unknown > LISTED:
         return f"Unknown (the newest {LISTED} of {unknown:,}) and dead letters"
@@ -297,7 +296,7 @@ def _cells(one: Waiting, now: Instant) -> tuple[str, ...]:
     else:
         key, what, since, reason = one.id, one.operation, one.created_at, why(one) or ""
         name = "unknown"
-    return name, *(plain(part) for part in (key.key, whose(key.scope), what, lapse(max(0, now - since)), reason))
+    return name, *(plain(part) for part in (key.key, shown_scope(key.scope), what, lapse(max(0, now - since)), reason))
 
 
 def _worker(one: Worker, now: Instant) -> Text:
@@ -341,8 +340,8 @@ def _sheet(sheet: Sheet, place: Position, width: int, room: int) -> list[Text]:
 def _foot(place: Position, width: int) -> Text:
     if place.typed is not None:
         return _cut(Text.assemble(("Find a key: ", "bold"), plain(place.typed), ("▏", "bold")), width)
-    if place.said:
-        return _cut(Text(plain(place.said), style="bold yellow"), width)
+    if place.message:
+        return _cut(Text(plain(place.message), style="bold yellow"), width)
     foot = "Esc back  ↑↓ line  q quit" + ("  Enter open" if place.sheet and place.sheet.choices else "")
     return _cut(Text(foot if place.sheet is not None else FOOT, style="dim"), width)
 

@@ -19,24 +19,23 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from oncekey import wire
-from oncekey.cli.dlq import said as letter_said
-from oncekey.cli.glance import glance, server_of
+from oncekey.cli.dlq import letter_lines as lines_of_letter
 from oncekey.cli.keys import known_of
-from oncekey.cli.keys_show import said as key_said
+from oncekey.cli.keys_show import record_lines as lines_of_record
 from oncekey.cli.keys_show import shown, shown_entry
 from oncekey.cli.options import Several, age, find, typed
 from oncekey.cli.printing import address, pairs
+from oncekey.cli.top_data import read_top, server_of
 from oncekey.cli.top_frame import HELP, Panel, Position, Setting, Sheet, frame
 from oncekey.core.errors import StoreError
-from oncekey.core.model import DeadLetter
+from oncekey.core.model import DeadLetter, moment
 from oncekey.core.operate import Forbidden
-from oncekey.core.showing import moment
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from oncekey.cli.glance import Glance, Waiting
+    from oncekey.cli.top_data import TopData, Waiting
     from oncekey.core.audit import AuditEntry
     from oncekey.core.model import RecordId
     from oncekey.engine.shell import AsyncEngine
@@ -179,11 +178,11 @@ class Live:
         self._keyboard = Keyboard()
         self._place = Position(every=every)
         self._setting = Setting(address(url), "", datetime.now().astimezone())
-        self._seen: Glance | None = None
+        self._seen: TopData | None = None
         self._engine: AsyncEngine | None = None
         self._connecting = asyncio.Lock()
         self._again = asyncio.Event()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, rest: Callable[[], None]) -> int:
@@ -194,16 +193,16 @@ class Live:
             loop.add_signal_handler(number, self._end, 128 + number)
         loop.add_signal_handler(signal.SIGWINCH, self._draw)
         loop.add_signal_handler(signal.SIGTSTP, self._stopped, rest)
-        loop.add_reader(self._source, self._heard)
+        loop.add_reader(self._source, self._read_keys)
         self._draw()
-        self._errand(self._looking())
+        self._in_background(self._looking())
         try:
             return await self._ended
         finally:
             loop.remove_reader(self._source)
-            for errand in self._errands:
-                errand.cancel()
-            await asyncio.gather(*self._errands, return_exceptions=True)
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
             if self._engine is not None:
                 with suppress(StoreError):
                     await self._engine.close()
@@ -234,7 +233,7 @@ class Live:
         try:
             async with asyncio.timeout(PATIENCE):
                 engine = await self._connected()
-                self._seen = await adrive(glance(engine.store), engine.driver.run)
+                self._seen = await adrive(read_top(engine.store), engine.driver.run)
         except StoreError as error:
             trouble = str(error)
         except TimeoutError:
@@ -254,20 +253,20 @@ class Live:
                 self._engine, self._setting = engine, replace(self._setting, server=server)
             return self._engine
 
-    def _errand(self, doing: Awaitable[None]) -> None:
+    def _in_background(self, doing: Awaitable[None]) -> None:
         async def done() -> None:
             try:
                 await doing
             except StoreError as error:
-                self._place.said = f"The store does not answer: {error}."
+                self._place.message = f"The store does not answer: {error}."
             except Exception as error:  # noqa: BLE001  (`run` raises it again)
                 if not self._ended.done():
                     self._ended.set_exception(error)
             self._draw()
 
         task = asyncio.ensure_future(done())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     # The terminal
 
@@ -279,7 +278,7 @@ class Live:
         except OSError:  # the terminal is gone
             self._end(128 + signal.SIGHUP)
 
-    def _heard(self) -> None:
+    def _read_keys(self) -> None:
         try:
             data = os.read(self._source, 4096)
         except OSError:
@@ -293,7 +292,7 @@ class Live:
 
     def _pressed(self, keys: list[str]) -> None:
         for key in keys:
-            self._place.said = ""
+            self._place.message = ""
             if self._place.typed is not None:
                 self._type(key)
             elif self._place.sheet is not None:
@@ -316,7 +315,7 @@ class Live:
             case "enter":
                 wanted, place.typed = place.typed.strip().strip('"'), None
                 if wanted:
-                    self._errand(self._find(wanted))
+                    self._in_background(self._find(wanted))
             case _ if key.isprintable():
                 place.typed += key
             case _:
@@ -333,7 +332,7 @@ class Live:
             case "/":
                 place.typed = ""
             case "enter" if sheet.choices:
-                self._errand(self._open(sheet.choices[place.row]))
+                self._in_background(self._open(sheet.choices[place.row]))
             case "enter":
                 place.sheet, place.row = None, 0
             case _:
@@ -376,13 +375,13 @@ class Live:
         if seen is not None:
             rows = (seen.waiting, seen.roll.workers, seen.audit)[panel]
         if not rows:
-            self._place.said = "There is nothing to open here."
+            self._place.message = "There is nothing to open here."
             return
         at = min(self._place.rows[panel], len(rows) - 1)
         match panel:
             case Panel.WAITING:
                 assert seen is not None
-                self._errand(self._open(seen.waiting[at]))
+                self._in_background(self._open(seen.waiting[at]))
             case Panel.WORKERS:
                 assert seen is not None
                 self._turn(_about_worker(seen.roll.workers[at]))
@@ -392,23 +391,23 @@ class Live:
 
     async def _open(self, one: Waiting) -> None:
         if isinstance(one, DeadLetter):
-            self._turn(Sheet(f"Dead letter {one.parcel.id}", tuple(letter_said(one))))
+            self._turn(Sheet(f"Dead letter {one.parcel.id}", tuple(lines_of_letter(one))))
         else:
             await self._show(one.id)
 
     async def _show(self, record_id: RecordId) -> None:
         known = await known_of(await self._connected(), record_id)
         if isinstance(known, Forbidden):
-            self._place.said = f"{known.why[0].upper()}{known.why[1:]}."
+            self._place.message = f"{known.why[0].upper()}{known.why[1:]}."
         else:
-            lines = key_said(known, shown(known, record_id.key), verbose=False)
+            lines = lines_of_record(known, shown(known, record_id.key), verbose=False)
             self._turn(Sheet(f"Key {record_id.key}", tuple(lines)))
 
     async def _find(self, wanted: str) -> None:
         found = await find(await self._connected(), wanted, None)
         match found:
             case Forbidden():
-                self._place.said = f"{found.why[0].upper()}{found.why[1:]}."
+                self._place.message = f"{found.why[0].upper()}{found.why[1:]}."
             case Several():
                 lines = tuple(
                     f"{typed(one.id)}  {one.state}, {one.operation}, {age(one.created_at, found.now)} old"

@@ -18,7 +18,7 @@ from oncekey.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from oncekey.torture.outcome import Outcome
     from oncekey.torture.plan import Plan
-    from oncekey.torture.running import Look, Watch
+    from oncekey.torture.running import RunProgress, Watch
 
 VIOLATED = 1
 
@@ -104,7 +104,7 @@ def _watching(plan: Plan, *, quiet: bool) -> Iterator[Watch]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=1.0, keys=0, requests=0, faults=0)
 
-        def show(look: Look) -> None:
+        def show(look: RunProgress) -> None:
             bar.update(
                 task,
                 description=look.stage.value,
@@ -118,11 +118,11 @@ def _watching(plan: Plan, *, quiet: bool) -> Iterator[Watch]:
 
 
 def _lines(plan: Plan, *, quiet: bool) -> Watch:
-    said: set[str] = set()
+    announced: set[str] = set()
 
-    def show(look: Look) -> None:
-        if not quiet and look.stage.value not in said:
-            said.add(look.stage.value)
+    def show(look: RunProgress) -> None:
+        if not quiet and look.stage.value not in announced:
+            announced.add(look.stage.value)
             print(f"seed {plan.seed}: {look.stage.value} ({look.keys} keys, {look.faults} faults)", file=sys.stderr)
 
     return show

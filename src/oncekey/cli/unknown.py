@@ -13,7 +13,7 @@ from oncekey.cli.printing import as_list, table
 from oncekey.cli.reconcile import option_pairs
 from oncekey.core.model import State
 from oncekey.core.operate import Search
-from oncekey.core.scope import whose
+from oncekey.core.scope import shown_scope
 from oncekey.engine import operate
 from oncekey.flow import adrive
 from oncekey.ops.explain_retry import downstream_keys
@@ -77,7 +77,7 @@ def list_unknown(
     )
 
     async def looking(engine: AsyncEngine) -> tuple[Page, dict[str, tuple[str, ...]]]:
-        page = await adrive(operate.desk_of(engine.store).search(wanted, limit), engine.driver.run)
+        page = await adrive(operate.operations_of(engine.store).search(wanted, limit), engine.driver.run)
         return page, await called(engine, app)
 
     page, calls = options.work(store, looking)
@@ -93,7 +93,7 @@ def list_unknown(
             (
                 one.id.key,
                 ", ".join(downstream_keys(one, calls.get(one.operation, ())).values()),
-                whose(one.id.scope),
+                shown_scope(one.id.scope),
                 one.operation,
                 one.effects,
                 one.last_error,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.sealing import Seal
     from oncekey.workers.service import Task
 
@@ -52,12 +52,12 @@ def sweep(store: options.StoreUrl, *, once: Once = False, app: App = None, as_js
     """
     from oncekey.workers.sweeper import Sweeper
 
-    policy, tell = _policy(app)
+    policy, notify = _policy(app)
 
     def task(engine: AsyncEngine) -> Sweeper:
         if engine.store.upkeep is None:
             raise ConfigurationError(NOT_HERE)
-        return Sweeper(engine.store.upkeep, engine.driver.run, policy, tell=tell)
+        return Sweeper(engine.store.upkeep, engine.driver.run, policy, notify=notify)
 
     def shape(sweeper: Any, moved: int) -> dict[str, Any]:
         lines = [
@@ -81,12 +81,12 @@ def reap(store: options.StoreUrl, *, once: Once = False, app: App = None, as_jso
     """
     from oncekey.workers.reaper import Reaper
 
-    policy, tell = _policy(app)
+    policy, notify = _policy(app)
 
     def task(engine: AsyncEngine) -> Reaper:
         if engine.store.upkeep is None:
             raise ConfigurationError(NOT_HERE)
-        return Reaper(engine.store.upkeep, engine.store.audit, engine.driver.run, policy, tell=tell)
+        return Reaper(engine.store.upkeep, engine.store.audit, engine.driver.run, policy, notify=notify)
 
     def shape(reaper: Any, moved: int) -> dict[str, Any]:
         names = ("purged", "marked", "parked", "abandoned", "notes", "workers")
@@ -95,14 +95,14 @@ def reap(store: options.StoreUrl, *, once: Once = False, app: App = None, as_jso
     _run(store, task, shape, only_once=once, json_wanted=as_json)
 
 
-def _policy(app: str | None) -> tuple[Policy, Tell | None]:
+def _policy(app: str | None) -> tuple[Policy, Notify | None]:
     """The application's settings, and the function that sends events to its observers."""
     if app is None:
-        return Policy(), observing.tell()
+        return Policy(), observing.notify()
     from oncekey.cli.worker import load
 
     found = observing.joined(load(app))
-    return found.policy, found.tell
+    return found.policy, found.notify
 
 
 def _run(

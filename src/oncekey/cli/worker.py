@@ -124,7 +124,7 @@ async def _serve(
         if not tasks:
             raise ConfigurationError(NOTHING_TO_DO)
         presence = None if only_once else presence_of(once, tasks)
-        service = Service(tasks, presence=presence, grace=grace, tell=once.tell)
+        service = Service(tasks, presence=presence, grace=grace, notify=once.notify)
         typer.echo(f"oncekey worker{'' if presence is None else f' {presence.who}'}: {app} on {_place(once)}")
         for task in tasks:
             typer.echo(f"  {task.name:10}  {_schedule(task, once, only_once=only_once)}".rstrip())

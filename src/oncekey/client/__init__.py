@@ -6,7 +6,7 @@ package. The journal, `oncekey.client.journal`, needs none.
 
 from __future__ import annotations
 
-from oncekey.client.attempts import Rules
+from oncekey.client.attempts import RetryRules
 from oncekey.client.exchange import (
     ClientError,
     JournalError,
@@ -30,5 +30,5 @@ __all__ = [
     "OutcomeUnknownError",
     "PersonalKeyWarning",
     "Profile",
-    "Rules",
+    "RetryRules",
 ]

@@ -18,9 +18,9 @@ from aiohttp.client_middlewares import ClientHandlerType
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from yarl import URL
 
-from oncekey.client.attempts import Rules, adrive
-from oncekey.client.desk import Desk, Operation
+from oncekey.client.attempts import RetryRules, adrive
 from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
+from oncekey.client.session import KeyedCall, RetrySession
 from oncekey.core.errors import ConfigurationError
 
 _HOPELESS: Final = (
@@ -40,12 +40,12 @@ class OncekeyMiddleware:
     def __init__(
         self,
         *,
-        rules: Rules | None = None,
-        desk: Desk | None = None,
+        rules: RetryRules | None = None,
+        session: RetrySession | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self.desk = desk or Desk(rules=rules or Rules())
-        if self.desk.journal is not None:
+        self.session = session or RetrySession(rules=rules or RetryRules())
+        if self.session.journal is not None:
             raise ConfigurationError("the middleware for aiohttp keeps no journal: use httpx or requests with one")
         self._sleep = sleep
 
@@ -56,10 +56,10 @@ class OncekeyMiddleware:
             KeyReusedError: The key belongs to another request.
             OutcomeUnknownError: It may have happened; `ask_again` takes the error.
         """
-        if not self.desk.enrols(request.method):
+        if not self.session.enrols(request.method):
             return await handler(request)
-        begun = self.desk.begin(await _call(request))
-        assert isinstance(begun, Operation), "only a journal has answers"
+        begun = self.session.begin(await _call(request))
+        assert isinstance(begun, KeyedCall), "only a journal has answers"
 
         async def exchange(call: Call) -> ClientResponse:
             if (call.method, call.url) != (begun.call.method, begun.call.url):
@@ -75,13 +75,13 @@ class OncekeyMiddleware:
 
     async def ask_again(self, error: OutcomeUnknownError, session: aiohttp.ClientSession) -> ClientResponse:
         """Go on with an operation whose outcome was unknown, with its key."""
-        return await self._finish(Operation(error.key, error.call), lambda call: _beside(session, call))
+        return await self._finish(KeyedCall(error.key, error.call), lambda call: _beside(session, call))
 
-    async def _finish(self, operation: Operation, exchange: _Exchange) -> ClientResponse:
+    async def _finish(self, operation: KeyedCall, exchange: _Exchange) -> ClientResponse:
         last: list[ClientResponse] = []
-        flow = self.desk.tries(operation)
+        flow = self.session.tries(operation)
         outcome = await adrive(flow, lambda call: _tried(exchange, call, last), self._sleep)
-        found = self.desk.conclude(operation, outcome)
+        found = self.session.conclude(operation, outcome)
         if isinstance(found, Failure):
             raise found.error
         return last[0]

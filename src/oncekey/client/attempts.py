@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from oncekey.client.exchange import Call, Failure, Reply, same_origin
-from oncekey.client.matrix import Move, is_ours, judge, polled
+from oncekey.client.matrix import NextMove, is_ours, next_move, polled
 from oncekey.client.profiles import IETF, Profile
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.pacing import Backoff, retry_after
@@ -24,7 +24,7 @@ _DESCRIBES_BODY: Final = ("content-type", "content-length", "content-encoding", 
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RetryRules:
     """The limits of the client. `deadline` (seconds) must end well before the server forgets keys."""
 
     profile: Profile = IETF
@@ -40,7 +40,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Surroundings:
     """The surroundings of the flow: a monotonic clock, the time of day, and random numbers from 0 to 1."""
 
     clock: Callable[[], float]
@@ -97,16 +97,16 @@ Action: TypeAlias = Send | Wait
 Attempts: TypeAlias = Generator[Action, Reply | Failure | None, Outcome]
 
 
-def attempts(call: Call, rules: Rules, world: World) -> Attempts:
+def attempts(call: Call, rules: RetryRules, world: Surroundings) -> Attempts:
     """All tries for one call, which has its key already."""
     patience = _Patience(rules, world)
     target, hops, doubt = call, 0, False
     while True:
         last = yield Send(target)
         assert last is not None
-        row = judge(last, rules.profile)
+        row = next_move(last, rules.profile)
         doubt = doubt or row.doubt
-        if row.move is Move.REDIRECT and hops < rules.redirects and (moved := _moved(target, last)):
+        if row.move is NextMove.REDIRECT and hops < rules.redirects and (moved := _moved(target, last)):
             target, hops = call.at(moved), hops + 1
             continue
         ended = _ended(row.move, last, doubt=doubt)
@@ -122,30 +122,30 @@ def attempts(call: Call, rules: Rules, world: World) -> Attempts:
         target, hops = call, 0
 
 
-def _ended(move: Move, last: Reply | Failure, *, doubt: bool) -> Outcome | None:
+def _ended(move: NextMove, last: Reply | Failure, *, doubt: bool) -> Outcome | None:
     """The outcome, if it is known now."""
     match move:
-        case Move.STOP:
+        case NextMove.STOP:
             # It says nothing about what an earlier try did.
             return _give_up("the last try was turned away", last, doubt=doubt)
-        case Move.EXPIRED:
+        case NextMove.EXPIRED:
             return Unknown("the server has forgotten the key", last, expired=True)
-        case Move.RETRY | Move.WAIT | Move.POLL:
+        case NextMove.RETRY | NextMove.WAIT | NextMove.POLL:
             return None
-        case Move.ACCEPT | Move.REDIRECT | Move.MISUSED:
+        case NextMove.ACCEPT | NextMove.REDIRECT | NextMove.MISUSED:
             assert isinstance(last, Reply)
-            return Misused(last) if move is Move.MISUSED else Answered(last)
+            return Misused(last) if move is NextMove.MISUSED else Answered(last)
         case _:
             assert_never(move)
 
 
 def _pause(
-    move: Move, call: Call, last: Reply | Failure, patience: _Patience, profile: Profile
+    move: NextMove, call: Call, last: Reply | Failure, patience: _Patience, profile: Profile
 ) -> Generator[Action, Reply | Failure | None, Reply | float | None]:
     """How long to wait; None if there is no time left to wait, and an answer if waiting brought one."""
-    if move is Move.POLL and isinstance(last, Reply):
+    if move is NextMove.POLL and isinstance(last, Reply):
         return (yield from _poll(call, last, patience, profile))
-    return patience.while_working(last) if move is Move.WAIT else patience.after_failure(last)
+    return patience.while_working(last) if move is NextMove.WAIT else patience.after_failure(last)
 
 
 def _moved(call: Call, last: Reply | Failure) -> str | None:
@@ -166,7 +166,7 @@ def _poll(
         yield Wait(pause)
         seen = yield Send(look)
         assert seen is not None
-        if isinstance(seen, Reply) and polled(seen) is Move.ACCEPT:
+        if isinstance(seen, Reply) and polled(seen) is NextMove.ACCEPT:
             # The status resource of oncekey only reports; the answer itself is fetched with the key.
             fetch = is_ours(accepted, profile) or not _is_success(seen)
             return patience.briefly() if fetch else seen
@@ -185,7 +185,7 @@ def _give_up(why: str, last: Reply | Failure, *, doubt: bool) -> Outcome:
 class _Patience:
     """The attempts and the time that are left. A pause is None if there is no time for it."""
 
-    def __init__(self, rules: Rules, world: World) -> None:
+    def __init__(self, rules: RetryRules, world: Surroundings) -> None:
         self._rules, self._world = rules, world
         self._end = world.clock() + rules.deadline
         self._failures = 0
@@ -205,8 +205,8 @@ class _Patience:
         return self._within(self._rules.backoff.floor)
 
     def _pause(self, failures: int, last: Reply | Failure) -> float | None:
-        said = last.field("Retry-After") if isinstance(last, Reply) else None
-        asked = None if said is None else retry_after(said, self._world.time())
+        header = last.field("Retry-After") if isinstance(last, Reply) else None
+        asked = None if header is None else retry_after(header, self._world.time())
         return self._within(self._rules.backoff.wait(failures, self._world.chance(), asked=asked))
 
     def _within(self, seconds: float) -> float | None:

@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.client.attempts import Rules, adrive, drive
-from oncekey.client.desk import Desk, Operation
+from oncekey.client.attempts import RetryRules, adrive, drive
 from oncekey.client.exchange import Call, Failure, Loss, Reply, fields
-from oncekey.client.journal import Entry, Journal
+from oncekey.client.journal import Journal, JournalEntry
+from oncekey.client.session import KeyedCall, RetrySession
 from oncekey.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ class OncekeyTransport(BaseTransport):
         self,
         inner: BaseTransport | None = None,
         *,
-        rules: Rules | None = None,
+        rules: RetryRules | None = None,
         journal: Journal | None = None,
-        desk: Desk | None = None,
+        session: RetrySession | None = None,
         sleep: Callable[[float], object] = time.sleep,
         timeout: float = PATIENCE,
     ) -> None:
         self._inner: BaseTransport = inner if inner is not None else _package().HTTPTransport()
-        self.desk = desk or Desk(rules=rules or Rules(), journal=journal)
+        self.session = session or RetrySession(rules=rules or RetryRules(), journal=journal)
         self._sleep = sleep
         self._timeout = timeout
 
@@ -76,11 +76,11 @@ class OncekeyTransport(BaseTransport):
             KeyReusedError: The key belongs to another request.
             OutcomeUnknownError: It may have happened; `ask_again` takes the error.
         """
-        if not self.desk.enrols(request.method):
+        if not self.session.enrols(request.method):
             return self._inner.handle_request(request)
         request.read()
         call = _call(request)
-        begun = self.desk.begin(call)
+        begun = self.session.begin(call)
         if isinstance(begun, Reply):
             return _response(request, begun)
         return self._finish(begun, request)
@@ -88,22 +88,22 @@ class OncekeyTransport(BaseTransport):
     def ask_again(self, error: OutcomeUnknownError) -> Response:
         """Go on with an operation whose outcome was unknown, with its key."""
         return self._finish(
-            Operation(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
+            KeyedCall(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
         )
 
     def resume(
-        self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
-    ) -> list[tuple[Entry, Response | Exception]]:
+        self, headers: Callable[[JournalEntry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
+    ) -> list[tuple[JournalEntry, Response | Exception]]:
         """Send the journal's entries without an answer, with the same keys.
 
         `headers` gives the fields that the journal does not keep, such as `Authorization`; `only` names the keys, if
         not all are meant. The result of each is its response, or the exception that `handle_request` would have raised.
         """
-        done: list[tuple[Entry, Response | Exception]] = []
-        for entry in self.desk.unfinished(only):
+        done: list[tuple[JournalEntry, Response | Exception]] = []
+        for entry in self.session.unfinished(only):
             try:
                 call = entry.completed({} if headers is None else headers(entry))
-                operation = self.desk.take_up(entry, call)
+                operation = self.session.take_up(entry, call)
                 done.append((entry, self._finish(operation, _request(call, _package_of(self._inner), self._timeout))))
             except Exception as error:  # noqa: BLE001  (one that fails must not keep the others from being sent)
                 done.append((entry, error))
@@ -125,10 +125,10 @@ class OncekeyTransport(BaseTransport):
     ) -> None:
         self._inner.__exit__(exc_type, exc_value, traceback)
 
-    def _finish(self, operation: Operation, request: Request) -> Response:
+    def _finish(self, operation: KeyedCall, request: Request) -> Response:
         last: list[Response] = []
-        outcome = drive(self.desk.tries(operation), lambda call: self._exchange(call, request, last), self._sleep)
-        return _concluded(self.desk.conclude(operation, outcome), last)
+        outcome = drive(self.session.tries(operation), lambda call: self._exchange(call, request, last), self._sleep)
+        return _concluded(self.session.conclude(operation, outcome), last)
 
     def _exchange(self, call: Call, request: Request, last: list[Response]) -> Reply | Failure:
         package = _package_of(request)
@@ -154,24 +154,24 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
         self,
         inner: AsyncBaseTransport | None = None,
         *,
-        rules: Rules | None = None,
+        rules: RetryRules | None = None,
         journal: Journal | None = None,
-        desk: Desk | None = None,
+        session: RetrySession | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         timeout: float = PATIENCE,
     ) -> None:
         self._inner: AsyncBaseTransport = inner if inner is not None else _package().AsyncHTTPTransport()
-        self.desk = desk or Desk(rules=rules or Rules(), journal=journal)
+        self.session = session or RetrySession(rules=rules or RetryRules(), journal=journal)
         self._sleep = sleep
         self._timeout = timeout
 
     async def handle_async_request(self, request: Request) -> Response:
         """Answer a request; see `OncekeyTransport.handle_request`."""
-        if not self.desk.enrols(request.method):
+        if not self.session.enrols(request.method):
             return await self._inner.handle_async_request(request)
         await request.aread()
         call = _call(request)
-        begun = await self._aside(self.desk.begin, call)
+        begun = await self._aside(self.session.begin, call)
         if isinstance(begun, Reply):
             return _response(request, begun)
         return await self._finish(begun, request)
@@ -179,18 +179,18 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
     async def ask_again(self, error: OutcomeUnknownError) -> Response:
         """Go on with an operation whose outcome was unknown, with its key."""
         return await self._finish(
-            Operation(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
+            KeyedCall(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
         )
 
     async def resume(
-        self, headers: Callable[[Entry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
-    ) -> list[tuple[Entry, Response | Exception]]:
+        self, headers: Callable[[JournalEntry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
+    ) -> list[tuple[JournalEntry, Response | Exception]]:
         """Send the journal's entries without an answer, with the same keys; see `OncekeyTransport.resume`."""
-        done: list[tuple[Entry, Response | Exception]] = []
-        for entry in await self._aside(self.desk.unfinished, only):
+        done: list[tuple[JournalEntry, Response | Exception]] = []
+        for entry in await self._aside(self.session.unfinished, only):
             try:
                 call = entry.completed({} if headers is None else headers(entry))
-                operation = await self._aside(self.desk.take_up, entry, call)
+                operation = await self._aside(self.session.take_up, entry, call)
                 done.append(
                     (entry, await self._finish(operation, _request(call, _package_of(self._inner), self._timeout)))
                 )
@@ -214,11 +214,11 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
     ) -> None:
         await self._inner.__aexit__(exc_type, exc_value, traceback)
 
-    async def _finish(self, operation: Operation, request: Request) -> Response:
+    async def _finish(self, operation: KeyedCall, request: Request) -> Response:
         last: list[Response] = []
-        flow = self.desk.tries(operation)
+        flow = self.session.tries(operation)
         outcome = await adrive(flow, lambda call: self._exchange(call, request, last), self._sleep)
-        return _concluded(await self._aside(self.desk.conclude, operation, outcome), last)
+        return _concluded(await self._aside(self.session.conclude, operation, outcome), last)
 
     async def _exchange(self, call: Call, request: Request, last: list[Response]) -> Reply | Failure:
         package = _package_of(request)
@@ -235,7 +235,7 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
 
     async def _aside(self, do: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401  (whatever it returns)
         """Run code that writes to the journal without blocking the event loop."""
-        return do(*arguments) if self.desk.journal is None else await asyncio.to_thread(do, *arguments)
+        return do(*arguments) if self.session.journal is None else await asyncio.to_thread(do, *arguments)
 
 
 def _package() -> ModuleType:

@@ -75,12 +75,12 @@ class Progress(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One operation. `call` has the kept header fields only, and no body once there is an answer."""
 
     key: str
     name: str | None
-    standing: Progress
+    progress: Progress
     digest: str
     profile: str
     call: Call
@@ -110,7 +110,7 @@ class Journal:
         self._kept = KEPT_FIELDS | {name.lower() for name in keep_fields}
         self._clock = clock
 
-    def begin(self, call: Call, key: str, *, name: str | None, profile: str) -> Entry:
+    def begin(self, call: Call, key: str, *, name: str | None, profile: str) -> JournalEntry:
         """Store an operation, or find the entry with this name or key from before.
 
         `name` is the caller's own name for the operation, such as an invoice's number: a program that begins it again
@@ -142,26 +142,26 @@ class Journal:
         with self._transaction() as connection:
             connection.execute(_DOUBT, {"key": key, "note": note})
 
-    def entry(self, key: str) -> Entry | None:
+    def entry(self, key: str) -> JournalEntry | None:
         """The operation with this key."""
         with self._transaction() as connection:
             row = connection.execute(_FIND, {"key": key}).fetchone()
         return None if row is None else _entry(row)
 
-    def named(self, name: str) -> Entry | None:
+    def named(self, name: str) -> JournalEntry | None:
         """The operation with this name."""
         with self._transaction() as connection:
             row = connection.execute(_NAMED, {"name": name}).fetchone()
         return None if row is None else _entry(row)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[JournalEntry]:
         """All operations, the oldest first."""
         with self._transaction() as connection:
             return [_entry(row) for row in connection.execute(_ALL)]
 
-    def unfinished(self) -> list[Entry]:
+    def unfinished(self) -> list[JournalEntry]:
         """Those without an answer."""
-        return [entry for entry in self.entries() if entry.standing is not Progress.ANSWERED]
+        return [entry for entry in self.entries() if entry.progress is not Progress.ANSWERED]
 
     def forget(self, key: str) -> None:
         """Remove an operation, whatever its outcome."""
@@ -173,7 +173,7 @@ class Journal:
         with self._transaction() as connection:
             return connection.execute(_PRUNE, {"before": self._clock() - older_than}).rowcount
 
-    def age(self, entry: Entry) -> float:
+    def age(self, entry: JournalEntry) -> float:
         """Seconds since an operation was begun."""
         return max(0.0, self._clock() - entry.begun_at)
 
@@ -237,12 +237,12 @@ def _without_user(call: Call) -> Call:
     return Call(call.method, parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), call.headers, call.body)
 
 
-def _entry(row: sqlite3.Row) -> Entry:
+def _entry(row: sqlite3.Row) -> JournalEntry:
     answered = row["status"] is not None
-    return Entry(
+    return JournalEntry(
         key=row["key"],
         name=row["name"],
-        standing=Progress(row["state"]),
+        progress=Progress(row["state"]),
         digest=row["digest"],
         profile=row["profile"],
         call=Call(row["method"], row["url"], _fields(row["headers"]), row["body"]),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from oncekey.client.profiles import Profile
 
 
-class Move(StrEnum):
+class NextMove(StrEnum):
     """What to do after an answer."""
 
     ACCEPT = "accept"
@@ -41,20 +41,20 @@ class Move(StrEnum):
 class Row:
     """One row. `doubt`: after this answer the operation may have happened, although nothing says so."""
 
-    move: Move
+    move: NextMove
     doubt: bool = False
 
 
-_ACCEPT: Final = Row(Move.ACCEPT)
-_RETRY_UNDONE: Final = Row(Move.RETRY)
-_RETRY_DOUBTFUL: Final = Row(Move.RETRY, doubt=True)
-_WAIT: Final = Row(Move.WAIT, doubt=True)
+_ACCEPT: Final = Row(NextMove.ACCEPT)
+_RETRY_UNDONE: Final = Row(NextMove.RETRY)
+_RETRY_DOUBTFUL: Final = Row(NextMove.RETRY, doubt=True)
+_WAIT: Final = Row(NextMove.WAIT, doubt=True)
 
 BY_SIGN: Final[Mapping[Sign, Row]] = {
     Sign.IN_PROGRESS: _WAIT,
     Sign.UNKNOWN: _WAIT,
-    Sign.MISMATCH: Row(Move.MISUSED),
-    Sign.EXPIRED: Row(Move.EXPIRED, doubt=True),
+    Sign.MISMATCH: Row(NextMove.MISUSED),
+    Sign.EXPIRED: Row(NextMove.EXPIRED, doubt=True),
     Sign.NOT_EXECUTED: _RETRY_UNDONE,
     Sign.RETRY: _RETRY_DOUBTFUL,
     Sign.FINAL: _ACCEPT,
@@ -63,16 +63,16 @@ BY_SIGN: Final[Mapping[Sign, Row]] = {
 BY_LOSS: Final[Mapping[Loss, Row]] = {
     Loss.NOT_SENT: _RETRY_UNDONE,
     Loss.LOST: _RETRY_DOUBTFUL,
-    Loss.HOPELESS: Row(Move.STOP),
+    Loss.HOPELESS: Row(NextMove.STOP),
 }
 
 BY_STATUS: Final[Mapping[int, Row]] = {
-    202: Row(Move.POLL, doubt=True),
-    307: Row(Move.REDIRECT),
-    308: Row(Move.REDIRECT),
-    401: Row(Move.STOP),
-    403: Row(Move.STOP),
-    407: Row(Move.STOP),
+    202: Row(NextMove.POLL, doubt=True),
+    307: Row(NextMove.REDIRECT),
+    308: Row(NextMove.REDIRECT),
+    401: Row(NextMove.STOP),
+    403: Row(NextMove.STOP),
+    407: Row(NextMove.STOP),
     408: _RETRY_DOUBTFUL,
     423: _RETRY_UNDONE,
     425: _RETRY_UNDONE,
@@ -88,7 +88,7 @@ _FIRST_ERROR: Final = 400
 _FIRST_SERVER_ERROR: Final = 500
 
 
-def judge(reply: Reply | Failure, profile: Profile) -> Row:
+def next_move(reply: Reply | Failure, profile: Profile) -> Row:
     """The row for an answer, or for the lack of one."""
     if isinstance(reply, Failure):
         return BY_LOSS[reply.loss]
@@ -109,17 +109,17 @@ def judge(reply: Reply | Failure, profile: Profile) -> Row:
             return _RETRY_DOUBTFUL if status >= _FIRST_SERVER_ERROR else _ACCEPT
 
 
-def polled(reply: Reply | Failure) -> Move:
+def polled(reply: Reply | Failure) -> NextMove:
     """The meaning of a status resource's answer: poll again, or it is over."""
     if isinstance(reply, Failure):
-        return Move.WAIT
+        return NextMove.WAIT
     match reply.status:
         case 202 | 408 | 423 | 425 | 429:
-            return Move.WAIT
+            return NextMove.WAIT
         case status if status >= _FIRST_SERVER_ERROR:
-            return Move.WAIT
+            return NextMove.WAIT
         case _:
-            return Move.WAIT if reply.field("Retry-After") is not None else Move.ACCEPT
+            return NextMove.WAIT if reply.field("Retry-After") is not None else NextMove.ACCEPT
 
 
 def is_ours(reply: Reply, profile: Profile) -> bool:

@@ -119,8 +119,8 @@ class Profile:
     def read(self, reply: Reply) -> Sign | None:
         """What the answer says about the key; None if its status is enough."""
         for name in self.should_retry:
-            if (said := (reply.field(name) or "").lower()) in {"true", "false"}:
-                return Sign.RETRY if said == "true" else Sign.FINAL
+            if (value := (reply.field(name) or "").lower()) in {"true", "false"}:
+                return Sign.RETRY if value == "true" else Sign.FINAL
         if self.transient is not None and (reply.field(self.transient) or "").lower() == "true":
             return Sign.RETRY
         words = list(_words(reply.body))

@@ -17,10 +17,10 @@ from requests.structures import CaseInsensitiveDict
 from urllib3.exceptions import NewConnectionError
 from urllib3.response import HTTPResponse
 
-from oncekey.client.attempts import Rules, drive
-from oncekey.client.desk import Desk, Operation
+from oncekey.client.attempts import RetryRules, drive
 from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
-from oncekey.client.journal import Entry, Journal
+from oncekey.client.journal import Journal, JournalEntry
+from oncekey.client.session import KeyedCall, RetrySession
 
 PATIENCE: Final = 30.0
 """Seconds for each try of `ask_again` and `resume`, by default."""
@@ -46,14 +46,14 @@ class OncekeyAdapter(HTTPAdapter):
     def __init__(
         self,
         *,
-        rules: Rules | None = None,
+        rules: RetryRules | None = None,
         journal: Journal | None = None,
-        desk: Desk | None = None,
+        session: RetrySession | None = None,
         sleep: Callable[[float], object] = time.sleep,
         **options: Any,  # noqa: ANN401  (handed on to HTTPAdapter)
     ) -> None:
         super().__init__(**{**options, "max_retries": 0})
-        self.desk = desk or Desk(rules=rules or Rules(), journal=journal)
+        self.session = session or RetrySession(rules=rules or RetryRules(), journal=journal)
         self._sleep = sleep
 
     def send(  # noqa: PLR0917  (the signature of HTTPAdapter)
@@ -72,42 +72,42 @@ class OncekeyAdapter(HTTPAdapter):
             OutcomeUnknownError: It may have happened; `ask_again` takes the error.
         """
         options = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
-        if not self.desk.enrols(request.method or ""):
+        if not self.session.enrols(request.method or ""):
             return super().send(request, stream=stream, **options)  # type: ignore[arg-type]  # its own options
-        begun = self.desk.begin(_call(request))
+        begun = self.session.begin(_call(request))
         if isinstance(begun, Reply):
             return self._answered(request, begun)
         return self._finish(begun, options)
 
     def ask_again(self, error: OutcomeUnknownError, **options: Any) -> requests.Response:  # noqa: ANN401
         """Go on with an operation whose outcome was unknown; the options are those of `send`."""
-        return self._finish(Operation(error.key, error.call), {"timeout": PATIENCE, **options})
+        return self._finish(KeyedCall(error.key, error.call), {"timeout": PATIENCE, **options})
 
     def resume(
         self,
-        headers: Callable[[Entry], Mapping[str, str]] | None = None,
+        headers: Callable[[JournalEntry], Mapping[str, str]] | None = None,
         *,
         only: Container[str] | None = None,
         **options: Any,  # noqa: ANN401  (handed on to HTTPAdapter.send)
-    ) -> list[tuple[Entry, requests.Response | Exception]]:
+    ) -> list[tuple[JournalEntry, requests.Response | Exception]]:
         """Send the journal's entries without an answer, with the same keys.
 
         `headers` gives the fields that the journal does not keep, such as `Authorization`; `only` names the keys, if
         not all are meant.
         """
-        done: list[tuple[Entry, requests.Response | Exception]] = []
-        for entry in self.desk.unfinished(only):
+        done: list[tuple[JournalEntry, requests.Response | Exception]] = []
+        for entry in self.session.unfinished(only):
             try:
-                operation = self.desk.take_up(entry, entry.completed({} if headers is None else headers(entry)))
+                operation = self.session.take_up(entry, entry.completed({} if headers is None else headers(entry)))
                 done.append((entry, self._finish(operation, {"timeout": PATIENCE, **options})))
             except Exception as error:  # noqa: BLE001  (one that fails must not keep the others from being sent)
                 done.append((entry, error))
         return done
 
-    def _finish(self, operation: Operation, options: Mapping[str, Any]) -> requests.Response:
+    def _finish(self, operation: KeyedCall, options: Mapping[str, Any]) -> requests.Response:
         last: list[requests.Response] = []
-        outcome = drive(self.desk.tries(operation), lambda call: self._exchange(call, options, last), self._sleep)
-        found = self.desk.conclude(operation, outcome)
+        outcome = drive(self.session.tries(operation), lambda call: self._exchange(call, options, last), self._sleep)
+        found = self.session.conclude(operation, outcome)
         if isinstance(found, Failure):
             raise found.error
         return last[0]

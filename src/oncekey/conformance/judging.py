@@ -55,8 +55,10 @@ def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]],
     wrong = frozenset(profile for profile, allowed in statuses.items() if answer.status not in allowed)
     if not wrong:
         return Passed()
-    told = "; ".join(f"{wanted(allowed)} in {profile}" for profile, allowed in statuses.items() if profile in wrong)
-    return Failed(f"{when}: {told}", shown(answer), only=wrong)
+    expectations = "; ".join(
+        f"{wanted(allowed)} in {profile}" for profile, allowed in statuses.items() if profile in wrong
+    )
+    return Failed(f"{when}: {expectations}", shown(answer), only=wrong)
 
 
 def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:

@@ -92,7 +92,7 @@ def _find_other_body(probe: Probe) -> None:
     answer = shots.fire(probe.shot(probe.fresh(), body=body), target.timeout)
     probe.sent += 1
     if given and not answer.ok:
-        raise CannotCheckError(f"--other-body was not taken under a fresh key: {_told(answer)}")
+        raise CannotCheckError(f"--other-body was not taken under a fresh key: {_shown(answer)}")
     probe.target = replace(target, other_body=body if answer.ok else None)
 
 
@@ -115,11 +115,11 @@ def _refused(probe: Probe, one: bytes, two: bytes) -> bool:
 def _refusal(target: Target, answer: Answer) -> str:
     return (
         f"{target.method} {target.address} with a fresh key must succeed before anything can be checked, "
-        f"and got {_told(answer)}"
+        f"and got {_shown(answer)}"
     )
 
 
-def _told(answer: Answer) -> str:
+def _shown(answer: Answer) -> str:
     text = " ".join(answer.body.decode("utf-8", "replace").split())
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     return f"{answer.status} {answer.reason}".strip() + (f": {shown}" if shown else "")

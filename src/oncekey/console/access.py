@@ -131,8 +131,8 @@ class Sessions:
 
     def cookie(self, session: Session) -> str:
         """The cookie of the session, with this instant as that of its last request."""
-        said = [session.operator.name, session.nonce, session.began, self._clock(), session.ticket]
-        body = base64.urlsafe_b64encode(json.dumps(said).encode()).decode()
+        claims = [session.operator.name, session.nonce, session.began, self._clock(), session.ticket]
+        body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode()
         return f"{body}.{self._sign('session', body)}"
 
     def read(self, cookie: str, whose: Callable[[str, str], Operator | None]) -> Session | None:

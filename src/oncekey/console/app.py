@@ -106,7 +106,7 @@ class Console:
             raise ConfigurationError(NO_TRACE)
         self.store = store
         self._seal = seal
-        self.tell = None if isinstance(store, str) else store.tell
+        self.notify = None if isinstance(store, str) else store.notify
         """Sends the events of operators' moves to the application's observers."""
         self.tokens = Tokens.read(tokens) if isinstance(tokens, str) else tokens
         self.namespace = namespace
@@ -260,8 +260,8 @@ class Console:
             tokens = self.tokens
             assert tokens is not None
             return self.sessions.read(cookie, lambda ticket, _: tokens.operator(ticket))
-        said = self._authenticate(request)
-        operator = await said if inspect.isawaitable(said) else said
+        authenticated = self._authenticate(request)
+        operator = await authenticated if inspect.isawaitable(authenticated) else authenticated
         if operator is None:
             raise Refused(403, "You may not be here", "The application does not know you as one of its operators.")
         same = self.sessions.read(cookie, lambda _, name: operator if name == operator.name else None)

@@ -16,7 +16,7 @@ from oncekey.core.operate import PROVIDER_LAG, Order, believed_from, possible
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Actor, Trigger
-from oncekey.engine.operate import desk_of, look, survey_of
+from oncekey.engine.operate import look, operations_of, survey_of
 from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Dossier:
             yield Event(call.at, f"call {call.phase} announced", f"as {call.downstream_key}{named}")
         for one in self.evidence:
             verdict = f": {one.verdict}" if one.verdict else ", not judged yet"
-            yield Event(one.at, f"heard from {one.heard.source}", f"event {one.heard.event_id}{verdict}")
+            yield Event(one.at, f"heard from {one.report.source}", f"event {one.report.event_id}{verdict}")
         for parcel in self.parcels:
             yield Event(parcel.created_at, f"parcel {parcel.topic} written", parcel.kind.value)
             if parcel.died_at is not None:
@@ -207,7 +207,7 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or store.audit is None:
         return None
-    survey, desk = survey_of(store), desk_of(store)
+    survey, operations = survey_of(store), operations_of(store)
     calls = yield from survey.calls(record.incarnation)
     inline: tuple[str, ...] = ()
     if record.effects is Effects.INLINE and store.upkeep is not None:
@@ -218,18 +218,18 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
     phase = by_hand if record.intent is None else record.intent.phase
     last = None
     if phase is not None and record.effects is Effects.PHASED:
-        last = yield from desk.last_result(record.operation, phase)
+        last = yield from operations.last_result(record.operation, phase)
     return Dossier(
         record=record,
         now=now,
         busy=sight.busy,
         parcels=(yield from survey.parcels(record.incarnation)),
         calls=calls,
-        evidence=(yield from survey.heard(tuple(sorted(names)), tuple(sorted(ids)))),
+        evidence=(yield from survey.reports_about(tuple(sorted(names)), tuple(sorted(ids)))),
         lines=(yield from store.audit.history(record_id)),
         last=last,
         inline=inline,
-        possible=possible(record, now, (yield from desk.parcels(record.incarnation))),
+        possible=possible(record, now, (yield from operations.parcels(record.incarnation))),
     )
 
 
@@ -271,15 +271,15 @@ def indented(text: str) -> str:
 
 def token_of(record_id: RecordId) -> str:
     """The part of an address that names a record."""
-    said = json.dumps([record_id.scope, record_id.key], ensure_ascii=False).encode("utf-8", "surrogatepass")
-    return base64.urlsafe_b64encode(said).decode().rstrip("=")
+    content = json.dumps([record_id.scope, record_id.key], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 def record_id_of(token: str) -> RecordId | None:
     """The record of an address; None if it is none of ours."""
     try:
-        said: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        scope, key = said
+        content: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        scope, key = content
     except (ValueError, TypeError):
         return None
     return RecordId(scope, key) if is_text(scope) and is_text(key) else None

@@ -20,11 +20,11 @@ from oncekey.core.audit import Mover
 from oncekey.core.errors import ResultNotStorableError
 from oncekey.core.memo import encode, rejected
 from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome, ParcelKind, Snapshot, StoredResponse
-from oncekey.core.operate import Forbidden, Move, Order, Wish, decide
+from oncekey.core.operate import Forbidden, Move, OperatorCommand, Order, decide
 from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor
 from oncekey.engine import operate
-from oncekey.engine.operate import desk_of
+from oncekey.engine.operate import operations_of
 from oncekey.ops.explain_retry import prospect
 
 if TYPE_CHECKING:
@@ -107,20 +107,20 @@ class Moves:
         order, dossier = _order(visit), await self._pages.dossier(visit)
         record = dossier.record
         try:
-            wish = wish_of(order, record, visit.form)
+            command = command_of(order, record, visit.form)
         except Wrong as wrong:
             return self._form(visit, order, dossier, None, str(wrong))
-        if visit.given("confirmed") != "yes":
-            held = await self._console.ask(lambda store: desk_of(store).parcels(record.incarnation))
-            decided = decide(wish, Snapshot(record, dossier.now), held)
+        if visit.form_field("confirmed") != "yes":
+            held = await self._console.ask(lambda store: operations_of(store).parcels(record.incarnation))
+            decided = decide(command, Snapshot(record, dossier.now), held)
             if isinstance(decided, Forbidden):
                 return self._form(visit, order, dossier, None, decided.why)
             return self._preview(visit, order, dossier, None, _plan(order, decided, dossier))
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
-        tell = self._console.tell
+        notify = self._console.notify
         if order is Order.BUST:
             await self._console.forget(record.id)
-        done = await self._console.ask(lambda store: operate.act(store, record.id, wish, mover, tell=tell))
+        done = await self._console.ask(lambda store: operate.act(store, record.id, command, mover, notify=notify))
         if isinstance(done, Forbidden):
             return self._form(visit, order, await self._pages.dossier(visit), None, done.why)
         return RedirectResponse(f"{visit.base}/record/{token_of(record.id)}?moved={SLUGS[order]}", 303)
@@ -135,22 +135,22 @@ class Moves:
         order, letter = _order(visit), await self._pages.dead_letter(visit)
         dossier = await self._owner(letter)
         try:
-            wish = letter_wish(order, visit.form)
+            command = letter_command(order, visit.form)
         except Wrong as wrong:
             return self._form(visit, order, dossier, letter, str(wrong))
-        if visit.given("confirmed") != "yes":
+        if visit.form_field("confirmed") != "yes":
             plan = Plan(PAPER[order])
             if dossier is not None:
-                held = await self._console.ask(lambda store: desk_of(store).parcels(letter.parcel.incarnation))
-                decided = decide(wish, Snapshot(dossier.record, dossier.now), held)
+                held = await self._console.ask(lambda store: operations_of(store).parcels(letter.parcel.incarnation))
+                decided = decide(command, Snapshot(dossier.record, dossier.now), held)
                 if isinstance(decided, Forbidden):
                     return self._form(visit, order, dossier, letter, decided.why)
                 plan = _plan(order, decided, dossier)
             return self._preview(visit, order, dossier, letter, plan)
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
         flow = operate.retry if order is Order.RETRY else operate.discard
-        tell = self._console.tell
-        done = await self._console.ask(lambda store: flow(store, letter.parcel.id, wish, mover, tell=tell))
+        notify = self._console.notify
+        done = await self._console.ask(lambda store: flow(store, letter.parcel.id, command, mover, notify=notify))
         if isinstance(done, Forbidden):
             return self._form(visit, order, dossier, letter, done.why)
         if dossier is None:
@@ -169,7 +169,7 @@ class Moves:
     def _form(
         self, visit: Visit, order: Order, dossier: Dossier | None, letter: DeadLetter | None, wrong: str = ""
     ) -> Response:
-        given = {name: visit.given(name) for name in _FIELDS}
+        given = {name: visit.form_field(name) for name in _FIELDS}
         if dossier is not None and not given["version"]:
             given["version"] = str(dossier.record.version)
         return self._console.page(
@@ -179,11 +179,11 @@ class Moves:
     def _preview(
         self, visit: Visit, order: Order, dossier: Dossier | None, letter: DeadLetter | None, plan: Plan
     ) -> Response:
-        given = {name: visit.given(name) for name in _FIELDS}
+        given = {name: visit.form_field(name) for name in _FIELDS}
         return self._console.page(visit, "preview.html", plan=plan, given=given, **_about(order, dossier, letter))
 
 
-def wish_of(order: Order, record: Record, form: Mapping[str, str]) -> Wish:
+def command_of(order: Order, record: Record, form: Mapping[str, str]) -> OperatorCommand:
     """What a form about a record asks for."""
     declined = order is Order.DECLINED
     answer, result = None, None
@@ -192,7 +192,7 @@ def wish_of(order: Order, record: Record, form: Mapping[str, str]) -> Wish:
             result = _result(form.get("result", ""), final_no=declined)
         else:
             answer = _answer(form, final_no=declined)
-    return Wish(
+    return OperatorCommand(
         order,
         _reason(form),
         answer=answer,
@@ -202,12 +202,12 @@ def wish_of(order: Order, record: Record, form: Mapping[str, str]) -> Wish:
     )
 
 
-def letter_wish(order: Order, form: Mapping[str, str]) -> Wish:
+def letter_command(order: Order, form: Mapping[str, str]) -> OperatorCommand:
     """What a form about a dead letter asks for."""
     answer = None
     if order is Order.DISCARD:
         answer = _answer(form, final_no=True) if form.get("status", "").strip() else operate.given_up()
-    return Wish(order, _reason(form), answer=answer, version=_version(form))
+    return OperatorCommand(order, _reason(form), answer=answer, version=_version(form))
 
 
 def _order(visit: Visit) -> Order:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from oncekey.console.views import Handler, Visit
     from oncekey.core.model import Duration, Instant
     from oncekey.flow import Flow
-    from oncekey.ops.survey import End, Place, Stretch
+    from oncekey.ops.survey import End, Stretch, WalkPosition
     from oncekey.ports import Store
 
 PAGE: Final = 50
@@ -134,7 +134,7 @@ class Pages:
 
     async def find(self, visit: Visit) -> Response:
         """Records by key, by its beginning, or by the provider's key or id of a call."""
-        key, tenant = visit.given("key").strip().strip('"'), visit.given("tenant").strip()
+        key, tenant = visit.form_field("key").strip().strip('"'), visit.form_field("tenant").strip()
         if not key:
             return RedirectResponse(f"{visit.base}/records", 303)
         scope = self._scope(tenant)
@@ -200,7 +200,7 @@ class Pages:
         """The same with the stored contents; the audit keeps which operator asked."""
         dossier = await self.dossier(visit)
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
-        why = visit.given("why").strip() or "looked at it in the console"
+        why = visit.form_field("why").strip() or "looked at it in the console"
         await self._console.ask(lambda store: disclose(store, dossier.record.id, mover, why))
         return self._shown(visit, await self.dossier(visit), contents=True)
 
@@ -302,7 +302,7 @@ class Pages:
         ledger = self._console.ledger
         if ledger is None:
             raise Refused(404, "There are no books here", "The application hands them in by Console(ledger=...).")
-        span = visit.given("span")
+        span = visit.form_field("span")
         since = _span(span)
         if not since:
             raise Refused(400, "Since when?", "Say it as 90s, 15m, 2h or 3d.")
@@ -345,18 +345,18 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and int(text[:20]) < _LARGEST and len(text) < 20  # noqa: PLR2004
 
 
-def _token(places: Mapping[State, Place]) -> str:
-    said = json.dumps({state.value: place for state, place in places.items()}).encode()
-    return base64.urlsafe_b64encode(said).decode().rstrip("=")
+def _token(places: Mapping[State, WalkPosition]) -> str:
+    content = json.dumps({state.value: place for state, place in places.items()}).encode()
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
-def _place(token: str) -> dict[State, Place] | None:
+def _place(token: str) -> dict[State, WalkPosition] | None:
     """The place where the next page of a list begins; None, for the first page, if the token is no place."""
     if not token:
         return None
     try:
-        said: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
-        places = {State(state): (int(at), scope, key) for state, (at, scope, key) in said.items()}
+        content: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        places = {State(state): (int(at), scope, key) for state, (at, scope, key) in content.items()}
     except (ValueError, TypeError, AttributeError, OverflowError):
         return None
     fit = all(abs(at) < _LARGEST and is_text(scope) and is_text(key) for at, scope, key in places.values())

@@ -16,9 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from oncekey.console.dossier import body_of, indented, token_of
-from oncekey.core.model import SECOND, Outcome, State
-from oncekey.core.scope import whose
-from oncekey.core.showing import lapse, moment
+from oncekey.core.model import SECOND, Outcome, State, lapse, moment
+from oncekey.core.scope import shown_scope
 from oncekey.ops.explain_retry import WHY
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Visit:
         """A parameter of the address, without the blanks around it."""
         return readable(self.request.query_params.get(name, "")).strip()
 
-    def given(self, name: str) -> str:
+    def form_field(self, name: str) -> str:
         """A field of the form."""
         return self.form.get(name, "")
 
@@ -131,7 +130,7 @@ class Views:
         self._environment.filters |= {
             "when": when,
             "age": age,
-            "whose": whose,
+            "whose": shown_scope,
             "token": lambda record: token_of(record.id),
             "shortly": shortly,
             "badge": badge,

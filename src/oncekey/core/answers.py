@@ -95,11 +95,11 @@ def replay(
 
 def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> Headers:
     """The header fields that are added to a first response: the key as received, and how long the answer is kept."""
-    said = None if echo is None or not PRINTABLE.fullmatch(echo) else (field_name(policy.key_header), echo)
+    echoed = None if echo is None or not PRINTABLE.fullmatch(echo) else (field_name(policy.key_header), echo)
     if expires_at is None:
-        return () if said is None else (said,)
+        return () if echoed is None else (echoed,)
     until = (field_name(policy.expires_header), http_date(expires_at // SECOND))
-    return (until,) if said is None else (said, until)
+    return (until,) if echoed is None else (echoed, until)
 
 
 def marked_lines(

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.guards import Facts
 from oncekey.core.model import Effects, HeldParcel, Lease, Record, Snapshot, State
-from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.core.transitions import Actor, Row, Trigger, find_row
 
 if TYPE_CHECKING:
     from oncekey.core.model import Completed, Instant, MemoEntry
@@ -128,7 +128,7 @@ def rule_taking_up(seen: Snapshot, held: HeldParcel, owner: str, digest: str) ->
         return Ruled(Making.BURY, RECORD_GONE)
     if record.state is State.IN_PROGRESS and record.owner == owner:
         return Ruled(Making.OURS)
-    row = judge(Trigger.WORKER_CLAIM, Actor.WORKER, facts_of(record, seen.now, digest))
+    row = find_row(Trigger.WORKER_CLAIM, Actor.WORKER, facts_of(record, seen.now, digest))
     if not isinstance(row, Row):
         return Ruled(Making.BURY, row.why)
     return Ruled(Making.PARK if row.to is State.UNKNOWN else Making.TAKE)
@@ -141,7 +141,7 @@ def rule_result(seen: Snapshot, lease: Lease, entry: MemoEntry) -> Making:
         return Making.NOTHING
     if record.memo == (entry,):
         return Making.OURS
-    row = judge(Trigger.DEFERRED_RESULT, Actor.OWNER, facts_of(record, seen.now, "", phase=entry.name))
+    row = find_row(Trigger.DEFERRED_RESULT, Actor.OWNER, facts_of(record, seen.now, "", phase=entry.name))
     if not isinstance(row, Row):
         return Making.NOTHING
     return Making.RETAKE if "item" in row.sets else Making.KEEP
@@ -153,9 +153,9 @@ def rule_trying_again(seen: Snapshot, lease: Lease, digest: str, *, never_sent: 
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
     facts = facts_of(record, seen.now, digest, never_sent=never_sent)
-    if isinstance(judge(Trigger.TRY_AGAIN, Actor.WORKER, facts), Row):
+    if isinstance(find_row(Trigger.TRY_AGAIN, Actor.WORKER, facts), Row):
         return Making.PEND_UNSENT if is_unsent(record, never_sent=never_sent) else Making.PEND
-    return Making.PARK if isinstance(judge(Trigger.DOUBT, Actor.WORKER, facts), Row) else Making.NOTHING
+    return Making.PARK if isinstance(find_row(Trigger.DOUBT, Actor.WORKER, facts), Row) else Making.NOTHING
 
 
 def rule_parking(seen: Snapshot, lease: Lease, trigger: Trigger) -> Making:
@@ -163,7 +163,7 @@ def rule_parking(seen: Snapshot, lease: Lease, trigger: Trigger) -> Making:
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
-    row = judge(trigger, Actor.WORKER, facts_of(record, seen.now, ""))
+    row = find_row(trigger, Actor.WORKER, facts_of(record, seen.now, ""))
     return Making.PARK if isinstance(row, Row) else Making.NOTHING
 
 
@@ -172,7 +172,7 @@ def rule_delivering(seen: Snapshot, lease: Lease) -> Making:
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
-    row = judge(Trigger.SETTLE, Actor.OWNER, facts_of(record, seen.now, ""))
+    row = find_row(Trigger.SETTLE, Actor.OWNER, facts_of(record, seen.now, ""))
     return Making.DELIVER if isinstance(row, Row) else Making.NOTHING
 
 

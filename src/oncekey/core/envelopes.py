@@ -22,7 +22,7 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.digests import frame, raw
+from oncekey.canonical.digests import frame, raw
 from oncekey.core.errors import RecordUnreadableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SEALED_SCHEMA, StoredResponse

@@ -83,7 +83,7 @@ class StoppingError(OncekeyError):
     """This process is stopping: a retry or the completer does the rest of the operation (P5)."""
 
 
-class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler makes, not a fault)
+class NotExecutedError(OncekeyError):
     """Raised by a handler which knows that nothing reached the outside: a retry with the same key may run.
 
     A worker passes `retry_after` (seconds) on, and does not try again sooner.
@@ -94,17 +94,17 @@ class NotExecuted(OncekeyError):  # noqa: N818  (a statement that a handler make
         self.retry_after = retry_after
 
 
-SAID_TO_US: Final = (NotExecuted, LeaseLostError, StoppingError)
+SAID_TO_US: Final = (NotExecutedError, LeaseLostError, StoppingError)
 """Exceptions that end a handler and are no fault for the server to report: oncekey answers the request."""
 
 
-class Rejected(OncekeyError, Generic[T]):  # noqa: N818  (the provider's statement, not a fault)
+class RejectedError(OncekeyError, Generic[T]):
     """The provider's final no to this call. Its `value` is stored, and raised again in a resumed handler (H2)."""
 
     value: T
 
     @overload
-    def __init__(self: Rejected[None]) -> None: ...
+    def __init__(self: RejectedError[None]) -> None: ...
 
     @overload
     def __init__(self, value: T) -> None: ...

@@ -4,7 +4,7 @@ A front answers before the store is asked: finished answers (`replay_cache`), an
 (`lock_hint`). It is never authoritative. A copy is made from a reply of the store, and ends by the store's clock.
 For what has no copy the store is asked.
 
-`Entry` and `Held` are those copies, with their form as bytes. This module does not seal, send or read a clock.
+`FrontEntry` and `Held` are those copies, with their form as bytes. This module does not seal, send or read a clock.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class StoreClock:
         self._known: tuple[float, Instant, Instant] | None = None
         """A moment of this process's own clock, and the earliest and latest instant of the store at that moment."""
 
-    def heard(self, low: Instant, high: Instant, asked: float, answered: float) -> None:
+    def adjust(self, low: Instant, high: Instant, asked: float, answered: float) -> None:
         """Take a reply of the store: its clock was between `low` and `high`; the question was sent at `asked`."""
         known, high = self._known, high + math.ceil((answered - asked) * (1 + DRIFT) * SECOND)
         if known is not None and answered < known[0]:
@@ -148,7 +148,7 @@ class StoreClock:
 # Copies in a shared front
 
 
-class Entry(NamedTuple):
+class FrontEntry(NamedTuple):
     """The answer of a completed record, as the store gave it."""
 
     finished: Finished | Record
@@ -168,7 +168,7 @@ class Held(NamedTuple):
     until: Instant
 
 
-def entry_bytes(entry: Entry) -> bytes:
+def entry_bytes(entry: FrontEntry) -> bytes:
     """The bytes of an entry, before they are sealed."""
     finished, response = entry.finished, entry.finished.response
     facts: dict[str, Any] = {
@@ -189,7 +189,7 @@ def entry_bytes(entry: Entry) -> bytes:
     return json.dumps(facts, separators=(",", ":")).encode() + b"\n" + body
 
 
-def entry_of(plain: bytes, record_id: RecordId) -> Entry | None:
+def entry_of(plain: bytes, record_id: RecordId) -> FrontEntry | None:
     """The entry in these bytes; None if another version of oncekey wrote them."""
     head, _, body = plain.partition(b"\n")
     try:
@@ -205,7 +205,7 @@ def entry_of(plain: bytes, record_id: RecordId) -> Entry | None:
             response = StoredResponse(status, headers, body if kept else None, schema)
         incarnation, effects = UUID(hex=facts["i"]), Effects(facts["e"])
         finished = Finished(record_id, incarnation, facts["o"], effects, facts["f"], response, facts["x"])
-        return Entry(finished, facts["r"], facts["u"])
+        return FrontEntry(finished, facts["r"], facts["u"])
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -142,7 +142,7 @@ def _item_safe(facts: Facts) -> bool:
     return stored or not facts.item_sent or facts.item_repeatable
 
 
-class Whose(StrEnum):
+class CheckedBy(StrEnum):
     """Who is responsible for a guard."""
 
     STORE = "store"
@@ -154,57 +154,57 @@ class Whose(StrEnum):
 class Guard(Enum):
     """A named, pure condition. All guards of a row must hold."""
 
-    LOCAL = (_of(Effects.LOCAL), Whose.STORE)
-    PHASED = (_of(Effects.PHASED), Whose.STORE)
-    OUTBOX = (_of(Effects.OUTBOX), Whose.STORE)
-    INLINE_OR_OUTBOX = (_of(Effects.INLINE, Effects.OUTBOX), Whose.STORE)
-    REQUEST_LOCAL = (lambda f: f.effects is Effects.LOCAL, Whose.MOVER)
-    REQUEST_OUTBOX = (lambda f: f.effects is Effects.OUTBOX, Whose.MOVER)
-    NOT_OUTBOX = (_of(Effects.LOCAL, Effects.PHASED, Effects.INLINE), Whose.STORE)
-    BEFORE_DEADLINE = (_record(lambda r, f: f.now < r.deadline), Whose.STORE)
-    LEASE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until <= f.now), Whose.STORE)
-    GRACE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until + f.grace <= f.now), Whose.MOVER)
-    NO_INTENT = (_record(lambda r, _: r.intent is None), Whose.STORE)
-    INTENT_OPEN = (_record(lambda r, _: r.intent is not None), Whose.STORE)
-    NO_INTENT_OR_INLINE = (_record(lambda r, _: r.intent is None or r.effects is Effects.INLINE), Whose.STORE)
-    SENT_ONCE = (_record(lambda r, _: r.intent is not None and r.intent.sends <= 1), Whose.STORE)
-    NEVER_SENT = (lambda f: f.never_sent, Whose.MOVER)
-    NO_INTENT_OR_SAME_AGAIN = (_record(_may_announce), Whose.STORE)
-    NO_RESULT_YET = (_record(lambda r, f: all(entry.name != f.phase for entry in r.memo)), Whose.MOVER)
-    CALLS_KNOWN = (lambda f: not f.call_open, Whose.MOVER)
-    SOME_MEMO = (_record(lambda r, _: bool(r.memo)), Whose.STORE)
-    NO_MEMO = (_record(lambda r, _: not r.memo), Whose.STORE)
-    NOT_RESUMABLE = (_record(lambda r, _: not (r.memo and r.state is State.FAILED_RETRYABLE)), Whose.STORE)
-    NOT_ENTERED = (lambda f: not f.entered, Whose.MOVER)
-    ENTERED = (lambda f: f.entered, Whose.MOVER)
-    RESUMABLE = (_record(_resumable), Whose.STORE)
-    RUNS_AGAIN = (_record(_runs_again), Whose.STORE)
-    ATTEMPTS_LEFT = (_record(_attempts_left), Whose.MOVER)
-    RUNS_NEVER_AGAIN = (_record(lambda r, f: not (_runs_again(r, f) and _attempts_left(r, f))), Whose.MOVER)
-    PAST_EXPIRY = (_record(_past_expiry), Whose.STORE)
-    BEFORE_EXPIRY = (_record(lambda r, f: not _past_expiry(r, f)), Whose.STORE)
-    FREE = (_record(_free), Whose.STORE)
-    PLAIN = (_record(_plain), Whose.STORE)
-    BEGUN = (_record(lambda r, f: not _plain(r, f)), Whose.STORE)
-    DEFERRED = (_record(_deferred), Whose.STORE)
-    NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)), Whose.STORE)
-    WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)), Whose.MOVER)
-    WAITED_OR_ITEM_REPEATABLE = (lambda f: f.waited or f.item_repeatable, Whose.MOVER)
-    LAST_RESULT_BY_HAND = (_record(lambda r, _: bool(r.memo) and r.memo[-1].by_hand), Whose.MOVER)
-    RESULT_GIVEN = (lambda f: f.result_given, Whose.MOVER)
-    LOCKED = (lambda f: f.locked, Whose.MOVER)
-    ITEM_SAFE = (_item_safe, Whose.MOVER)
-    ITEM_UNSAFE = (lambda f: not _item_safe(f), Whose.MOVER)
-    ITEM_NEVER_CLAIMED = (lambda f: not f.item_claimed, Whose.MOVER)
-    SOFT = (lambda f: f.soft, Whose.MOVER)
-    REASON = (lambda f: f.reason, Whose.MOVER)
-    CONFIRMED_IF_SUCCESS = (_record(lambda r, f: r.outcome is not Outcome.SUCCESS or f.runs_again), Whose.MOVER)
+    LOCAL = (_of(Effects.LOCAL), CheckedBy.STORE)
+    PHASED = (_of(Effects.PHASED), CheckedBy.STORE)
+    OUTBOX = (_of(Effects.OUTBOX), CheckedBy.STORE)
+    INLINE_OR_OUTBOX = (_of(Effects.INLINE, Effects.OUTBOX), CheckedBy.STORE)
+    REQUEST_LOCAL = (lambda f: f.effects is Effects.LOCAL, CheckedBy.MOVER)
+    REQUEST_OUTBOX = (lambda f: f.effects is Effects.OUTBOX, CheckedBy.MOVER)
+    NOT_OUTBOX = (_of(Effects.LOCAL, Effects.PHASED, Effects.INLINE), CheckedBy.STORE)
+    BEFORE_DEADLINE = (_record(lambda r, f: f.now < r.deadline), CheckedBy.STORE)
+    LEASE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until <= f.now), CheckedBy.STORE)
+    GRACE_OVER = (_record(lambda r, f: r.lease_until is not None and r.lease_until + f.grace <= f.now), CheckedBy.MOVER)
+    NO_INTENT = (_record(lambda r, _: r.intent is None), CheckedBy.STORE)
+    INTENT_OPEN = (_record(lambda r, _: r.intent is not None), CheckedBy.STORE)
+    NO_INTENT_OR_INLINE = (_record(lambda r, _: r.intent is None or r.effects is Effects.INLINE), CheckedBy.STORE)
+    SENT_ONCE = (_record(lambda r, _: r.intent is not None and r.intent.sends <= 1), CheckedBy.STORE)
+    NEVER_SENT = (lambda f: f.never_sent, CheckedBy.MOVER)
+    NO_INTENT_OR_SAME_AGAIN = (_record(_may_announce), CheckedBy.STORE)
+    NO_RESULT_YET = (_record(lambda r, f: all(entry.name != f.phase for entry in r.memo)), CheckedBy.MOVER)
+    CALLS_KNOWN = (lambda f: not f.call_open, CheckedBy.MOVER)
+    SOME_MEMO = (_record(lambda r, _: bool(r.memo)), CheckedBy.STORE)
+    NO_MEMO = (_record(lambda r, _: not r.memo), CheckedBy.STORE)
+    NOT_RESUMABLE = (_record(lambda r, _: not (r.memo and r.state is State.FAILED_RETRYABLE)), CheckedBy.STORE)
+    NOT_ENTERED = (lambda f: not f.entered, CheckedBy.MOVER)
+    ENTERED = (lambda f: f.entered, CheckedBy.MOVER)
+    RESUMABLE = (_record(_resumable), CheckedBy.STORE)
+    RUNS_AGAIN = (_record(_runs_again), CheckedBy.STORE)
+    ATTEMPTS_LEFT = (_record(_attempts_left), CheckedBy.MOVER)
+    RUNS_NEVER_AGAIN = (_record(lambda r, f: not (_runs_again(r, f) and _attempts_left(r, f))), CheckedBy.MOVER)
+    PAST_EXPIRY = (_record(_past_expiry), CheckedBy.STORE)
+    BEFORE_EXPIRY = (_record(lambda r, f: not _past_expiry(r, f)), CheckedBy.STORE)
+    FREE = (_record(_free), CheckedBy.STORE)
+    PLAIN = (_record(_plain), CheckedBy.STORE)
+    BEGUN = (_record(lambda r, f: not _plain(r, f)), CheckedBy.STORE)
+    DEFERRED = (_record(_deferred), CheckedBy.STORE)
+    NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)), CheckedBy.STORE)
+    WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)), CheckedBy.MOVER)
+    WAITED_OR_ITEM_REPEATABLE = (lambda f: f.waited or f.item_repeatable, CheckedBy.MOVER)
+    LAST_RESULT_BY_HAND = (_record(lambda r, _: bool(r.memo) and r.memo[-1].by_hand), CheckedBy.MOVER)
+    RESULT_GIVEN = (lambda f: f.result_given, CheckedBy.MOVER)
+    LOCKED = (lambda f: f.locked, CheckedBy.MOVER)
+    ITEM_SAFE = (_item_safe, CheckedBy.MOVER)
+    ITEM_UNSAFE = (lambda f: not _item_safe(f), CheckedBy.MOVER)
+    ITEM_NEVER_CLAIMED = (lambda f: not f.item_claimed, CheckedBy.MOVER)
+    SOFT = (lambda f: f.soft, CheckedBy.MOVER)
+    REASON = (lambda f: f.reason, CheckedBy.MOVER)
+    CONFIRMED_IF_SUCCESS = (_record(lambda r, f: r.outcome is not Outcome.SUCCESS or f.runs_again), CheckedBy.MOVER)
 
     @property
-    def whose(self) -> Whose:
+    def checked_by(self) -> CheckedBy:
         """Who is responsible for it."""
-        whose: Whose = self.value[1]
-        return whose
+        checked_by: CheckedBy = self.value[1]
+        return checked_by
 
     def holds(self, facts: Facts) -> bool:
         """Whether the condition is true of these facts."""

@@ -96,15 +96,15 @@ def first_sent(lines: list[bytes]) -> Instant | None:
         return None
     if len(lines) > 1 or len(lines[0]) > _LONGEST or not lines[0].isascii():
         raise MalformedError(_UNREADABLE)
-    said = lines[0].decode("ascii").strip()
+    value = lines[0].decode("ascii").strip()
     try:
         # RFC 3339 begins with a digit, an HTTP date with the day of the week.
-        at = datetime.fromisoformat(said) if said[:1].isdigit() else parsedate_to_datetime(said)
+        at = datetime.fromisoformat(value) if value[:1].isdigit() else parsedate_to_datetime(value)
     except (ValueError, TypeError):
         raise MalformedError(_UNREADABLE) from None
     if at.tzinfo is None:
         # An RFC 3339 timestamp has an offset; an HTTP date is always GMT, whose "-0000" Python reads as no zone at all.
-        if said[:1].isdigit():
+        if value[:1].isdigit():
             raise MalformedError(_UNREADABLE)
         at = at.replace(tzinfo=UTC)
     return round(at.timestamp() * SECOND)

@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
-from oncekey.core.digests import raw
+from oncekey.canonical.digests import raw
 from oncekey.core.errors import KeyMalformedError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.digests import frame, raw
+from oncekey.canonical.digests import frame, raw
 
 if TYPE_CHECKING:
     from oncekey.core.model import RecordId

@@ -125,9 +125,9 @@ def check_text(text: str) -> None:
         raise RecordUnreadableError(f"what was stored cannot be read: it is {said_of(key_id)}")
 
 
-def digest_of(given: object, limit: int) -> str:
+def digest_of(parameters: object, limit: int) -> str:
     """A digest of a call's parameters: a call with other parameters is not a repetition (H2)."""
-    return blake2b(encode(given, limit).encode(), digest_size=16).hexdigest()
+    return blake2b(encode(parameters, limit).encode(), digest_size=16).hexdigest()
 
 
 def rejected(entry: MemoEntry) -> MemoEntry:

@@ -24,14 +24,14 @@ ALONE: Final = "-- Stands alone: it builds on no post before it."
 """The first line of a `pre` that may run before a `post` of a lower number."""
 
 
-class Phase(StrEnum):
+class MigrationPhase(StrEnum):
     """When a migration may run."""
 
     PRE = "pre"
     POST = "post"
 
 
-class Standing(StrEnum):
+class MigrationState(StrEnum):
     """What a store has of a migration."""
 
     APPLIED = "applied"
@@ -47,7 +47,7 @@ class Applied:
     """A migration as a store remembers it."""
 
     number: int
-    phase: Phase
+    phase: MigrationPhase
     name: str
     checksum: str
     applied_at: int = field(default=0, compare=False, kw_only=True)
@@ -68,7 +68,7 @@ class Migration(Applied):
     @property
     def stands_alone(self) -> bool:
         """Whether it may run before a `post` of a lower number."""
-        return self.phase is Phase.PRE and self.text.startswith(ALONE)
+        return self.phase is MigrationPhase.PRE and self.text.startswith(ALONE)
 
     @classmethod
     def read(cls, file: str, text: str) -> Migration:
@@ -78,15 +78,15 @@ class Migration(Applied):
             raise ValueError(f"{file} is no migration: name it NNNN_pre_name.sql or NNNN_post_name.sql")
         # Line ends are a matter of how the file was checked out.
         checksum = sha256(text.replace("\r\n", "\n").encode()).hexdigest()
-        return cls(int(match["number"]), Phase(match["phase"]), match["name"], checksum, text)
+        return cls(int(match["number"]), MigrationPhase(match["phase"]), match["name"], checksum, text)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MigrationStatus:
     """One line of a store's status."""
 
     migration: Applied
-    standing: Standing
+    state: MigrationState
 
 
 def ordered(migrations: Iterable[Migration]) -> tuple[Migration, ...]:
@@ -98,29 +98,31 @@ def ordered(migrations: Iterable[Migration]) -> tuple[Migration, ...]:
     return found
 
 
-def status(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Entry, ...]:
+def status(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[MigrationStatus, ...]:
     """Every migration that either side knows, in order."""
-    there = {one.number: one for one in applied}
-    entries = [Entry(one, _standing(one, there.get(one.number))) for one in known]
+    known_of = {one.number: one for one in applied}
+    entries = [MigrationStatus(one, _state_of(one, known_of.get(one.number))) for one in known]
     numbers = {one.number for one in known}
-    entries += [Entry(one, Standing.UNKNOWN) for one in applied if one.number not in numbers]
+    entries += [MigrationStatus(one, MigrationState.UNKNOWN) for one in applied if one.number not in numbers]
     return tuple(sorted(entries, key=lambda entry: entry.migration.number))
 
 
-def plan(known: Sequence[Migration], applied: Sequence[Applied], *, only: Phase | None = None) -> tuple[Migration, ...]:
+def plan(
+    known: Sequence[Migration], applied: Sequence[Applied], *, only: MigrationPhase | None = None
+) -> tuple[Migration, ...]:
     """What is to be run, in order. `only=PRE` stops before the first `post`, but for those that stand alone."""
     numbers = {one.number for one in applied}
     pending = [one for one in known if one.number not in numbers]
-    if only is not Phase.PRE:
+    if only is not MigrationPhase.PRE:
         return tuple(pending)
-    posts = [one.number for one in pending if one.phase is Phase.POST]
+    posts = [one.number for one in pending if one.phase is MigrationPhase.POST]
     return tuple(one for one in pending if not posts or one.number < posts[0] or one.stands_alone)
 
 
 def changed(known: Sequence[Migration], applied: Sequence[Applied]) -> str | None:
     """Why nothing may be run on this store, if so."""
     for entry in status(known, applied):
-        if entry.standing is Standing.CHANGED:
+        if entry.state is MigrationState.CHANGED:
             return (
                 f"the store's migration {entry.migration.label} is not the one that this version of oncekey has: "
                 "use the version that made the store, or restore the store"
@@ -133,10 +135,10 @@ def objection(known: Sequence[Migration], applied: Sequence[Applied]) -> str | N
     if known and not applied:
         return "the store has no oncekey tables: run `oncekey migrate up --store URL`"
     for entry in status(known, applied):
-        match entry.standing, entry.migration.phase:
-            case Standing.PENDING, Phase.PRE:
+        match entry.state, entry.migration.phase:
+            case MigrationState.PENDING, MigrationPhase.PRE:
                 return f"the store lacks the migration {entry.migration.label}: run `oncekey migrate up --store URL`"
-            case Standing.UNKNOWN, Phase.POST:
+            case MigrationState.UNKNOWN, MigrationPhase.POST:
                 return (
                     f"the store has the migration {entry.migration.label}, which may have taken away what this "
                     "version of oncekey needs: update oncekey"
@@ -146,8 +148,8 @@ def objection(known: Sequence[Migration], applied: Sequence[Applied]) -> str | N
     return changed(known, applied)
 
 
-def _standing(known: Migration, there: Applied | None) -> Standing:
-    if there is None:
-        return Standing.PENDING
-    same = (there.phase, there.name, there.checksum) == (known.phase, known.name, known.checksum)
-    return Standing.APPLIED if same else Standing.CHANGED
+def _state_of(known: Migration, known_of: Applied | None) -> MigrationState:
+    if known_of is None:
+        return MigrationState.PENDING
+    same = (known_of.phase, known_of.name, known_of.checksum) == (known.phase, known.name, known.checksum)
+    return MigrationState.APPLIED if same else MigrationState.CHANGED

@@ -7,6 +7,7 @@ reads a clock: `now` always arrives with a `Snapshot`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -462,3 +463,18 @@ class Bypass:
 
 
 Verdict: TypeAlias = Proceed | Replay | Refuse | Bypass
+
+
+def moment(instant: Instant | None) -> str | None:
+    """RFC 3339, in UTC."""
+    if instant is None:
+        return None
+    return datetime.fromtimestamp(instant / SECOND, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def lapse(span: Duration) -> str:
+    """How long, for people."""
+    for unit, name in ((24 * HOUR, "d"), (HOUR, "h"), (MINUTE, "min")):
+        if span >= 2 * unit:
+            return f"{span // unit} {name}"
+    return f"{max(0, span) // SECOND} s"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.guards import Facts
 from oncekey.core.model import Effects
-from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, judge
+from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, find_row
 
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Instant, Record, Snapshot
@@ -38,24 +38,24 @@ class Holder(StrEnum):
     """The same request, or a holder without a mark: of an older version, or one that is just ending."""
 
 
-class Kind(StrEnum):
+class WriteKind(StrEnum):
     """Which row the finished record is written to."""
 
     NEW = "new"
     RETRYABLE = "retryable"
-    ANEW = "anew"
+    REPLACE_EXPIRED = "anew"
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class WriteTarget:
     """Where the finished record is written: a new row, or the row of `seen`, whose version the write proves (L3)."""
 
-    kind: Kind
+    kind: WriteKind
     seen: Record | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class Stored:
     """The finished record is written."""
 
     expires_at: Instant | None
@@ -64,14 +64,16 @@ class Sealed:
     """False if the handler ended its own transaction: its rows are in, and the record follows them (F16)."""
 
 
-KINDS: Final[Mapping[int, Kind]] = MappingProxyType({2: Kind.NEW, 3: Kind.NEW, 17: Kind.RETRYABLE, 31: Kind.ANEW})
+KINDS: Final[Mapping[int, WriteKind]] = MappingProxyType(
+    {2: WriteKind.NEW, 3: WriteKind.NEW, 17: WriteKind.RETRYABLE, 31: WriteKind.REPLACE_EXPIRED}
+)
 """Rows of TRANSITIONS that a request finishes in one write -> which row of the table is written."""
 
 _ENDS_WITH: Final[Mapping[Effects, Trigger]] = {Effects.LOCAL: Trigger.COMMIT, Effects.OUTBOX: Trigger.DEFER}
 
 
-def ground_for(snapshot: Snapshot, claim: Claim, table: Table = TRANSITIONS) -> Ground | None:
+def write_target_for(snapshot: Snapshot, claim: Claim, table: Table = TRANSITIONS) -> WriteTarget | None:
     """Where the claim's finished record can be written under the lock; None: the request has to claim first (L3)."""
     facts = Facts(snapshot.record, snapshot.now, effects=claim.effects, locked=True)
-    row = judge(_ENDS_WITH[claim.effects], Actor.REQUESTER, facts, table)
-    return Ground(KINDS[row.number], snapshot.record) if isinstance(row, Row) else None
+    row = find_row(_ENDS_WITH[claim.effects], Actor.REQUESTER, facts, table)
+    return WriteTarget(KINDS[row.number], snapshot.record) if isinstance(row, Row) else None

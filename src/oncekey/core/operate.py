@@ -26,10 +26,10 @@ from oncekey.core.model import (
     Record,
     State,
     StoredResponse,
+    moment,
 )
 from oncekey.core.rulings import LOCK_EXPIRED
-from oncekey.core.showing import moment
-from oncekey.core.transitions import TRANSITIONS, Actor, Illegal, Row, Trigger, judge
+from oncekey.core.transitions import TRANSITIONS, Actor, Illegal, Row, Trigger, find_row
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -59,7 +59,7 @@ class Order(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class ParcelLocation:
     """Where a parcel of a record is: due in the outbox, held by a worker, or among the dead letters."""
 
     id: UUID
@@ -73,7 +73,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class OperatorCommand:
     """An order with everything that the operator gave with it."""
 
     order: Order
@@ -218,32 +218,34 @@ WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
 """The sentence for an operator about each guard that does not hold, for every row that operators use."""
 
 
-def decide(wish: Wish, seen: Snapshot, parcels: tuple[Whereabouts, ...] = ()) -> Move | Forbidden:
+def decide(command: OperatorCommand, seen: Snapshot, parcels: tuple[ParcelLocation, ...] = ()) -> Move | Forbidden:
     """The move that the table allows, or why it does not."""
     record, now = seen.record, seen.now
     if record is None:
         return Forbidden(_NO_RECORD)
-    decided = _objection(wish, record, now, parcels) or _judged(wish, record, now, parcels)
+    decided = _objection(command, record, now, parcels) or _judged(command, record, now, parcels)
     if isinstance(decided, Forbidden):
-        return replace(decided, instead=possible(record, now, parcels, lag=wish.lag))
+        return replace(decided, instead=possible(record, now, parcels, lag=command.lag))
     return decided
 
 
 def possible(
-    record: Record, now: Instant, parcels: tuple[Whereabouts, ...] = (), *, lag: Duration = PROVIDER_LAG
+    record: Record, now: Instant, parcels: tuple[ParcelLocation, ...] = (), *, lag: Duration = PROVIDER_LAG
 ) -> tuple[Possibility, ...]:
     """What an operator may do to this record now: every order, tried with the most favourable input.
 
     A second execution of a success is left out: it is nothing to suggest.
     """
     found: dict[Order, Possibility] = {}
-    for wish, options in _best_wishes(record, lag):
-        if wish.order not in found and _objection(wish, record, now, parcels) is None:
-            decided = _judged(wish, record, now, parcels)
+    for command, options in _best_commands(record, lag):
+        if command.order not in found and _objection(command, record, now, parcels) is None:
+            decided = _judged(command, record, now, parcels)
             if isinstance(decided, Move) and decided.row.to is not None:
-                note = f"or without --closed, asked after {moment(believed_from(record, lag))}" if wish.closed else ""
+                note = (
+                    f"or without --closed, asked after {moment(believed_from(record, lag))}" if command.closed else ""
+                )
                 row, to = decided.row.number, decided.row.to
-                found[wish.order] = Possibility(wish.order, row, to, options, note, decided.letter)
+                found[command.order] = Possibility(command.order, row, to, options, note, decided.letter)
     return tuple(found.values())
 
 
@@ -285,32 +287,36 @@ def _has_no_open_call(record: Record) -> bool:
     return record.state is State.FAILED_RETRYABLE or (record.state is State.UNKNOWN and resumable)
 
 
-def facts_for(wish: Wish, record: Record, now: Instant) -> Facts:
+def facts_for(command: OperatorCommand, record: Record, now: Instant) -> Facts:
     """The facts for the guards. When and where the operator looked counts only for "not executed" (U1)."""
     # A question cannot have been asked in the future, whichever clock it was timed by.
-    asked = now if wish.asked_at is None else min(wish.asked_at, now)
-    waited = wish.closed or (asked >= believed_from(record, wish.lag) if wish.waited is None else wish.waited)
+    asked = now if command.asked_at is None else min(command.asked_at, now)
+    waited = command.closed or (
+        asked >= believed_from(record, command.lag) if command.waited is None else command.waited
+    )
     intent = record.intent
     window = intent is not None and intent.repeatable_until is not None and now < intent.repeatable_until
     return Facts(
         record,
         now,
-        waited=waited and wish.order is Order.NOT_EXECUTED,
-        result_given=wish.result is not None,
+        waited=waited and command.order is Order.NOT_EXECUTED,
+        result_given=command.result is not None,
         # With a stored result nothing is sent at all (O1).
         item_repeatable=window or bool(record.memo),
-        reason=bool(wish.reason.strip()),
-        runs_again=wish.runs_again,
+        reason=bool(command.reason.strip()),
+        runs_again=command.runs_again,
     )
 
 
-def _objection(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts, ...]) -> Forbidden | None:
+def _objection(
+    command: OperatorCommand, record: Record, now: Instant, parcels: tuple[ParcelLocation, ...]
+) -> Forbidden | None:
     """What forbids the order whatever the table says."""
-    if not wish.reason.strip():
+    if not command.reason.strip():
         return Forbidden(_NO_REASON)
-    if wish.version is not None and wish.version != record.version:
+    if command.version is not None and command.version != record.version:
         return Forbidden(
-            f"it has moved since you looked: you saw version {wish.version}, and it is at {record.version}"
+            f"it has moved since you looked: you saw version {command.version}, and it is at {record.version}"
         )
     held = [one for one in parcels if one.is_held(now)]
     if held:
@@ -319,12 +325,14 @@ def _objection(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabo
     return None
 
 
-def _judged(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
-    trigger, facts = trigger_of(wish.order, record), facts_for(wish, record, now)
-    row = judge(trigger, wish.actor, facts)
+def _judged(
+    command: OperatorCommand, record: Record, now: Instant, parcels: tuple[ParcelLocation, ...]
+) -> Move | Forbidden:
+    trigger, facts = trigger_of(command.order, record), facts_for(command, record, now)
+    row = find_row(trigger, command.actor, facts)
     if isinstance(row, Illegal):
-        silent = wish.order is Order.RELEASE and trigger is Trigger.NOT_EXECUTED
-        why = _SAYS_NOTHING if silent else _in_words(wish.order, trigger, facts, wish.lag)
+        silent = command.order is Order.RELEASE and trigger is Trigger.NOT_EXECUTED
+        why = _SAYS_NOTHING if silent else _in_words(command.order, trigger, facts, command.lag)
         return Forbidden(why, rule=row.why)
     deferred = [one for one in parcels if one.kind is ParcelKind.DEFER]
     letter = next((one.id for one in deferred if one.dead), None)
@@ -332,20 +340,20 @@ def _judged(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts
         case 14 | 15:
             return Move(row, record, last_error=LOCK_EXPIRED)
         case 19:
-            missing = _ONLY_PHASED if wish.result is not None else _NO_ANSWER if wish.answer is None else None
-            return Forbidden(missing) if missing else Move(row, record, answer=wish.answer, letter=letter)
+            missing = _ONLY_PHASED if command.result is not None else _NO_ANSWER if command.answer is None else None
+            return Forbidden(missing) if missing else Move(row, record, answer=command.answer, letter=letter)
         case 20:
-            if wish.answer is not None:
+            if command.answer is not None:
                 return Forbidden(_PHASED_ANSWER)
-            return Move(row, record, memo=(*record.memo, _entry(wish, record)))
+            return Move(row, record, memo=(*record.memo, _entry(command, record)))
         case 34:
-            if wish.answer is not None:
+            if command.answer is not None:
                 return Forbidden(_PHASED_ANSWER)
-            return Move(row, record, memo=(*record.memo[:-1], _entry(wish, record)))
+            return Move(row, record, memo=(*record.memo[:-1], _entry(command, record)))
         case 21:
             return Forbidden(_DEFERRED_ALREADY) if deferred else Move(row, record)
         case 22:
-            if wish.order is Order.RELEASE:
+            if command.order is Order.RELEASE:
                 return Forbidden(_DEFERRED_ALREADY)
             return Forbidden(_NOT_DEAD) if letter is None else Move(row, record, forget=facts.waited, letter=letter)
         case _:
@@ -353,10 +361,10 @@ def _judged(wish: Wish, record: Record, now: Instant, parcels: tuple[Whereabouts
             return Forbidden(left) if parcels else Move(row, record, last_error=BUSTED)
 
 
-def _entry(wish: Wish, record: Record) -> MemoEntry:
-    assert wish.result is not None
+def _entry(command: OperatorCommand, record: Record) -> MemoEntry:
+    assert command.result is not None
     name = record.memo[-1].name if record.intent is None else record.intent.phase
-    return MemoEntry(name, EntryKind.CALL, wish.result, by_hand=wish.actor is Actor.OPERATOR)
+    return MemoEntry(name, EntryKind.CALL, command.result, by_hand=command.actor is Actor.OPERATOR)
 
 
 def _in_words(order: Order, trigger: Trigger, facts: Facts, lag: Duration) -> str:
@@ -374,8 +382,8 @@ def _in_words(order: Order, trigger: Trigger, facts: Facts, lag: Duration) -> st
 
     missing = [guard for guard in min(rows, key=misfit).when if not guard.holds(facts)]
     lease = "the end of its parcel's lease" if record.lease_until is None else moment(record.lease_until)
-    said = {"believed": moment(believed_from(record, lag)), "lease": lease}
-    return "; ".join(WORDS[guard].format_map(said) for guard in missing)
+    values = {"believed": moment(believed_from(record, lag)), "lease": lease}
+    return "; ".join(WORDS[guard].format_map(values) for guard in missing)
 
 
 STATES: Final[Mapping[State, str]] = MappingProxyType(
@@ -412,25 +420,25 @@ _KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.DEFERRED,
 _SOME_ANSWER: Final = Completed(StoredResponse(200, (), b""), Outcome.SUCCESS)
 
 
-def _best_wishes(record: Record, lag: Duration) -> Iterator[tuple[Wish, str]]:
+def _best_commands(record: Record, lag: Duration) -> Iterator[tuple[OperatorCommand, str]]:
     """Each order with the most favourable input, and the options that have to be typed for it; the simplest first."""
     phased = record.effects is Effects.PHASED
     for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD):
         if order is Order.DISCARD and record.effects is not Effects.OUTBOX:
             continue
-        wish = Wish(order, "-", lag=lag)
+        command = OperatorCommand(order, "-", lag=lag)
         if phased:
-            yield replace(wish, result="null"), f"--result {RESULT}"
+            yield replace(command, result="null"), f"--result {RESULT}"
         else:
             status = "402" if order is Order.DECLINED else "201"
             options = "" if order is Order.DISCARD else f"--status {status} --body answer.json"
-            yield replace(wish, answer=_SOME_ANSWER), options
-    yield Wish(Order.NOT_EXECUTED, "-", lag=lag), ""
-    yield Wish(Order.NOT_EXECUTED, "-", closed=True, lag=lag), "--closed"
-    yield Wish(Order.RELEASE, "-", lag=lag), ""
+            yield replace(command, answer=_SOME_ANSWER), options
+    yield OperatorCommand(Order.NOT_EXECUTED, "-", lag=lag), ""
+    yield OperatorCommand(Order.NOT_EXECUTED, "-", closed=True, lag=lag), "--closed"
+    yield OperatorCommand(Order.RELEASE, "-", lag=lag), ""
     if record.outcome is not Outcome.SUCCESS:
-        yield Wish(Order.BUST, "-", lag=lag), ""
-    yield Wish(Order.RETRY, "-", lag=lag), ""
+        yield OperatorCommand(Order.BUST, "-", lag=lag), ""
+    yield OperatorCommand(Order.RETRY, "-", lag=lag), ""
 
 
 def recovery_point_after(move: Move) -> str:

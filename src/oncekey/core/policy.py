@@ -9,6 +9,8 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Self, cast
 
+from oncekey.canonical.fingerprint import Selection
+from oncekey.canonical.jcs import BigInts
 from oncekey.core import checks
 from oncekey.core.choices import (
     BY_EFFECTS,
@@ -23,10 +25,8 @@ from oncekey.core.choices import (
     objection,
 )
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fingerprint import Selection
 from oncekey.core.fronts import Front
 from oncekey.core.headers import KEY_HEADER, NEVER_KEPT
-from oncekey.core.jcs import BigInts
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.scope import BindTo

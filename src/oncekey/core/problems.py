@@ -51,7 +51,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ProblemBody:
     """A rendered body with its media type."""
 
     media_type: bytes
@@ -258,24 +258,24 @@ def documentation_of(code: Code, policy: Policy) -> str:
 
 def render(
     code: Code, status: int, policy: Policy, *, detail: str = "", fault_id: str = "", trace_id: str = ""
-) -> Page:
+) -> ProblemBody:
     """The body of a refusal in the format that the policy asks for."""
-    says = detail or PROBLEMS[code].detail
+    detail_text = detail or PROBLEMS[code].detail
     match policy.error_format:
         case ErrorFormat.CODE:
             return _page(JSON, {"code": code.value})
         # Waiting is no error: a 202 is neither a fault nor a problem, whatever errors look like.
         case ErrorFormat.PROBLEM | ErrorFormat.FAULT if status == _ACCEPTED:
-            return _page(JSON, _members(code, status, policy, says, ""))
+            return _page(JSON, _members(code, status, policy, detail_text, ""))
         case ErrorFormat.PROBLEM:
-            return _page(PROBLEM_JSON, _members(code, status, policy, says, fault_id))
+            return _page(PROBLEM_JSON, _members(code, status, policy, detail_text, fault_id))
         case ErrorFormat.FAULT:
-            return _page(JSON, _fault(code, says, fault_id, trace_id))
+            return _page(JSON, _fault(code, detail_text, fault_id, trace_id))
         case _:
             assert_never(policy.error_format)
 
 
-def _members(code: Code, status: int, policy: Policy, says: str, fault_id: str) -> dict[str, object]:
+def _members(code: Code, status: int, policy: Policy, detail_text: str, fault_id: str) -> dict[str, object]:
     problem = PROBLEMS[code]
     # The id of this occurrence: a client quotes it, and the log line has the same.
     occurrence = {"instance": UUID(fault_id).urn} if fault_id else {}
@@ -283,7 +283,7 @@ def _members(code: Code, status: int, policy: Policy, says: str, fault_id: str) 
         "type": type_of(code, policy),
         "title": problem.title,
         "status": status,
-        "detail": says,
+        "detail": detail_text,
         **occurrence,
         "retryable": problem.retryable,
         "code": code.value,
@@ -293,16 +293,16 @@ def _members(code: Code, status: int, policy: Policy, says: str, fault_id: str) 
         members["error"] = {
             "type": problem.stripe_type,
             "code": problem.stripe_code or code.value,
-            "message": problem.stripe_message or says,
+            "message": problem.stripe_message or detail_text,
         }
     return members
 
 
-def _fault(code: Code, says: str, fault_id: str, trace_id: str) -> dict[str, object]:
+def _fault(code: Code, detail_text: str, fault_id: str, trace_id: str) -> dict[str, object]:
     problem = PROBLEMS[code]
-    error = {"errorCode": problem.fault_code, "description": problem.fault_description or says}
+    error = {"errorCode": problem.fault_code, "description": problem.fault_description or detail_text}
     return {"fault": {"faultId": fault_id, "traceId": trace_id, "errors": [error]}}
 
 
-def _page(media_type: bytes, members: Mapping[str, object]) -> Page:
-    return Page(media_type, json.dumps(members, separators=(",", ":")).encode("ascii"))
+def _page(media_type: bytes, members: Mapping[str, object]) -> ProblemBody:
+    return ProblemBody(media_type, json.dumps(members, separators=(",", ":")).encode("ascii"))

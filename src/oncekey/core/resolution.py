@@ -25,22 +25,22 @@ EXHAUSTED: Final = "reconcile_exhausted"
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """It was done. `given` is the answer for the client (INLINE, OUTBOX) or the result of the open call (PHASED)."""
+    """It was done. `result` is the answer for the client (INLINE, OUTBOX) or the result of the open call (PHASED)."""
 
-    given: Any = None
+    result: Any = None
     provider_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Declined:
-    """It was finally refused: the client gets this no, or the phased handler a `Rejected` with this value."""
+class Rejected:
+    """It was finally refused: the client gets this no, or the phased handler a `RejectedError` with this value."""
 
-    given: Any = None
+    result: Any = None
     provider_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Unexecuted:
+class NotExecuted:
     """The provider knows nothing of it. `closed`: and never will, because its reference was closed there."""
 
     closed: bool = False
@@ -53,7 +53,7 @@ class Undecided:
     why: str = "still_unknown"
 
 
-Resolution: TypeAlias = Executed | Declined | Unexecuted | Undecided
+Resolution: TypeAlias = Executed | Rejected | NotExecuted | Undecided
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class CallReport:
     """A statement about a call, before it is compared with the record."""
 
     source: str
     event_id: str
-    said: str
+    resolution: str
     """The resolution, in its stored form."""
     downstream_key: str | None = None
     provider_id: str | None = None
@@ -98,7 +98,7 @@ class Evidence:
 
     id: int
     at: Instant
-    heard: Heard
+    report: CallReport
     verdict: Verdict | None
 
 
@@ -167,7 +167,7 @@ def is_about(record: Record, downstream_key: str) -> bool:
     return record.intent is not None and record.intent.downstream_key == downstream_key
 
 
-def standing(record: Record, phase: str) -> Outcome | None:
+def known_outcome(record: Record, phase: str) -> Outcome | None:
     """The outcome that the record itself has for a call; None: none yet."""
     for entry in record.memo:
         if entry.name == phase:

@@ -208,8 +208,8 @@ def _by_pydantic(value: Any, declared: Any) -> Any:  # noqa: ANN401
     except ValueError as error:
         errors = getattr(error, "errors", None)
         lines = errors(include_url=False, include_context=False, include_input=False) if errors else ()
-        said = "; ".join(f"{'.'.join(map(str, line['loc']))}: {line['msg']}" for line in lines)
-        raise _Misfit(said or type(error).__name__) from None
+        reasons = "; ".join(f"{'.'.join(map(str, line['loc']))}: {line['msg']}" for line in lines)
+        raise _Misfit(reasons or type(error).__name__) from None
 
 
 def _by_function(value: Any, declared: Callable[[Any], Any]) -> Any:  # noqa: ANN401

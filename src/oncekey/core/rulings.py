@@ -13,13 +13,13 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, assert_never
 
+from oncekey.canonical.fingerprint import same
 from oncekey.core.answers import retry_after
 from oncekey.core.envelopes import check_open, check_steps
-from oncekey.core.fingerprint import same
 from oncekey.core.guards import Facts, is_past_expiry, is_plain
 from oncekey.core.model import SEALED_SCHEMA, UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.policy import OnExpired
-from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, judge
+from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, find_row
 
 if TYPE_CHECKING:
     from oncekey.core.fronts import Held
@@ -223,7 +223,7 @@ def _check_steps(record: Record) -> None:
 def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next:
     """What a stale lease means: the stored effects and recovery decide, not the route's current ones (P2, F4)."""
     facts = Facts(record, now, max_attempts=policy.max_attempts)
-    if isinstance(judge(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Row):
+    if isinstance(find_row(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Row):
         return TakeOver(record)
     return Doubt(record, LOCK_EXPIRED)
 

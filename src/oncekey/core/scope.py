@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final, assert_never
 from urllib.parse import unquote_to_bytes
 
-from oncekey.core.digests import frame, raw
+from oncekey.canonical.digests import frame, raw
 from oncekey.core.errors import ConfigurationError
 
 MAX_SCOPE_LENGTH: Final = 200
@@ -94,7 +94,7 @@ def tenant_of(scope: str) -> str:
     return parts[1] if len(parts) > 1 else scope
 
 
-def whose(scope: str) -> str:
+def shown_scope(scope: str) -> str:
     """A scope for people: the tenant, if the scope has no other part."""
     match parts_of(scope):
         case [namespace, tenant] if namespace == NO_NAMESPACE:

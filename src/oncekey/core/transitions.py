@@ -18,7 +18,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeAlias
 
-from oncekey.core.guards import Facts, Guard, Whose
+from oncekey.core.guards import CheckedBy, Facts, Guard
 from oncekey.core.model import State
 
 
@@ -209,7 +209,7 @@ def tabulate(rows: tuple[Row, ...]) -> Table:
 TRANSITIONS: Table = tabulate(ROWS)
 
 
-def judge(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIONS) -> Row | Illegal:
+def find_row(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIONS) -> Row | Illegal:
     """The one row that allows this move, or why none does. Only a test of the table gives another table."""
     source = facts.record.state if facts.record else None
     rows = table.get(source, {}).get(trigger, ())
@@ -229,4 +229,4 @@ def judge(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIO
 def upheld(row: Row, facts: Facts) -> bool:
     """Whether a store has to accept a write by this row if its proof fits: the guards that are the store's hold."""
     source = facts.record.state if facts.record else None
-    return source is row.source and all(guard.holds(facts) for guard in row.when if guard.whose is Whose.STORE)
+    return source is row.source and all(guard.holds(facts) for guard in row.when if guard.checked_by is CheckedBy.STORE)

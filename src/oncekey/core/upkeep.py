@@ -16,7 +16,7 @@ from oncekey.core.guards import MAX_ATTEMPTS, Facts, Guard
 from oncekey.core.model import MINUTE, SECOND, Code, Completed, Outcome, Record, State, StoredResponse
 from oncekey.core.policy import Policy, micros
 from oncekey.core.problems import render
-from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.core.transitions import Actor, Row, Trigger, find_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReapPosition:
     """The reaper's position in the order of expiry."""
 
     expires_at: Instant
@@ -54,7 +54,7 @@ class Place:
     key: str
 
 
-START: Final = Place(-1, "", "")
+START: Final = ReapPosition(-1, "", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Gone:
     moved: int
     full: bool
     """There may be more behind `last`."""
-    last: Place | None = None
+    last: ReapPosition | None = None
     now: Instant | None = None
     """The store's clock; None if there was nothing to move."""
 
@@ -91,7 +91,7 @@ def sweep_to(
     # Row 15 is also the requester's, who does not wait for a grace; the sweeper always does.
     if not Guard.GRACE_OVER.holds(facts):
         return None
-    row = judge(Trigger.SWEEP, Actor.SWEEPER, facts)
+    row = find_row(Trigger.SWEEP, Actor.SWEEPER, facts)
     return row.to if isinstance(row, Row) else None
 
 
@@ -156,7 +156,7 @@ def reaping_of(
 
 
 def _allowed(trigger: Trigger, facts: Facts) -> bool:
-    return isinstance(judge(trigger, Actor.REAPER, facts), Row)
+    return isinstance(find_row(trigger, Actor.REAPER, facts), Row)
 
 
 def timed_out(policy: Policy) -> Completed:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from fastapi import APIRouter, Depends, FastAPI, Path, Response
 from fastapi.responses import PlainTextResponse
 
+from oncekey.canonical.digests import downstream_key
 from oncekey.console import Console, Ledger, Operator, Role, Tokens
 from oncekey.console.views import palette
-from oncekey.core.digests import downstream_key
 from oncekey.core.model import RecordId
 from oncekey.core.scope import scope_of
 from oncekey.demo.charging import Charging, ProviderFailedError
@@ -44,7 +44,7 @@ from oncekey.observe.prometheus import Prometheus
 from oncekey.once import Once
 from oncekey.reconcile.books import Pointers
 from oncekey.reconcile.ledger import LedgerEntry
-from oncekey.resolvers import Executed, Question, Sighting, Unexecuted
+from oncekey.resolvers import Executed, NotExecuted, Question, Sighting
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
@@ -118,19 +118,19 @@ def resolvers(once: Once, charging: Charging) -> None:
     """Register a resolver for each operation that charges. It asks the provider by the downstream key of the charge."""
 
     @once.resolver("create_payment")
-    async def payment(question: Question) -> Executed | Unexecuted:
+    async def payment(question: Question) -> Executed | NotExecuted:
         charge = await charging.find(question.downstream_key)
-        return Unexecuted() if charge is None else Executed(charge, provider_id=charge["id"])
+        return NotExecuted() if charge is None else Executed(charge, provider_id=charge["id"])
 
     @once.resolver("create_transfer", answer=transferred)
-    async def transfer(question: Question) -> Executed | Unexecuted:
+    async def transfer(question: Question) -> Executed | NotExecuted:
         charge = await charging.find(question.downstream_key)
-        return Unexecuted() if charge is None else Executed(transferred(question, charge), provider_id=charge["id"])
+        return NotExecuted() if charge is None else Executed(transferred(question, charge), provider_id=charge["id"])
 
     @once.resolver("send_notification", call=CALL, answer=notified)
-    async def notification(question: Question) -> Executed | Unexecuted:
+    async def notification(question: Question) -> Executed | NotExecuted:
         charge = await charging.find(question.downstream_key)
-        return Unexecuted() if charge is None else Executed(notified(question, charge), provider_id=charge["id"])
+        return NotExecuted() if charge is None else Executed(notified(question, charge), provider_id=charge["id"])
 
 
 def webhooks(once: Once, app: FastAPI, secret: str = SECRET) -> None:

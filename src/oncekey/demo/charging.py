@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urlencode, urlsplit
 
-from oncekey.core.errors import ConfigurationError, NotExecuted, Rejected
+from oncekey.core.errors import ConfigurationError, NotExecutedError, RejectedError
 
 if TYPE_CHECKING:
     pass
@@ -141,11 +141,11 @@ class Charging:
         try:
             reply = await ask("POST", f"{self._url}/charges", content=content, headers=headers, patience=self._patience)
         except NothingSentError as error:
-            raise NotExecuted("the provider cannot be reached") from error
+            raise NotExecutedError("the provider cannot be reached") from error
         except AnswerLostError as error:
             raise ProviderFailedError(str(error)) from error
         if reply.status == HTTPStatus.PAYMENT_REQUIRED:
-            raise Rejected({"detail": "The card was declined; nothing was charged."})
+            raise RejectedError({"detail": "The card was declined; nothing was charged."})
         if not reply.ok:
             raise ProviderFailedError(f"the provider answered {reply.status}")
         charge: dict[str, Any] = reply.json()

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.audit import Mover
-from oncekey.core.digests import downstream_key
 from oncekey.core.memo import digest_of, encode, rejected
 from oncekey.core.model import (
     HOUR,
@@ -37,11 +37,11 @@ from oncekey.core.model import (
     Retryable,
     StoredResponse,
 )
-from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import SWEEP_GRACE, Page
-from oncekey.demo.draws import WORKERS, Clock, Doubts, Draws, Fate, Life, busyness, money_of, there, through
+from oncekey.demo.draws import WORKERS, Clock, Doubts, Draws, Fate, Life, busyness, money_of, present, statements_of
 from oncekey.demo.models import Money, Order, Payment, Transfer, datetime_of
 from oncekey.demo.problems import MEDIA_TYPE, TENANTS
 from oncekey.demo.provider_ledger import Charge
@@ -49,7 +49,16 @@ from oncekey.demo.routes import CALL, CHARGE, RECEIPT, REPEATABLE, UNREPEATABLE,
 from oncekey.engine import operate, upkeep
 from oncekey.engine.claiming import Caller, Parts, claim_of
 from oncekey.engine.parcels import Parcels
-from oncekey.engine.relay import MARGIN, Answered, Ended, Failed, begin_call, end_call, fail_message, lease_of
+from oncekey.engine.relay import (
+    MARGIN,
+    CallAnswered,
+    CallFailed,
+    ParcelEnded,
+    begin_call,
+    end_call,
+    fail_message,
+    lease_of,
+)
 from oncekey.flow import Statement
 from oncekey.ops.stats import sample_of
 from oncekey.topics import Reply
@@ -93,7 +102,7 @@ class Day:
         assert store.upkeep is not None
         self._store, self._once, self._say, self._clock = store, once, say, clock
         self._locks, self._outbox = store.locks, store.outbox
-        self._desk, self._upkeep = store.reconcile, store.upkeep
+        self._port, self._upkeep = store.reconcile, store.upkeep
         self._policy = once.policy
         self._draw = Draws(seed, clock)
         self._end = clock.now
@@ -116,14 +125,14 @@ class Day:
                 return True
             self._clock.now, _, life = heapq.heappop(self._lives)
             try:
-                said = next(life)
-                while isinstance(said, Statement):
-                    said = life.send((yield said))
+                yielded = next(life)
+                while isinstance(yielded, Statement):
+                    yielded = life.send((yield yielded))
             except StopIteration:
                 continue
-            self._begin(life, said)
+            self._begin(life, yielded)
         self._clock.now = self._end
-        yield from through(self._upkeep.leave(WORKERS[0]))
+        yield from statements_of(self._upkeep.leave(WORKERS[0]))
         return False
 
     # The plan
@@ -226,12 +235,12 @@ class Day:
         }
         yield self._say("insert_order", params)
         answer = _answer(201, order.model_dump_json(), f"/orders/{new_id}")
-        yield from self._locks.completing(claim, Ground(Kind.NEW), answer, self._clock.now)
+        yield from self._locks.completing(claim, WriteTarget(WriteKind.NEW), answer, self._clock.now)
 
     def _payment(self, fate: Fate, receipt: Fate = Fate.WELL) -> Life[None]:
         money = self._draw.money()
         claim, tenant = self._claim("create_payment", "/payments", money.model_dump())
-        record = there((yield from through(self._store.claim(claim))).record)
+        record = present((yield from statements_of(self._store.claim(claim))).record)
         lease = Lease.of(record)
         yield self._draw.about(3_000)
         repeatable = fate not in {Fate.DOUBT_ENDS, Fate.BY_HAND, Fate.GIVEN_UP}
@@ -255,7 +264,7 @@ class Day:
             send_window=micros(self._policy.send_window),
             call_timeout=micros(self._policy.call_timeout),
         )
-        yield from through(self._store.phases.announce(lease, memo, memo, call))
+        yield from statements_of(self._store.phases.announce(lease, memo, memo, call))
         if fate is not Fate.WELL and fate is not Fate.DECLINED:
             charge = yield from self._trouble(fate, claim, lease, money, call)
             if charge is None:
@@ -264,24 +273,24 @@ class Day:
             result = self._entry(CHARGE, EntryKind.CALL, charge.shown())
             if again:
                 yield self._answers_after()
-                yield from through(self._store.phases.result(lease, memo, (*memo, result), span))
+                yield from statements_of(self._store.phases.result(lease, memo, (*memo, result), span))
         elif fate is Fate.WELL:
             charge = self._charge(money, call.downstream_key)
             yield self._answers_after()
             result = self._entry(CHARGE, EntryKind.CALL, charge.shown())
-            yield from through(self._store.phases.result(lease, memo, (*memo, result), span))
+            yield from statements_of(self._store.phases.result(lease, memo, (*memo, result), span))
         else:
             yield self._answers_after()
             no = rejected(
                 self._entry(CHARGE, EntryKind.CALL, {"detail": "The card was declined; nothing was charged."})
             )
-            yield from through(self._store.phases.result(lease, memo, (*memo, no), span))
+            yield from statements_of(self._store.phases.result(lease, memo, (*memo, no), span))
             yield self._say(
                 "end_payment", {"tenant": tenant, "id": str(created.id), "status": "declined", "charge_id": None}
             )
             over: tuple[MemoEntry, ...] = (*memo, no, self._entry("payment_declined", EntryKind.PHASE, None))
             yield from self._store.phases.checkpointing(lease, over[:-1], over, span)
-            yield from through(self._store.settle(lease, _no()))
+            yield from statements_of(self._store.settle(lease, _no()))
             return
         memo = (*memo, result)
         yield self._draw.about(3_000)
@@ -296,7 +305,7 @@ class Day:
         yield from self._store.phases.checkpointing(lease, memo, ended, span)
         yield self._draw.about(1_500)
         answer = _answer(201, settled.model_dump_json(), f"/payments/{settled.id}")
-        yield from through(self._store.settle(lease, answer))
+        yield from statements_of(self._store.settle(lease, answer))
 
     def _trouble(self, fate: Fate, claim: Claim, lease: Lease, money: Money, call: Announcement) -> Life[Charge | None]:
         """The trouble between a payment's announced call and its next owner; returns the charge, if one was made."""
@@ -307,24 +316,24 @@ class Day:
                 return None
             case Fate.UNREACHABLE:
                 yield self._draw.about(4_000)
-                yield from through(self._store.phases.withdraw(lease))
-                yield from through(self._store.settle(lease, HandedBack("not_executed")))
+                yield from statements_of(self._store.phases.withdraw(lease))
+                yield from statements_of(self._store.settle(lease, HandedBack("not_executed")))
                 yield self._draw.between(2 * SECOND, 40 * SECOND)
             case Fate.SILENT:
                 yield timeout
-                yield from through(self._store.settle(lease, HandedBack("handler_raised")))
+                yield from statements_of(self._store.settle(lease, HandedBack("handler_raised")))
                 yield self._draw.between(2 * SECOND, 90 * SECOND)
             case Fate.KILLED:
-                found = there((yield from through(self._store.find(claim.id))).record)
-                over = there(found.lease_until) - self._clock.now
+                found = present((yield from statements_of(self._store.find(claim.id))).record)
+                over = present(found.lease_until) - self._clock.now
                 yield over + SWEEP_GRACE + self._draw.between(SECOND, 30 * SECOND)
                 mover, page = Mover(Actor.SWEEPER, WORKERS[0]), Page(self._clock.now, (found,))
-                moved = yield from through(upkeep.sweep(self._upkeep, page, self._policy, mover))
+                moved = yield from statements_of(upkeep.sweep(self._upkeep, page, self._policy, mover))
                 assert moved, "a sweeper does not find a dead owner's record"
                 yield self._draw.between(SECOND, 20 * SECOND)
             case _:
                 yield timeout
-                yield from through(self._store.settle(lease, Doubtful("call_uncertain")))
+                yield from statements_of(self._store.settle(lease, Doubtful("call_uncertain")))
                 # A doubt that is still open may have been charged, or not.
                 made = fate is not Fate.GIVEN_UP or self._draw.tossed()
                 charge = self._charge(money, call.downstream_key) if made else None
@@ -336,15 +345,15 @@ class Day:
 
     def _next_owner(self, claim: Claim, call: Announcement, memo: tuple[MemoEntry, ...]) -> Life[tuple[Lease, bool]]:
         """Take a payment over, and announce its call once more if it has no result yet."""
-        seen = there((yield from through(self._store.find(claim.id))).record)
+        seen = present((yield from statements_of(self._store.find(claim.id))).record)
         heir = replace(claim, owner=self._draw.owner("web"), incarnation=self._draw.uuid())
-        taken = there(there((yield from through(self._store.take_over(heir, seen)))).record)
+        taken = present(present((yield from statements_of(self._store.take_over(heir, seen)))).record)
         lease = Lease.of(taken)
         if len(taken.memo) > len(memo):
             return lease, False
         sends = 1 if taken.intent is None else taken.intent.sends + 1
         yield self._draw.about(2_000)
-        yield from through(self._store.phases.announce(lease, memo, memo, replace(call, sends=sends)))
+        yield from statements_of(self._store.phases.announce(lease, memo, memo, replace(call, sends=sends)))
         return lease, True
 
     def _transfer(self, fate: Fate) -> Life[None]:
@@ -359,45 +368,45 @@ class Day:
         parcels.defer(topic, {"transfer": asked.model_dump(mode="json"), "deduplicate": True, "fault": None})
         yield self._say("insert_transfer", self._row(tenant, asked))
         parcel = parcels.deferred[0]
-        yield from self._locks.completing(claim, Ground(Kind.NEW), Deferred(parcel), self._clock.now)
+        yield from self._locks.completing(claim, WriteTarget(WriteKind.NEW), Deferred(parcel), self._clock.now)
         self._fates[parcel.id] = fate
         self._begin(self._relay(), MINUTE if fate is Fate.SLOW else self._draw.between(50_000, 900_000))
 
     def _notification(self, fate: Fate) -> Life[None]:
         money = self._draw.money()
         claim, _ = self._claim("send_notification", "/notifications", money.model_dump())
-        record = there((yield from through(self._store.claim(claim))).record)
+        record = present((yield from statements_of(self._store.claim(claim))).record)
         lease, name = Lease.of(record), downstream_key(record.seed, CALL)
         match fate:
             case Fate.WELL:
                 charge = self._charge(money, name)
                 yield self._answers_after()
-                yield from through(self._store.settle(lease, _answer(201, self._doubts.sent(money, charge))))
+                yield from statements_of(self._store.settle(lease, _answer(201, self._doubts.sent(money, charge))))
             case Fate.DECLINED:
                 yield self._answers_after()
-                yield from through(self._store.settle(lease, _no()))
+                yield from statements_of(self._store.settle(lease, _no()))
             case Fate.SLOW:
                 yield 2 * micros(self._policy.lease)
             case Fate.DOUBT_ENDS | Fate.GIVEN_UP:
                 yield micros(self._policy.call_timeout)
-                yield from through(self._store.settle(lease, Doubtful("handler_raised")))
+                yield from statements_of(self._store.settle(lease, Doubtful("handler_raised")))
                 made = fate is Fate.DOUBT_ENDS or self._draw.tossed()
                 yield from self._doubts.last(fate, claim.id, CALL, name, self._charge(money, name) if made else None)
             case _:
                 yield self._draw.about(4_000)
-                yield from through(self._store.settle(lease, Retryable("not_executed")))
+                yield from statements_of(self._store.settle(lease, Retryable("not_executed")))
                 if fate is not Fate.ABANDONED and self._draw.random.random() < PATIENT:
                     yield self._draw.between(2 * SECOND, 40 * SECOND)
                     yield from self._repeated(claim, money)
 
     def _repeated(self, claim: Claim, money: Money) -> Life[None]:
         """The client's retry of a notification that was not sent."""
-        seen = there((yield from through(self._store.find(claim.id))).record)
+        seen = present((yield from statements_of(self._store.find(claim.id))).record)
         heir = replace(claim, owner=self._draw.owner("web"), incarnation=self._draw.uuid())
-        taken = there(there((yield from through(self._store.take_over(heir, seen)))).record)
+        taken = present(present((yield from statements_of(self._store.take_over(heir, seen)))).record)
         charge = self._charge(money, downstream_key(taken.seed, CALL))
         yield self._answers_after()
-        yield from through(self._store.settle(Lease.of(taken), _answer(201, self._doubts.sent(money, charge))))
+        yield from statements_of(self._store.settle(Lease.of(taken), _answer(201, self._doubts.sent(money, charge))))
 
     # Workers, resolvers, people
 
@@ -407,8 +416,8 @@ class Day:
         while True:
             out = self._clock.now >= self._end - OUTAGE[1]
             for name in WORKERS[:1] if out else WORKERS:
-                yield from through(self._upkeep.beat(name, TASKS, BEAT, {"send_notification": [CALL]}))
-            tally, roll = yield from through(operate.pulse(self._store))
+                yield from statements_of(self._upkeep.beat(name, TASKS, BEAT, {"send_notification": [CALL]}))
+            tally, roll = yield from statements_of(operate.pulse(self._store))
             self.samples.append(sample_of(tally, roll))
             yield SAMPLES
 
@@ -428,28 +437,30 @@ class Day:
         """One round of the relay over the outbox; each parcel that it finds has a life of its own."""
         topics = (RECEIPT, REPEATABLE, UNREPEATABLE)
         owner = self._draw.owner(WORKERS[0])
-        for held in (yield from through(self._outbox.due(owner, topics, 20, lease_of(self._policy)))):
+        for held in (yield from statements_of(self._outbox.due(owner, topics, 20, lease_of(self._policy)))):
             fate = self._fates.get(held.parcel.id, Fate.WELL)
             self._begin(self._message(held, fate) if held.parcel.kind is ParcelKind.EMIT else self._call(held, fate))
 
     def _message(self, held: HeldParcel, fate: Fate) -> Life[None]:
         yield self._draw.about(4_000)
         if fate is Fate.GIVEN_UP:
-            failed = Failed("TimeoutError: the mail server does not answer", self._draw.pause(held.attempts))
-            if (yield from through(fail_message(self._outbox, held, failed, self._policy))) is Ended.POSTPONED:
+            failed = CallFailed("TimeoutError: the mail server does not answer", self._draw.pause(held.attempts))
+            if (
+                yield from statements_of(fail_message(self._outbox, held, failed, self._policy))
+            ) is ParcelEnded.POSTPONED:
                 self._begin(self._relay(), failed.after + SECOND)
             return
-        told = json.loads(held.parcel.payload)
-        yield self._say("insert_receipt", {**told, "sent_at": self._clock.now})
-        yield from through(self._outbox.sent(held))
+        message = json.loads(held.parcel.payload)
+        yield self._say("insert_receipt", {**message, "sent_at": self._clock.now})
+        yield from statements_of(self._outbox.sent(held))
 
     def _call(self, held: HeldParcel, fate: Fate) -> Life[None]:
         topic = held.parcel.topic
         repeatable = 20 * HOUR if topic == REPEATABLE else None
-        taken = yield from through(
+        taken = yield from statements_of(
             begin_call(self._outbox, held, self._draw.owner(WORKERS[0]), repeatable, self._policy)
         )
-        if isinstance(taken, Ended):
+        if isinstance(taken, ParcelEnded):
             return
         asked = Transfer.model_validate(json.loads(held.parcel.payload)["transfer"])
         silent = fate in {Fate.BY_HAND, Fate.GIVEN_UP} or (fate is Fate.SILENT and held.attempts < 3)  # noqa: PLR2004
@@ -462,18 +473,18 @@ class Day:
         else:
             charge = self._charge(asked.money, held.parcel.downstream_key)
             reply = self._doubts.done(asked, charge)
-        answered = Answered(reply.stored(self._policy), reply.provider_id, rejected=fate is Fate.DECLINED)
-        yield from through(end_call(self._outbox, taken, answered, self._policy))
+        answered = CallAnswered(reply.stored(self._policy), reply.provider_id, rejected=fate is Fate.DECLINED)
+        yield from statements_of(end_call(self._outbox, taken, answered, self._policy))
 
     def _no_reply(self, taken: TakenUp, held: HeldParcel, fate: Fate, asked: Transfer) -> Life[None]:
         never_sent = fate is Fate.UNREACHABLE
         yield self._draw.about(4_000) if never_sent else micros(self._policy.call_timeout)
         error = "NotExecuted: the provider cannot be reached" if never_sent else f"ProviderFailedError: {_NO_ANSWER}"
-        failed = Failed(error, self._draw.pause(held.attempts), never_sent=never_sent)
-        ended = yield from through(end_call(self._outbox, taken, failed, self._policy))
-        if ended is Ended.POSTPONED:
+        failed = CallFailed(error, self._draw.pause(held.attempts), never_sent=never_sent)
+        ended = yield from statements_of(end_call(self._outbox, taken, failed, self._policy))
+        if ended is ParcelEnded.POSTPONED:
             self._begin(self._relay(), failed.after + SECOND)
-        elif ended is Ended.PARKED:
+        elif ended is ParcelEnded.PARKED:
             name = held.parcel.downstream_key
             made = fate is Fate.BY_HAND or self._draw.tossed()
             charge = self._charge(asked.money, name) if made else None
@@ -485,7 +496,7 @@ class Day:
         """The claim of a request as the shop would make it, with names that are drawn from the seed."""
         self.begun += 1
         tenant = self._draw.random.choices(_TENANTS, (50, 30, 14, 6))[0]
-        enrolment: Enrolment = there(self._once.enrolment_of(operation))
+        enrolment: Enrolment = present(self._once.enrolment_of(operation))
         sent = json.dumps(body).encode()
         kind = b"application/json"
         parts = Parts("POST", path, b"", ((b"content-type", kind),), kind, sent)

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from oncekey.core.audit import Mover, Note
 from oncekey.core.model import MINUTE, SECOND, State
-from oncekey.core.resolution import EXHAUSTED, Executed, Heard, Undecided
+from oncekey.core.resolution import EXHAUSTED, CallReport, Executed, Undecided
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.demo.models import Item, Money, Notification, datetime_of, ordered_uuid
 from oncekey.demo.routes import CALL, CHARGE
@@ -147,7 +147,7 @@ class Fate(Enum):
     """It is not over when the day is."""
 
 
-def through(flow: Flow[T]) -> Steps[T]:
+def statements_of(flow: Flow[T]) -> Steps[T]:
     """The statements of a flow, without its transactions: the caller runs them in one of its own."""
     try:
         transaction = next(flow)
@@ -163,7 +163,7 @@ class Doubts:
     def __init__(self, store: Store, once: Once, draw: Draws, clock: Clock) -> None:
         assert store.reconcile is not None
         self._store, self._once, self._draw, self._clock = store, once, draw, clock
-        self._desk, self._policy = store.reconcile, once.policy
+        self._port, self._policy = store.reconcile, once.policy
 
     def last(  # noqa: PLR0917  (how, about what, and what is true)
         self,
@@ -178,7 +178,7 @@ class Doubts:
         most = self._policy.reconcile_max_tries
         for number in range(most if fate is not Fate.DOUBT_ENDS else self._draw.random.randint(1, 4)):
             yield round(30 * SECOND * 1.5**number)
-            record = there((yield from through(self._store.find(record_id))).record)
+            record = present((yield from statements_of(self._store.find(record_id))).record)
             last = number + 1 == most
             note = Note.of(
                 record,
@@ -188,32 +188,34 @@ class Doubts:
                 f"{EXHAUSTED}: {UNSAID}" if last else UNSAID,
             )
             after = None if last else round(30 * SECOND * 1.5 ** (number + 1))
-            yield from through(self._desk.later(record, after, noting=partial(_noted, note)))
+            yield from statements_of(self._port.later(record, after, noting=partial(_noted, note)))
             if number == 2 and fate is not Fate.DOUBT_ENDS:  # noqa: PLR2004  (some time into it)
-                said = to_text(Undecided("the provider says that it is looking into it"), self._policy)
-                heard = Heard("webhook:provider", f"evt_{self._draw.uuid().hex}", said, downstream_key=name)
-                yield from through(self._desk.add(heard))
+                resolution = to_text(Undecided("the provider says that it is looking into it"), self._policy)
+                report = CallReport("webhook:provider", f"evt_{self._draw.uuid().hex}", resolution, downstream_key=name)
+                yield from statements_of(self._port.add(report))
         if fate is Fate.GIVEN_UP or charge is None:
             return False
-        record = there((yield from through(self._store.find(record_id))).record)
+        record = present((yield from statements_of(self._store.find(record_id))).record)
         yield from self._resolved(fate, record, phase, name, charge, asked)
         return True
 
     def _resolved(  # noqa: PLR0917  (what, about what, and by whom)
         self, fate: Fate, record: Record, phase: str, name: str, charge: Charge, asked: Transfer | None
     ) -> Life[None]:
-        target = reconcile.Target(record.id, record.incarnation, phase, name)
+        target = reconcile.EvidenceTarget(record.id, record.incarnation, phase, name)
         if fate is Fate.BY_HAND:
             who = self._draw.random.choice(PEOPLE)
             yield self._draw.between(20 * MINUTE, 90 * MINUTE)
             mover, why = Mover(Actor.OPERATOR, who), f"{charge.id} is in the provider's dashboard"
-            yield from through(operate.disclose(self._store, record.id, mover, "to compare the amount"))
+            yield from statements_of(operate.disclose(self._store, record.id, mover, "to compare the amount"))
             yield self._draw.between(MINUTE, 5 * MINUTE)
         elif phase == CHARGE:
-            said = to_text(Executed(charge.shown()), self._policy)
-            heard = Heard("webhook:provider", f"evt_{self._draw.uuid().hex}", said, name, charge.id)
+            resolution = to_text(Executed(charge.shown()), self._policy)
+            report = CallReport("webhook:provider", f"evt_{self._draw.uuid().hex}", resolution, name, charge.id)
             mover = Mover(Actor.WEBHOOK, WORKERS[0])
-            yield from through(reconcile.receive(self._store, heard, mover, self._once.policy_of, self._once.resolvers))
+            yield from statements_of(
+                reconcile.receive(self._store, report, mover, self._once.policy_of, self._once.resolvers)
+            )
             return
         else:
             mover, why = Mover(Actor.RESOLVER, WORKERS[0]), "the resolver's answer"
@@ -225,9 +227,9 @@ class Doubts:
         settled = reconcile.settle(
             self._store, target, Executed(given), mover, self._once.policy_of, why=why, waited=True
         )
-        yield from through(settled)
-        for one in (yield from through(self._desk.calls_of(name, None))):
-            yield from through(self._desk.name(one, charge.id))
+        yield from statements_of(settled)
+        for one in (yield from statements_of(self._port.calls_of(name, None))):
+            yield from statements_of(self._port.name(one, charge.id))
 
     def done(self, asked: Transfer, charge: Charge) -> Reply:
         """The answer of a transfer that was charged."""
@@ -251,7 +253,7 @@ def _noted(note: Note, _: Record) -> Note:
     return note
 
 
-def there(found: T | None) -> T:
+def present(found: T | None) -> T:
     """The value, which must be there, because no other process writes."""
     assert found is not None, "a made-up day has lost a record of its own"
     return found

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.showing import moment
+from oncekey.core.model import moment
 from oncekey.demo.app import create_app
 from oncekey.demo.day import Day
 from oncekey.demo.draws import Clock

@@ -17,7 +17,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from oncekey.core.errors import NotExecuted, StoreError
+from oncekey.core.errors import NotExecutedError, StoreError
 from oncekey.demo.charging import ProviderFailedError
 from oncekey.frameworks.resuming import resumed_as
 
@@ -75,7 +75,7 @@ def add_problems(app: FastAPI) -> None:
     app.add_exception_handler(StoreError, _store)
     app.add_exception_handler(ProviderFailedError, _provider)
     app.add_exception_handler(TimeoutError, _provider)  # a call that took too long
-    app.add_exception_handler(NotExecuted, _not_executed)
+    app.add_exception_handler(NotExecutedError, _not_executed)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -163,12 +163,12 @@ class BodyLimit:
             size += len(message.get("body", b""))
             return {"type": "http.disconnect"} if over() else message
 
-        async def heard(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             if not over():
                 await send(message)
 
         try:
-            await self._app(scope, counted, heard)
+            await self._app(scope, counted, send_counted)
         except Exception:
             if not over():
                 raise

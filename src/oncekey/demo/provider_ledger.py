@@ -106,7 +106,7 @@ class LedgerUnusableError(OncekeyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ChargeOrder:
     """What a client asks for."""
 
     amount_cents: int
@@ -126,9 +126,9 @@ class Charge:
     at: str
 
     @property
-    def order(self) -> Order:
+    def order(self) -> ChargeOrder:
         """What was asked for."""
-        return Order(self.amount_cents, self.currency, self.customer_id)
+        return ChargeOrder(self.amount_cents, self.currency, self.customer_id)
 
     def shown(self) -> dict[str, object]:
         """The charge as JSON has it."""
@@ -153,7 +153,7 @@ class Ledger:
         except sqlite3.Error as error:
             raise LedgerUnusableError(f"the ledger {path} cannot be used: {error}") from error
 
-    async def book(self, order: Order, downstream_key: str | None, *, deduplicate: bool) -> Booking:
+    async def book(self, order: ChargeOrder, downstream_key: str | None, *, deduplicate: bool) -> Booking:
         """Make a charge. With `deduplicate`, return the charge that is there already under the key."""
         charge = Charge(
             id=f"ch_{uuid.uuid4().hex}",

@@ -36,10 +36,10 @@ from oncekey.demo.charging import AnswerLostError, NothingSentError, ask, http_u
 from oncekey.demo.provider_ledger import (
     BEFORE,
     Booking,
+    ChargeOrder,
     Fault,
     FaultKind,
     Ledger,
-    Order,
     StandingFault,
     UnknownFaultError,
 )
@@ -147,7 +147,7 @@ class Webhooks:
             http_url(url)
         self.url = url
 
-    def tell(self, charge: Charge) -> None:
+    def notify(self, charge: Charge) -> None:
         """Begin to send the webhook of a charge."""
         if self.url is None:
             return
@@ -214,7 +214,7 @@ class Provider:
         deduplicate = request.headers.get("x-demo-dedup", "on").lower() != "off"
         booking = await self._ledger.book(order, key, deduplicate=deduplicate)
         if not booking.repeated:
-            self._webhooks.tell(booking.charge)
+            self._webhooks.notify(booking.charge)
         if fault is not None and fault.kind is not FaultKind.DELAY:
             return _faulty(fault)
         return _booked(order, booking)
@@ -295,7 +295,7 @@ def _faulty(fault: Fault) -> Response:
             raise AssertionError("a delay is no answer")
 
 
-def _booked(order: Order, booking: Booking) -> Response:
+def _booked(order: ChargeOrder, booking: Booking) -> Response:
     if booking.charge.order != order:
         detail = "This key belongs to a charge with other parameters."
         return _error(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)
@@ -303,7 +303,7 @@ def _booked(order: Order, booking: Booking) -> Response:
     return JSONResponse(booking.charge.shown(), status)
 
 
-def _order(data: dict[str, Any]) -> Order:
+def _order(data: dict[str, Any]) -> ChargeOrder:
     amount, currency, customer = (data.get(name) for name in ("amount_cents", "currency", "customer_id"))
     if type(amount) is not int or not 0 < amount <= _LARGEST:
         raise _invalid(f"`amount_cents` is a number from 1 to {_LARGEST}.")
@@ -311,7 +311,7 @@ def _order(data: dict[str, Any]) -> Order:
         raise _invalid("`currency` has three capital letters.")
     if not isinstance(customer, str) or not 0 < len(customer) <= _LONGEST_NAME:
         raise _invalid(f"`customer_id` has 1 to {_LONGEST_NAME} characters.")
-    return Order(amount, currency, customer)
+    return ChargeOrder(amount, currency, customer)
 
 
 async def _data(request: Request) -> dict[str, Any]:

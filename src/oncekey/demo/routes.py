@@ -17,7 +17,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from oncekey.core.errors import Rejected
+from oncekey.core.errors import RejectedError
 from oncekey.demo.models import Money, Notification, Order, OrderIn, Payment, Receipt, Transfer, begin, place
 from oncekey.demo.problems import MEDIA_TYPE, ProblemError, Tenant
 from oncekey.demo.provider_ledger import NAMES, Fault, UnknownFaultError
@@ -58,7 +58,7 @@ _REPEATABLE = "`off`: the call to the provider is one that may not be repeated."
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ProviderBehaviour:
     """How the provider shall behave for a request, and what the shop assumes about it."""
 
     fault: str | None = None
@@ -66,20 +66,20 @@ class Wishes:
     repeatable: bool = True
 
 
-async def wished(
+async def wanted_behaviour(
     x_demo_fault: Annotated[str | None, Header(description=_FAULT)] = None,
     x_demo_dedup: Annotated[str, Header(description=_DEDUP)] = "on",
     x_demo_repeatable: Annotated[str, Header(description=_REPEATABLE)] = "on",
-) -> Wishes:
+) -> ProviderBehaviour:
     """The wishes of a request."""
     try:
         fault = str(Fault.parse(x_demo_fault)) if x_demo_fault else None
     except UnknownFaultError as error:
         raise ProblemError(HTTPStatus.BAD_REQUEST, "unknown_fault", str(error)) from None
-    return Wishes(fault, _on("X-Demo-Dedup", x_demo_dedup), _on("X-Demo-Repeatable", x_demo_repeatable))
+    return ProviderBehaviour(fault, _on("X-Demo-Dedup", x_demo_dedup), _on("X-Demo-Repeatable", x_demo_repeatable))
 
 
-Wished = Annotated[Wishes, Depends(wished)]
+Wished = Annotated[ProviderBehaviour, Depends(wanted_behaviour)]
 
 
 def _on(name: str, value: str) -> bool:
@@ -139,11 +139,13 @@ def notification_routes(once: Once, charging: Charging) -> APIRouter:
 
     @router.post("/notifications", status_code=HTTPStatus.CREATED, summary="Send a notification, for a charge")
     @once.protect(effects=INLINE, operation="send_notification")
-    async def send_notification(wanted: Money, _: Tenant, wishes: Wished, op: Operation) -> Notification:
+    async def send_notification(wanted: Money, _: Tenant, behaviour: Wished, op: Operation) -> Notification:
         key = op.downstream_key(CALL)
         try:
-            charge = await charging.charge(wanted.model_dump(), key, deduplicate=wishes.deduplicate, fault=wishes.fault)
-        except Rejected:
+            charge = await charging.charge(
+                wanted.model_dump(), key, deduplicate=behaviour.deduplicate, fault=behaviour.fault
+            )
+        except RejectedError:
             raise declined() from None
         return _sent(wanted, charge)
 
@@ -177,11 +179,11 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
     @router.post("/payments", status_code=HTTPStatus.CREATED, summary="Make a payment")
     @once.protect(effects=PHASED, operation="create_payment")
     async def create_payment(
-        wanted: Money, tenant: Tenant, wishes: Wished, response: Response, op: Operation
+        wanted: Money, tenant: Tenant, behaviour: Wished, response: Response, op: Operation
     ) -> Payment:
         # The first request decides what kind of call it is; a retry, or the completer, may lack its headers.
         # The fault is not stored: it applies only to the request that names it.
-        how = await op.value("how", lambda: {"deduplicate": wishes.deduplicate, "repeatable": wishes.repeatable})
+        how = await op.value("how", lambda: {"deduplicate": behaviour.deduplicate, "repeatable": behaviour.repeatable})
 
         async def create(tx: Any) -> dict[str, Any]:  # noqa: ANN401  (the driver's own connection)
             payment = Payment(status="created", **begin(wanted))
@@ -192,7 +194,7 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
 
         async def charge(key: str) -> dict[str, Any]:
             return await charging.charge(
-                created.money.model_dump(), key, deduplicate=how["deduplicate"], fault=wishes.fault
+                created.money.model_dump(), key, deduplicate=how["deduplicate"], fault=behaviour.fault
             )
 
         async def settle(tx: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -205,8 +207,8 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
             await movements.end(tx, tenant, created.model_copy(update={"status": "declined"}))
 
         try:
-            made = await op.call(CHARGE, charge, repeatable=how["repeatable"], given=wanted.model_dump())
-        except Rejected:
+            made = await op.call(CHARGE, charge, repeatable=how["repeatable"], parameters=wanted.model_dump())
+        except RejectedError:
             await op.phase("payment_declined", decline)
             raise declined() from None
         settled = Payment.model_validate(await op.phase("payment_settled", settle))
@@ -251,15 +253,15 @@ def transfer_routes(once: Once, movements: Movements) -> APIRouter:
 
     @router.post("/transfers", status_code=HTTPStatus.ACCEPTED, summary="Ask for a transfer")
     @once.protect(effects=OUTBOX, operation="create_transfer")
-    async def create_transfer(wanted: Money, tenant: Tenant, wishes: Wished, op: Operation) -> Transfer:
+    async def create_transfer(wanted: Money, tenant: Tenant, behaviour: Wished, op: Operation) -> Transfer:
         transfer = Transfer(status="requested", **begin(wanted))
         await movements.insert(op.connection, tenant, transfer)
         op.defer(
-            REPEATABLE if wishes.repeatable else UNREPEATABLE,
+            REPEATABLE if behaviour.repeatable else UNREPEATABLE,
             {
                 "transfer": transfer.model_dump(mode="json"),
-                "deduplicate": wishes.deduplicate,
-                "fault": wishes.fault,
+                "deduplicate": behaviour.deduplicate,
+                "fault": behaviour.fault,
             },
         )
         return transfer
@@ -292,11 +294,11 @@ async def _transferred(charging: Charging, message: Message) -> Reply:
         charge = await charging.charge(
             wanted.money.model_dump(), message.downstream_key, deduplicate=payload["deduplicate"], fault=fault
         )
-    except Rejected:
+    except RejectedError:
         # Raised, and not returned: a returned answer would mean that the call was made.
         no = declined().answer
         reply = Reply(no.status_code, json.loads(bytes(no.body)), (("content-type", MEDIA_TYPE),))
-        raise Rejected(reply) from None
+        raise RejectedError(reply) from None
     return _done(wanted, charge)
 
 

@@ -51,8 +51,8 @@ class HouseProvider:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        self.url = next((word for word in said.split() if word.startswith("http://")), "")
+        line = self._process.stdout.readline()
+        self.url = next((word for word in line.split() if word.startswith("http://")), "")
         if not self.url:
             self.__exit__()
             raise CannotServeError("its provider did not start; the line above says why")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 
-from oncekey.core.scope import whose
+from oncekey.core.scope import shown_scope
 from oncekey.django.models import ALIAS, Record, instant
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class RecordAdmin(admin.ModelAdmin):
     @admin.display(ordering="scope")
     def tenant(self, record: Record) -> str:
         """Whose key it is."""
-        return whose(record.scope)
+        return shown_scope(record.scope)
 
     @admin.display(ordering="created_at")
     def created(self, record: Record) -> datetime | None:

@@ -88,30 +88,30 @@ def _unshared(once: Once) -> Iterator[Any]:
 
 
 def _database(once: Once, database: Database) -> Iterator[Any]:
-    said = connections.settings[database.alias]
+    facts = connections.settings[database.alias]
     if database.alias != alias_of_project():
         yield Error(OTHER_DATABASE.format(alias=database.alias), id="oncekey.E007")
-    if not said["AUTOCOMMIT"]:
+    if not facts["AUTOCOMMIT"]:
         yield Error(NO_AUTOCOMMIT.format(alias=database.alias), id="oncekey.E005")
-    if database.dialect == "sqlite" and str(said["OPTIONS"].get("transaction_mode", "")).upper() != "IMMEDIATE":
+    if database.dialect == "sqlite" and str(facts["OPTIONS"].get("transaction_mode", "")).upper() != "IMMEDIATE":
         yield Warning(NOT_IMMEDIATE.format(alias=database.alias), id="oncekey.W001")
     if connections[database.alias].Database.__name__ == "psycopg2":
         yield Warning(OLD_DRIVER.format(alias=database.alias), id="oncekey.W002")
-    if said["ATOMIC_REQUESTS"]:
+    if facts["ATOMIC_REQUESTS"]:
         yield from _wrapped(once, database)
 
 
 def _wrapped(once: Once, database: Database) -> Iterator[Any]:
-    told = set()
+    reported = set()
     for view in views():
         if not database.wraps(view):
             continue
         for method in METHODS:
             enrolment = enrolment_of(view, method)
-            if enrolment is None or enrolment.owner is not once or enrolment.operation in told:
+            if enrolment is None or enrolment.owner is not once or enrolment.operation in reported:
                 continue
             if enrolment.transactional and database.one_commit:
                 continue
-            told.add(enrolment.operation)
-            said = {"operation": enrolment.operation, "effects": enrolment.effects.name, "alias": database.alias}
-            yield Error(WRAPPED.format(**said), id="oncekey.E006")
+            reported.add(enrolment.operation)
+            facts = {"operation": enrolment.operation, "effects": enrolment.effects.name, "alias": database.alias}
+            yield Error(WRAPPED.format(**facts), id="oncekey.E006")

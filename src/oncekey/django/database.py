@@ -148,13 +148,13 @@ class DjangoDriver:
         """Run one transaction; again, if it lost against others or cannot have happened."""
         connection = connections[self._alias]
         if _in_a_test(connection):
-            return _said(connection, transaction, _IN_A_TEST)
+            return _executed(connection, transaction, _IN_A_TEST)
         if connection.in_atomic_block or current.get() is None:
             with self._spares.lent() as spare:
-                return _said(spare, transaction, _VERBS[spare.vendor])
+                return _executed(spare, transaction, _VERBS[spare.vendor])
         if connection.connection is not None and not connection.autocommit:
             raise ConfigurationError(NO_AUTOCOMMIT.format(alias=self._alias))
-        return _said(connection, transaction, _VERBS[connection.vendor])
+        return _executed(connection, transaction, _VERBS[connection.vendor])
 
     @retrying(LostError)  # nothing was said yet, and Django has dropped the connection
     def begin(self) -> DjangoTransaction:
@@ -348,7 +348,7 @@ def _is_nested(connection: Any) -> bool:  # noqa: ANN401
     return bool(connection.atomic_blocks) and not connection.atomic_blocks[-1]._from_testcase  # noqa: SLF001
 
 
-def _said(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:  # noqa: ANN401
+def _executed(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:  # noqa: ANN401
     """Run a transaction of our own."""
     mode = transaction.mode
     if mode is not Mode.ATOMIC and verbs is not _IN_A_TEST:

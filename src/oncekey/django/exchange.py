@@ -23,14 +23,14 @@ from oncekey.django.database import NESTED, Database, DjangoTransaction
 from oncekey.engine.claiming import Parts
 from oncekey.engine.effects import Call, Interrupted, Sleep
 from oncekey.engine.enrolment import SAFE
+from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, operation_of
 from oncekey.engine.serve import Unkeyed, serve_unkeyed
 from oncekey.engine.steps import Stepping
-from oncekey.engine.telling import tell_failure
 from oncekey.frameworks.blocking import (
     NO_LENGTH,
     ONE_OPERATION,
-    Exchange,
+    BlockingExchange,
     NoConnectionError,
     Threads,
     length_of,
@@ -153,7 +153,7 @@ class DjangoThreads(Threads):
         return store if isinstance(store, Database) else None
 
 
-class DjangoExchange(Exchange):
+class DjangoExchange(BlockingExchange):
     """One request to a Django project."""
 
     threads: DjangoThreads
@@ -181,7 +181,7 @@ class DjangoExchange(Exchange):
                 self._opened = self.threads.engines.blocking().open()  # type: ignore[assignment]  # of Django's driver
                 return None
         except StoreError as error:
-            tell_failure(self.threads.tell, "begin", error)
+            notify_failure(self.threads.notify, "begin", error)
         return made(self.threads.turn_away(UNAVAILABLE, enrolment, echo=self.echo))
 
     def call(
@@ -238,9 +238,9 @@ class DjangoExchange(Exchange):
         run, ended, stepping = self.run, self.ended, None
         assert run is not None
         try:
-            if run.course is not None:
-                run.course.check()
-                stepping = Stepping(partial(_drive, self.threads.runtime), run.store, run.course, run.parcels)
+            if run.phased_run is not None:
+                run.phased_run.check()
+                stepping = Stepping(partial(_drive, self.threads.runtime), run.store, run.phased_run, run.parcels)
             op = operation_of(Operation, run, stepping)
             ended.entered = True
             try:
@@ -259,7 +259,7 @@ class DjangoExchange(Exchange):
         try:
             run = await _in_its_thread(self.without_record, claim) if runtime else None
         except NoConnectionError as error:
-            tell_failure(self.threads.tell, "begin", error.why)
+            notify_failure(self.threads.notify, "begin", error.why)
             run = None
         if run is None:
             return made(self.threads.turn_away(UNAVAILABLE, enrolment))
@@ -291,7 +291,7 @@ class DjangoExchange(Exchange):
 
     # What the lifecycle asks.
 
-    def lent(self, enrolment: Enrolment) -> Tx:
+    def transaction_for(self, enrolment: Enrolment) -> Tx:
         """The transaction that was opened before `ATOMIC_REQUESTS` could."""
         return self._opened if enrolment.transactional else None
 

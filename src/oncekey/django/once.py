@@ -149,9 +149,9 @@ def _authorised(protected: F, authorise: Callable[[Any], Any] | None) -> F:
     @functools.wraps(protected)
     async def awaited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if _asks(args):
-            said = await sync_to_async(_check, thread_sensitive=True)(args, authorise)
-            if inspect.isawaitable(said):
-                await said
+            returned = await sync_to_async(_check, thread_sensitive=True)(args, authorise)
+            if inspect.isawaitable(returned):
+                await returned
         return await protected(*args, **kwargs)
 
     wrapper: Any = awaited if inspect.iscoroutinefunction(protected) else direct

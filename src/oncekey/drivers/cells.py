@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, assert_never, cast
 
-from oncekey.cells import Look, Make, Page, Swap, TellsVitals, Vitals
+from oncekey.cells import Diagnostics, HasDiagnostics, Look, Make, Page, Swap
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.flow import adrive, astep, drive, step
 
@@ -47,7 +47,7 @@ class Talks(Protocol[Q_co]):
     def page(self, index: Index, after: Place, limit: int) -> Talk[Q_co, tuple[Sequence[Line], Instant]]:
         """Read some cells of an index, and the clock."""
 
-    def vitals(self) -> Talk[Q_co, VitalRows]:
+    def diagnostics(self) -> Talk[Q_co, VitalRows]:
         """Ask every server for its health."""
 
 
@@ -77,9 +77,9 @@ class TalkingCells(ABC, Generic[Q]):
         """Lines of an index after a place, and the clock."""
         return drive(self._talks.page(index, after, limit), self.send)
 
-    def vitals(self) -> VitalRows:
+    def diagnostics(self) -> VitalRows:
         """What each server reports about itself."""
-        return drive(self._talks.vitals(), self.send)
+        return drive(self._talks.diagnostics(), self.send)
 
 
 class AsyncTalkingCells(ABC, Generic[Q]):
@@ -110,9 +110,9 @@ class AsyncTalkingCells(ABC, Generic[Q]):
         """Lines of an index after a place, and the clock."""
         return await adrive(self._talks.page(index, after, limit), self.send)
 
-    async def vitals(self) -> VitalRows:
+    async def diagnostics(self) -> VitalRows:
         """What each server reports about itself."""
-        return await adrive(self._talks.vitals(), self.send)
+        return await adrive(self._talks.diagnostics(), self.send)
 
 
 class CellDriver:
@@ -141,8 +141,8 @@ class CellDriver:
                 return self._cells.swap(scope, key, seen, line, keep_until)
             case Page(index, after, limit):
                 return self._cells.page(index, after, limit)
-            case Vitals():
-                return self._cells.vitals() if isinstance(self._cells, TellsVitals) else ()
+            case Diagnostics():
+                return self._cells.diagnostics() if isinstance(self._cells, HasDiagnostics) else ()
             case Make():
                 raise StoreUnavailableError(NO_TABLES)
             case _:
@@ -175,8 +175,8 @@ class AsyncCellDriver:
                 return await self._cells.swap(scope, key, seen, line, keep_until)
             case Page(index, after, limit):
                 return await self._cells.page(index, after, limit)
-            case Vitals():
-                return await self._cells.vitals() if isinstance(self._cells, TellsVitals) else ()
+            case Diagnostics():
+                return await self._cells.diagnostics() if isinstance(self._cells, HasDiagnostics) else ()
             case Make():
                 raise StoreUnavailableError(NO_TABLES)
             case _:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from oncekey.cells import Look, Make, Page, Swap, Vitals
+from oncekey.cells import Diagnostics, Look, Make, Page, Swap
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError, TransactionControlError
 from oncekey.drivers.cells import AsyncCellDriver, AsyncTalkingCells, CellDriver, TalkingCells, asking
 from oncekey.drivers.dynamodb_talk import MOST_ITEMS, Dialogue, Failed, Refused, Request, understood
@@ -125,9 +125,9 @@ class DynamoCells(TalkingCells[Request]):
         """Send a request, and twice more where that is safe: it only reads, or the service says that nothing was done."""
         time.sleep(request.pause)
         for pause in PAUSES:
-            told = self._sent(request)
-            if not isinstance(told, Failed) or not told.again:
-                return _reply(told)
+            described = self._sent(request)
+            if not isinstance(described, Failed) or not described.again:
+                return _reply(described)
             time.sleep(random.uniform(0, pause))  # noqa: S311  (so that a crowd does not come back as one)
         return _reply(self._sent(request))
 
@@ -176,9 +176,9 @@ class AsyncDynamoCells(AsyncTalkingCells[Request]):
         if request.pause:
             await asyncio.sleep(request.pause)
         for pause in PAUSES:
-            told = await self._sent(request)
-            if not isinstance(told, Failed) or not told.again:
-                return _reply(told)
+            described = await self._sent(request)
+            if not isinstance(described, Failed) or not described.again:
+                return _reply(described)
             await asyncio.sleep(random.uniform(0, pause))  # noqa: S311  (so that a crowd does not come back as one)
         return _reply(await self._sent(request))
 
@@ -207,11 +207,11 @@ class AsyncDynamoCells(AsyncTalkingCells[Request]):
             return self._client
 
 
-def _reply(told: Reply | Refused | Failed) -> Reply | Refused:
+def _reply(described: Reply | Refused | Failed) -> Reply | Refused:
     """What the service answered, if it did."""
-    if isinstance(told, Failed):
-        raise told.error
-    return told
+    if isinstance(described, Failed):
+        raise described.error
+    return described
 
 
 class Items:
@@ -405,7 +405,7 @@ class DynamoDriver(CellDriver):
                 return self._dynamo.transact(swaps, items)
             case Make():
                 return self._dynamo.make()
-            case Look() | Swap() | Page() | Vitals():
+            case Look() | Swap() | Page() | Diagnostics():
                 return super().answer(verb)
 
 
@@ -428,5 +428,5 @@ class AsyncDynamoDriver(AsyncCellDriver):
                 return await self._dynamo.transact(swaps, items)
             case Make():
                 return await self._dynamo.make()
-            case Look() | Swap() | Page() | Vitals():
+            case Look() | Swap() | Page() | Diagnostics():
                 return await super().answer(verb)

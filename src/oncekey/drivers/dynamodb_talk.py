@@ -169,7 +169,7 @@ def understood(error: BotoCoreError | ClientError, request: Request) -> Refused 
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", _SERVERS_FAULT))
         if status < _SERVERS_FAULT:
             return Failed(StoreUnavailableError(REFUSED.format(operation=operation, code=code)), again=False)
-        return _unheard(request, code)
+        return _unanswered(request, code)
     if operation == "transact_write_items" and isinstance(error, ParamValidationError):
         return Failed(
             RolledBackError(ITEMS_REFUSED.format(why="they are not what TransactWriteItems takes")), again=False
@@ -177,7 +177,7 @@ def understood(error: BotoCoreError | ClientError, request: Request) -> Refused 
     if isinstance(error, _NEVER_SENT) or _never_connected(error):
         certain = StoreUnavailableError(FAILED.format(operation=operation, code=type(error).__name__))
         return Failed(certain, again=not request.writes)
-    return _unheard(request, type(error).__name__)
+    return _unanswered(request, type(error).__name__)
 
 
 def _never_connected(error: BotoCoreError) -> bool:
@@ -187,7 +187,7 @@ def _never_connected(error: BotoCoreError) -> bool:
     return any(kind.__name__ in _NEVER_CONNECTED for kind in type(error.kwargs.get("error")).__mro__)
 
 
-def _unheard(request: Request, code: str) -> Failed:
+def _unanswered(request: Request, code: str) -> Failed:
     if request.writes:
         return Failed(CommitAmbiguousError(LOST.format(operation=request.operation, code=code)), again=False)
     return Failed(StoreUnavailableError(FAILED.format(operation=request.operation, code=code)), again=True)
@@ -205,7 +205,7 @@ class Dialogue:
     def look(self, scope: str, key: str) -> Talk[tuple[Line | None, Instant]]:
         """A consistent read, and the service's clock."""
         for _ in range(LOOKS):
-            reply = _heard((yield self._request("get_item", Key=key_of(scope, key), ConsistentRead=True)))
+            reply = _answered((yield self._request("get_item", Key=key_of(scope, key), ConsistentRead=True)))
             now, item = instant_of(reply), reply.get("Item")
             if item is None:
                 return None, now
@@ -254,7 +254,7 @@ class Dialogue:
         while len(lines) < limit:
             found: list[Item] = []
             for shard in range(SHARDS):
-                reply = _heard((yield Request("query", page_query(self.table, index, shard, place, limit))))
+                reply = _answered((yield Request("query", page_query(self.table, index, shard, place, limit))))
                 now = instant_of(reply)
                 found += reply["Items"]
             last = len(found) < limit
@@ -269,13 +269,13 @@ class Dialogue:
             place = bytes(found[-1]["page_place"]["B"])
         return lines, now
 
-    def vitals(self, pause: float = 0.0) -> Talk[tuple[dict[str, Any], ...]]:
+    def diagnostics(self, pause: float = 0.0) -> Talk[tuple[dict[str, Any], ...]]:
         """What the service reports about the table; no rows if there is none."""
         try:
             reply = yield Request("describe_table", {"TableName": self.table}, pause=pause)
         except SchemaError:
             return ()
-        table = _heard(reply)["Table"]
+        table = _answered(reply)["Table"]
         expiry = yield from self._asked("describe_time_to_live")
         backups = yield from self._asked("describe_continuous_backups")
         indexes = {one["IndexName"]: one.get("IndexStatus") for one in table.get("GlobalSecondaryIndexes", ())}
@@ -301,7 +301,7 @@ class Dialogue:
         if isinstance(reply, Refused) and reply.code != "ResourceInUseException":
             raise StoreUnavailableError(REFUSED.format(operation="create_table", code=reply.code))
         for number in range(WAITS):
-            rows = yield from self.vitals(pause=0.5 if number else 0.0)
+            rows = yield from self.diagnostics(pause=0.5 if number else 0.0)
             if rows and rows[0]["status"] == "ACTIVE" and rows[0]["index"] in {None, "ACTIVE"}:
                 break
         else:
@@ -333,7 +333,7 @@ class Dialogue:
     def _put(self, made: Written) -> Talk[None]:
         """Write parts. They have unique names, so one whose reply is lost is just not named by any record."""
         for piece in made.pieces:
-            _heard((yield Request("put_item", {"TableName": self.table, "Item": piece})))
+            _answered((yield Request("put_item", {"TableName": self.table, "Item": piece})))
 
     def _delete(self, parts: Parts | None) -> Talk[None]:
         """Delete parts. The result of the record's own write is known by now, so a failure only leaves them there."""
@@ -367,7 +367,7 @@ class Dialogue:
         while keys:
             asked, keys = keys[:KEYS_AT_ONCE], keys[KEYS_AT_ONCE:]
             of_table = {self.table: {"Keys": asked, "ConsistentRead": True}}
-            reply = _heard((yield Request("batch_get_item", {"RequestItems": of_table})))
+            reply = _answered((yield Request("batch_get_item", {"RequestItems": of_table})))
             there |= {bytes(item["pk"]["B"]): item for item in reply["Responses"].get(self.table, ())}
             left = reply.get("UnprocessedKeys", {}).get(self.table, {}).get("Keys", [])
             if len(left) == len(asked):
@@ -376,7 +376,7 @@ class Dialogue:
         return there
 
 
-def _heard(reply: Reply | Refused) -> Reply:
+def _answered(reply: Reply | Refused) -> Reply:
     """The reply to a request that only a fault can refuse."""
     if isinstance(reply, Refused):
         raise StoreUnavailableError(f"DynamoDB refused: {reply.code}")
@@ -401,14 +401,14 @@ def _expiry(reply: Reply | None) -> bool | None:
     """Whether the service deletes expired items; None: it cannot be asked."""
     if reply is None:
         return None
-    told = reply["TimeToLiveDescription"]
-    enabled = told.get("TimeToLiveStatus") in {"ENABLED", "ENABLING"}
-    return enabled and told.get("AttributeName", EXPIRY) == EXPIRY
+    described = reply["TimeToLiveDescription"]
+    enabled = described.get("TimeToLiveStatus") in {"ENABLED", "ENABLING"}
+    return enabled and described.get("AttributeName", EXPIRY) == EXPIRY
 
 
 def _recovery(reply: Reply | None) -> bool | None:
     """Whether the table can be restored to an earlier state; None: it cannot be asked."""
     if reply is None:
         return None
-    told = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})
-    return bool(told.get("PointInTimeRecoveryStatus") == "ENABLED")
+    described = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})
+    return bool(described.get("PointInTimeRecoveryStatus") == "ENABLED")

@@ -93,7 +93,7 @@ _DEADLOCK: Final = 1213
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
 
-class Lending:
+class ConnectionUse:
     """Whether a handler may still use the connection that it got, and whether it ever did."""
 
     __slots__ = ("over", "undone", "used")

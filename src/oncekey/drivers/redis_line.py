@@ -84,12 +84,12 @@ class RedisLine:
             pipeline = self._client().pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command.words)
-            said = pipeline.execute(raise_on_error=False)
+            replies = pipeline.execute(raise_on_error=False)
         except Exception as error:  # noqa: BLE001  (a server that lies makes a client raise anything)
             _failed(self._breaker, error)
             return None
         self._breaker.worked()
-        return [_value(one) for one in said]
+        return [_value(one) for one in replies]
 
     async def close(self) -> None:
         """Close the connection of this event loop."""
@@ -141,9 +141,9 @@ class _Pipelines:
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self, commands: tuple[Command, ...]) -> Replies:
-        told: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
-        self._put(commands, told)
-        return await told
+        reply: asyncio.Future[Replies] = asyncio.get_running_loop().create_future()
+        self._put(commands, reply)
+        return await reply
 
     def post(self, commands: tuple[Command, ...]) -> None:
         self._put(commands, None)
@@ -153,8 +153,8 @@ class _Pipelines:
             await asyncio.wait([self._task])
         await self._client.aclose()
 
-    def _put(self, commands: tuple[Command, ...], told: asyncio.Future[Replies] | None) -> None:
-        self._waiting.append((commands, told))
+    def _put(self, commands: tuple[Command, ...], reply: asyncio.Future[Replies] | None) -> None:
+        self._waiting.append((commands, reply))
         if self._task is None:
             # The task serves several requests, so it belongs to no request's context or trace.
             self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
@@ -166,17 +166,17 @@ class _Pipelines:
                 under_way, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
                 # A cancelled request needs no reply; posted commands are sent in any case.
                 under_way = [one for one in under_way if one[1] is None or not one[1].done()]
-                said = await self._send([command for commands, _ in under_way for command in commands])
+                replies = await self._send([command for commands, _ in under_way for command in commands])
                 place = 0
-                for commands, told in under_way:
-                    if told is not None and not told.done():
-                        told.set_result(None if said is None else said[place : place + len(commands)])
+                for commands, reply in under_way:
+                    if reply is not None and not reply.done():
+                        reply.set_result(None if replies is None else replies[place : place + len(commands)])
                     place += len(commands)
         finally:
             self._task = None
-            for _, told in (*under_way, *self._waiting):  # an event loop that ends cancels its tasks
-                if told is not None and not told.done():
-                    told.cancel()
+            for _, reply in (*under_way, *self._waiting):  # an event loop that ends cancels its tasks
+                if reply is not None and not reply.done():
+                    reply.cancel()
 
     async def _send(self, commands: list[Command]) -> Replies:
         if not commands:
@@ -184,22 +184,22 @@ class _Pipelines:
         try:
             async with asyncio.timeout(self._seconds):
                 if all(command.verb == GET for command in commands):  # most are, and this is the cheapest to parse
-                    said = await self._client.execute_command(b"MGET", *[command.name for command in commands])
+                    replies = await self._client.execute_command(b"MGET", *[command.name for command in commands])
                 else:
                     pipeline = self._client.pipeline(transaction=False)
                     for command in commands:
                         pipeline.execute_command(*command.words)
-                    said = await pipeline.execute(raise_on_error=False)
+                    replies = await pipeline.execute(raise_on_error=False)
         except Exception as error:  # noqa: BLE001  (a server that lies makes a client raise anything)
             _failed(self._breaker, error)
             return None
         self._breaker.worked()
-        return [_value(one) for one in said]
+        return [_value(one) for one in replies]
 
 
-def _value(said: object) -> bytes | None:
+def _value(replies: object) -> bytes | None:
     """A value, if it is one: a server that is full, or holds another type there, replies with an error."""
-    return said if isinstance(said, bytes) else None
+    return replies if isinstance(replies, bytes) else None
 
 
 def _failed(breaker: Breaks, error: Exception) -> None:

@@ -126,15 +126,15 @@ class Nodes:
         question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.service) if by_sentinels else ("CLUSTER", "SLOTS")
         for node in tuple(self._met):
             try:
-                (told,) = yield Say(node, (question,))
+                (reply,) = yield Say(node, (question,))
             except StoreError:
                 continue
-            if told is None or isinstance(told, Exception):
+            if reply is None or isinstance(reply, Exception):
                 continue
             if by_sentinels:
-                self.known = dict.fromkeys(range(BUCKETS), (decoded(told[0]), int(told[1])))
+                self.known = dict.fromkeys(range(BUCKETS), (decoded(reply[0]), int(reply[1])))
             else:
-                self.known = _served(told, node)
+                self.known = _served(reply, node)
                 self._met |= dict.fromkeys(self.known.values())
             return
         raise StoreUnavailableError(f"no {'sentinel' if by_sentinels else 'node'} of Redis answers")

@@ -103,10 +103,12 @@ class RedisTalks:
         replies = yield from self._run(SWAP, bucket, names, arguments_of(seen, line, keep_until), *self._waits)
         if replies[0] != 1:
             return False
-        if self._wait and (heard := _acknowledged(replies[1])) < self._wait:
+        if self._wait and (acknowledged := _acknowledged(replies[1])) < self._wait:
             if len(self._doubted) <= DOUBTED:
                 self._doubted.add(names[0])
-            raise CommitAmbiguousError(f"Redis wrote it, and {heard} of {self._wait} replicas acknowledged it in time")
+            raise CommitAmbiguousError(
+                f"Redis wrote it, and {acknowledged} of {self._wait} replicas acknowledged it in time"
+            )
         return True
 
     def page(self, index: Index, after: Place, limit: int) -> Saying[tuple[Sequence[Line], Instant]]:
@@ -129,13 +131,13 @@ class RedisTalks:
                 return found[:limit], now
             lower = b"(" + members[-1]
 
-    def vitals(self) -> Saying[tuple[Mapping[str, Any], ...]]:
+    def diagnostics(self) -> Saying[tuple[Mapping[str, Any], ...]]:
         """What every primary reports about its persistence, its memory and its replicas."""
         yield from self.nodes.of(0)
         rows = []
         for node in dict.fromkeys(self.nodes.known.values()):
-            told, *settings = yield Say(node, (("INFO",), *(("CONFIG", "GET", name) for name in _SETTINGS)))
-            info = dict(line.split(":", 1) for line in decoded(replied(told)).splitlines() if ":" in line)
+            reply, *settings = yield Say(node, (("INFO",), *(("CONFIG", "GET", name) for name in _SETTINGS)))
+            info = dict(line.split(":", 1) for line in decoded(replied(reply)).splitlines() if ":" in line)
             row: dict[str, Any] = {"node": f"{node[0]}:{node[1]}", "wait": self._wait}
             row |= {name: info.get(name) for name in _TOLD}
             for name, pair in zip(_SETTINGS, settings, strict=True):

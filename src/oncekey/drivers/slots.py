@@ -63,7 +63,7 @@ class Line:
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
 
-    async def told(self, seconds: float, *, lost: Callable[[], None], first: bool = False) -> bool:
+    async def woken(self, seconds: float, *, lost: Callable[[], None], first: bool = False) -> bool:
         """Wait to be woken; False if that takes too long. `lost` is called if the task is cancelled after that."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
@@ -83,7 +83,7 @@ class Line:
                 self.waiters.remove(entry)
             raise
 
-    def tell(self) -> bool:
+    def notify(self) -> bool:
         """Wake the task that waits longest; False if none waits."""
         while self.waiters:
             waiter, _ = self.waiters.popleft()
@@ -135,7 +135,7 @@ class AsyncSlots:
 
     async def acquire(self, deadline: float) -> None:
         """Take a place, but do not wait for it past the deadline."""
-        if not self.taken() and not await self._waiting.told(deadline - time.monotonic(), lost=self.release):
+        if not self.taken() and not await self._waiting.woken(deadline - time.monotonic(), lost=self.release):
             raise _exhausted(self._count, self._patience, self._server)
 
     async def room(self, seconds: float) -> bool:
@@ -146,25 +146,25 @@ class AsyncSlots:
         if not self.full:
             return True
         deadline = time.monotonic() + seconds
-        told = await self._hoping.told(seconds, lost=self._pass_on)
-        while told and self._free == 0:
-            told = await self._hoping.told(deadline - time.monotonic(), lost=self._pass_on, first=True)
-        return told
+        woken = await self._hoping.woken(seconds, lost=self._pass_on)
+        while woken and self._free == 0:
+            woken = await self._hoping.woken(deadline - time.monotonic(), lost=self._pass_on, first=True)
+        return woken
 
     def release(self) -> None:
         """Return the place."""
-        if self._waiting.waiters and self._waiting.tell():
+        if self._waiting.waiters and self._waiting.notify():
             return
         if self._free == self._count:
             raise ValueError("a place was given back twice")
         self._free += 1
         if self._hoping.waiters:
-            self._hoping.tell()
+            self._hoping.notify()
 
     def _pass_on(self) -> None:
         """Wake another task, because the one that was woken will not use the place."""
         if self._free > 0:
-            self._hoping.tell()
+            self._hoping.notify()
 
 
 def _exhausted(size: int, seconds: float, server: str) -> StoreBusyError:

@@ -50,16 +50,16 @@ from oncekey.core.rulings import rule_finished
 from oncekey.core.settle import NOT_CALLED
 from oncekey.engine import local, request
 from oncekey.engine.answering import replayed
-from oncekey.engine.effects import TAKE_BACK, Aside, Begin, Interrupted, Later, Recall, Rollback, Sleep, Step
+from oncekey.engine.effects import RELEASE_CONNECTIONS, Aside, Begin, Interrupted, Later, Recall, Rollback, Sleep, Step
+from oncekey.engine.notifying import notify_replay
 from oncekey.engine.settle import settle
-from oncekey.engine.telling import tell_replay
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
-    from oncekey.engine.claiming import Question
+    from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.effects import Life
     from oncekey.engine.fronts import Beside
     from oncekey.engine.run import Asker, Run, Site
@@ -82,7 +82,7 @@ def admit(run: Run) -> Life[Verdict]:
         run.site.hints.add(run.claim.id)  # a client that retried once may do so again
     if type(verdict) is Proceed:
         run.proceeds(verdict)
-        if not run.spent:
+        if not run.released:
             if front is not None:
                 yield from _held(run, front)
             return verdict
@@ -94,7 +94,7 @@ def admit(run: Run) -> Life[Verdict]:
     return verdict
 
 
-def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[Answer | None]:
+def recall(site: Site, asked: ClaimInput, policy: Policy, asker: Asker) -> Life[Answer | None]:
     """The stored answer of a key that this process answered before, by one short read. None: ask in full.
 
     It gives only an answer that `admit` would give, too, and never refuses. In any doubt, an outage included, it
@@ -102,9 +102,9 @@ def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[An
     """
     fronts = None if policy.replay_cache is None else site.fronts
     answers = None if fronts is None else fronts.answers(policy)
-    began = 0.0 if site.tell is None else site.clock()
-    said = None if answers is None else (yield from answers.find(asked, policy))
-    if said is None:
+    began = 0.0 if site.notify is None else site.clock()
+    found_answer = None if answers is None else (yield from answers.find(asked, policy))
+    if found_answer is None:
         if asked.id not in site.hints.known or not site.breaker.closed:
             return None
         sent = 0.0 if fronts is None else fronts.moment()
@@ -114,14 +114,14 @@ def recall(site: Site, asked: Question, policy: Policy, asker: Asker) -> Life[An
             return None
         site.breaker.worked()
         if glimpse is not None:
-            said = rule_finished(glimpse.finished, glimpse.now, asked.fingerprint, policy)
-        if fronts is not None and type(said) is Replay:
-            yield from fronts.heard(said, policy, sent)
-    if type(said) is not Replay:
+            found_answer = rule_finished(glimpse.finished, glimpse.now, asked.fingerprint, policy)
+        if fronts is not None and type(found_answer) is Replay:
+            yield from fronts.note_verdict(found_answer, policy, sent)
+    if type(found_answer) is not Replay:
         return None
-    if site.tell is not None:
-        tell_replay(site.tell, said, site.clock() - began)
-    return replayed(said, policy, asker)
+    if site.notify is not None:
+        notify_replay(site.notify, found_answer, site.clock() - began)
+    return replayed(found_answer, policy, asker)
 
 
 def _behind(run: Run, front: Beside) -> Life[Verdict]:
@@ -135,7 +135,7 @@ def _behind(run: Run, front: Beside) -> Life[Verdict]:
         return known
     run.asked_at = front.moment()
     verdict = yield from _guarded(run)
-    yield from front.heard(run, verdict)
+    yield from front.note_verdict(run, verdict)
     return verdict
 
 
@@ -172,8 +172,8 @@ def _guarded(run: Run) -> Life[Verdict]:
         return _outage(run.policy)
     except StoreError as error:
         breaker.failed()
-        if run.teller is not None:
-            run.teller.failed("claim", error)
+        if run.notifier is not None:
+            run.notifier.failed("claim", error)
         if isinstance(error, CommitAmbiguousError):
             yield _undo(run)
         log.error("oncekey: the store could not be asked: %s", type(error).__name__)
@@ -216,16 +216,16 @@ def _claimed(run: Run) -> Life[Verdict]:
     store, claim, policy = run.store, run.claim, run.policy
     one_writer = store.locks is None or store.locks.one_writer
     if one_writer and run.site.crowded(False):  # noqa: FBT003
-        said = yield from local.after(store, claim, policy)
-        if said is not None:
-            return said
+        found_answer = yield from local.after(store, claim, policy)
+        if found_answer is not None:
+            return found_answer
     try:
         return (yield from request.begin(store, claim, policy))
     except StoreBusyError:
-        said = (yield from local.after(store, claim, policy)) if one_writer else None
-        if said is None:
+        found_answer = (yield from local.after(store, claim, policy)) if one_writer else None
+        if found_answer is None:
             raise
-        return said
+        return found_answer
 
 
 def _locked(run: Run, locks: Locks) -> Life[Verdict]:
@@ -244,7 +244,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
         try:
             run.tx, look = yield Begin(locks.locking(run.lock, claim), blocking=run.enrolment.blocking)
         except StoreError:
-            news = yield from local.glance(store, locks, run.lock, claim, policy)
+            news = yield from local.peek(store, locks, run.lock, claim, policy)
             if news is None:
                 raise
             return news
@@ -252,16 +252,16 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
         look = yield Step(run.tx, locks.locking(run.lock, claim))
     entry = local.enter(look, claim, policy)
     match entry:
-        case local.Go():
-            if run.spent:  # this request could only look: the handler's rows would be in another transaction
+        case local.Entered():
+            if run.released:  # this request could only look: the handler's rows would be in another transaction
                 yield from _give_back(run)
                 return local.BUSY
-            run.go = entry
+            run.entered = entry
             return entry.proceed
         case local.ClaimFirst():
             run.claiming = True
             if locks.one_writer:  # a claim is a write of its own, and would wait for this very transaction
-                tx, run.tx, run.spent = run.tx, None, run.borrowed
+                tx, run.tx, run.released = run.tx, None, run.borrowed
                 yield Rollback(tx)
             return (yield from request.begin(store, claim, policy))
         case Replay() | Refuse():
@@ -273,20 +273,20 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
 def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
     """What can be answered without a business transaction. None: nothing, so begin one."""
     store, claim, policy, site = run.store, run.claim, run.policy, run.site
-    if run.spent:
-        return (yield from local.glance(store, locks, run.lock, claim, policy))
+    if run.released:
+        return (yield from local.peek(store, locks, run.lock, claim, policy))
     # A request whose dependency opened a transaction reads the record there: a second connection may not be free.
     if run.tx is None and claim.id in site.hints.known:
-        said = yield from local.stored(store, claim, policy)
-        if said is None:
-            said = yield from local.after(store, claim, policy)
-        if said is not None:
-            return said
+        found_answer = yield from local.stored(store, claim, policy)
+        if found_answer is None:
+            found_answer = yield from local.after(store, claim, policy)
+        if found_answer is not None:
+            return found_answer
     if run.tx is None and site.crowded(run.enrolment.blocking):
         if locks.one_writer and (yield from locks.holder(run.lock)) is Holder.NOBODY:
             return None  # a request that queues for the writer looks for an answer itself if that takes long
         try:
-            look = local.glance(store, locks, run.lock, claim, policy)
+            look = local.peek(store, locks, run.lock, claim, policy)
             found: Replay | Refuse | None = yield Aside(look, blocking=run.enrolment.blocking)
         except StoreBusyError:
             return None  # if no connection is free for the look either, the request can only wait for its place
@@ -296,12 +296,12 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
 
 def _give_back(run: Run) -> Life[None]:
     """Roll back our transaction, and end what the request's dependencies read or wrote through."""
-    tx, run.tx, run.go = run.tx, None, None
+    tx, run.tx, run.entered = run.tx, None, None
     if tx is not None:
-        run.spent = run.spent or run.borrowed
+        run.released = run.released or run.borrowed
         yield Rollback(tx)
     if run.lends:
-        yield TAKE_BACK
+        yield RELEASE_CONNECTIONS
 
 
 def _outage(policy: Policy) -> Verdict:

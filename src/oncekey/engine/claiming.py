@@ -18,9 +18,9 @@ import socket
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
+from oncekey.canonical.fingerprint import Request
 from oncekey.core.choices import PiiCheck
 from oncekey.core.errors import BodyInvalidError, KeyMalformedError
-from oncekey.core.fingerprint import Request
 from oncekey.core.keys import check_given, key_digest, looks_personal, parse_key
 from oncekey.core.model import Claim, Code, RecordId, Refuse
 from oncekey.core.scope import BindTo, bound_scope, scope_of
@@ -71,7 +71,7 @@ class Caller(NamedTuple):
     """The caller's credential; used only where keys are bound to tokens."""
 
 
-class Question(NamedTuple):
+class ClaimInput(NamedTuple):
     """The key, its scope and the fingerprint of a request, before anything is claimed."""
 
     id: RecordId
@@ -151,7 +151,7 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
         return Refuse(Code.BODY_INVALID, detail=str(error))
 
 
-def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> Question:
+def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
     """The question for a stored answer, from the key and the fingerprint of a request."""
     tenant, principal, token = caller
     bind_to, namespace = enrolment.policy.bind_to, enrolment.namespace
@@ -159,10 +159,10 @@ def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller:
         scope = scope_of(namespace, tenant)
     else:
         scope = bound_scope(bind_to, namespace, tenant, principal=principal, token=token)
-    return Question(RecordId(scope, key), mark, parts, caller)
+    return ClaimInput(RecordId(scope, key), mark, parts, caller)
 
 
-def claim_for(question: Question, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
+def claim_for(question: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
     """The claim for a question; `keep_headers` are kept for the completer, too."""
     policy, spans = enrolment.policy, enrolment.spans
     record_id, mark, parts, caller = question
@@ -209,7 +209,7 @@ def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: s
     if isinstance(mark, Refuse):
         return mark
     scope = scope_of(enrolment.namespace, tenant, _FUNCTION, enrolment.operation)
-    return claim_for(Question(RecordId(scope, named), mark, parts, Caller(tenant)), enrolment)
+    return claim_for(ClaimInput(RecordId(scope, named), mark, parts, Caller(tenant)), enrolment)
 
 
 def about_of(record_id: RecordId, fingerprint: str) -> str:

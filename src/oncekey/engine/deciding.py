@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.core.choices import On5xx
-from oncekey.core.errors import NotExecuted
+from oncekey.core.errors import NotExecutedError
 from oncekey.core.model import Code, Deferred, Doubtful, Effects, HandedBack, Refuse, Retryable
 from oncekey.core.policy import micros
 from oncekey.core.settle import (
@@ -23,7 +23,7 @@ from oncekey.core.settle import (
     returned,
 )
 from oncekey.engine.answering import refused
-from oncekey.engine.local import as_claimed
+from oncekey.engine.local import record_as_claimed
 from oncekey.engine.phases import proves_nothing_sent
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Captured(Protocol):
 
 
 @dataclass(slots=True)
-class Ended:
+class HandlerEnded:
     """How the handler ended."""
 
     entered: bool = False
@@ -66,14 +66,22 @@ class Ended:
     """The exception was a cancellation."""
 
 
-def decided(run: Run, ended: Ended, captured: Captured, error: BaseException | None) -> tuple[Decision, Answer | None]:
+def decided(
+    run: Run, ended: HandlerEnded, captured: Captured, error: BaseException | None
+) -> tuple[Decision, Answer | None]:
     """The decision, and oncekey's own answer if the handler's must not be sent.
 
     `error` is the exception that left the application: then there is no complete response.
     """
     policy, effects = run.policy, run.enrolment.effects
     raised = ended.error or error
-    if raised is None and captured.refused is None and ended.entered and not ended.rolled_back and run.course is None:
+    if (
+        raised is None
+        and captured.refused is None
+        and ended.entered
+        and not ended.rolled_back
+        and run.phased_run is None
+    ):
         short = returned(effects, policy, captured.status, captured.headers, captured.kept)
         if short is not None:
             return short, None
@@ -92,14 +100,14 @@ def decided(run: Run, ended: Ended, captured: Captured, error: BaseException | N
         return decide(effects, policy, ours), failed
     unfinished = replace(ending, status=None)  # a response that was begun does not count
     decision = decide(effects, policy, unfinished)
-    told = _instead(run, decision, unfinished)
-    return decision, failed if told is None and isinstance(raised, NotExecuted) else told
+    instead = _instead(run, decision, unfinished)
+    return decision, failed if instead is None and isinstance(raised, NotExecutedError) else instead
 
 
-def _ending(run: Run, ended: Ended, captured: Captured, raised: BaseException | None) -> Ending:
-    policy, course = run.policy, run.course
-    if course is not None and ended.cancelled and run.site.stopping():
-        course.halted = True  # by a server that stops
+def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseException | None) -> Ending:
+    policy, phased_run = run.policy, run.phased_run
+    if phased_run is not None and ended.cancelled and run.site.stopping():
+        phased_run.halted = True  # by a server that stops
     return Ending(
         status=captured.status,
         headers=captured.headers,
@@ -109,7 +117,7 @@ def _ending(run: Run, ended: Ended, captured: Captured, raised: BaseException | 
         not_executed=raised is not None and proves_nothing_sent(raised, policy),
         kept=ended.kept,
         rolled_back=ended.rolled_back,
-        progress=Progress() if course is None else course.progress(),
+        progress=Progress() if phased_run is None else phased_run.progress(),
         deferred=run.parcels.deferred,
         resume_after=micros(policy.complete_interval),
     )
@@ -117,7 +125,11 @@ def _ending(run: Run, ended: Ended, captured: Captured, raised: BaseException | 
 
 def _record_of(run: Run) -> Record | None:
     """The record; before the commit of a new key in one commit, the record that it would be."""
-    return run.record if run.go is None or run.record is not None else as_claimed(run.claim, run.go.ground, run.now)
+    return (
+        run.record
+        if run.entered is None or run.record is not None
+        else record_as_claimed(run.claim, run.entered.target, run.now)
+    )
 
 
 def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:

@@ -145,7 +145,7 @@ class Rest:
     __slots__ = ()
 
 
-class TakeBack:
+class ReleaseConnections:
     """The request is refused: the runtime ends every transaction and session that dependencies got before the claim."""
 
     __slots__ = ()
@@ -249,7 +249,7 @@ class Invoke:
 
 
 REST: Final = Rest()
-TAKE_BACK: Final = TakeBack()
+RELEASE_CONNECTIONS: Final = ReleaseConnections()
 INVOKE: Final = Invoke()
 
 Effect: TypeAlias = (
@@ -262,7 +262,7 @@ Effect: TypeAlias = (
     | Call
     | Sleep
     | Rest
-    | TakeBack
+    | ReleaseConnections
     | Aside
     | Recall
     | Consult

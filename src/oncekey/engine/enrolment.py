@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from oncekey.core.digests import Seeds
+from oncekey.canonical.digests import Seeds
+from oncekey.canonical.fingerprint import Fingerprints
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fingerprint import Fingerprints
 from oncekey.core.locks import Locks
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.policy import Policy, micros
@@ -17,7 +17,7 @@ from oncekey.core.policy import Policy, micros
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from oncekey.core.fingerprint import Request
+    from oncekey.canonical.fingerprint import Request
 
 WHAT_EFFECTS_MEAN = (
     "say what the handler does to the world: effects=LOCAL (it writes only through op.connection), "
@@ -30,7 +30,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 NEEDS_KEY = (
     "{operation}: effects={effects} is gone on with by its key, so every request needs one; "
-    "say key='required', or use effects=LOCAL"
+    "say require_key=True, or use effects=LOCAL"
 )
 
 SCHEMA = "oncekey"
@@ -122,23 +122,14 @@ class Spans(NamedTuple):
         return cls(micros(policy.lease), micros(policy.deadline), micros(policy.call_timeout), micros(policy.ttl))
 
 
-def enrol(
-    operation: str, effects: Effects, policy: Policy, owner: object, *, key: str = "required", **options: object
-) -> Enrolment:
+def enrol(operation: str, effects: Effects, policy: Policy, owner: object, **options: object) -> Enrolment:
     """An enrolment for code that cannot be decorated; `options` are settings of the policy."""
     if effects is not Effects.INLINE:
         raise ConfigurationError(
             f"{operation}: a handler that is enrolled by its path is handed no transaction, so its effects can only "
             "be INLINE; decorate it with @once.protect to use another kind"
         )
-    return Enrolment(operation, effects, policy.override(require_key=required(key), **options), owner)
-
-
-def required(key: str) -> bool:
-    """Reads `key="required" | "optional"`."""
-    if key not in ("required", "optional"):
-        raise ConfigurationError(f"key={key!r} is neither 'required' nor 'optional'")
-    return key == "required"
+    return Enrolment(operation, effects, policy.override(**options), owner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from hashlib import blake2b, sha256
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from oncekey.canonical.digests import frame, raw
 from oncekey.core.choices import InProgress
-from oncekey.core.digests import frame, raw
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fronts import (
     DROP,
@@ -39,7 +39,7 @@ from oncekey.core.fronts import (
     LONGEST,
     REPLACE,
     Command,
-    Entry,
+    FrontEntry,
     Held,
     StoreClock,
     entry_bytes,
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from oncekey.core.migrations import Applied
     from oncekey.core.model import Claim, Duration, Instant, RecordId, Refuse, Settlement, Verdict
     from oncekey.core.policy import Policy
-    from oncekey.engine.claiming import Question
+    from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.effects import Life, Line
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Run
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
 
 NEEDS_CRYPTOGRAPHY: Final = (
     "what is kept in a shared replay_cache or lock_hint is sealed: pip install 'oncekey[encryption]'"
@@ -87,7 +87,7 @@ _NONCE: Final = 12
 class Answering(Protocol):
     """A cache of finished answers. Its verbs are flows, because a shared one is asked over the network."""
 
-    def find(self, asked: Claim | Question, policy: Policy) -> Life[Replay | Refuse | None]:
+    def find(self, asked: Claim | ClaimInput, policy: Policy) -> Life[Replay | Refuse | None]:
         """The verdict of the key's copy, by the same rules as for a record of the store. None: ask the store."""
 
     def keep(self, replay: Replay, life: Duration) -> Life[None]:
@@ -160,14 +160,14 @@ class Shelf:
         *,
         clock: StoreClock,
         boot: Callable[[], float],
-        tell: Tell | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self.line = line
         self.vault = vault
         self._setting = setting
         self._clock = clock
         self._boot = boot
-        self._tell = tell
+        self._notify = notify
 
     def now(self) -> Instant | None:
         """The latest instant that the store's clock may show; None: unknown, so ask the store, whose reply tells it."""
@@ -177,40 +177,40 @@ class Shelf:
         """The earliest instant that the store's clock may have shown at a moment of this process."""
         return self._clock.earliest(moment)
 
-    def opened(self, name: bytes, said: Said) -> bytes | None:
+    def opened(self, name: bytes, found_now: Said) -> bytes | None:
         """The value that an installation with this secret put under this name; None: none, or not provably so."""
-        if said is None:
-            self.told(Found.UNAVAILABLE)
+        if found_now is None:
+            self.report_found(Found.UNAVAILABLE)
             return None
-        (sealed,) = said
+        (sealed,) = found_now
         if sealed is None or sealed == GONE:
-            self.told(Found.NOTHING)
+            self.report_found(Found.NOTHING)
             return None
         plain = self.vault.unseal(name, sealed)
         if plain is None:
-            self.told(Found.REFUSED)
+            self.report_found(Found.REFUSED)
         return plain
 
     def believed(self, until: Instant | None) -> Instant | None:
         """The store's time if a copy that ends at `until` still counts; None: it does not."""
         now = self.now()
         if until is None:
-            self.told(Found.REFUSED)
+            self.report_found(Found.REFUSED)
             return None
         if now is None or now >= until:
-            self.told(Found.STALE)
+            self.report_found(Found.STALE)
             return None
-        self.told(Found.HIT)
+        self.report_found(Found.HIT)
         return now
 
     def put(self, verb: bytes, name: bytes, plain: bytes, life: Duration) -> Life[None]:
         """Write a copy, without waiting for the reply."""
         yield Consult(self.line, (Command(verb, name, self.vault.seal(name, plain), life),), wait=False)
 
-    def told(self, found: Found) -> None:
+    def report_found(self, found: Found) -> None:
         """Report to the observers what was found."""
-        if self._tell is not None:
-            self._tell(Consulted(self._setting, found))
+        if self._notify is not None:
+            self._notify(Consulted(self._setting, found))
 
 
 class SharedAnswers:
@@ -219,21 +219,21 @@ class SharedAnswers:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
 
-    def find(self, asked: Claim | Question, policy: Policy) -> Life[Replay | Refuse | None]:
+    def find(self, asked: Claim | ClaimInput, policy: Policy) -> Life[Replay | Refuse | None]:
         """The verdict of the copy, if there is one that still counts."""
         if self.shelf.now() is None:
             return None
         name = self.name(asked)
-        said: Said = yield Consult(self.shelf.line, (Command(GET, name),))
-        return self.read(name, said, asked, policy)
+        found_now: Said = yield Consult(self.shelf.line, (Command(GET, name),))
+        return self.read(name, found_now, asked, policy)
 
-    def name(self, asked: Claim | Question) -> bytes:
+    def name(self, asked: Claim | ClaimInput) -> bytes:
         """The name of the copy of a key's answer."""
         return self.shelf.vault.name(ANSWER, asked.id)
 
-    def read(self, name: bytes, said: Said, asked: Claim | Question, policy: Policy) -> Replay | Refuse | None:
+    def read(self, name: bytes, found_now: Said, asked: Claim | ClaimInput, policy: Policy) -> Replay | Refuse | None:
         """The verdict of the front's reply."""
-        plain = self.shelf.opened(name, said)
+        plain = self.shelf.opened(name, found_now)
         if plain is None:
             return None
         entry = entry_of(plain, asked.id)
@@ -248,14 +248,14 @@ class SharedAnswers:
         until = min(now + life, record.expires_at)
         if until > now:
             name = self.shelf.vault.name(ANSWER, record.id)
-            yield from self.shelf.put(KEEP, name, entry_bytes(Entry(record, now, until)), until - now)
+            yield from self.shelf.put(KEEP, name, entry_bytes(FrontEntry(record, now, until)), until - now)
 
     def forget(self, record_id: RecordId) -> Life[bool]:
         """Leave the mark for as long as an answer that was read before could be filled in and count."""
         name = self.shelf.vault.name(ANSWER, record_id)
         mark = Command(REPLACE, name, GONE, micros(LONGEST))
-        said: Said = yield Consult(self.shelf.line, (mark, Command(GET, name)))
-        return said is not None and said[-1] == GONE
+        found_now: Said = yield Consult(self.shelf.line, (mark, Command(GET, name)))
+        return found_now is not None and found_now[-1] == GONE
 
 
 class Holds:
@@ -269,16 +269,16 @@ class Holds:
         if self.shelf.now() is None:
             return None
         name = self.name(asked)
-        said: Said = yield Consult(self.shelf.line, (Command(GET, name),))
-        return self.read(name, said, asked)
+        found_now: Said = yield Consult(self.shelf.line, (Command(GET, name),))
+        return self.read(name, found_now, asked)
 
     def name(self, asked: Claim) -> bytes:
         """The name of the copy which says that a key is in progress."""
         return self.shelf.vault.name(HOLD, asked.id)
 
-    def read(self, name: bytes, said: Said, asked: Claim) -> Refuse | None:
+    def read(self, name: bytes, found_now: Said, asked: Claim) -> Refuse | None:
         """The refusal that the front's reply means, if any."""
-        plain = self.shelf.opened(name, said)
+        plain = self.shelf.opened(name, found_now)
         if plain is None:
             return None
         held = held_of(plain)
@@ -294,8 +294,8 @@ class Holds:
         if now is None:
             return
         # LOCAL in one commit has a lock and no lease, and its BEGIN may not have returned the store's clock.
-        until = now + life if run.go is not None else min(now + life, lease.lease_until)
-        held = Held(run.claim.fingerprint, now, None if run.go is not None else lease.lease_until, until)
+        until = now + life if run.entered is not None else min(now + life, lease.lease_until)
+        held = Held(run.claim.fingerprint, now, None if run.entered is not None else lease.lease_until, until)
         run.held = name = self.shelf.vault.name(HOLD, run.claim.id)
         yield from self.shelf.put(REPLACE, name, held_bytes(held), until - now)
 
@@ -330,14 +330,14 @@ class Beside:
         if answers.shelf.now() is None:
             return None
         one, other = answers.name(claim), holds.name(claim)
-        said: Said = yield Consult(answers.shelf.line, (Command(GET, one), Command(GET, other)))
-        known = answers.read(one, None if said is None else said[:1], claim, self._policy)
-        return known or holds.read(other, None if said is None else said[1:], claim)
+        found_now: Said = yield Consult(answers.shelf.line, (Command(GET, one), Command(GET, other)))
+        known = answers.read(one, None if found_now is None else found_now[:1], claim, self._policy)
+        return known or holds.read(other, None if found_now is None else found_now[1:], claim)
 
-    def heard(self, run: Run, verdict: Verdict) -> Life[None]:
+    def note_verdict(self, run: Run, verdict: Verdict) -> Life[None]:
         """Take the store's verdict."""
         if isinstance(verdict, Replay | Proceed):
-            yield from self._fronts.heard(verdict, self._policy, run.asked_at)
+            yield from self._fronts.note_verdict(verdict, self._policy, run.asked_at)
 
     def settled(self, run: Run, settlement: Settlement | None) -> Life[None]:
         """Take the end of the operation: its committed settlement, or None if the record has another outcome."""
@@ -376,7 +376,7 @@ class Fronts:
     def __init__(self, boot: Callable[[], float], connect: Callable[[Front, Breaker], Line] | None = None) -> None:
         self.identity: bytes | None = None
         """The identity of the installation; None until the store was asked: until then no shared front is used."""
-        self.tell: Tell | None = None
+        self.notify: Notify | None = None
         self.lines: dict[str, Line] = {}
         self.moment = boot
         """Seconds from any start, by a clock that goes on while the machine sleeps."""
@@ -390,10 +390,10 @@ class Fronts:
         """The same fronts for a forked process: connections and locks of the parent stay untouched."""
         return Fronts(self.moment, self._connect)
 
-    def heard(self, verdict: Replay | Proceed, policy: Policy, asked: float) -> Life[None]:
+    def note_verdict(self, verdict: Replay | Proceed, policy: Policy, asked: float) -> Life[None]:
         """Take the store's clock from a verdict, and the stored answer if it has one."""
         if verdict.now:  # BEGIN with a new key returns no clock
-            self._clock.heard(verdict.now, verdict.now, asked, self.moment())
+            self._clock.adjust(verdict.now, verdict.now, asked, self.moment())
         answers = None if policy.replay_cache is None else self.answers(policy)
         if answers is not None and policy.replay_cache is not None and isinstance(verdict, Replay):
             yield from answers.keep(verdict, policy.replay_cache.span)
@@ -402,10 +402,10 @@ class Fronts:
         """The store's clock when the operation that is committed now was admitted; None: unknown."""
         if run.now:
             return run.now
-        if run.go is not None and run.go.ground.seen is None and run.expires_at is not None:
+        if run.entered is not None and run.entered.target.seen is None and run.expires_at is not None:
             # The record's expiry contains when it was written, to the second.
             written = run.expires_at - run.claim.ttl
-            self._clock.heard(written, written + SECOND, run.asked_at, self.moment())
+            self._clock.adjust(written, written + SECOND, run.asked_at, self.moment())
         return self._clock.earliest(run.asked_at)
 
     def forget(self, policies: Iterable[Policy], record_id: RecordId) -> Life[bool]:
@@ -448,7 +448,7 @@ class Fronts:
         if front is None:
             return None
         if not front.shared:
-            self._memory = self._memory or Answers(self.moment, self.tell)
+            self._memory = self._memory or Answers(self.moment, self.notify)
             return self._memory
         shelf = self._shelf("replay_cache", front, policy)
         return None if shelf is None else SharedAnswers(shelf)
@@ -462,7 +462,7 @@ class Fronts:
             return None
         vault = Vault(policy.secret, self.identity)
         line = self._line(front)
-        return Shelf(setting, line, vault, clock=self._clock, boot=self.moment, tell=self.tell)
+        return Shelf(setting, line, vault, clock=self._clock, boot=self.moment, notify=self.notify)
 
     def _line(self, front: Front) -> Line:
         assert self._connect is not None

@@ -11,12 +11,12 @@
 
 There is no claim and no lease: until COMMIT nothing is written, and a crash is a roll-back by the server. The server's
 time-outs, set by the first statement, end a transaction whose host is gone (L4). So a key in progress is visible only
-by its lock (`glance`, L8).
+by its lock (`peek`, L8).
 
 What remains are the ends that are no acknowledged COMMIT of our own record:
 
 * The handler's rows are rolled back and its answer is a final 4xx: the record is stored in a second transaction, which
-  takes the lock again. If another request has stored an answer in between, that one counts (`alone`, L6).
+  takes the lock again. If another request has stored an answer in between, that one counts (`store_record_only`, L6).
 * COMMIT was sent and not answered: the request takes the lock once more. With the lock, "no record" proves a roll-back;
   without it the first transaction may still be committing (`lost_commit`, P7).
 * Everything else was rolled back: the request reads the record before it answers, and that counts (`after`, L2).
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
-from oncekey.core.onecommit import Ground, Holder, Kind, Sealed, ground_for
+from oncekey.core.onecommit import Holder, Stored, WriteKind, WriteTarget, write_target_for
 from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, rule_finished, situate
 from oncekey.engine.request import NO_OUTBOX
 from oncekey.flow import Mode, Transaction
@@ -53,16 +53,16 @@ TAKEN = Refuse(Code.KEY_REUSED)
 BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
 """Another connection holds the lock. How long it will is not known: there is no row with a lease (L8)."""
 
-NEW = Ground(Kind.NEW, None)
+NEW = WriteTarget(WriteKind.NEW, None)
 """The ground of a key without a record, whatever its effects, so that the table need not be asked each time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
+class Entered:
     """Execute: we hold the lock, and the finished record has a place. Nothing is written yet."""
 
     proceed: Proceed
-    ground: Ground
+    target: WriteTarget
     begun: int
 
 
@@ -71,47 +71,47 @@ class ClaimFirst:
     """The record that is there is of another kind, and has to be claimed in its own way (L3)."""
 
 
-Entry: TypeAlias = Go | ClaimFirst | Replay | Refuse
+Entry: TypeAlias = Entered | ClaimFirst | Replay | Refuse
 
 
 def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
     """What a request does after lock and read; what the record says counts with or without the lock (L1)."""
     now = look.snapshot.now
     if look.got and look.snapshot.record is None:
-        return Go(Proceed(Lease.new(claim, now), None, now), NEW, look.begun)
-    said = word_of(look.snapshot, claim, policy)
-    if said is not None:
-        return said
+        return Entered(Proceed(Lease.new(claim, now), None, now), NEW, look.begun)
+    ruled = ruling_of(look.snapshot, claim, policy)
+    if ruled is not None:
+        return ruled
     if not look.got:
         return TAKEN if look.other and _leaves_room(look.snapshot) else BUSY
-    ground = ground_for(look.snapshot, claim)
-    if ground is None:
+    target = write_target_for(look.snapshot, claim)
+    if target is None:
         return ClaimFirst()
-    record = as_claimed(claim, ground, now)
-    return Go(Proceed(Lease.of(record), record, now, ground.seen), ground, look.begun)
+    record = record_as_claimed(claim, target, now)
+    return Entered(Proceed(Lease.of(record), record, now, target.seen), target, look.begun)
 
 
-def sealing(
+def store_finished(
     locks: Locks,
     outbox: Outbox | None,
     claim: Claim,
-    go: Go,
+    entered: Entered,
     settlement: Completed | Deferred,
     *,
     parcels: tuple[Parcel, ...] = (),
-) -> Steps[Sealed | None]:
+) -> Steps[Stored | None]:
     """Write the finished record and the handler's parcels, as the last statements of the business transaction."""
-    sealed = yield from locks.completing(claim, go.ground, settlement, go.begun)
-    if sealed is not None and parcels:
+    stored_now = yield from locks.completing(claim, entered.target, settlement, entered.begun)
+    if stored_now is not None and parcels:
         if outbox is None:
             raise ConfigurationError(NO_OUTBOX)
         yield from outbox.putting(parcels)
-    return sealed
+    return stored_now
 
 
 def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
     """What the record says to a request that did not commit one itself (L2). None: nothing, the key is free."""
-    return word_of((yield from records.find(claim.id)), claim, policy)
+    return ruling_of((yield from records.find(claim.id)), claim, policy)
 
 
 def stored(records: Recalls, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
@@ -120,11 +120,11 @@ def stored(records: Recalls, claim: Claim, policy: Policy) -> Flow[Replay | Refu
     return None if glimpse is None else rule_finished(glimpse.finished, glimpse.now, claim.fingerprint, policy)
 
 
-def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
+def peek(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
     """The answer for a request that waits, without taking the lock (L8). None: the key is free, so try to lock."""
-    said = yield from after(records, claim, policy)
-    if said is not None:
-        return said
+    ruled = yield from after(records, claim, policy)
+    if ruled is not None:
+        return ruled
     holder = yield from locks.holder(lock)
     match holder:
         case Holder.NOBODY:
@@ -134,8 +134,8 @@ def glance(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Pol
         case Holder.OTHER:
             # A record may have been committed after the first read and before the holder was looked at.
             snapshot = yield from records.find(claim.id)
-            said = word_of(snapshot, claim, policy)
-            return said or (TAKEN if _leaves_room(snapshot) else BUSY)
+            ruled = ruling_of(snapshot, claim, policy)
+            return ruled or (TAKEN if _leaves_room(snapshot) else BUSY)
         case _:
             assert_never(holder)
 
@@ -146,24 +146,24 @@ def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[
     That there is no record proves a roll-back only under the lock: without the lock the commit may be under way.
     """
     look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(lock, claim))
-    said = word_of(look.snapshot, claim, policy)
-    if said is not None:
-        return said
+    ruled = ruling_of(look.snapshot, claim, policy)
+    if ruled is not None:
+        return ruled
     return UNAVAILABLE if look.got else BUSY
 
 
-def alone(
+def store_record_only(
     locks: Locks, lock: Lock, claim: Claim, policy: Policy, settlement: Completed
-) -> Flow[Sealed | Replay | Refuse]:
+) -> Flow[Stored | Replay | Refuse]:
     """Store the record alone, after the business was rolled back (L6); an answer stored in between counts first."""
 
-    def body() -> Steps[Sealed | Replay | Refuse]:
+    def body() -> Steps[Stored | Replay | Refuse]:
         # This request came first, so a request that came between its two transactions does not make the key another's.
         look = replace((yield from locks.locking(lock, claim)), other=False)
         entry = enter(look, claim, policy)
         match entry:
-            case Go(_, ground, begun):
-                return (yield from locks.completing(claim, ground, settlement, begun)) or BUSY
+            case Entered(_, target, begun):
+                return (yield from locks.completing(claim, target, settlement, begun)) or BUSY
             case Replay() | Refuse():
                 return entry
             case ClaimFirst():
@@ -174,7 +174,7 @@ def alone(
     lost: CommitAmbiguousError | None = None
     for _ in range(LOSSES):
         try:
-            result: Sealed | Replay | Refuse = yield Transaction("alone", Mode.ATOMIC, body)
+            result: Stored | Replay | Refuse = yield Transaction("alone", Mode.ATOMIC, body)
         except CommitAmbiguousError as error:
             lost = error  # the next try finds its own record, and replays it
         except StoreError as error:
@@ -192,7 +192,7 @@ def _leaves_room(snapshot: Snapshot) -> bool:
     return situate(snapshot.record, snapshot.now) in (Situation.ABSENT, Situation.EXPIRED)
 
 
-def word_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse | None:
+def ruling_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse | None:
     """What the record says to this request. None: nothing, a request may claim the key."""
     ruled = rule(snapshot, claim, policy)
     match ruled:
@@ -204,13 +204,13 @@ def word_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse
             assert_never(ruled)
 
 
-def as_claimed(claim: Claim, ground: Ground, now: Instant) -> Record:
+def record_as_claimed(claim: Claim, target: WriteTarget, now: Instant) -> Record:
     """The record as a claim would have made it, for the handler's operation; it is never written.
 
     The server's time-outs keep the lease, so there is no heartbeat (L4).
     """
-    seen = ground.seen
-    if seen is not None and ground.kind is Kind.RETRYABLE:
+    seen = target.seen
+    if seen is not None and target.kind is WriteKind.RETRYABLE:
         return replace(
             seen,
             state=State.IN_PROGRESS,

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from oncekey.core import migrations
 from oncekey.core.errors import SchemaError
-from oncekey.core.migrations import Phase
+from oncekey.core.migrations import MigrationPhase
 
 if TYPE_CHECKING:
-    from oncekey.core.migrations import Applied, Entry, Migration
+    from oncekey.core.migrations import Applied, Migration, MigrationStatus
     from oncekey.flow import Flow
     from oncekey.ports import Schema
 
@@ -23,12 +23,12 @@ def check(schema: Schema) -> Flow[tuple[Applied, ...]]:
     return applied
 
 
-def status(schema: Schema) -> Flow[tuple[Entry, ...]]:
+def status(schema: Schema) -> Flow[tuple[MigrationStatus, ...]]:
     """Every migration that the store or this version knows."""
     return migrations.status(schema.migrations, (yield from schema.applied()))
 
 
-def plan(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, ...]]:
+def plan(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
     """What `up` would run, in order."""
     applied = yield from schema.applied()
     wrong = migrations.changed(schema.migrations, applied)
@@ -37,7 +37,7 @@ def plan(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, 
     return migrations.plan(schema.migrations, applied, only=only)
 
 
-def up(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, ...]]:
+def up(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
     """Run what is missing; the result leaves out what another process ran meanwhile."""
     done: tuple[Migration, ...] = ()
     for migration in (yield from plan(schema, only=only)):
@@ -49,4 +49,4 @@ def up(schema: Schema, *, only: Phase | None = None) -> Flow[tuple[Migration, ..
 def at_start(schema: Schema) -> Flow[tuple[Migration, ...]]:
     """Create the tables, or run the migrations that processes of an older version can work with."""
     older_may_run = bool((yield from schema.applied()))
-    return (yield from up(schema, only=Phase.PRE if older_may_run else None))
+    return (yield from up(schema, only=MigrationPhase.PRE if older_may_run else None))

@@ -15,7 +15,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.problems import render
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Trigger
-from oncekey.engine.telling import of_move
+from oncekey.engine.notifying import of_move
 from oncekey.flow import Mode, Transaction
 from oncekey.observe.events import About, Operated
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from oncekey.core.audit import Mover
     from oncekey.core.model import DeadLetter, Record, RecordId, Snapshot
-    from oncekey.core.operate import Whereabouts, Wish
+    from oncekey.core.operate import OperatorCommand, ParcelLocation
     from oncekey.core.resolution import Evidence
     from oncekey.flow import Flow
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.ops.stats import Roll
     from oncekey.ops.survey import Tally
     from oncekey.ports import Operate, Outbox, Store, Survey
@@ -47,12 +47,12 @@ SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class KeyView:
     """A key as it stands. `busy`: a LOCAL request is running, which has no row yet (L8)."""
 
     snapshot: Snapshot
     busy: bool
-    parcels: tuple[Whereabouts, ...] = ()
+    parcels: tuple[ParcelLocation, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     """Evidence about its open call that has settled nothing yet."""
 
@@ -65,75 +65,75 @@ class LetterMoved:
     trigger: Trigger
 
 
-def look(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
+def look(store: Store, record_id: RecordId, lock: int | None) -> Flow[KeyView]:
     """The record, and whether a LOCAL request in one commit is running, which has no row yet (L8, F21)."""
     snapshot, locks = (yield from store.find(record_id)), store.locks
     if lock is None or locks is None or situate(snapshot.record, snapshot.now) not in _WITHOUT_ROW:
-        return Sight(snapshot, busy=False)
+        return KeyView(snapshot, busy=False)
     if (yield from locks.held(lock)):
-        return Sight(snapshot, busy=True)
+        return KeyView(snapshot, busy=True)
     # Its commit may have come between the two reads.
-    return Sight((yield from store.find(record_id)), busy=False)
+    return KeyView((yield from store.find(record_id)), busy=False)
 
 
-def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[Sight]:
+def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[KeyView]:
     """`look`, with the record's parcels and the evidence about its open call."""
     sight = yield from look(store, record_id, lock)
     record = sight.snapshot.record
     if record is None:
         return sight
-    parcels = yield from desk_of(store).parcels(record.incarnation)
+    parcels = yield from operations_of(store).parcels(record.incarnation)
     evidence: tuple[Evidence, ...] = ()
     if store.reconcile is not None and record.intent is not None:
         evidence = yield from store.reconcile.about(record, record.intent.downstream_key)
-    return Sight(sight.snapshot, sight.busy, parcels, evidence)
+    return KeyView(sight.snapshot, sight.busy, parcels, evidence)
 
 
 def act(
-    store: Store, record_id: RecordId, wish: Wish, mover: Mover, *, tell: Tell | None = None
+    store: Store, record_id: RecordId, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | Forbidden]:
     """Carry out the operator's order, if the table allows it."""
-    noting = partial(_note, wish, mover)
-    done = yield from desk_of(store).move(record_id, partial(decide, wish), noting)
-    if tell is not None and isinstance(done, Moved):
-        for event in of_move(done, trigger_of(wish.order, done.move.seen), mover):
-            tell(event)
+    noting = partial(_note, command, mover)
+    done = yield from operations_of(store).move(record_id, partial(decide, command), noting)
+    if notify is not None and isinstance(done, Moved):
+        for event in of_move(done, trigger_of(command.order, done.move.seen), mover):
+            notify(event)
     return done
 
 
 def retry(
-    store: Store, letter_id: UUID, wish: Wish, mover: Mover, *, tell: Tell | None = None
+    store: Store, letter_id: UUID, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | LetterMoved | Forbidden]:
     """Try a dead letter again: a message alone, a request's own call together with its record (row 22, O3)."""
     letter = yield from box_of(store).find_dead_letter(letter_id)
     if letter is None:
         return Forbidden(NO_LETTER)
     if letter.parcel.kind is ParcelKind.EMIT:
-        note = _letter_note(letter, Trigger.DLQ_RETRY, wish, mover)
-        done = yield from desk_of(store).revive(letter, note)
-        return _letter_moved(letter, Trigger.DLQ_RETRY, mover, tell) if done else Forbidden(NO_LETTER)
+        note = _letter_note(letter, Trigger.DLQ_RETRY, command, mover)
+        done = yield from operations_of(store).revive(letter, note)
+        return _letter_moved(letter, Trigger.DLQ_RETRY, mover, notify) if done else Forbidden(NO_LETTER)
     if (yield from _moves_nothing(store, letter)):
         return Forbidden(ORPHAN)
-    return (yield from act(store, letter.parcel.record_id, wish, mover, tell=tell))
+    return (yield from act(store, letter.parcel.record_id, command, mover, notify=notify))
 
 
 def discard(
-    store: Store, letter_id: UUID, wish: Wish, mover: Mover, *, tell: Tell | None = None
+    store: Store, letter_id: UUID, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | LetterMoved | Forbidden]:
     """Discard a dead letter. A request's own call ends with an answer for its client (row 19, O3)."""
     letter = yield from box_of(store).find_dead_letter(letter_id)
     if letter is None:
         return Forbidden(NO_LETTER)
     if letter.parcel.kind is ParcelKind.DEFER and not (yield from _moves_nothing(store, letter)):
-        return (yield from act(store, letter.parcel.record_id, wish, mover, tell=tell))
-    note = _letter_note(letter, Trigger.DISCARD, wish, mover)
-    done = yield from desk_of(store).discard(letter, note)
-    return _letter_moved(letter, Trigger.DISCARD, mover, tell) if done else Forbidden(NO_LETTER)
+        return (yield from act(store, letter.parcel.record_id, command, mover, notify=notify))
+    note = _letter_note(letter, Trigger.DISCARD, command, mover)
+    done = yield from operations_of(store).discard(letter, note)
+    return _letter_moved(letter, Trigger.DISCARD, mover, notify) if done else Forbidden(NO_LETTER)
 
 
-def _letter_moved(letter: DeadLetter, trigger: Trigger, mover: Mover, tell: Tell | None) -> LetterMoved:
-    if tell is not None:
-        tell(Operated(About.of_parcel(letter.parcel), trigger, None, mover.who))
+def _letter_moved(letter: DeadLetter, trigger: Trigger, mover: Mover, notify: Notify | None) -> LetterMoved:
+    if notify is not None:
+        notify(Operated(About.of_parcel(letter.parcel), trigger, None, mover.who))
     return LetterMoved(letter, trigger)
 
 
@@ -154,7 +154,7 @@ def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[
     return seen
 
 
-def desk_of(store: Store) -> Operate:
+def operations_of(store: Store) -> Operate:
     """The store's part for operators; raises with a sentence if the store has none."""
     if store.operate is None:
         raise ConfigurationError(NOT_HERE)
@@ -197,11 +197,11 @@ def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:
     return record is None or record.incarnation != letter.parcel.incarnation or record.state in SETTLED
 
 
-def _note(wish: Wish, mover: Mover, move: Move) -> Note:
-    return Note.of(move.seen, move.row.to, trigger_of(wish.order, move.seen), mover, _why(wish))
+def _note(command: OperatorCommand, mover: Mover, move: Move) -> Note:
+    return Note.of(move.seen, move.row.to, trigger_of(command.order, move.seen), mover, _why(command))
 
 
-def _letter_note(letter: DeadLetter, trigger: Trigger, wish: Wish, mover: Mover) -> Note:
+def _letter_note(letter: DeadLetter, trigger: Trigger, command: OperatorCommand, mover: Mover) -> Note:
     """The audit line about a parcel that moves no record; its topic stands for the operation."""
     parcel = letter.parcel
     return Note(
@@ -215,11 +215,11 @@ def _letter_note(letter: DeadLetter, trigger: Trigger, wish: Wish, mover: Mover)
         trigger=trigger,
         actor=mover.actor,
         who=mover.who,
-        why=_why(wish),
+        why=_why(command),
     )
 
 
-def _why(wish: Wish) -> str:
+def _why(command: OperatorCommand) -> str:
     """The reason, with what it is based on if that is more than a look."""
-    closed = wish.closed and wish.order is Order.NOT_EXECUTED
-    return f"{wish.reason.strip()}{' (the reference was closed at the provider)' if closed else ''}"
+    closed = command.closed and command.order is Order.NOT_EXECUTED
+    return f"{command.reason.strip()}{' (the reference was closed at the provider)' if closed else ''}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
 
-from oncekey.core.digests import downstream_key
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError, LeaseLostError
 from oncekey.core.model import Effects
 from oncekey.engine.phases import LOST
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from oncekey.engine.parcels import Parcels
-    from oncekey.engine.phases import Course
+    from oncekey.engine.phases import PhasedRun
     from oncekey.engine.run import Run
     from oncekey.engine.steps import Stepping
 
@@ -58,7 +58,7 @@ class _Held(Generic[Conn]):
         connection: Conn | None = None,
         lost: Callable[[], bool] = bool,
         parcels: Parcels | None = None,
-        course: Course | None = None,
+        phased_run: PhasedRun | None = None,
         deferring: bool = False,
         stepping: Stepping | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class _Held(Generic[Conn]):
         self._connection = connection
         self._lost = lost
         self._parcels = parcels
-        self._course = course
+        self._phased_run = phased_run
         self._deferring = deferring
         self._stepping = stepping
         self.kept = False
@@ -109,9 +109,9 @@ class _Held(Generic[Conn]):
         Parcels with the same `order_by` are delivered one after the other.
         """
         self._owned()
-        if self._parcels is None or (self._course is not None and not self._course.in_phase):
+        if self._parcels is None or (self._phased_run is not None and not self._phased_run.in_phase):
             raise ConfigurationError(NO_OUTBOX)
-        self._parcels.emit(topic, payload, order_by, "" if self._course is None else self._course.step or "")
+        self._parcels.emit(topic, payload, order_by, "" if self._phased_run is None else self._phased_run.step or "")
 
     def defer(self, topic: str, payload: object) -> None:
         """Leave the outside call to a worker: the topic's function returns the response; until then it is 202.
@@ -134,7 +134,7 @@ class _Held(Generic[Conn]):
         self.rolled_back = True
 
     def _owned(self) -> None:
-        if self._lost() or (self._course is not None and self._course.lost):
+        if self._lost() or (self._phased_run is not None and self._phased_run.lost):
             raise LeaseLostError(LOST)
 
     @classmethod
@@ -168,7 +168,7 @@ class Operation(_Held[Conn]):
         fn: Callable[[str], Any],
         *,
         repeatable: bool | timedelta,
-        given: object = None,
+        parameters: object = None,
         result: type[R],
     ) -> R: ...
 
@@ -179,18 +179,18 @@ class Operation(_Held[Conn]):
         fn: Callable[[str], Any],
         *,
         repeatable: bool | timedelta,
-        given: object = None,
+        parameters: object = None,
         result: Callable[[Any], R],
     ) -> R: ...
 
     @overload
     async def call(
-        self, name: str, fn: Callable[[str], Awaitable[R]], *, repeatable: bool | timedelta, given: object = None
+        self, name: str, fn: Callable[[str], Awaitable[R]], *, repeatable: bool | timedelta, parameters: object = None
     ) -> R: ...
 
     @overload
     async def call(
-        self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, given: object = None
+        self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, parameters: object = None
     ) -> R: ...
 
     async def call(
@@ -199,20 +199,20 @@ class Operation(_Held[Conn]):
         fn: Callable[[str], Any],
         *,
         repeatable: bool | timedelta,
-        given: object = None,
+        parameters: object = None,
         result: Any = None,
     ) -> Any:
         """Make one outside call: `fn(downstream_key)`. It is announced before it is made, and its result is stored.
 
         `repeatable` says whether the provider recognises the downstream key, and for how long (True: 20 hours). Then
         a call whose outcome was lost is made again with the same key; otherwise the outcome is unknown, and the call is
-        not made again. `given` are the call's parameters: a repetition with others is refused.
+        not made again. `parameters` are the call's parameters: a repetition with others is refused.
         `result` declares the result: a type, a dataclass, a pydantic model, or a function that makes it from plain
         data. The stored result is read by it on every run; one that does not fit raises `ResultInvalidError` and parks
         the record for an operator, because the call was made and is not made again.
-        Raise `NotExecuted` if nothing was sent, and `Rejected(value)` for the provider's final no.
+        Raise `NotExecutedError` if nothing was sent, and `RejectedError(value)` for the provider's final no.
         """
-        return await self._steps("call").call(name, fn, repeatable=repeatable, given=given, result=result)
+        return await self._steps("call").call(name, fn, repeatable=repeatable, parameters=parameters, result=result)
 
     @overload
     async def value(self, name: str, fn: Callable[[], Awaitable[R]]) -> R: ...
@@ -245,7 +245,7 @@ class SyncOperation(_Held[Conn]):
         fn: Callable[[str], Any],
         *,
         repeatable: bool | timedelta,
-        given: object = None,
+        parameters: object = None,
         result: type[R],
     ) -> R: ...
 
@@ -256,12 +256,14 @@ class SyncOperation(_Held[Conn]):
         fn: Callable[[str], Any],
         *,
         repeatable: bool | timedelta,
-        given: object = None,
+        parameters: object = None,
         result: Callable[[Any], R],
     ) -> R: ...
 
     @overload
-    def call(self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, given: object = None) -> R: ...
+    def call(
+        self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, parameters: object = None
+    ) -> R: ...
 
     def call(
         self,
@@ -269,11 +271,11 @@ class SyncOperation(_Held[Conn]):
         fn: Callable[[str], Any],
         *,
         repeatable: bool | timedelta,
-        given: object = None,
+        parameters: object = None,
         result: Any = None,
     ) -> Any:
         """Make one outside call; see `Operation.call`. It has a thread of its own, so that it can time out."""
-        return self._steps("call").call(name, fn, repeatable=repeatable, given=given, result=result)
+        return self._steps("call").call(name, fn, repeatable=repeatable, parameters=parameters, result=result)
 
     def value(self, name: str, fn: Callable[[], R]) -> R:
         """Run `fn()` once and store what may differ from run to run: the time, a random number, an id."""
@@ -298,7 +300,7 @@ def operation_of(kind: type[Op], run: Run, stepping: Stepping | None) -> Op:
         connection=None if run.tx is None else run.tx.connection,
         lost=run.lost,
         parcels=None if effects is Effects.INLINE or run.store.outbox is None else run.parcels,
-        course=run.course,
+        phased_run=run.phased_run,
         deferring=effects is Effects.OUTBOX,
         stepping=stepping,
     )

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final
 from uuid import uuid5
 
-from oncekey.core.digests import downstream_key
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import LONGEST_NAME
 from oncekey.core.model import Parcel, ParcelKind
@@ -15,7 +15,7 @@ from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
     from oncekey.core.model import Lease, MemoEntry, Snapshot
-    from oncekey.engine.phases import Course
+    from oncekey.engine.phases import PhasedRun
     from oncekey.flow import Steps
     from oncekey.ports import Store
 
@@ -98,10 +98,12 @@ def _is_storable(text: str) -> bool:
 
 
 def checkpointing(
-    store: Store, course: Course, parcels: Parcels, memo: tuple[MemoEntry, ...]
+    store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]
 ) -> Steps[Snapshot | None]:
     """Write a finished phase and its parcels, as the last statements of its transaction. None: not ours."""
-    snapshot = yield from store.phases.checkpointing(course.lease, course.stored, memo, micros(course.policy.lease))
+    snapshot = yield from store.phases.checkpointing(
+        phased_run.lease, phased_run.stored, memo, micros(phased_run.policy.lease)
+    )
     taken = parcels.take()
     if snapshot is not None and taken:
         if store.outbox is None:

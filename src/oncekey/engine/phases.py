@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.digests import downstream_key
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import (
     CallUncertainError,
     ConfigurationError,
     LeaseLostError,
-    NotExecuted,
-    Rejected,
+    NotExecutedError,
+    RejectedError,
     ReplayDivergedError,
     ResultInvalidError,
     ResultNotStorableError,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Instant, Intent, Lease, Record, Snapshot
     from oncekey.core.policy import Policy
-    from oncekey.engine.telling import Teller
+    from oncekey.engine.notifying import Notifier
 
 log = logging.getLogger("oncekey")
 
@@ -59,7 +59,7 @@ LOST: Final = "somebody else owns this key now: what this handler still does is 
 
 
 @dataclass(slots=True)
-class Course:
+class PhasedRun:
     """One run of a phased handler, on top of the steps that earlier runs have stored."""
 
     lease: Lease
@@ -86,7 +86,7 @@ class Course:
     parked: str | None = None
     lost: bool = False
     halted: bool = False
-    teller: Teller | None = None
+    notifier: Notifier | None = None
     """Reports each step to the observers, if there are any."""
     _read_at: float = 0.0
 
@@ -100,9 +100,9 @@ class Course:
         clock: Callable[[], float],
         *,
         stopping: Callable[[], bool] = bool,
-    ) -> Course:
+    ) -> PhasedRun:
         """The course for the current owner of the record."""
-        course = cls(
+        phased_run = cls(
             lease=lease,
             policy=policy,
             seed=record.seed,
@@ -114,10 +114,10 @@ class Course:
             stopping=stopping,
             script=Script(record.memo),
         )
-        course._read_at = course.clock()
+        phased_run._read_at = phased_run.clock()
         if record.recovery_point != recovery_point(record.memo):
-            course.parked = UNKNOWN_POINT  # a label that this code never wrote: no step may follow it
-        return course
+            phased_run.parked = UNKNOWN_POINT  # a label that this code never wrote: no step may follow it
+        return phased_run
 
     def check(self) -> None:
         """Refuse to begin a step of a parked record."""
@@ -127,23 +127,23 @@ class Course:
     # Steps
 
     @contextmanager
-    def taking(self, name: str, kind: EntryKind) -> Iterator[MemoEntry | None]:
+    def open_step(self, name: str, kind: EntryKind) -> Iterator[MemoEntry | None]:
         """Take one step: its stored entry, or None if it has to be done now. One at a time (H1)."""
         self._may_go_on(name)
         stored = self._asked(name, kind)
         self.step, self.in_phase = name, stored is None and kind is EntryKind.PHASE
-        teller = self.teller
-        since = 0.0 if teller is None else teller.now()
+        notifier = self.notifier
+        since = 0.0 if notifier is None else notifier.now()
         try:
             yield stored
         except (Exception, Interrupted) as error:  # a dropped flow says nothing about its step: its process dies
             self._failed(name, kind)
-            if teller is not None:
-                teller.stepped(name, kind, since, recalled=False, error=error)
+            if notifier is not None:
+                notifier.stepped(name, kind, since, recalled=False, error=error)
             raise
         else:
-            if teller is not None:
-                teller.stepped(name, kind, since, recalled=stored is not None, error=None)
+            if notifier is not None:
+                notifier.stepped(name, kind, since, recalled=stored is not None, error=None)
         finally:
             self.step, self.in_phase = None, False
 
@@ -185,9 +185,9 @@ class Course:
 
     # Calls
 
-    def announcement(self, name: str, *, repeatable: bool | timedelta, given: object) -> Announcement:
+    def announcement(self, name: str, *, repeatable: bool | timedelta, parameters: object) -> Announcement:
         """What the owner announces before it makes a call, for the first time or once more (H2, H3)."""
-        digest = digest_of(given, self.policy.max_result_bytes)
+        digest = digest_of(parameters, self.policy.max_result_bytes)
         if self.intent is not None and self.intent.digest != digest:
             self.parked = OTHER_PARAMETERS
             raise ReplayDivergedError(f"the call {name!r} may have been made with other parameters: it is not repeated")
@@ -207,7 +207,7 @@ class Course:
     def announced(self, snapshot: Snapshot | None) -> None:
         """Note that the intent is stored: from here to its result the outcome is uncertain."""
         if snapshot is None or snapshot.record is None:
-            raise self.lose()
+            raise self.mark_lost()
         self.stored, self.intent = snapshot.record.memo, snapshot.record.intent
         self._look(snapshot)
 
@@ -219,7 +219,7 @@ class Course:
     def in_time(self, since: float) -> None:
         """Refuse to make a call that was announced too long ago: a resolver may count on its being over (U1)."""
         if self.clock() - since > self.policy.send_window.total_seconds():
-            raise NotExecuted(TOO_LATE)
+            raise NotExecutedError(TOO_LATE)
 
     def withdrawn(self, snapshot: Snapshot | None) -> None:
         """Note that the announcement was taken back; if that failed, it stays open."""
@@ -231,10 +231,10 @@ class Course:
             self.failed, self.unsent_call = self.script.asked.pop(), True
 
     @staticmethod
-    def not_made(name: str, error: Exception) -> NotExecuted | None:
+    def not_made(name: str, error: Exception) -> NotExecutedError | None:
         """The error for the handler if the call was not made, as a resumed run would get it. None: the original one."""
-        said = isinstance(error, NotExecuted)
-        return None if said else NotExecuted(f"{name!r} was not made: {type(error).__name__}")
+        proven = isinstance(error, NotExecutedError)
+        return None if proven else NotExecutedError(f"{name!r} was not made: {type(error).__name__}")
 
     def result(self, name: str, value: object, *, final_no: bool, declared: object = None) -> MemoEntry:
         """The entry of a call that returned; a result that cannot be stored parks the record (F26)."""
@@ -261,7 +261,7 @@ class Course:
             log.error("oncekey: the result of the call %r is %s; the operation is parked", entry.name, error)
             raise ResultInvalidError(f"the result of {entry.name!r} is {error}") from None
 
-    def lose(self) -> LeaseLostError:
+    def mark_lost(self) -> LeaseLostError:
         """Note that a write was refused: from now on every step raises (P3)."""
         self.lost = True
         return LeaseLostError(LOST)
@@ -327,7 +327,7 @@ class Course:
 def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
     """Whether an error proves that nothing reached the outside; a hook that fails proves nothing."""
     try:
-        return isinstance(error, NotExecuted) or policy.is_definitely_not_executed(error)
+        return isinstance(error, NotExecutedError) or policy.is_definitely_not_executed(error)
     except Exception as failure:  # noqa: BLE001  (the application's own hook)
         log.error("oncekey: is_definitely_not_executed failed, which proves nothing: %s", type(failure).__name__)
         return False
@@ -337,7 +337,7 @@ def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)
     """A stored result: returned, or raised if it is the provider's final no or says that no call was made."""
     value = decode(entry.result)
     if is_rejection(entry):
-        raise Rejected(value)
+        raise RejectedError(value)
     if was_not_sent(entry):
-        raise NotExecuted(f"{entry.name!r} was not made")
+        raise NotExecutedError(f"{entry.name!r} was not made")
     return value

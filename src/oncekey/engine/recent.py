@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim, Duration, Finished, Instant, Record, RecordId, Refuse, Replay
     from oncekey.core.policy import Policy
-    from oncekey.engine.claiming import Question
+    from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.effects import Life
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
 
 MOST_HINTS: Final = 10_000
 MOST_BYTES: Final = 32 * 1024 * 1024
@@ -64,11 +64,13 @@ class _Finished(NamedTuple):
 class Answers:
     """Finished answers that were read from the store, in the memory of this process: its flows never wait."""
 
-    __slots__ = ("_boot", "_bytes", "_changing", "_known", "_most", "_tell")
+    __slots__ = ("_boot", "_bytes", "_changing", "_known", "_most", "_notify")
 
-    def __init__(self, boot: Callable[[], float], tell: Tell | None = None, *, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self, boot: Callable[[], float], notify: Notify | None = None, *, most_bytes: int = MOST_BYTES
+    ) -> None:
         self._boot = boot
-        self._tell = tell
+        self._notify = notify
         self._known: dict[RecordId, _Finished] = {}
         self._bytes = 0
         self._most = most_bytes
@@ -77,14 +79,14 @@ class Answers:
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, asked: Claim | Question, policy: Policy) -> Life[Replay | Refuse | None]:
+    def find(self, asked: Claim | ClaimInput, policy: Policy) -> Life[Replay | Refuse | None]:
         """The verdict of the key's copy, if there is one, by the same rules as for a record of the store."""
         yield from ()
         found = self._known.get(asked.id)
         now = self._boot()
-        if self._tell is not None:
+        if self._notify is not None:
             known = Found.NOTHING if found is None else Found.STALE if now >= found.until else Found.HIT
-            self._tell(Consulted("replay_cache", known))
+            self._notify(Consulted("replay_cache", known))
         if found is None:
             return None
         if now >= found.until:

@@ -8,28 +8,28 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, assert_never
 
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.audit import Note
-from oncekey.core.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import check_text
 from oncekey.core.model import Effects, Outcome, State
 from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
-from oncekey.core.resolution import Declined, Executed, Undecided, Unexecuted, Verdict, is_about, standing
-from oncekey.engine.operate import NOT_HERE, desk_of
-from oncekey.engine.telling import of_move
+from oncekey.core.resolution import Executed, NotExecuted, Rejected, Undecided, Verdict, is_about, known_outcome
+from oncekey.engine.notifying import of_move
+from oncekey.engine.operate import NOT_HERE, operations_of
 from oncekey.observe.events import About, Contradicted
-from oncekey.resolvers import answered, from_text, question_of, wish_of
+from oncekey.resolvers import answered, command_of, from_text, question_of
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.audit import Mover
     from oncekey.core.model import Record, RecordId, Snapshot
-    from oncekey.core.operate import Move, Whereabouts, Wish
+    from oncekey.core.operate import Move, OperatorCommand, ParcelLocation
     from oncekey.core.policy import Policy
-    from oncekey.core.resolution import Evidence, Heard, Resolution
+    from oncekey.core.resolution import CallReport, Evidence, Resolution
     from oncekey.flow import Flow
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.ports import Reconcile, Store
     from oncekey.resolvers import Resolvers
 
@@ -54,7 +54,7 @@ class Became(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EvidenceTarget:
     """The record that evidence is about, in one incarnation, and its call."""
 
     id: RecordId
@@ -68,7 +68,7 @@ class Received:
     """What a message led to, and for which record; `repeated` if it was received before."""
 
     became: Became
-    target: Target | None = None
+    target: EvidenceTarget | None = None
     repeated: bool = False
 
 
@@ -85,86 +85,86 @@ def reconcile_of(store: Store) -> Reconcile:
 
 def settle(
     store: Store,
-    target: Target,
-    resolution: Executed | Declined | Unexecuted,
+    target: EvidenceTarget,
+    resolution: Executed | Rejected | NotExecuted,
     mover: Mover,
     policy_of: PolicyOf,
     *,
     why: str,
     waited: bool = False,
-    tell: Tell | None = None,
+    notify: Notify | None = None,
 ) -> Flow[Moved | Forbidden]:
     """Settle an unknown record (rows 19 to 22): decided under lock, proven by version, audited in the same commit."""
-    wishes: list[Wish] = []
+    commands: list[OperatorCommand] = []
 
-    def deciding(seen: Snapshot, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
+    def deciding(seen: Snapshot, parcels: tuple[ParcelLocation, ...]) -> Move | Forbidden:
         record = seen.record
         if record is None or record.incarnation != target.incarnation:
             return Forbidden(_ANOTHER_LIFE)
         if record.state is State.UNKNOWN and not is_about(record, target.downstream_key):
             return Forbidden(_ANOTHER_CALL)
-        wish = wish_of(resolution, record, policy_of(record.operation), why)
-        wishes.append(replace(wish, actor=mover.actor, waited=waited))
-        return decide(wishes[-1], seen, parcels)
+        command = command_of(resolution, record, policy_of(record.operation), why)
+        commands.append(replace(command, actor=mover.actor, waited=waited))
+        return decide(commands[-1], seen, parcels)
 
     def noting(move: Move) -> Note:
-        return Note.of(move.seen, move.row.to, trigger_of(wishes[-1].order, move.seen), mover, why)
+        return Note.of(move.seen, move.row.to, trigger_of(commands[-1].order, move.seen), mover, why)
 
-    done = yield from desk_of(store).move(target.id, deciding, noting)
-    if tell is not None and isinstance(done, Moved):
-        for event in of_move(done, trigger_of(wishes[-1].order, done.move.seen), mover):
-            tell(event)
+    done = yield from operations_of(store).move(target.id, deciding, noting)
+    if notify is not None and isinstance(done, Moved):
+        for event in of_move(done, trigger_of(commands[-1].order, done.move.seen), mover):
+            notify(event)
     return done
 
 
 def receive(
     store: Store,
-    heard: Heard,
+    report: CallReport,
     mover: Mover,
     policy_of: PolicyOf,
     resolvers: Resolvers,
     *,
-    tell: Tell | None = None,
+    notify: Notify | None = None,
 ) -> Flow[Received]:
     """Store evidence, then apply it if its record is unknown; for a live record it waits (U3)."""
-    evidence, new = yield from reconcile_of(store).add(heard)
-    target = yield from _target(store, heard, resolvers.inline_calls)
+    evidence, new = yield from reconcile_of(store).add(report)
+    target = yield from _target(store, report, resolvers.inline_calls)
     if target is None:
         became = Became.KEPT if evidence.verdict is None else _became(evidence.verdict)
         return Received(became, repeated=not new)
     if evidence.verdict is not None:
         return Received(_became(evidence.verdict), target, repeated=not new)
-    became = yield from apply(store, evidence, target, mover, policy_of, resolvers, tell=tell)
+    became = yield from apply(store, evidence, target, mover, policy_of, resolvers, notify=notify)
     return Received(became, target, repeated=not new)
 
 
 def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
     store: Store,
     evidence: Evidence,
-    target: Target,
+    target: EvidenceTarget,
     mover: Mover,
     policy_of: PolicyOf,
     resolvers: Resolvers,
     *,
-    tell: Tell | None = None,
+    notify: Notify | None = None,
 ) -> Flow[Became]:
     """Settle a record by evidence, or compare the two; a record that has an answer never gets another one."""
-    resolution = from_text(evidence.heard.said)
+    resolution = from_text(evidence.report.resolution)
     if isinstance(resolution, Undecided):
         return Became.KEPT
     shaped = yield from _shaped(store, resolution, target, resolvers)
     if shaped is not None:
-        why = f"{evidence.heard.source} {evidence.heard.event_id}"
-        done = yield from settle(store, target, shaped, mover, policy_of, why=why, tell=tell)
+        why = f"{evidence.report.source} {evidence.report.event_id}"
+        done = yield from settle(store, target, shaped, mover, policy_of, why=why, notify=notify)
         if isinstance(done, Moved):
-            yield from reconcile_of(store).judge(evidence, Verdict.SETTLED)
+            yield from reconcile_of(store).store_verdict(evidence, Verdict.SETTLED)
             return Became.SETTLED
     verdict = yield from compared(store, target, resolution)
     if verdict is None:
         return Became.KEPT
-    yield from reconcile_of(store).judge(evidence, verdict)
-    if tell is not None and verdict is Verdict.CONTRADICTS:
-        tell(Contradicted(About(target.phase, None, target.id, target.incarnation), evidence.heard.source))
+    yield from reconcile_of(store).store_verdict(evidence, verdict)
+    if notify is not None and verdict is Verdict.CONTRADICTS:
+        notify(Contradicted(About(target.phase, None, target.id, target.incarnation), evidence.report.source))
     return _became(verdict)
 
 
@@ -172,7 +172,7 @@ def payload_of(store: Store, record: Record) -> Flow[Any]:
     """The payload of a deferred call; its parcel is a dead letter."""
     if record.effects is not Effects.OUTBOX or store.outbox is None:
         return None
-    for parcel in (yield from desk_of(store).parcels(record.incarnation)):
+    for parcel in (yield from operations_of(store).parcels(record.incarnation)):
         letter = (yield from store.outbox.find_dead_letter(parcel.id)) if parcel.dead else None
         if letter is not None:
             check_text(letter.parcel.payload)
@@ -181,8 +181,8 @@ def payload_of(store: Store, record: Record) -> Flow[Any]:
 
 
 def _shaped(
-    store: Store, resolution: Executed | Declined | Unexecuted, target: Target, resolvers: Resolvers
-) -> Flow[Executed | Declined | Unexecuted | None]:
+    store: Store, resolution: Executed | Rejected | NotExecuted, target: EvidenceTarget, resolvers: Resolvers
+) -> Flow[Executed | Rejected | NotExecuted | None]:
     """The answer that the operation makes of the provider's object; None: the record is not unknown, so settle nothing.
 
     A record that turns unknown a moment later is settled by the next look, with an answer made for it.
@@ -192,30 +192,30 @@ def _shaped(
     if record is None or record.state is not State.UNKNOWN:
         return None
     resolver = resolvers.get(record.operation)
-    if resolver is None or resolver.answer is None or isinstance(resolution, Unexecuted):
+    if resolver is None or resolver.answer is None or isinstance(resolution, NotExecuted):
         return resolution
     question = question_of(record, resolver, (yield from payload_of(store, record)), seen.now)
     return answered(resolution, resolver, question)
 
 
-def compared(store: Store, target: Target, resolution: Resolution) -> Flow[Verdict | None]:
+def compared(store: Store, target: EvidenceTarget, resolution: Resolution) -> Flow[Verdict | None]:
     """Whether a record agrees with evidence about its call; None: the record has no outcome yet."""
     record = (yield from store.find(target.id)).record
     if record is None or record.incarnation != target.incarnation:
         return None
-    said, told = standing(record, target.phase), _outcome(resolution)
-    if said is None or told is None:
+    known, reported = known_outcome(record, target.phase), _outcome(resolution)
+    if known is None or reported is None:
         # "May run again" against "was executed": only a person can find out which of them is wrong (F35).
         retryable = record.state is State.FAILED_RETRYABLE and record.intent is None
-        return Verdict.CONTRADICTS if retryable and told is Outcome.SUCCESS else None
-    return Verdict.AGREES if said is told else Verdict.CONTRADICTS
+        return Verdict.CONTRADICTS if retryable and reported is Outcome.SUCCESS else None
+    return Verdict.AGREES if known is reported else Verdict.CONTRADICTS
 
 
 def _outcome(resolution: Resolution) -> Outcome | None:
     match resolution:
         case Executed():
             return Outcome.SUCCESS
-        case Declined() | Unexecuted():
+        case Rejected() | NotExecuted():
             return Outcome.FAILURE
         case Undecided():
             return None
@@ -227,21 +227,21 @@ def _became(verdict: Verdict) -> Became:
     return {Verdict.SETTLED: Became.AGREES}.get(verdict) or Became(verdict.value)
 
 
-def _target(store: Store, heard: Heard, inline: Mapping[str, str]) -> Flow[Target | None]:
+def _target(store: Store, report: CallReport, inline: Mapping[str, str]) -> Flow[EvidenceTarget | None]:
     """The newest call with that downstream key; for INLINE, which announces none, the unknown record whose key fits."""
-    desk = reconcile_of(store)
-    calls = yield from desk.calls_of(heard.downstream_key, heard.provider_id)
+    port = reconcile_of(store)
+    calls = yield from port.calls_of(report.downstream_key, report.provider_id)
     if calls:
         call = calls[0]
-        if heard.provider_id is not None and call.provider_id is None:
-            yield from desk.name(call, heard.provider_id)
-        return Target(call.id, call.incarnation, call.phase, call.downstream_key)
-    if heard.downstream_key is None:
+        if report.provider_id is not None and call.provider_id is None:
+            yield from port.name(call, report.provider_id)
+        return EvidenceTarget(call.id, call.incarnation, call.phase, call.downstream_key)
+    if report.downstream_key is None:
         return None
     for operation, phase in inline.items():
         wanted = Search(state=State.UNKNOWN, operation=operation, effects=Effects.INLINE)
-        page = yield from desk_of(store).search(wanted, MOST_INLINE)
+        page = yield from operations_of(store).search(wanted, MOST_INLINE)
         for record in page.records:
-            if downstream_key(record.seed, phase) == heard.downstream_key:
-                return Target(record.id, record.incarnation, phase, heard.downstream_key)
+            if downstream_key(record.seed, phase) == report.downstream_key:
+                return EvidenceTarget(record.id, record.incarnation, phase, report.downstream_key)
     return None

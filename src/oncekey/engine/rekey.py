@@ -15,7 +15,7 @@ from oncekey.core.envelopes import disclose, key_of_answer, key_of_text
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import was_not_sent
 from oncekey.core.model import Completed, MemoEntry, Outcome, Record, State
-from oncekey.engine.sealed_store import Closing, Place
+from oncekey.engine.sealed_store import Closing, ContentOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,9 +104,9 @@ def rekey_evidence(store: Store, seal: Seal, after: int | None = None, limit: in
     page = yield from reseal.evidence(limit, after or 0)
     walked = Walked()
     for evidence in page:
-        text = _said(closing, evidence)
+        text = _resealed(closing, evidence)
         walked += Walked(looked=1, closed=text is None)
-        if text is not None and text != evidence.heard.said:
+        if text is not None and text != evidence.report.resolution:
             walked += _written((yield from reseal.rewrite_evidence(evidence, text)))
     return Stop(walked, page[-1].id if len(page) == limit else None)
 
@@ -148,7 +148,7 @@ def _written(done: bool) -> Walked:  # noqa: FBT001  (what a write came to)
 
 def _record(closing: Closing, record: Record) -> Record | None:
     """The record with all its content under the current key; None: some of it does not open."""
-    current, place = closing.seal.current, Place(record.id, record.incarnation)
+    current, place = closing.seal.current, ContentOwner(record.id, record.incarnation)
     response, memo, request = record.response, record.memo, record.request
     if response is not None and key_of_answer(response) != current:
         opened = closing.response(response, place)
@@ -165,7 +165,7 @@ def _record(closing: Closing, record: Record) -> Record | None:
     return replace(record, response=response, memo=kept, request=request) if len(kept) == len(memo) else None
 
 
-def _entry(closing: Closing, entry: MemoEntry, place: Place, current: str) -> MemoEntry | None:
+def _entry(closing: Closing, entry: MemoEntry, place: ContentOwner, current: str) -> MemoEntry | None:
     if was_not_sent(entry) or key_of_text(entry.result) == current:
         return entry
     opened = closing.opened_entry(entry, place)
@@ -191,9 +191,9 @@ def _payload(closing: Closing, parcel: Parcel) -> str | None:
     return None if key_of_text(opened.payload) is not None else closing.parcel(opened).payload
 
 
-def _said(closing: Closing, evidence: Evidence) -> str | None:
-    heard = evidence.heard
-    if key_of_text(heard.said) == closing.seal.current:
-        return heard.said
-    opened = closing.opened_heard(heard)
-    return None if key_of_text(opened.said) is not None else closing.heard(opened).said
+def _resealed(closing: Closing, evidence: Evidence) -> str | None:
+    report = evidence.report
+    if key_of_text(report.resolution) == closing.seal.current:
+        return report.resolution
+    opened = closing.opened_report(report)
+    return None if key_of_text(opened.resolution) is not None else closing.report(opened).resolution

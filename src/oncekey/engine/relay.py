@@ -35,7 +35,7 @@ _ROOM: Final = 64 * 1024
 _ERRORS: Final = 400
 
 
-class Ended(StrEnum):
+class ParcelEnded(StrEnum):
     """How a parcel ended."""
 
     DELIVERED = "delivered"
@@ -51,7 +51,7 @@ class Ended(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class CallAnswered:
     """The provider's final answer, which is the answer of the request."""
 
     response: StoredResponse
@@ -65,7 +65,7 @@ class Unstorable:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CallFailed:
     """The call did not return. `never_sent` is proven, and says nothing about the calls before it."""
 
     error: str
@@ -74,7 +74,7 @@ class Failed:
     counted: bool = True
 
 
-Ending: TypeAlias = Answered | Unstorable | Failed
+Ending: TypeAlias = CallAnswered | Unstorable | CallFailed
 
 
 def lease_of(policy: Policy) -> Duration:
@@ -90,7 +90,7 @@ def digest_of(parcel: Parcel) -> str:
 
 def begin_call(
     outbox: Outbox, held: HeldParcel, owner: str, repeatable: Duration | None, policy: Policy
-) -> Flow[TakenUp | Ended]:
+) -> Flow[TakenUp | ParcelEnded]:
     """Take a request's call up. `TakenUp`: make the call now, within the send window; anything else is an end."""
     parcel = held.parcel
     call = Announcement(
@@ -111,24 +111,24 @@ def begin_call(
         case TakenUp():
             return taken
         case Parked():
-            return Ended.PARKED
+            return ParcelEnded.PARKED
         case Orphaned():
-            return Ended.ORPHANED
+            return ParcelEnded.ORPHANED
         case None:
-            return Ended.LOST
+            return ParcelEnded.LOST
         case _:
             assert_never(taken)
 
 
-def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> Flow[Ended]:
+def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> Flow[ParcelEnded]:
     """Store what the call led to: the result first, then the answer together with the parcel's end."""
     match ending:
-        case Answered():
+        case CallAnswered():
             return (yield from _keep(outbox, taken, ending, policy))
         case Unstorable():
             parked = yield from outbox.park(taken.lease, taken.held, Trigger.DOUBT, NOT_STORABLE, NOT_STORABLE)
-            return Ended.LOST if parked is None else Ended.PARKED
-        case Failed():
+            return ParcelEnded.LOST if parked is None else ParcelEnded.PARKED
+        case CallFailed():
             if ending.counted and taken.held.attempts >= policy.outbox_max_attempts:
                 return (yield from _park(outbox, taken, ending.error))
             moved = yield from outbox.try_again(
@@ -142,26 +142,26 @@ def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> 
             )
             match moved:
                 case Postponed():
-                    return Ended.POSTPONED
+                    return ParcelEnded.POSTPONED
                 case Parked():
-                    return Ended.PARKED
+                    return ParcelEnded.PARKED
                 case None:
-                    return Ended.LOST
+                    return ParcelEnded.LOST
                 case _:
                     assert_never(moved)
         case _:
             assert_never(ending)
 
 
-def fail_message(outbox: Outbox, held: HeldParcel, failed: Failed, policy: Policy) -> Flow[Ended]:
+def fail_message(outbox: Outbox, held: HeldParcel, failed: CallFailed, policy: Policy) -> Flow[ParcelEnded]:
     """Store that a message was not delivered: it is due again later, or becomes a dead letter."""
     if failed.counted and held.attempts >= policy.outbox_max_attempts:
-        return Ended.BURIED if (yield from outbox.bury(held, failed.error[:_ERRORS])) else Ended.LOST
+        return ParcelEnded.BURIED if (yield from outbox.bury(held, failed.error[:_ERRORS])) else ParcelEnded.LOST
     ours = yield from outbox.again(held, failed.after, failed.error[:_ERRORS], counted=failed.counted)
-    return Ended.POSTPONED if ours else Ended.LOST
+    return ParcelEnded.POSTPONED if ours else ParcelEnded.LOST
 
 
-def entry_of(phase: str, answered: Answered, policy: Policy) -> MemoEntry:
+def entry_of(phase: str, answered: CallAnswered, policy: Policy) -> MemoEntry:
     """The result as the record stores it: the whole answer, and the provider's own id for it."""
     response = answered.response
     kept = {
@@ -174,30 +174,30 @@ def entry_of(phase: str, answered: Answered, policy: Policy) -> MemoEntry:
     return memo.rejected(entry) if answered.rejected else entry
 
 
-def answer_of(entry: MemoEntry) -> Answered:
+def answer_of(entry: MemoEntry) -> CallAnswered:
     """The answer in a stored result."""
     kept = memo.decode(entry.result)
     headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in kept["headers"])
     response = StoredResponse(kept["status"], headers, kept["body"])
-    return Answered(response, kept["provider_id"], rejected=memo.is_rejection(entry))
+    return CallAnswered(response, kept["provider_id"], rejected=memo.is_rejection(entry))
 
 
-def _keep(outbox: Outbox, taken: TakenUp, answered: Answered, policy: Policy) -> Flow[Ended]:
+def _keep(outbox: Outbox, taken: TakenUp, answered: CallAnswered, policy: Policy) -> Flow[ParcelEnded]:
     entry = entry_of(taken.held.parcel.topic, answered, policy)
     kept = yield from outbox.result(taken.lease, taken.held, entry, lease_of(policy))
     if kept is None or kept.held is None:
-        return Ended.LOST
+        return ParcelEnded.LOST
     return (yield from _deliver(outbox, TakenUp(taken.lease, kept.held, taken.record, taken.now), entry))
 
 
-def _deliver(outbox: Outbox, taken: TakenUp, entry: MemoEntry) -> Flow[Ended]:
+def _deliver(outbox: Outbox, taken: TakenUp, entry: MemoEntry) -> Flow[ParcelEnded]:
     answered = answer_of(entry)
     failed = answered.rejected or answered.response.status >= 400  # noqa: PLR2004  (where HTTP's errors begin)
     settlement = Completed(answered.response, Outcome.FAILURE if failed else Outcome.SUCCESS)
     settled = yield from outbox.deliver(taken.lease, taken.held, settlement)
-    return Ended.DELIVERED if settled.ours else Ended.LOST
+    return ParcelEnded.DELIVERED if settled.ours else ParcelEnded.LOST
 
 
-def _park(outbox: Outbox, taken: TakenUp, error: str) -> Flow[Ended]:
+def _park(outbox: Outbox, taken: TakenUp, error: str) -> Flow[ParcelEnded]:
     parked = yield from outbox.park(taken.lease, taken.held, Trigger.DEAD_LETTER, DEAD_LETTER, error[:_ERRORS])
-    return Ended.LOST if parked is None else Ended.PARKED
+    return ParcelEnded.LOST if parked is None else ParcelEnded.PARKED

@@ -14,7 +14,7 @@ from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreE
 from oncekey.core.guards import Facts
 from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
 from oncekey.core.rulings import LOCK_EXPIRED, ClaimAgain, Doubt, Supersede, TakeOver, answer_from, rule
-from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.core.transitions import Actor, Row, Trigger, find_row
 
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Duration, Instant, Parcel, Record, Settled, Settlement, Snapshot, Verdict
@@ -97,7 +97,7 @@ def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
         if record.state is State.IN_PROGRESS and record.owner == claim.owner:
             return Proceed(Lease.of(record), record, snapshot.now, met)
         facts = Facts(record, snapshot.now, max_attempts=policy.max_attempts)
-        if not isinstance(judge(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
+        if not isinstance(find_row(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
             return answer_from(snapshot, Lease.of(record))
         met = record
         try:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from oncekey.core.model import Effects
+from oncekey.engine.notifying import Notifier
 from oncekey.engine.parcels import Parcels
-from oncekey.engine.phases import Course
+from oncekey.engine.phases import PhasedRun
 from oncekey.engine.recent import Hints
-from oncekey.engine.telling import Teller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from oncekey.engine.effects import Life, Pulse, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.fronts import Beside, Fronts
-    from oncekey.engine.local import Go
-    from oncekey.observe.events import Tell
+    from oncekey.engine.local import Entered
+    from oncekey.observe.events import Notify
     from oncekey.ports import Store
 
 
@@ -45,7 +45,7 @@ class Site:
     inline_calls: Callable[[], Mapping[str, str]] = dict
     """By operation, the call of INLINE handlers whose provider has a resolver or sends webhooks."""
     hints: Hints = field(default_factory=Hints)
-    tell: Tell | None = None
+    notify: Notify | None = None
     """Reports events to the observers; None: there are none."""
     fronts: Fronts | None = None
     """The fronts before the store; a route uses them by `Policy.replay_cache` and `Policy.lock_hint`."""
@@ -73,26 +73,26 @@ class Run:
         "borrowed",
         "claim",
         "claiming",
-        "course",
         "enrolment",
+        "entered",
         "expires_at",
         "front",
-        "go",
         "held",
         "lease",
         "lends",
         "limits",
+        "notifier",
         "now",
         "parcels",
+        "phased_run",
         "policy",
         "pulse",
         "record",
+        "released",
         "resumed",
         "seed",
         "site",
-        "spent",
         "store",
-        "teller",
         "tx",
     )
 
@@ -124,11 +124,11 @@ class Run:
         """A framework dependency used the transaction before the claim, so it cannot be opened anew."""
         self.lends = lends
         """A framework dependency got something before the claim: the transaction, or a session that only reads."""
-        self.spent = False
+        self.released = False
         """The transaction that a dependency used is rolled back: the handler cannot write through it any more."""
         self.claiming = False
         """A claim was sent: if the request is interrupted now, it may have been made."""
-        self.go: Go | None = None
+        self.entered: Entered | None = None
         """Set for LOCAL in one commit. None: the record was claimed first."""
         self.lease: Lease | None = None
         self.record: Record | None = None
@@ -147,15 +147,15 @@ class Run:
         """The seed of downstream keys: the first claim's, for all attempts."""
         self.parcels: Parcels
         """The handler's parcels; set when the handler may run."""
-        self.course: Course | None = None
+        self.phased_run: PhasedRun | None = None
         """The steps of a phased handler."""
         self._lock: Lock | None = None
-        self.teller: Teller | None = None
+        self.notifier: Notifier | None = None
         """Reports this operation to the observers, if there are any."""
         if enrolment.fronted and not resumed and site.fronts is not None:
             self.front = site.fronts.of(enrolment)
-        if site.tell is not None:
-            self.teller = Teller(site.tell, claim, site.clock, resumed=resumed)
+        if site.notify is not None:
+            self.notifier = Notifier(site.notify, claim, site.clock, resumed=resumed)
 
     @property
     def lock(self) -> Lock:
@@ -169,7 +169,7 @@ class Run:
         record = verdict.record
         self.lease = lease = verdict.lease
         self.record, self.now = record, verdict.now
-        if self.go is None:
+        if self.entered is None:
             self.expires_at = lease.expires_at
         if record is None:
             self.parcels = Parcels(lease, self.seed)
@@ -179,8 +179,8 @@ class Run:
         # A record that was begun under other effects goes on with its steps, too.
         if self.enrolment.effects is Effects.PHASED or record.memo or record.intent is not None:
             site = self.site
-            self.course = Course.of(record, lease, self.policy, verdict.now, site.boot, stopping=site.stopping)
-            self.course.teller = self.teller
+            self.phased_run = PhasedRun.of(record, lease, self.policy, verdict.now, site.boot, stopping=site.stopping)
+            self.phased_run.notifier = self.notifier
 
     def lost(self) -> bool:
         """Whether another owner has the key by now."""

@@ -42,14 +42,14 @@ from oncekey.core.model import (
     Snapshot,
     StoredResponse,
 )
-from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.operate import Forbidden, Move, Moved
-from oncekey.core.resolution import Heard
+from oncekey.core.resolution import CallReport
 from oncekey.ops.survey import ParcelView
 from oncekey.sealing import CannotOpenError
 
 if TYPE_CHECKING:
-    from oncekey.core.operate import Whereabouts
+    from oncekey.core.operate import ParcelLocation
     from oncekey.flow import Flow
     from oncekey.ports import Store
     from oncekey.sealing import Seal
@@ -65,7 +65,7 @@ _VALUES: Final = attrgetter(*_FIELDS)
 _RESPONSE, _MEMO, _REQUEST = (_FIELDS.index(name) for name in ("response", "memo", "request"))
 
 
-class Place(NamedTuple):
+class ContentOwner(NamedTuple):
     """The record, and its incarnation, that some content belongs to."""
 
     id: RecordId
@@ -85,9 +85,9 @@ class Closing:
 
     # To the store
 
-    def answer(self, settlement: Completed, place: Place) -> Completed:
+    def answer(self, settlement: Completed, place: ContentOwner) -> Completed:
         """Seal an answer; the same answer is sealed once, so that a repeated settlement writes the same bytes."""
-        known: tuple[Place, Completed] | None = getattr(settlement, "sealed", None)
+        known: tuple[ContentOwner, Completed] | None = getattr(settlement, "sealed", None)
         if known is not None and known[0] == place:
             return known[1]
         response = settlement.response
@@ -98,11 +98,11 @@ class Closing:
         object.__setattr__(settlement, "sealed", (place, closed))
         return closed
 
-    def entry(self, entry: MemoEntry, place: Place) -> MemoEntry:
+    def entry(self, entry: MemoEntry, place: ContentOwner) -> MemoEntry:
         """Seal a step's result, or take the form that it has in the store already."""
         if was_not_sent(entry) or envelopes.key_of_text(entry.result) is not None:
             return entry
-        known: tuple[Place, str] | None = getattr(entry, "sealed", None)
+        known: tuple[ContentOwner, str] | None = getattr(entry, "sealed", None)
         if known is not None and known[0] == place:
             text = known[1]
         else:
@@ -129,11 +129,14 @@ class Closing:
         """Seal the bytes of a kept request."""
         return envelopes.enclose(*self._close(request, envelopes.about_request(record_id, fingerprint)))
 
-    def heard(self, heard: Heard) -> Heard:
+    def report(self, report: CallReport) -> CallReport:
         """Seal evidence."""
-        if envelopes.is_sealed(heard.said):
-            return heard
-        return replace(heard, said=self._close_text(heard.said, envelopes.about_evidence(heard.source, heard.event_id)))
+        if envelopes.is_sealed(report.resolution):
+            return report
+        return replace(
+            report,
+            resolution=self._close_text(report.resolution, envelopes.about_evidence(report.source, report.event_id)),
+        )
 
     # From the store
 
@@ -143,7 +146,7 @@ class Closing:
         closed = response is not None and response.schema_version == SEALED_SCHEMA
         if not (closed or memo or request):
             return record
-        place = Place(record.id, record.incarnation)
+        place = ContentOwner(record.id, record.incarnation)
         values = list(_VALUES(record))
         if closed and response is not None:
             values[_RESPONSE] = known or self.response(response, place)
@@ -164,11 +167,11 @@ class Closing:
             finished.operation,
             finished.effects,
             finished.fingerprint,
-            self.response(response, Place(finished.id, finished.incarnation)),
+            self.response(response, ContentOwner(finished.id, finished.incarnation)),
             finished.expires_at,
         )
 
-    def response(self, response: StoredResponse, place: Place) -> StoredResponse:
+    def response(self, response: StoredResponse, place: ContentOwner) -> StoredResponse:
         """Open an answer, or return it as it is if it cannot be opened."""
         closed = None if response.body is None else envelopes.disclose(response.body)
         if closed is None:
@@ -186,12 +189,12 @@ class Closing:
         """Open a parcel that is shown to an operator."""
         return replace(view, payload=self._open_text(view.payload, envelopes.about_parcel(incarnation, view.id)))
 
-    def opened_heard(self, heard: Heard) -> Heard:
+    def opened_report(self, report: CallReport) -> CallReport:
         """Open evidence."""
-        text = self._open_text(heard.said, envelopes.about_evidence(heard.source, heard.event_id))
-        return heard if text is heard.said else replace(heard, said=text)
+        text = self._open_text(report.resolution, envelopes.about_evidence(report.source, report.event_id))
+        return report if text is report.resolution else replace(report, resolution=text)
 
-    def opened_entry(self, entry: MemoEntry, place: Place) -> MemoEntry:
+    def opened_entry(self, entry: MemoEntry, place: ContentOwner) -> MemoEntry:
         """Open a step's result, which remembers its stored form."""
         tag = envelopes.tag_of(entry.result)
         inside = envelopes.untagged(tag, entry.result)
@@ -238,7 +241,7 @@ class Closing:
         return stored if plain is None else plain.decode("utf-8", "surrogatepass")
 
 
-def _about_step(name: str, place: Place) -> bytes:
+def _about_step(name: str, place: ContentOwner) -> bytes:
     return envelopes.about_record(*place, f"step {name}")
 
 
@@ -266,21 +269,21 @@ class _Speaker:
         elif name in _OWN_WAYS:
             made = partial(_OWN_WAYS[name], self._closing, found)
         else:
-            made = partial(_say, self._closing, found, name)
+            made = partial(_close_arguments, self._closing, found, name)
         setattr(self, name, made)
         return made
 
 
-def _say(closing: Closing, method: Callable[..., Any], verb: str, *given: Any, **named: Any) -> Any:  # noqa: ANN401
+def _close_arguments(closing: Closing, method: Callable[..., Any], verb: str, *given: Any, **named: Any) -> Any:  # noqa: ANN401
     place = _place_of((*given, *named.values()) if named else given)
     down = [_down(closing, one, place, verb) for one in given]
     made = method(*down, **{name: _down(closing, one, place, verb) for name, one in named.items()})
     if not isinstance(made, Generator):
         return made  # one statement, whose rows have no content
-    return _hear(closing, made, given[0] if given and type(given[0]) is UUID else None)
+    return _open_results(closing, made, given[0] if given and type(given[0]) is UUID else None)
 
 
-def _hear(closing: Closing, flow: Generator[Any, Any, Any], life: UUID | None) -> Generator[Any, Any, Any]:
+def _open_results(closing: Closing, flow: Generator[Any, Any, Any], life: UUID | None) -> Generator[Any, Any, Any]:
     return _up(closing, (yield from flow), life)
 
 
@@ -288,18 +291,18 @@ def _move(
     closing: Closing,
     method: Callable[..., Flow[Moved | Forbidden]],
     record_id: RecordId,
-    deciding: Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden],
+    deciding: Callable[[Snapshot, tuple[ParcelLocation, ...]], Move | Forbidden],
     noting: Callable[[Move], Any],
 ) -> Flow[Moved | Forbidden]:
     """Decide on the opened record, and write the move sealed."""
     open_move: list[Move] = []
 
-    def decided(seen: Snapshot, parcels: tuple[Whereabouts, ...]) -> Move | Forbidden:
+    def decided(seen: Snapshot, parcels: tuple[ParcelLocation, ...]) -> Move | Forbidden:
         move = deciding(_up(closing, seen), parcels)
         if isinstance(move, Forbidden):
             return move
         open_move[:] = [move]
-        place = Place(move.seen.id, move.seen.incarnation)
+        place = ContentOwner(move.seen.id, move.seen.incarnation)
         return replace(
             move,
             answer=None if move.answer is None else closing.answer(move.answer, place),
@@ -319,7 +322,7 @@ def _settle(
     settlement: Any,  # noqa: ANN401
 ) -> Generator[Any, Any, Settled]:
     """Settle; the caller knows its own answer, so it is not opened again."""
-    settled = yield from method(lease, _down(closing, settlement, Place(lease.id, lease.incarnation), "settle"))
+    settled = yield from method(lease, _down(closing, settlement, ContentOwner(lease.id, lease.incarnation), "settle"))
     record, now = settled.snapshot.record, settled.snapshot.now
     if record is None:
         return settled
@@ -343,19 +346,19 @@ _OWN_WAYS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 
 
-def _place_of(given: tuple[Any, ...]) -> Place | None:
+def _place_of(given: tuple[Any, ...]) -> ContentOwner | None:
     """The record that the arguments are about. A retried LOCAL request goes on in the incarnation that it found."""
-    found: Place | None = None
+    found: ContentOwner | None = None
     for one in given:
-        if isinstance(one, Ground):
-            if one.kind is Kind.RETRYABLE and one.seen is not None:
-                return Place(one.seen.id, one.seen.incarnation)
+        if isinstance(one, WriteTarget):
+            if one.kind is WriteKind.RETRYABLE and one.seen is not None:
+                return ContentOwner(one.seen.id, one.seen.incarnation)
         elif found is None and isinstance(one, Lease | Claim | Record):
-            found = Place(one.id, one.incarnation)
+            found = ContentOwner(one.id, one.incarnation)
     return found
 
 
-def _down(closing: Closing, value: Any, place: Place | None, verb: str) -> Any:  # noqa: ANN401
+def _down(closing: Closing, value: Any, place: ContentOwner | None, verb: str) -> Any:  # noqa: ANN401
     kind = type(value)
     if kind is tuple:
         return tuple([_down(closing, one, place, verb) for one in value])
@@ -369,14 +372,14 @@ def _down(closing: Closing, value: Any, place: Place | None, verb: str) -> Any: 
         return closing.parcel(value)
     if kind is Deferred:
         return Deferred(closing.parcel(value.parcel))
-    if kind is Heard:
-        return closing.heard(value)
+    if kind is CallReport:
+        return closing.report(value)
     if kind is HeldParcel and verb == "result":  # the only verb that may write the payload; others prove the parcel
         return replace(value, parcel=closing.parcel(value.parcel))
     return value
 
 
-def _required(place: Place | None) -> Place:
+def _required(place: ContentOwner | None) -> ContentOwner:
     if place is None:
         raise TypeError("content is sealed for a record, and nothing here says for which one")
     return place
@@ -392,8 +395,8 @@ def _up(closing: Closing, value: Any, life: UUID | None = None) -> Any:  # noqa:
         return closing.finished(value)
     if kind is Parcel:
         return closing.opened_parcel(value)
-    if kind is Heard:
-        return closing.opened_heard(value)
+    if kind is CallReport:
+        return closing.opened_report(value)
     if kind is ParcelView and life is not None:
         return closing.view(value, life)
     if kind is tuple:

@@ -46,24 +46,24 @@ if TYPE_CHECKING:
 def serve(run: Run) -> Life[Answer | Bypass | None]:
     """The whole life of one operation. `Bypass`: the route fails open, and its handler runs without protection."""
     verdict = yield from admit(run)
-    if run.teller is not None:
-        run.teller.admitted(verdict)
+    if run.notifier is not None:
+        run.notifier.admitted(verdict)
     if type(verdict) is not Proceed:
         return verdict if isinstance(verdict, Bypass) else answer_to(run, verdict)
-    if run.go is None:
+    if run.entered is None:
         try:
             yield from _prepare(run)
         except StoreError as error:
-            if run.teller is not None:
-                run.teller.failed("begin", error)
+            if run.notifier is not None:
+                run.notifier.failed("begin", error)
             yield from settle(run, NOT_CALLED)
             return refused(run, UNAVAILABLE)
         except (Interrupted, Exception):
             yield from settle(run, NOT_CALLED)
             raise
     decision: Decision = yield INVOKE
-    if run.teller is not None:
-        run.teller.ended()
+    if run.notifier is not None:
+        run.notifier.ended()
     return (yield from settle(run, decision))
 
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from oncekey.core.digests import downstream_key
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import (
     CommitAmbiguousError,
     RecordUnreadableError,
@@ -60,11 +60,11 @@ from oncekey.core.model import (
     Settled,
     State,
 )
-from oncekey.core.onecommit import Sealed
+from oncekey.core.onecommit import Stored
 from oncekey.core.resolution import Call as RememberedCall
 from oncekey.core.rulings import answer_from
 from oncekey.core.settle import Business
-from oncekey.engine import local, request, testimony
+from oncekey.engine import late_evidence, local, request
 from oncekey.engine.answering import answer_to, fields_of, in_doubt, refused
 from oncekey.engine.effects import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Lease, Parcel, Settlement
     from oncekey.core.settle import Decision
     from oncekey.engine.effects import Life, Tx
-    from oncekey.engine.local import Go
+    from oncekey.engine.local import Entered
     from oncekey.engine.run import Run
     from oncekey.flow import Flow, Steps
 
@@ -101,15 +101,15 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
     together = tx is not None and decision.business is Business.COMMIT
     try:
         if together:
-            told = yield from _together(run, tx, settlement)
+            answer = yield from _together(run, tx, settlement)
         else:
             if tx is not None:
                 yield Rollback(tx)
-            told = yield from _apart(run, settlement)
+            answer = yield from _apart(run, settlement)
     except Interrupted:
         if tx is not None:
             yield Rollback(tx)
-        told = yield from (_lost_commit(run) if together else _apart(run, settlement))
+        answer = yield from (_lost_commit(run) if together else _apart(run, settlement))
     except Exception:
         # An error without a rule: in a listener of the application, or in oncekey. A transaction that stayed open
         # would hold the key's lock, or the only writer of a database.
@@ -117,22 +117,22 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
             yield Rollback(tx)
         raise
     if run.front is not None:
-        yield from run.front.settled(run, settlement if told is None else None)
+        yield from run.front.settled(run, settlement if answer is None else None)
     if run.parcels.used:
         run.site.wake()
-    if told is None and run.go is None:
+    if answer is None and run.entered is None:
         yield from _remember(run, settlement)
-    if run.teller is not None:
-        run.teller.over()
-    return told
+    if run.notifier is not None:
+        run.notifier.over()
+    return answer
 
 
 def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
     """Commit the handler's rows and the settlement at once; a settlement that is refused rolls both back."""
-    go = run.go
+    entered = run.entered
     try:
         ended: Keep | Drop = yield (
-            Commit(tx, _claimed_last(run, settlement)) if go is None else _one_commit(run, tx, go, settlement)
+            Commit(tx, _claimed_last(run, settlement)) if entered is None else _one_commit(run, tx, entered, settlement)
         )
     except (TransactionControlError, RolledBackError) as error:
         yield Rollback(tx)
@@ -146,31 +146,33 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
         _failed(run, error)
         yield Rollback(tx)
         log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
-        told = yield from (_alone(run, Retryable(COMMIT_FAILED)) if go is None else _after(run))
-        return told or refused(run, UNAVAILABLE)
+        answer = yield from (_record_only(run, Retryable(COMMIT_FAILED)) if entered is None else _after(run))
+        return answer or refused(run, UNAVAILABLE)
     if type(ended) is Keep:
         _noted(run, ended.value, settlement)
         return None
-    if go is None:
+    if entered is None:
         return _record_says(run, ended.value)
     log.warning("oncekey: somebody else stored an answer first (digest %s)", _digest(run))
     return (yield from _after(run)) or refused(run, local.BUSY)
 
 
-def _one_commit(run: Run, tx: Tx, go: Go, settlement: Settlement) -> Commit:
+def _one_commit(run: Run, tx: Tx, entered: Entered, settlement: Settlement) -> Commit:
     """The finished record and COMMIT: in one message if the driver can and there are no parcels to write."""
     assert isinstance(settlement, Completed | Deferred)
     locks, parcels = run.store.locks, run.parcels.emitted
     assert locks is not None
-    fold = None if parcels else locks.sealing(run.claim, go.ground, settlement, go.begun)
-    return Commit(tx, _sealed_last(run, go, settlement, parcels), fold)
+    fold = None if parcels else locks.completing_at_commit(run.claim, entered.target, settlement, entered.begun)
+    return Commit(tx, _finished_last(run, entered, settlement, parcels), fold)
 
 
-def _sealed_last(run: Run, go: Go, settlement: Completed | Deferred, parcels: tuple[Parcel, ...]) -> Steps[Keep | Drop]:
+def _finished_last(
+    run: Run, entered: Entered, settlement: Completed | Deferred, parcels: tuple[Parcel, ...]
+) -> Steps[Keep | Drop]:
     locks = run.store.locks
     assert locks is not None
-    sealed = yield from local.sealing(locks, run.store.outbox, run.claim, go, settlement, parcels=parcels)
-    return Drop() if sealed is None else Keep(sealed)
+    stored = yield from local.store_finished(locks, run.store.outbox, run.claim, entered, settlement, parcels=parcels)
+    return Drop() if stored is None else Keep(stored)
 
 
 def _claimed_last(run: Run, settlement: Settlement) -> Steps[Keep | Drop]:
@@ -184,22 +186,22 @@ def _without_rows(run: Run, settlement: Settlement, error: Exception) -> Life[An
     if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
         return (yield from _apart(run, settlement))
     log.error(NO_ROWS, _digest(run), error)
-    told = yield from (_alone(run, Retryable(ROLLED_BACK)) if run.go is None else _after(run))
-    return told or refused(run, Refuse(Code.EXECUTION_FAILED))
+    answer = yield from (_record_only(run, Retryable(ROLLED_BACK)) if run.entered is None else _after(run))
+    return answer or refused(run, Refuse(Code.EXECUTION_FAILED))
 
 
 def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
     """Settle without rows. In one commit only a final failure is stored; for everything else there is no record."""
-    if run.go is None:
-        return (yield from _alone(run, settlement))
+    if run.entered is None:
+        return (yield from _record_only(run, settlement))
     if isinstance(settlement, Completed):
         return (yield from _sealed_alone(run, settlement))
-    if run.teller is not None:
-        run.teller.settled(Discarded())
+    if run.notifier is not None:
+        run.notifier.settled(Discarded())
     return None if isinstance(settlement, Discarded) else (yield from _after(run))
 
 
-def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
+def _record_only(run: Run, settlement: Settlement) -> Life[Answer | None]:
     """Settle in a transaction of its own. If the store cannot be reached, it is tried again beside the request."""
     lease = run.lease
     assert lease is not None
@@ -219,15 +221,15 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
         match settlement:
             case Retryable(last_error):
                 # A step was stored and the reply was lost, so the record has to be resumed.
-                return (yield from _alone(run, HandedBack(last_error)))
+                return (yield from _record_only(run, HandedBack(last_error)))
             case Discarded():
-                return (yield from _alone(run, HandedBack(NOT_ENTERED, counted=False)))
+                return (yield from _record_only(run, HandedBack(NOT_ENTERED, counted=False)))
             case HandedBack(last_error):
                 # The time to repeat its open call ended at this moment, so the call must not be made again.
-                return (yield from _alone(run, Doubtful(last_error))) or in_doubt(run)
+                return (yield from _record_only(run, Doubtful(last_error))) or in_doubt(run)
             case _:
                 pass
-    yield from testimony.of_answer(run.store, lease, settlement, run.policy)
+    yield from late_evidence.keep_refused_answer(run.store, lease, settlement, run.policy)
     if settled.snapshot.record is None and not (run.enrolment.transactional or _did_nothing(run, settlement)):
         return in_doubt(run)  # the record is gone, and what was done outside is not
     return _record_says(run, settled)
@@ -235,15 +237,15 @@ def _alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
 
 def _did_nothing(run: Run, settlement: Settlement) -> bool:
     """Whether "not executed" is true of the operation. A phased one may have taken steps whose replies were lost."""
-    return isinstance(settlement, Discarded) or (isinstance(settlement, Retryable) and run.course is None)
+    return isinstance(settlement, Discarded) or (isinstance(settlement, Retryable) and run.phased_run is None)
 
 
 def _settle_or_testify(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
     """Settle, and keep the outcome as evidence with an alarm if the settlement is refused."""
     if not (yield from request.settle(run.store, lease, settlement)).ours:
-        yield from testimony.of_answer(run.store, lease, settlement, run.policy)
-    elif run.teller is not None:
-        run.teller.settled(settlement)
+        yield from late_evidence.keep_refused_answer(run.store, lease, settlement, run.policy)
+    elif run.notifier is not None:
+        run.notifier.settled(settlement)
 
 
 def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
@@ -251,15 +253,17 @@ def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
     locks = run.store.locks
     assert locks is not None
     try:
-        told = yield from _unless_busy(lambda: local.alone(locks, run.lock, run.claim, run.policy, settlement))
+        answer = yield from _unless_busy(
+            lambda: local.store_record_only(locks, run.lock, run.claim, run.policy, settlement)
+        )
     except RecordUnreadableError as error:
         return _unread(run, error)
     except StoreError as error:
         _failed(run, error)
         return refused(run, UNAVAILABLE)
-    if not isinstance(told, Sealed):
-        return answer_to(run, told)
-    _noted(run, told, settlement)
+    if not isinstance(answer, Stored):
+        return answer_to(run, answer)
+    _noted(run, answer, settlement)
     return None
 
 
@@ -268,16 +272,16 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
     lease, locks = run.lease, run.store.locks
     assert lease is not None
     try:
-        if run.go is not None:
+        if run.entered is not None:
             assert locks is not None
-            said = yield from _unless_busy(lambda: local.lost_commit(locks, run.lock, run.claim, run.policy))
-            return answer_to(run, said)
+            found = yield from _unless_busy(lambda: local.lost_commit(locks, run.lock, run.claim, run.policy))
+            return answer_to(run, found)
         settled = yield from request.settle_lost_commit(run.store, lease)
     except RecordUnreadableError as error:
         return _unread(run, error)
     except StoreError as error:
         _failed(run, error)
-        if run.go is None:
+        if run.entered is None:
             store, patience = run.store, run.policy.deadline.total_seconds()
             yield Later(lambda: request.settle_lost_commit(store, lease), patience)
         return in_doubt(run)
@@ -287,29 +291,29 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
 def _after(run: Run) -> Life[Answer | None]:
     """The answer that the record gives, which counts before any other (L2)."""
     try:
-        told = yield from local.after(run.store, run.claim, run.policy)
+        answer = yield from local.after(run.store, run.claim, run.policy)
     except RecordUnreadableError as error:
         return _unread(run, error)
     except StoreError as error:
         _failed(run, error)
         return refused(run, UNAVAILABLE)
-    return None if told is None else answer_to(run, told)
+    return None if answer is None else answer_to(run, answer)
 
 
 def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
     """Repeat a flow for a moment while the lock is taken: the server may still hold a lost connection of ours."""
     for _ in range(TRIES - 1):
-        told = yield from flow()
-        if told is not local.BUSY:
-            return told
+        answer = yield from flow()
+        if answer is not local.BUSY:
+            return answer
         yield Sleep(PAUSE)
     return (yield from flow())
 
 
-def _noted(run: Run, written: Sealed | Settled, settlement: Settlement) -> None:
+def _noted(run: Run, written: Stored | Settled, settlement: Settlement) -> None:
     """Note that the record has the handler's outcome."""
-    if run.teller is not None:
-        run.teller.settled(settlement)
+    if run.notifier is not None:
+        run.notifier.settled(settlement)
     if isinstance(written, Settled):
         record = written.snapshot.record
         run.expires_at = None if record is None else record.expires_at
@@ -326,8 +330,8 @@ def _noted(run: Run, written: Sealed | Settled, settlement: Settlement) -> None:
 
 
 def _failed(run: Run, error: StoreError) -> None:
-    if run.teller is not None:
-        run.teller.failed("settle", error)
+    if run.notifier is not None:
+        run.notifier.failed("settle", error)
 
 
 def _is_untouched(settled: Settled, lease: Lease) -> bool:
@@ -360,12 +364,12 @@ def _remember(run: Run, settlement: Settlement) -> Life[None]:
         log.error(UNKNOWN, known, extra={"oncekey": known})
     if claim.effects is not Effects.INLINE or not isinstance(settlement, Completed | Retryable):
         return
-    desk, phase = run.store.reconcile, run.site.inline_calls().get(claim.operation)
-    if desk is None or phase is None or lease is None:
+    port, phase = run.store.reconcile, run.site.inline_calls().get(claim.operation)
+    if port is None or phase is None or lease is None:
         return
     name = downstream_key(run.seed, phase)
     call = RememberedCall(claim.id, lease.incarnation, claim.operation, phase, name, None, 0)
-    yield Later(lambda: desk.add_call(call), CALL_PATIENCE)
+    yield Later(lambda: port.add_call(call), CALL_PATIENCE)
 
 
 def _digest(run: Run) -> str:

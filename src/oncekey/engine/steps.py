@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from oncekey.core.errors import CommitAmbiguousError, Rejected, StoreError, StoreUnavailableError
+from oncekey.core.errors import CommitAmbiguousError, RejectedError, StoreError, StoreUnavailableError
 from oncekey.core.memo import decode
 from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
-from oncekey.engine import testimony
+from oncekey.engine import late_evidence
 from oncekey.engine.effects import (
     REST,
     Begin,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Announcement, MemoEntry
     from oncekey.engine.parcels import Parcels
-    from oncekey.engine.phases import Course
+    from oncekey.engine.phases import PhasedRun
     from oncekey.flow import Flow, Steps
     from oncekey.ports import Store
 
@@ -57,33 +57,43 @@ ROLLED_BACK: Final = "the phase was rolled back: its commit was not heard of"
 class Stepping:
     """The steps of one run of a phased handler. `drive` performs a flow; under asyncio its result is awaited."""
 
-    __slots__ = ("_course", "_drive", "_parcels", "_store")
+    __slots__ = ("_drive", "_parcels", "_phased_run", "_store")
 
-    def __init__(self, drive: Callable[[Life[Any]], Any], store: Store, course: Course, parcels: Parcels) -> None:
+    def __init__(
+        self, drive: Callable[[Life[Any]], Any], store: Store, phased_run: PhasedRun, parcels: Parcels
+    ) -> None:
         self._drive = drive
         self._store = store
-        self._course = course
+        self._phased_run = phased_run
         self._parcels = parcels
 
     def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:  # noqa: ANN401  (what the phase returns)
         """One local transaction."""
-        return self._drive(phase(self._store, self._course, self._parcels, name, fn))
+        return self._drive(phase(self._store, self._phased_run, self._parcels, name, fn))
 
     def call(
-        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
+        self,
+        name: str,
+        fn: Callable[[str], Any],
+        *,
+        repeatable: bool | timedelta,
+        parameters: object,
+        result: object = None,
     ) -> Any:  # noqa: ANN401  (what the call returns)
         """One outside call."""
-        flow = call(self._store, self._course, name, fn, repeatable=repeatable, given=given, result=result)
+        flow = call(
+            self._store, self._phased_run, name, fn, repeatable=repeatable, parameters=parameters, result=result
+        )
         return self._drive(flow)
 
     def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
         """A value that may differ from run to run."""
-        return self._drive(value(self._course, name, fn))
+        return self._drive(value(self._phased_run, name, fn))
 
 
-def phase(store: Store, course: Course, parcels: Parcels, name: str, fn: Callable[[Any], Any]) -> Life[Any]:
+def phase(store: Store, phased_run: PhasedRun, parcels: Parcels, name: str, fn: Callable[[Any], Any]) -> Life[Any]:
     """One local transaction: the rows, the parcels and the recovery point commit together."""
-    with course.taking(name, EntryKind.PHASE) as stored:
+    with phased_run.open_step(name, EntryKind.PHASE) as stored:
         if stored is not None:
             return decode(stored.result)
         parcels.take()  # the parcels of a phase that failed
@@ -92,8 +102,8 @@ def phase(store: Store, course: Course, parcels: Parcels, name: str, fn: Callabl
         try:
             returned: object = yield Call(fn, (tx.connection,), within=tx)
             yield Flush(tx)
-            entry = course.entry(name, EntryKind.PHASE, returned)
-            yield from _committed(store, course, parcels, tx, entry)
+            entry = phased_run.entry(name, EntryKind.PHASE, returned)
+            yield from _committed(store, phased_run, parcels, tx, entry)
         except (Exception, Interrupted):  # a flow that is dropped has no runtime to perform an effect
             yield from _rolled_back(tx)
             raise
@@ -102,85 +112,85 @@ def phase(store: Store, course: Course, parcels: Parcels, name: str, fn: Callabl
 
 def call(
     store: Store,
-    course: Course,
+    phased_run: PhasedRun,
     name: str,
     fn: Callable[[str], Any],
     *,
     repeatable: bool | timedelta,
-    given: object,
+    parameters: object,
     result: object = None,
 ) -> Life[Any]:
     """One outside call: announced, made, and its result stored; never inside a transaction."""
-    with course.taking(name, EntryKind.CALL) as stored:
+    with phased_run.open_step(name, EntryKind.CALL) as stored:
         if stored is not None:
-            return course.recalled(stored, result)
-        announcement = course.announcement(name, repeatable=repeatable, given=given)
+            return phased_run.recalled(stored, result)
+        announcement = phased_run.announcement(name, repeatable=repeatable, parameters=parameters)
         yield REST
-        since = course.clock()
-        yield from _announced(store, course, announcement)
+        since = phased_run.clock()
+        yield from _announced(store, phased_run, announcement)
         try:
-            course.in_time(since)
-            limit = course.policy.call_timeout.total_seconds()
+            phased_run.in_time(since)
+            limit = phased_run.policy.call_timeout.total_seconds()
             returned: object = yield Call(fn, (announcement.downstream_key,), limit=limit)
-            entry = course.result(name, returned, final_no=False, declared=result)
-        except Rejected as no:
-            entry = course.result(name, no.value, final_no=True)
+            entry = phased_run.result(name, returned, final_no=False, declared=result)
+        except RejectedError as no:
+            entry = phased_run.result(name, no.value, final_no=True)
         except Exception as error:  # an interruption is not caught here: it proves nothing about the call
-            if course.unsent(error):
-                yield from _to_its_end(lambda: _withdrawn(store, course))
-                if (told := course.not_made(name, error)) is not None:
-                    raise told from error
+            if phased_run.unsent(error):
+                yield from _to_its_end(lambda: _withdrawn(store, phased_run))
+                if (not_made := phased_run.not_made(name, error)) is not None:
+                    raise not_made from error
             raise
-        yield from _to_its_end(lambda: _kept(store, course, entry))
-    return course.recalled(entry, result)
+        yield from _to_its_end(lambda: _kept(store, phased_run, entry))
+    return phased_run.recalled(entry, result)
 
 
-def value(course: Course, name: str, fn: Callable[[], Any]) -> Life[Any]:
+def value(phased_run: PhasedRun, name: str, fn: Callable[[], Any]) -> Life[Any]:
     """A value that may differ from run to run, made once: the time, a random number, an id."""
-    with course.taking(name, EntryKind.VALUE) as stored:
+    with phased_run.open_step(name, EntryKind.VALUE) as stored:
         if stored is not None:
             return decode(stored.result)
         drawn: object = yield Call(fn)
-        entry = course.entry(name, EntryKind.VALUE, drawn)
-        course.remember(entry)
+        entry = phased_run.entry(name, EntryKind.VALUE, drawn)
+        phased_run.remember(entry)
     return decode(entry.result)
 
 
 # The end of a phase
 
 
-def _committed(store: Store, course: Course, parcels: Parcels, tx: Tx, entry: MemoEntry) -> Life[None]:
-    memo = course.with_entry(entry)
+def _committed(store: Store, phased_run: PhasedRun, parcels: Parcels, tx: Tx, entry: MemoEntry) -> Life[None]:
+    memo = phased_run.with_entry(entry)
     fold = None
     if not parcels.emitted:
-        fold = store.phases.keeping(course.lease, course.stored, memo, micros(course.policy.lease))
+        fold = store.phases.keeping(phased_run.lease, phased_run.stored, memo, micros(phased_run.policy.lease))
     try:
-        ended: Keep | Drop = yield Commit(tx, _last(store, course, parcels, memo), fold)
+        ended: Keep | Drop = yield Commit(tx, _last(store, phased_run, parcels, memo), fold)
     except (CommitAmbiguousError, Interrupted) as lost:
-        done = yield from _to_its_end(lambda: _found_out(store, course, tx, memo))
+        done = yield from _to_its_end(lambda: _found_out(store, phased_run, tx, memo))
         if isinstance(lost, Interrupted):
             raise
         if done is None:
-            raise course.lose() from None
+            raise phased_run.mark_lost() from None
         if not done:
             raise StoreUnavailableError(ROLLED_BACK) from lost
     else:
         if isinstance(ended, Drop):
-            raise course.lose()
-        course.written(memo, ended.value)
+            raise phased_run.mark_lost()
+        phased_run.written(memo, ended.value)
 
 
-def _last(store: Store, course: Course, parcels: Parcels, memo: tuple[MemoEntry, ...]) -> Steps[Keep | Drop]:
-    snapshot = yield from checkpointing(store, course, parcels, memo)
+def _last(store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]) -> Steps[Keep | Drop]:
+    snapshot = yield from checkpointing(store, phased_run, parcels, memo)
     return Drop() if snapshot is None else Keep(snapshot)
 
 
-def _found_out(store: Store, course: Course, tx: Tx, memo: tuple[MemoEntry, ...]) -> Life[bool | None]:
+def _found_out(store: Store, phased_run: PhasedRun, tx: Tx, memo: tuple[MemoEntry, ...]) -> Life[bool | None]:
     """Whether a phase whose COMMIT got no reply was stored, read once its row is free (P7). None: not ours any more."""
     yield Rollback(tx)  # the connection is released before another one is asked for
-    done = yield from store.phases.after_lost_commit(course.lease, memo, micros(course.policy.lease))
+    done = yield from store.phases.after_lost_commit(phased_run.lease, memo, micros(phased_run.policy.lease))
     if done:
-        course.written(memo, None)
+        phased_run.written(memo, None)
     return done
 
 
@@ -195,28 +205,30 @@ def _rolled_back(tx: Tx) -> Life[None]:
 # What is written before and after a call
 
 
-def _announced(store: Store, course: Course, announcement: Announcement) -> Life[None]:
+def _announced(store: Store, phased_run: PhasedRun, announcement: Announcement) -> Life[None]:
     """Announce the call. If it is not known whether that was stored, take it back: nothing was sent yet."""
     try:
-        said = yield from store.phases.announce(course.lease, course.stored, course.script.memo, announcement)
+        snapshot = yield from store.phases.announce(
+            phased_run.lease, phased_run.stored, phased_run.script.memo, announcement
+        )
     except (CommitAmbiguousError, Interrupted):
         if announcement.sends == 1:
-            yield from _to_its_end(lambda: _withdrawn(store, course))
+            yield from _to_its_end(lambda: _withdrawn(store, phased_run))
         raise
-    course.announced(said)
+    phased_run.announced(snapshot)
 
 
-def _withdrawn(store: Store, course: Course) -> Life[None]:
-    course.withdrawn((yield from _insisting(lambda: store.phases.withdraw(course.lease))))
+def _withdrawn(store: Store, phased_run: PhasedRun) -> Life[None]:
+    phased_run.withdrawn((yield from _insisting(lambda: store.phases.withdraw(phased_run.lease))))
 
 
-def _kept(store: Store, course: Course, entry: MemoEntry) -> Life[None]:
-    memo, span = course.with_entry(entry), micros(course.policy.lease)
-    snapshot = yield from _insisting(lambda: store.phases.result(course.lease, course.stored, memo, span))
+def _kept(store: Store, phased_run: PhasedRun, entry: MemoEntry) -> Life[None]:
+    memo, span = phased_run.with_entry(entry), micros(phased_run.policy.lease)
+    snapshot = yield from _insisting(lambda: store.phases.result(phased_run.lease, phased_run.stored, memo, span))
     if snapshot is None:
-        yield from testimony.of_call(store, course.lease, course.seed, entry, course.policy)
-        raise course.lose()
-    course.written(memo, snapshot)
+        yield from late_evidence.keep_refused_result(store, phased_run.lease, phased_run.seed, entry, phased_run.policy)
+        raise phased_run.mark_lost()
+    phased_run.written(memo, snapshot)
 
 
 def _insisting(flow: Callable[[], Flow[T]]) -> Life[T]:

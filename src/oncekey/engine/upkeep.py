@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweptRecord:
     """A record as it was before the sweeper moved it, and its new state."""
 
     record: Record
@@ -31,23 +31,23 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Cared:
+class ReapedUnfinished:
     """What happened to expired records that were never finished."""
 
     parked: tuple[Record, ...] = ()
     abandoned: tuple[Record, ...] = ()
 
 
-def sweep(upkeep: Upkeep, page: Page, policy: Policy, mover: Mover) -> Flow[tuple[Swept, ...]]:
+def sweep(upkeep: Upkeep, page: Page, policy: Policy, mover: Mover) -> Flow[tuple[SweptRecord, ...]]:
     """Move stale records (rows 14, 15). No handler runs here: a retry or the completer goes on with them."""
-    moved: list[Swept] = []
+    moved: list[SweptRecord] = []
     for record in page.records:
         to = sweep_to(record, page.now, max_attempts=policy.max_attempts)
         if to is None:
             continue
         noting = _noting(policy, mover, Trigger.SWEEP, to, LOCK_EXPIRED)
         if (yield from upkeep.sweep(record, to, LOCK_EXPIRED, noting)):
-            moved.append(Swept(record, to))
+            moved.append(SweptRecord(record, to))
     return tuple(moved)
 
 
@@ -59,7 +59,7 @@ def reap(
     mover: Mover,
     *,
     trusted_for: Duration | None = None,
-) -> Flow[Cared]:
+) -> Flow[ReapedUnfinished]:
     """End expired records that were never finished (rows 18, 28), one by one; finished ones go in one statement."""
     parked: list[Record] = []
     abandoned: list[Record] = []
@@ -75,7 +75,7 @@ def reap(
                     abandoned.append(record)
             case Reaping.PURGE | Reaping.MARK | None:
                 continue  # another transaction holds the lock, or it is not due
-    return Cared(tuple(parked), tuple(abandoned))
+    return ReapedUnfinished(tuple(parked), tuple(abandoned))
 
 
 def _noting(

@@ -18,9 +18,9 @@ from multidict import CIMultiDict
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.asgi.exchange_state import ExchangeState
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import current
-from oncekey.frameworks.asgi.places import Phase
 from oncekey.frameworks.resuming import RESUMPTION
 from oncekey.runtimes.aio import shielded
 
@@ -103,7 +103,7 @@ class Passing:
         except web.HTTPException as raised:
             response = raised
         exchange = current.get()
-        if isinstance(exchange, Exchange) and exchange.phase is not Phase.OPEN:
+        if isinstance(exchange, Exchange) and exchange.state is not ExchangeState.OPEN:
             await _say(response, send)
         elif isinstance(response, web.HTTPException):
             raise response
@@ -210,7 +210,11 @@ def request_of(scope: Scope) -> web.Request:
 async def refuse_to_stream(request: web.Request, _: web.StreamResponse) -> None:
     """Before the first byte is out: what a protected handler sends by itself cannot be stored first."""
     exchange = current.get()
-    if isinstance(exchange, Exchange) and exchange.phase is Phase.RUNNING and request_of(exchange.scope) is request:
+    if (
+        isinstance(exchange, Exchange)
+        and exchange.state is ExchangeState.RUNNING
+        and request_of(exchange.scope) is request
+    ):
         writer: Any = request.writer  # the error page's, too, which is neither in chunks nor compressed
         writer.chunked, writer.length, writer._compress = False, None, None  # noqa: SLF001  (nothing else takes it back)
         raise ConfigurationError(STREAMS)

@@ -1,8 +1,9 @@
 """Requests that are served in threads, each in its own from the claim to the answer: what WSGI needs that is not WSGI.
 
-A skin reads a request (`Asked`), hands the answer of the application to `Exchange.capture` piece by piece, and sends
-what `Exchange.answer` or the capture says. A protected handler finds its exchange by a context variable and claims when
-it is called, so logins, validation and error handlers stay the framework's own. `def` handlers that ASGI calls in a
+A skin reads a request (`HttpRequest`), hands the answer of the application piece by piece to
+`BlockingExchange.capture`, and sends what `BlockingExchange.answer` or the capture says. A protected handler finds its
+exchange by a context variable and claims when it is called,
+ so logins, validation and error handlers stay the framework's own. `def` handlers that ASGI calls in a
 thread are called and settled by the functions at the end.
 
 Servers of this kind tell nobody when they start or stop, and may fork after everything was imported. So what has
@@ -28,19 +29,19 @@ from oncekey.core.scope import BindTo
 from oncekey.core.settle import Business, Ending, decide
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, claim_of
-from oncekey.engine.deciding import Ended, decided
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.effects import Flush, Rests
 from oncekey.engine.enrolment import SAFE
+from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.recent import Hints
 from oncekey.engine.run import Run
 from oncekey.engine.serve import Unkeyed, abandon, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
-from oncekey.engine.telling import tell_failure
 from oncekey.frameworks.limits import Limits
-from oncekey.frameworks.premises import Premises
 from oncekey.frameworks.resources import answered, documentation, status_of
 from oncekey.frameworks.resuming import wsgi_door
+from oncekey.frameworks.shared import Premises
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Site
     from oncekey.frameworks.asgi.types import App
-    from oncekey.frameworks.premises import Engines
     from oncekey.frameworks.resuming import Resumption
+    from oncekey.frameworks.shared import Engines
 
     Resolver = Callable[[Any], str]
 T = TypeVar("T")
@@ -74,11 +75,11 @@ _CUT_OFF: Final = Refuse(Code.BODY_INVALID, detail="The body is shorter than its
 _CHUNK: Final = 64 * 1024
 _DIGITS: Final = 18
 
-current: ContextVar[Exchange | None] = ContextVar("oncekey_thread", default=None)
+current: ContextVar[BlockingExchange | None] = ContextVar("oncekey_thread", default=None)
 """The request that this thread serves."""
 
 
-class Asked(Protocol):
+class HttpRequest(Protocol):
     """A request, as its skin has read it."""
 
     @property
@@ -149,7 +150,7 @@ class Threads(Premises):
             self.start()
         except StoreError as error:
             log.error("oncekey: the store could not be checked: %s", type(error).__name__)
-            tell_failure(self.tell, "start", error)
+            notify_failure(self.notify, "start", error)
             return False
         return True
 
@@ -169,14 +170,14 @@ class Threads(Premises):
         atexit.register(self.stop)
         self._started = True
 
-    def caller_of(self, asked: Asked, policy: Policy, *, named: bool = False) -> Caller:
+    def caller_of(self, asked: HttpRequest, policy: Policy, *, named: bool = False) -> Caller:
         """Who calls, as far as keys are bound to it; `named` is whether a completer needs the principal, too."""
         bind_to, principal = policy.bind_to, None
         if self._principal is not None and (named or bind_to is BindTo.PRINCIPAL):
             principal = self._principal(asked.shown)
         return Caller(self._tenant(asked.shown), principal, asked.token if bind_to is BindTo.TOKEN else None)
 
-    def resource(self, asked: Asked, path: str) -> Answer | None:
+    def resource(self, asked: HttpRequest, path: str) -> Answer | None:
         """What a GET of this path is answered with, if it is no path of the application's."""
         if path == self.policy.docs_url:
             return documentation(self.policy)
@@ -184,7 +185,7 @@ class Threads(Premises):
             return None
         return self._status(asked, path.removeprefix(f"{self.status_path}/"))
 
-    def _status(self, asked: Asked, key: str) -> Answer:
+    def _status(self, asked: HttpRequest, key: str) -> Answer:
         caller = self.caller_of(asked, self.policy)
         if not self.ready():
             return answered(self, UNAVAILABLE, 0.0)
@@ -193,7 +194,7 @@ class Threads(Premises):
     def stop(self, seconds: float = DRAIN_SECONDS) -> bool:
         """Begin no further step of phased handlers, and wait for what is under way; whether all of it ended."""
         self.stopping = True
-        ended = not self._started or self.runtime.drain(seconds)
+        ended = not self._started or self.runtime.shut_down(seconds)
         for line in self.fronts.lines.values():
             line.close_blocking()
         return ended
@@ -206,14 +207,14 @@ class Threads(Premises):
         self._hints, self.fronts, self.limits = Hints(), self.fronts.anew(), Limits(blocking=True)
 
 
-class Exchange:
+class BlockingExchange:
     """One request, with a key or without."""
 
-    def __init__(self, threads: Threads, asked: Asked) -> None:
+    def __init__(self, threads: Threads, asked: HttpRequest) -> None:
         self.threads = threads
         self.asked = asked
         self.echo = asked.echo
-        self.ended = Ended()
+        self.ended = HandlerEnded()
         self.run: Run | None = None
         self.capture: Capture | None = None
         """What the application answers, from the claim on."""
@@ -275,9 +276,9 @@ class Exchange:
     def _run(self, invoke: Callable[[object], Any], run: Run) -> Any:  # noqa: ANN401
         stepping = None
         try:
-            if run.course is not None:
-                run.course.check()
-                stepping = Stepping(self.threads.runtime.drive, run.store, run.course, run.parcels)
+            if run.phased_run is not None:
+                run.phased_run.check()
+                stepping = Stepping(self.threads.runtime.drive, run.store, run.phased_run, run.parcels)
             result = called(invoke, self._operation(run, stepping), self.ended, run.enrolment)
             if run.tx is not None and not self.ended.rolled_back:
                 self.threads.runtime.perform(Flush(run.tx))  # while error handlers can still answer
@@ -302,14 +303,14 @@ class Exchange:
             if self.threads.ready():
                 return run_blocking(invoke, enrolment, self.without_record(claim), self.threads.runtime)
         except NoConnectionError as error:
-            tell_failure(self.threads.tell, "begin", error.why)
+            notify_failure(self.threads.notify, "begin", error.why)
         return self.asked.instead(self.threads.turn_away(UNAVAILABLE, enrolment), args)
 
     def without_record(self, claim: Claim | None) -> Unkeyed:
         """The run of a LOCAL handler that has no record; a skin may have its transaction open already."""
         return Unkeyed(self.threads.site, claim)
 
-    def lent(self, enrolment: Enrolment) -> Tx:  # noqa: ARG002  (for skins)
+    def transaction_for(self, enrolment: Enrolment) -> Tx:  # noqa: ARG002  (for skins)
         """The transaction that a skin has opened for the handler before its claim; None: it is begun with the claim."""
         return None
 
@@ -328,7 +329,7 @@ class Exchange:
         site, limits = threads.site, None
         if resumption is None and enrolment.limited:
             limits = threads.limits.of(site.store, tuple(parts.headers), claim, policy)
-        tx, resumed = self.lent(enrolment), resumption is not None
+        tx, resumed = self.transaction_for(enrolment), resumption is not None
         self.run = run = Run(site, claim, enrolment, self, resumed=resumed, limits=limits, tx=tx)
         self._life = serve(run)
         came_of_it = threads.runtime.run(self._life)
@@ -359,8 +360,8 @@ class Exchange:
         raised = self.ended.error or error
         self.ended.cancelled = raised is not None and not isinstance(raised, Exception)
         decision, ours = decided(run, self.ended, capture, error)
-        said = self.threads.runtime.run(life, decision)
-        self.answer = said if isinstance(said, Answer) else ours
+        settled = self.threads.runtime.run(life, decision)
+        self.answer = settled if isinstance(settled, Answer) else ours
 
     def close(self) -> None:
         """Whatever happened: no transaction and no heartbeat stays behind."""
@@ -421,7 +422,7 @@ class _Both(io.RawIOBase):
 
 
 def called(
-    invoke: Callable[[object], Any], op: SyncOperation[Any] | Operation[Any], ended: Ended, enrolment: Enrolment
+    invoke: Callable[[object], Any], op: SyncOperation[Any] | Operation[Any], ended: HandlerEnded, enrolment: Enrolment
 ) -> Any:  # noqa: ANN401
     """Call a handler that was let in; how it ended is noted."""
     ended.entered = True

@@ -1,7 +1,7 @@
 """One call of a protected function, from its claim to what its caller hears: what threads and event loops share.
 
 It is to a call what an exchange is to a request. While the flow of the engine rests at the function, it captures what
-comes of that: a value, a `Rejected`, or an exception.
+comes of that: a value, a `RejectedError`, or an exception.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from oncekey.core.answers import Answer
-from oncekey.core.errors import Rejected, ResultNotStorableError
+from oncekey.core.errors import RejectedError, ResultNotStorableError
 from oncekey.core.model import Code, Refuse
 from oncekey.core.refusals import error_of
 from oncekey.engine.claiming import claim_of_call
-from oncekey.engine.deciding import Ended, decided
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.run import Run
 from oncekey.engine.serve import serve
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks import blocking
 from oncekey.frameworks.asgi import nesting
 from oncekey.frameworks.asgi.exchange import Exchange
-from oncekey.frameworks.asgi.places import Phase
+from oncekey.frameworks.asgi.exchange_state import ExchangeState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from oncekey.core.settle import Decision
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Site
-    from oncekey.frameworks.premises import Premises
     from oncekey.frameworks.resuming import Resumption
+    from oncekey.frameworks.shared import Premises
 
 DONE: Final = 200
 DECLINED: Final = 422
@@ -55,7 +55,7 @@ running: ContextVar[Run | None] = ContextVar("oncekey_function", default=None)
 """The call that is being run here."""
 
 
-class Asked(NamedTuple):
+class FunctionCall(NamedTuple):
     """What a call asks for."""
 
     key: object
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
     resumption: Resumption | None = None
 
 
-class Came(NamedTuple):
+class CallOutcome(NamedTuple):
     """What a call came to: the function's value, and whether an earlier call had made it."""
 
     value: Any
@@ -80,7 +80,7 @@ class Calling:
         function: Callable[..., Any],
         enrolment: Enrolment,
         shape: Shape,
-        asked: Asked,
+        asked: FunctionCall,
         *,
         premises: Premises,
         site: Site,
@@ -100,7 +100,7 @@ class Calling:
         self._arguments = shape.read(asked.stored, asked.arguments)
         self.run = Run(site, claim, enrolment, self, resumed=resumption is not None, limits=limits)
         self.life = serve(self.run)
-        self.ended = Ended()
+        self.ended = HandlerEnded()
         self._value: Any = None
         self._ours: Answer | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -125,10 +125,10 @@ class Calling:
     def stepping(self, drive: Callable[[Any], Any]) -> Stepping | None:
         """The steps of a phased function."""
         run = self.run
-        if run.course is None:
+        if run.phased_run is None:
             return None
-        run.course.check()
-        return Stepping(drive, run.store, run.course, run.parcels)
+        run.phased_run.check()
+        return Stepping(drive, run.store, run.phased_run, run.parcels)
 
     def entered_by(self, task: asyncio.Task[Any] | None) -> None:
         """The task that a stop may interrupt, where somebody else can go on with the call."""
@@ -136,9 +136,9 @@ class Calling:
 
     def interrupt(self) -> None:
         """A stop does not wait any longer; a call to the outside that is open it lets be (P5)."""
-        course = self.run.course
-        if self._task is not None and course is not None and course.intent is None:
-            course.halted = True
+        phased_run = self.run.phased_run
+        if self._task is not None and phased_run is not None and phased_run.intent is None:
+            phased_run.halted = True
             self._task.cancel()
 
     # How it ended.
@@ -149,10 +149,10 @@ class Calling:
         self.status = DONE
 
     def raised(self, error: BaseException) -> None:
-        """It raised. A `Rejected` is its answer, and everybody who asks again is told the same."""
+        """It raised. A `RejectedError` is its answer, and everybody who asks again is told the same."""
         self.ended.error = error
         self.ended.cancelled = not isinstance(error, Exception)
-        if isinstance(error, Rejected):
+        if isinstance(error, RejectedError):
             try:
                 self.kept = self._shape.stored(error.value)
             except ResultNotStorableError as unfit:
@@ -168,15 +168,15 @@ class Calling:
 
     # What its caller hears.
 
-    def over(self, told: object) -> Came:
+    def over(self, settled: object) -> CallOutcome:
         """What came of a run, once it is settled."""
         error = self.ended.error
-        answer = told if isinstance(told, Answer) else self._ours
+        answer = settled if isinstance(settled, Answer) else self._ours
         if error is not None and (answer is None or not isinstance(error, Exception) or _is_failure(answer)):
             raise error
-        return Came(self._value, replayed=False) if answer is None else self.said(answer)
+        return CallOutcome(self._value, replayed=False) if answer is None else self.outcome_of(answer)
 
-    def said(self, answer: Answer) -> Came:
+    def outcome_of(self, answer: Answer) -> CallOutcome:
         """What is said instead of running the function, or of what it returned."""
         verdict = answer.verdict
         assert verdict is not None
@@ -186,12 +186,12 @@ class Calling:
         if stored is None or stored.body is None:
             raise self._refusal(Refuse(Code.RESPONSE_NOT_STORED))
         if stored.status < _NO:
-            return Came(self._shape.result(stored.body), replayed=True)
+            return CallOutcome(self._shape.result(stored.body), replayed=True)
         if stored.status in _ABANDONED:
             raise self._refusal(Refuse(Code.TIMED_OUT))
         if stored.status >= _FAULT:
             raise self._refusal(Refuse(Code.EXECUTION_FAILED))
-        raise Rejected(self._shape.plain(stored.body))
+        raise RejectedError(self._shape.plain(stored.body))
 
     def _refusal(self, refuse: Refuse) -> Exception:
         return error_of(refuse, self.run.policy, self.run.enrolment.operation)
@@ -200,7 +200,7 @@ class Calling:
 def check_nesting(operation: str) -> None:
     """Refuse a call inside of a transaction that is not the call's own."""
     for run in _around():
-        if run.tx is not None or (run.course is not None and run.course.in_phase):
+        if run.tx is not None or (run.phased_run is not None and run.phased_run.in_phase):
             raise RuntimeError(NESTED.format(inner=operation, outer=run.enrolment.operation))
 
 
@@ -209,7 +209,7 @@ def _around() -> Iterator[Run]:
     threaded, request = blocking.current.get(), nesting.current.get()
     if threaded is not None and threaded.run is not None and threaded.unsettled:
         yield threaded.run
-    if isinstance(request, Exchange) and request.run is not None and request.phase is Phase.RUNNING:
+    if isinstance(request, Exchange) and request.run is not None and request.state is ExchangeState.RUNNING:
         yield request.run
     run = running.get()
     if run is not None:

@@ -1,7 +1,7 @@
 """Functions as operations: a call is claimed under its key like a request, with its arguments for a body.
 
-What the function returns is stored as JSON, and `Rejected` is its final no; every caller gets what was stored, also the
-first. Whatever a request would be refused with is raised. A `def` function lives in the thread that calls it, an
+What the function returns is stored as JSON, and `RejectedError` is its final no; every caller gets what was stored.
+Whatever a request would be refused with is raised. A `def` function lives in the thread that calls it, an
 `async def` function in its event loop; what happens in between is the engine's (`engine/serve.py`).
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer
-from oncekey.core.errors import Rejected
+from oncekey.core.errors import RejectedError
 from oncekey.core.model import UNAVAILABLE
 from oncekey.core.refusals import NotRunError, error_of
 from oncekey.engine.effects import Rests
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.serve import abandon
 from oncekey.frameworks.blocking import called, not_awaitable, unkeyed_operation
-from oncekey.frameworks.calling import DECLINED, DONE, Asked, Calling, Came, check_nesting, running
+from oncekey.frameworks.calling import DECLINED, DONE, Calling, CallOutcome, FunctionCall, check_nesting, running
 from oncekey.frameworks.resuming import RESUMPTION
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Receive, Scope, Send
     from oncekey.frameworks.blocking import Threads
-    from oncekey.frameworks.premises import Premises
+    from oncekey.frameworks.shared import Premises
 
     Chooser = Callable[[Mapping[str, Any]], Any]
 
@@ -64,34 +64,34 @@ class Function:
         """The value of a call, or for `async def` what is awaited for it."""
         return self.run(args, kwargs).value if self.__oncekey__.blocking else _value(self.arun(args, kwargs))
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> Came:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> CallOutcome:
         """One call of a `def` function; `key` is given by whoever knows it better than the arguments do."""
         return self._in_thread(self._asked(args, kwargs, key))
 
-    async def arun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> Came:
+    async def arun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> CallOutcome:
         """One call of an `async def` function."""
         return await self._in_loop(self._asked(args, kwargs, key))
 
     async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Go on with a call whose process died: a completer's request, as an application is sent one (H7)."""
         stored, status = (await receive())["body"], DONE
-        asked = Asked(scope[RESUMPTION].record.id.key, "", {}, stored, scope[RESUMPTION])
+        asked = FunctionCall(scope[RESUMPTION].record.id.key, "", {}, stored, scope[RESUMPTION])
         try:
             await (asyncio.to_thread(self._in_thread, asked) if self.__oncekey__.blocking else self._in_loop(asked))
-        except (NotRunError, Rejected):
+        except (NotRunError, RejectedError):
             status = DECLINED
         await send({"type": "http.response.start", "status": status, "headers": []})
 
-    def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object) -> Asked:
+    def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object) -> FunctionCall:
         check_nesting(self.__oncekey__.operation)
         arguments = self.shape.bind(args, kwargs)
         chosen = self._key(arguments) if key is None else key
-        return Asked(chosen, self._tenant(arguments), arguments, self.shape.written(arguments))
+        return FunctionCall(chosen, self._tenant(arguments), arguments, self.shape.written(arguments))
 
-    def _calling(self, asked: Asked, premises: Premises, site: Site) -> Calling:
+    def _calling(self, asked: FunctionCall, premises: Premises, site: Site) -> Calling:
         return Calling(self.__wrapped__, self.__oncekey__, self.shape, asked, premises=premises, site=site)
 
-    def _in_thread(self, asked: Asked) -> Came:
+    def _in_thread(self, asked: FunctionCall) -> CallOutcome:
         threads = self._threads
         if not threads.ready():
             raise error_of(UNAVAILABLE, self.__oncekey__.policy, self.__oncekey__.operation)
@@ -101,9 +101,9 @@ class Function:
             came = runtime.run(calling.life)
             if not isinstance(came, Rests):
                 if isinstance(came, Answer):
-                    return calling.said(came)
+                    return calling.outcome_of(came)
                 bare = unkeyed_operation(SyncOperation, run.claim, None)
-                return Came(not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
+                return CallOutcome(not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
             token = running.set(run)
             try:
                 op = operation_of(SyncOperation, run, calling.stepping(runtime.drive))
@@ -117,12 +117,12 @@ class Function:
             if calling.unsettled:
                 runtime.instead(calling.life, abandon(run, calling.life, entered=calling.ended.entered))
 
-    async def _in_loop(self, asked: Asked) -> Came:
+    async def _in_loop(self, asked: FunctionCall) -> CallOutcome:
         loops = self._loops
         runtime, site = loops.life()
         calling = self._calling(asked, loops, site)
         run = calling.run
-        loops.drain.began()
+        loops.running_work.began()
         try:
             try:
                 came = await runtime.run(calling.life)
@@ -130,10 +130,10 @@ class Function:
                 raise changed.cancelled from None
             if not isinstance(came, Rests):
                 if isinstance(came, Answer):
-                    return calling.said(came)
-                return Came(await calling.invoke(unkeyed_operation(Operation, run.claim, None)), replayed=False)
+                    return calling.outcome_of(came)
+                return CallOutcome(await calling.invoke(unkeyed_operation(Operation, run.claim, None)), replayed=False)
             token = running.set(run)
-            if run.course is not None:
+            if run.phased_run is not None:
                 calling.entered_by(asyncio.current_task())
                 loops.interruptible.add(calling)
             try:
@@ -150,18 +150,18 @@ class Function:
                 calling.raised(error)
             finally:
                 running.reset(token)
-            told, cancelled = await runtime.finish(calling.life, calling.decision())
+            settled, cancelled = await runtime.finish(calling.life, calling.decision())
             if cancelled is not None:
                 raise cancelled
-            return calling.over(told)
+            return calling.over(settled)
         finally:
             loops.interruptible.discard(calling)
-            loops.drain.ended()
+            loops.running_work.ended()
             if calling.unsettled:
                 await shielded(runtime.drive(abandon(run, calling.life, entered=calling.ended.entered)))
 
 
-async def _value(coming: Awaitable[Came]) -> Any:  # noqa: ANN401  (what the function returns)
+async def _value(coming: Awaitable[CallOutcome]) -> Any:  # noqa: ANN401  (what the function returns)
     return (await coming).value
 
 

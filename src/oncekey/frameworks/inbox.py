@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.core.errors import (
     MalformedError,
     RecordUnreadableError,
-    Rejected,
+    RejectedError,
     StoreError,
 )
 from oncekey.core.refusals import (
@@ -41,7 +41,7 @@ from oncekey.core.refusals import (
 )
 
 if TYPE_CHECKING:
-    from oncekey.frameworks.calling import Came
+    from oncekey.frameworks.calling import CallOutcome
     from oncekey.frameworks.functions import Function
 
 AGAIN: Final = 1
@@ -106,13 +106,13 @@ _TOLD: Final = (
     LimitedError,
     ResultNotKeptError,
     ExecutionFailedError,
-    Rejected,
+    RejectedError,
     MalformedError,
     StoreError,
 )
 
 
-def _receipt(came: Came) -> Receipt:
+def _receipt(came: CallOutcome) -> Receipt:
     return Receipt(Handling.DUPLICATE if came.replayed else Handling.HANDLED, came.value)
 
 
@@ -127,7 +127,7 @@ def _instead(error: Exception) -> Receipt:
             return Receipt(Handling.UNKNOWN, retry_after=getattr(error, "retry_after", None) or AGAIN, reason=reason)
         case ResultNotKeptError():
             return Receipt(Handling.DUPLICATE, reason=reason)
-        case Rejected():
+        case RejectedError():
             return Receipt(Handling.DEAD, error.value, reason=reason)
         case StoreError():
             return Receipt(Handling.BUSY, retry_after=AGAIN, reason=reason)

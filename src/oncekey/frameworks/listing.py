@@ -113,7 +113,7 @@ STRANGER: Final = (
 )
 
 
-class Place(Protocol):
+class ServedAt(Protocol):
     """Where an endpoint is served."""
 
     @property
@@ -128,7 +128,7 @@ class Place(Protocol):
         """Whether a handler is called here."""
 
 
-def check_handlers(served: Iterable[Place], protected: Iterable[Callable[..., Any]]) -> None:
+def check_handlers(served: Iterable[ServedAt], protected: Iterable[Callable[..., Any]]) -> None:
     """Refuse to start with a protection that does not protect."""
     served = list(served)
     for handler in protected:

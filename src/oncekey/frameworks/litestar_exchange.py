@@ -11,11 +11,11 @@ from litestar.types import Empty
 from litestar.utils.scope.state import ScopeState
 
 from oncekey.frameworks.asgi.delivery import send_answer
+from oncekey.frameworks.asgi.exchange_state import UnsettledError
 from oncekey.frameworks.asgi.intake import ClientLeftError
-from oncekey.frameworks.asgi.lending import lend
 from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import current
-from oncekey.frameworks.asgi.places import UnsettledError
+from oncekey.frameworks.asgi.transactions import transaction_of
 from oncekey.frameworks.litestar_routes import protected_in
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class HandlerMiddleware(OncekeyMiddleware):
         assert request is not None
         await request.read_ahead(self._endpoint.__oncekey__.policy)
         for key in self._sessions:
-            set_aa_scope_state(scope, key, lend(request).following())  # type: ignore[arg-type]
+            set_aa_scope_state(scope, key, transaction_of(request).following())  # type: ignore[arg-type]
         await self._inner(scope, receive, send)
 
 
@@ -77,13 +77,13 @@ class AnswerResponse(Response[bytes]):
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.body, status_code=answer.status)
-        self._said = answer
+        self._answer = answer
 
     def to_asgi_response(self, *_: Any, **__: Any) -> Any:  # noqa: ANN401  (as its parent's)
         """Send it."""
 
         async def say(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
-            await send_answer(send, self._said)
+            await send_answer(send, self._answer)
 
         return say
 

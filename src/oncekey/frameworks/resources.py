@@ -19,18 +19,18 @@ from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, Stat
 from oncekey.core.problems import PROBLEMS
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import bound_scope
-from oncekey.core.showing import describe, in_flight
 from oncekey.engine.answering import refusal
 from oncekey.engine.enrolment import NO_NAMESPACE, SAFE, SCHEMA
+from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operate import look
-from oncekey.engine.telling import tell_failure
 from oncekey.observe.events import LookedUp
+from oncekey.ops.present import describe, in_flight
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import Caller
     from oncekey.engine.effects import Life
-    from oncekey.frameworks.premises import Premises
+    from oncekey.frameworks.shared import Premises
     from oncekey.ports import Store
 
 log = logging.getLogger("oncekey")
@@ -58,8 +58,8 @@ def status_of(premises: Premises, store: Store, caller: Caller, key: str) -> Lif
 
 def answered(premises: Premises, found: Shown | Refuse, seconds: float) -> Answer:
     """What was found, or why nothing was, as an answer."""
-    if premises.tell is not None:
-        premises.tell(LookedUp(found.code if isinstance(found, Refuse) else found.state, seconds))
+    if premises.notify is not None:
+        premises.notify(LookedUp(found.code if isinstance(found, Refuse) else found.state, seconds))
     return refusal(found, premises.policy) if isinstance(found, Refuse) else _answer(found)
 
 
@@ -93,7 +93,7 @@ def _found(premises: Premises, store: Store, caller: Caller, key: str) -> Life[S
         log.error("oncekey: %s", error)
         return Refuse(Code.RECORD_UNREADABLE)
     except StoreError as error:
-        tell_failure(premises.tell, "status", error)
+        notify_failure(premises.notify, "status", error)
         return UNAVAILABLE
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or situate(record, now) is Situation.EXPIRED:

@@ -99,21 +99,21 @@ def wsgi_door(app: WSGIApplication) -> App:
     """A WSGI application as `resume` sends a request through it: in a thread, and only its status is heard."""
 
     def answered(environ: WSGIEnvironment) -> int:
-        said: list[str] = []
+        statuses: list[str] = []
 
         def start(status: str, _: list[tuple[str, str]], __: Any = None, /) -> Callable[[bytes], object]:  # noqa: ANN401
-            said.append(status)
-            return _unheard
+            statuses.append(status)
+            return _ignore
 
         body = app(environ, start)
         try:
             for piece in body:
-                _unheard(piece)
+                _ignore(piece)
         finally:
             close = getattr(body, "close", None)
             if close is not None:
                 close()
-        return int(said[-1][:3])
+        return int(statuses[-1][:3])
 
     async def enter(scope: Scope, receive: Receive, send: Send) -> None:
         root, body = scope["root_path"], (await receive())["body"]
@@ -136,7 +136,7 @@ def wsgi_door(app: WSGIApplication) -> App:
     return enter
 
 
-def _unheard(_: bytes) -> None:
+def _ignore(_: bytes) -> None:
     """The answer is in the record; this client needs no bytes."""
 
 

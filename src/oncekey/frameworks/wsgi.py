@@ -1,4 +1,4 @@
-"""WSGI: how a request is read, how an answer is captured and sent. All else is `blocking.Exchange`.
+"""WSGI: how a request is read, how an answer is captured and sent. All else is `blocking.BlockingExchange`.
 
 The answer of a request that was claimed is held back from the server until it is settled; everything else passes
 through piece by piece.
@@ -16,7 +16,7 @@ from oncekey.core.model import Refuse
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.blocking import NO_LENGTH, Exchange, current, length_of, read_up_to
+from oncekey.frameworks.blocking import NO_LENGTH, BlockingExchange, current, length_of, read_up_to
 from oncekey.frameworks.resuming import RESUMPTION
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ KEY: Final = "HTTP_IDEMPOTENCY_KEY"
 class OncekeyWsgi:
     """Captures the answers of claimed requests, settles them, and only then hands them to the server."""
 
-    exchange: type[Exchange] = Exchange
+    exchange: type[BlockingExchange] = BlockingExchange
     """What becomes of a request; a framework on top of WSGI may have one of its own."""
 
     def __init__(self, app: WSGIApplication, threads: Threads, *, serves_resources: bool = True) -> None:
@@ -78,7 +78,11 @@ class OncekeyWsgi:
         self.threads.ready()
 
     def _serve(
-        self, exchange: Exchange, environ: WSGIEnvironment, start_response: StartResponse, enrolment: Enrolment | None
+        self,
+        exchange: BlockingExchange,
+        environ: WSGIEnvironment,
+        start_response: StartResponse,
+        enrolment: Enrolment | None,
     ) -> Iterable[bytes]:
         try:
             if enrolment is not None:
@@ -194,7 +198,7 @@ def _last(begun: list[_Begun]) -> _Begun:
     return begun[-1]
 
 
-def _captured(exchange: Exchange, pieces: Generator[bytes, None, None], begun: list[_Begun]) -> None:
+def _captured(exchange: BlockingExchange, pieces: Generator[bytes, None, None], begun: list[_Begun]) -> None:
     """Keep the answer; what we answer ourselves has none, and no more is wanted of one that cannot be stored."""
     capture = exchange.capture
     for piece in pieces:
@@ -210,7 +214,7 @@ def _captured(exchange: Exchange, pieces: Generator[bytes, None, None], begun: l
     pieces.close()
 
 
-def _sent(exchange: Exchange, start_response: StartResponse) -> Iterable[bytes]:
+def _sent(exchange: BlockingExchange, start_response: StartResponse) -> Iterable[bytes]:
     """Our own answer, or the application's as it was and with our marks."""
     answer, capture, run = exchange.answer, exchange.capture, exchange.run
     if answer is not None:
@@ -219,7 +223,7 @@ def _sent(exchange: Exchange, start_response: StartResponse) -> Iterable[bytes]:
     assert capture.status is not None
     assert run is not None
     lines = marked_lines(capture.headers, run.policy, echo=exchange.echo, expires_at=run.expires_at)
-    _tell(start_response, capture.status, lines)
+    _notify(start_response, capture.status, lines)
     kept = capture.kept
     return _closing(capture.pieces(), capture) if kept is None else [kept]
 
@@ -228,13 +232,13 @@ def saying(answer: Answer) -> WSGIApplication:
     """An application that says nothing else."""
 
     def application(_: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        _tell(start_response, answer.status, answer.headers)
+        _notify(start_response, answer.status, answer.headers)
         return [answer.body]
 
     return application
 
 
-def _tell(start_response: StartResponse, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+def _notify(start_response: StartResponse, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:

@@ -25,7 +25,7 @@ class Panel:
     """One panel."""
 
     title: str
-    says: str
+    description: str
     queries: Mapping[str, str]
     """The queries, by their legends."""
     unit: str = "short"
@@ -36,13 +36,13 @@ class Panel:
     """Values above this are red."""
 
 
-def dashboard(values: Mapping[str, str], *, said: str = "") -> str:
+def dashboard(values: Mapping[str, str], *, command: str = "") -> str:
     """The dashboard's JSON. `values` has every setting; `said` has those that were set, to repeat the command."""
     label = values["by"].split(",")[-1]
     shape = {
         "uid": "oncekey",
         "title": "oncekey",
-        "description": f"Requests that may be sent again, and happen once. Made by: oncekey kit{said}",
+        "description": f"Requests that may be sent again, and happen once. Made by: oncekey kit{command}",
         "tags": ["oncekey", "idempotency"],
         "schemaVersion": 39,
         "version": 1,
@@ -280,8 +280,8 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
     }
 
 
-def _stat(title: str, says: str, query: str, unit: str = "short", *, bad: float | None = None) -> Panel:
-    return Panel(title, says, {title: query}, unit, 4, "stat", bad=bad)
+def _stat(title: str, description: str, query: str, unit: str = "short", *, bad: float | None = None) -> Panel:
+    return Panel(title, description, {title: query}, unit, 4, "stat", bad=bad)
 
 
 def _rate(metric: str, matcher: str, by: str = "") -> str:
@@ -329,7 +329,7 @@ def _shape(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
         "id": number,
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.says,
+        "description": panel.description,
         "datasource": _SOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": _field(panel), "overrides": []},

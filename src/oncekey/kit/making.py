@@ -60,7 +60,7 @@ def _all(values: Mapping[str, str]) -> Iterator[File]:
     fills = filled(values)
     alerts = _filled(ALERTS, fills)
     yield File(Part.ALERTS, ALERTS, alerts)
-    yield File(Part.DASHBOARD, DASHBOARD, dashboard(values, said=fills["said"]))
+    yield File(Part.DASHBOARD, DASHBOARD, dashboard(values, command=fills["said"]))
     shut_in = {**fills, "hardening": _template("systemd/hardening.conf").rstrip()}
     for name in UNITS:
         yield File(Part.SYSTEMD, name, _filled(name, shut_in))

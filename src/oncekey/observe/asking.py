@@ -16,34 +16,34 @@ from oncekey.observe.events import Asked
 
 if TYPE_CHECKING:
     from oncekey.flow import Transaction
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.ports import AsyncDriver, Driver
 
 
-def watch(driver: AsyncDriver, tell: Tell) -> None:
+def watch(driver: AsyncDriver, notify: Notify) -> None:
     """Report each transaction from now on."""
     run = driver.run
 
     async def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
-        with _told(transaction.name, tell):
+        with _measured(transaction.name, notify):
             return await run(transaction)
 
     setattr(driver, "run", timed)  # noqa: B010  (a method of one object)
 
 
-def watch_blocking(driver: Driver, tell: Tell) -> None:
+def watch_blocking(driver: Driver, notify: Notify) -> None:
     """The same for threads."""
     run = driver.run
 
     def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
-        with _told(transaction.name, tell):
+        with _measured(transaction.name, notify):
             return run(transaction)
 
     setattr(driver, "run", timed)  # noqa: B010
 
 
 @contextmanager
-def _told(name: str, tell: Tell) -> Iterator[None]:
+def _measured(name: str, notify: Notify) -> Iterator[None]:
     began, failed = time.perf_counter(), None
     try:
         yield
@@ -51,4 +51,4 @@ def _told(name: str, tell: Tell) -> Iterator[None]:
         failed = type(error).__name__
         raise
     finally:
-        tell(Asked(name, time.perf_counter() - began, failed))
+        notify(Asked(name, time.perf_counter() - began, failed))

@@ -358,7 +358,7 @@ Event: TypeAlias = (
 )
 
 Observer: TypeAlias = Callable[[Event], None]
-Tell: TypeAlias = Callable[[Event], None]
+Notify: TypeAlias = Callable[[Event], None]
 """Passes an event to all observers, and never raises."""
 
 
@@ -490,7 +490,7 @@ def recovered(event: Event) -> tuple[str, float] | None:
 # Reporting
 
 
-def telling(observers: Iterable[Observer]) -> Tell | None:
+def telling(observers: Iterable[Observer]) -> Notify | None:
     """A function that passes an event to all observers; None if there are none, so that no event is made.
 
     If an observer raises, that is logged once: a lost observation must not cost a client its answer.
@@ -500,7 +500,7 @@ def telling(observers: Iterable[Observer]) -> Tell | None:
         return None
     complained: set[int] = set()
 
-    def tell(event: Event) -> None:
+    def notify(event: Event) -> None:
         for observer in several:
             try:
                 observer(event)
@@ -511,4 +511,4 @@ def telling(observers: Iterable[Observer]) -> Tell | None:
                         "oncekey: the observer %r failed with %s; this is said once", observer, type(error).__name__
                     )
 
-    return tell
+    return notify

@@ -59,8 +59,8 @@ class Logs:
         level = level_of(event)
         if self._log.isEnabledFor(level):
             known = fields_of(event)
-            said = " ".join(f"{name}={value}" for name, value in known.items() if name != "event")
-            self._log.log(level, "oncekey: %s %s", known["event"], said, extra={"oncekey": known})
+            pairs = " ".join(f"{name}={value}" for name, value in known.items() if name != "event")
+            self._log.log(level, "oncekey: %s %s", known["event"], pairs, extra={"oncekey": known})
 
 
 def level_of(event: Event) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from oncekey.flow import Flow
     from oncekey.observe.events import Event
-    from oncekey.ops.stats import Standing
+    from oncekey.ops.stats import Backlog
     from oncekey.ports import AsyncDriver, Driver, Store
 
 
@@ -82,15 +82,15 @@ def gauges_of(store: Store) -> Flow[Gauges | None]:
     """The gauges; None for a store in the memory of its process."""
     if store.operate is None or store.upkeep is None:
         return None
-    standing: Standing = yield from store.operate.standing()
+    backlog: Backlog = yield from store.operate.backlog()
     roll = yield from store.upkeep.workers()
     living = [one for one in roll.workers if one.is_alive(roll.now)]
     return Gauges(
-        records=standing.records,
-        waiting={one.what: one.count for one in standing.waiting},
+        records=backlog.records,
+        waiting={one.what: one.count for one in backlog.waiting},
         oldest={
-            one.what: 0.0 if one.oldest is None else max(0, standing.now - one.oldest) / SECOND
-            for one in standing.waiting
+            one.what: 0.0 if one.oldest is None else max(0, backlog.now - one.oldest) / SECOND
+            for one in backlog.waiting
         },
         workers={task: sum(task in one.tasks for one in living) for task in TASKS},
     )

@@ -237,14 +237,14 @@ class Spans:
                     running.end(ended)
                 self._span("oncekey settle", event, ended, now, failed=isinstance(event, Unsettled))
             case Delivered() | Buried():
-                told = {
+                attributes = {
                     "messaging.system": SCOPE,
                     "messaging.destination.name": event.about.operation,
                     "messaging.operation.type": "process",
                 }
                 name, bad = f"process {event.about.operation}", isinstance(event, Buried)
                 links = [Link(story_of(event.about))]
-                self._span(name, event, now, now, kind=SpanKind.CONSUMER, more=told, links=links, failed=bad)
+                self._span(name, event, now, now, kind=SpanKind.CONSUMER, more=attributes, links=links, failed=bad)
             case Swept() | Doubted() | Resolved() | GivenUp() | Contradicted() | Operated():
                 bad = not isinstance(event, Resolved | Operated)
                 name, here = f"oncekey {fields_of(event)['event']}", trace.get_current_span().get_span_context()
@@ -289,8 +289,8 @@ class Spans:
         links: Sequence[Link] = (),
         failed: bool = False,
     ) -> None:
-        said = {f"oncekey.{field}": value for field, value in fields_of(event).items() if field != "seconds"}
-        span = self._start(name, {**said, **(more or {})}, began, kind=kind, parent=parent, links=links)
+        attributes = {f"oncekey.{field}": value for field, value in fields_of(event).items() if field != "seconds"}
+        span = self._start(name, {**attributes, **(more or {})}, began, kind=kind, parent=parent, links=links)
         if failed:
             span.set_status(StatusCode.ERROR)
         span.end(ended)

@@ -12,17 +12,16 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.migrations import Phase, Standing
-from oncekey.core.model import HOUR, MINUTE, SECOND
-from oncekey.core.showing import lapse
+from oncekey.core.migrations import MigrationPhase, MigrationState
+from oncekey.core.model import HOUR, MINUTE, SECOND, lapse
 from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, short_leases
 
 if TYPE_CHECKING:
     from oncekey.core.envelopes import InUse
-    from oncekey.core.migrations import Entry, Migration
+    from oncekey.core.migrations import Migration, MigrationStatus
     from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
-    from oncekey.ops.stats import Census, Roll, Waiting
+    from oncekey.ops.stats import Roll, StoreStats, Waiting
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -120,12 +119,12 @@ def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | No
         yield Finding(Level.OK, "seals", f"all can be opened ({seen or 'nothing is sealed yet'})")
 
 
-def schema(entries: Sequence[Entry]) -> Iterator[Finding]:
+def schema(entries: Sequence[MigrationStatus]) -> Iterator[Finding]:
     """Whether the tables are the ones that this version works with."""
     bad = False
     for entry in entries:
         name = f"{entry.migration.number:04} {entry.migration.name}"
-        if entry.standing is Standing.PENDING and entry.migration.phase is Phase.POST:
+        if entry.state is MigrationState.PENDING and entry.migration.phase is MigrationPhase.POST:
             bad = True
             yield Finding(
                 Level.NOTE,
@@ -134,7 +133,7 @@ def schema(entries: Sequence[Entry]) -> Iterator[Finding]:
                 "what only older versions need is still kept up, and costs time and space",
                 "oncekey migrate up, when no process of an older version is left",
             )
-        elif entry.standing is Standing.PENDING:
+        elif entry.state is MigrationState.PENDING:
             bad = True
             yield Finding(
                 Level.ERROR,
@@ -143,7 +142,7 @@ def schema(entries: Sequence[Entry]) -> Iterator[Finding]:
                 "applications of this version do not start on this store",
                 "oncekey migrate up",
             )
-        elif entry.standing is Standing.CHANGED:
+        elif entry.state is MigrationState.CHANGED:
             bad = True
             yield Finding(
                 Level.ERROR,
@@ -228,11 +227,11 @@ class Limits:
     workers: int = 1
 
 
-def unresolved(census: Census, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
+def unresolved(stats: StoreStats, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
     """What waits for a worker or an operator: a note from the first one on, a warning when it has waited too long."""
-    now = census.now
+    now = stats.now
     for what, late, means, todo in _waiting(limits):
-        line = census.waiting_for(what)
+        line = stats.waiting_for(what)
         waits = max(0, now - (now if line.oldest is None else line.oldest))
         if line.count == 0:
             yield Finding(Level.OK, what, "none")
@@ -244,7 +243,7 @@ def unresolved(census: Census, limits: Limits = Limits()) -> Iterator[Finding]: 
             yield Finding(level, what, _how_many(line, waits), means, todo)
 
 
-def workers(roll: Roll, census: Census, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
+def workers(roll: Roll, stats: StoreStats, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
     """Whether workers run, and whether every task that has work has a worker."""
     living = [one for one in roll.workers if one.is_alive(roll.now, limits.silent)]
     silent = [one for one in roll.workers if one not in living]
@@ -261,7 +260,7 @@ def workers(roll: Roll, census: Census, limits: Limits = Limits()) -> Iterator[F
         )
     else:
         yield Finding(Level.OK, "workers", seen)
-    missing = [task for task in _needed(census) if not any(task in one.tasks for one in living)]
+    missing = [task for task in _needed(stats) if not any(task in one.tasks for one in living)]
     if living and missing:
         yield Finding(
             Level.WARNING,
@@ -290,11 +289,11 @@ _LEFT_UNDONE: Final = MappingProxyType(
 )
 
 
-def _needed(census: Census) -> Iterator[str]:
+def _needed(stats: StoreStats) -> Iterator[str]:
     """The tasks that this store has work for; sweeping and reaping is needed wherever there are keys."""
-    if census.queues:
+    if stats.queues:
         yield "relay"
-    if census.waiting_for("resumable").count:
+    if stats.waiting_for("resumable").count:
         yield "completer"
     yield from ("sweeper", "reaper")
 

@@ -84,10 +84,10 @@ def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
             )
 
 
-def pooler(*, stands: bool, per_transaction: bool, told: bool | None) -> Finding:
+def pooler(*, stands: bool, per_transaction: bool, declared: bool | None) -> Finding:
     """Whether the store's address says which pooler stands before the server."""
     if not stands:
-        if told:
+        if declared:
             return Finding(
                 Level.NOTE,
                 "pooler",
@@ -96,7 +96,7 @@ def pooler(*, stands: bool, per_transaction: bool, told: bool | None) -> Finding
                 "take pgbouncer= out of the URL",
             )
         return Finding(Level.OK, "pooler", "none stands before the server")
-    if told:
+    if declared:
         return Finding(
             Level.OK,
             "pooler",
@@ -122,9 +122,9 @@ def pooler(*, stands: bool, per_transaction: bool, told: bool | None) -> Finding
 
 def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
     """Whether the server's own settings break a promise."""
-    said = {str(row["name"]): str(row["value"]) for row in rows}
+    settings_found = {str(row["name"]): str(row["value"]) for row in rows}
     for name in ("fsync", "full_page_writes"):
-        if said.get(name) == "off":
+        if settings_found.get(name) == "off":
             yield Finding(
                 Level.ERROR,
                 "settings",
@@ -133,15 +133,15 @@ def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
                 f"set {name} = on",
             )
     for name in ("autovacuum", "track_counts"):
-        if said.get(name) == "off":
+        if settings_found.get(name) == "off":
             yield Finding(
                 Level.WARNING, "settings", f"{name} is off", "dead rows are never cleaned away", f"set {name} = on"
             )
-    if said.get("default_transaction_read_only") == "on":
+    if settings_found.get("default_transaction_read_only") == "on":
         yield Finding(
             Level.ERROR, "settings", "this is read only", "no key can be claimed here", "connect to the primary"
         )
-    if said.get("in_hot_standby") == "on":
+    if settings_found.get("in_hot_standby") == "on":
         yield Finding(
             Level.ERROR,
             "settings",
@@ -149,14 +149,14 @@ def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
             "no key can be claimed here",
             "connect to the primary; with several hosts in the URL the one that takes writes is found",
         )
-    if said.get("synchronous_standby_names"):
+    if settings_found.get("synchronous_standby_names"):
         yield Finding(
             Level.OK,
             "standby",
-            f"commits wait for {said['synchronous_standby_names']}",
+            f"commits wait for {settings_found['synchronous_standby_names']}",
             "what was acknowledged is there after a fail-over; without the standby nothing is acknowledged",
         )
-    limit = int(said.get("transaction_timeout", "0")) * 1000
+    limit = int(settings_found.get("transaction_timeout", "0")) * 1000
     if 0 < limit < lease:
         yield Finding(
             Level.WARNING,
@@ -165,8 +165,8 @@ def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
             "the server ends a LOCAL handler's transaction before its own time is over",
             "make transaction_timeout longer than the lease for this user",
         )
-    if "server_version" in said:
-        yield Finding(Level.OK, "settings", f"PostgreSQL {said['server_version']}")
+    if "server_version" in settings_found:
+        yield Finding(Level.OK, "settings", f"PostgreSQL {settings_found['server_version']}")
 
 
 def sqlite(file: Rows, journal: Rows, wal_bytes: int | None, *, wal_is_safe: bool) -> Iterator[Finding]:
@@ -236,8 +236,8 @@ def mariadb(server: Rows, cluster: Rows) -> Iterator[Finding]:
 def _aged(version: str) -> Iterator[Finding]:
     """Whether the server is older than the statements need: SKIP LOCKED, and checks that are checked."""
     name, least = ("MariaDB", (10, 6)) if "mariadb" in version.lower() else ("MySQL", (8, 0, 16))
-    told = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    numbers = () if told is None else tuple(int(one) for one in told.groups() if one is not None)
+    declared = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    numbers = () if declared is None else tuple(int(one) for one in declared.groups() if one is not None)
     if numbers < least[: len(numbers)]:
         yield Finding(
             Level.ERROR,
@@ -404,12 +404,12 @@ def front(place: str, seen: Mapping[str, Any] | None) -> Finding:
             "see that it runs, and that its URL is right",
         )
     used, most, policy = int(seen.get("used_memory", 0)), int(seen.get("maxmemory", 0)), seen.get("maxmemory_policy")
-    said = f"{place} answers; {used // 1024} KiB of {f'{most // 1024} KiB' if most else 'no limit'}, {policy}"
+    settings_found = f"{place} answers; {used // 1024} KiB of {f'{most // 1024} KiB' if most else 'no limit'}, {policy}"
     if not most:
         return Finding(
             Level.NOTE,
             "replay_cache",
-            said,
+            settings_found,
             "what it keeps goes away by itself, and until then it may take all memory of its host",
             "set maxmemory, and maxmemory-policy to allkeys-lru if it is used for nothing else",
         )
@@ -417,8 +417,8 @@ def front(place: str, seen: Mapping[str, Any] | None) -> Finding:
         return Finding(
             Level.NOTE,
             "replay_cache",
-            said,
+            settings_found,
             "when it is full it takes nothing new, and requests ask the store",
             "set maxmemory-policy to allkeys-lru if it is used for nothing else",
         )
-    return Finding(Level.OK, "replay_cache", said)
+    return Finding(Level.OK, "replay_cache", settings_found)

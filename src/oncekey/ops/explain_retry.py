@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, assert_never
 
-from oncekey.core.digests import downstream_key
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.guards import Facts, Guard
-from oncekey.core.model import Effects, Outcome, Record, State
+from oncekey.core.model import Effects, Outcome, Record, State, moment
 from oncekey.core.operate import Order
 from oncekey.core.rulings import Situation, situate
-from oncekey.core.showing import moment
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant

@@ -72,7 +72,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Backlog:
     """The numbers of the gauges. Indexes serve all of them, so the cost does not grow with the finished records."""
 
     now: Instant
@@ -82,7 +82,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class StoreStats:
     """All counts of a store, read at one moment."""
 
     now: Instant

@@ -24,10 +24,10 @@ LOOKED: Final = 5000
 MOST: Final = 10_000
 """Counts of what waits stop here: a larger number tells an operator nothing more."""
 
-Place: TypeAlias = tuple["Instant", str, str]
+WalkPosition: TypeAlias = tuple["Instant", str, str]
 """A position in a walk: the instant that it is ordered by, the scope and the key."""
 
-START: Final[Place] = (2**63 - 1, "", "")
+START: Final[WalkPosition] = (2**63 - 1, "", "")
 """The position before the newest record."""
 
 UNFINISHED: Final = (State.UNKNOWN, State.FAILED_RETRYABLE, State.IN_PROGRESS, State.PENDING)
@@ -61,7 +61,7 @@ class Stretch:
 
     now: Instant
     records: tuple[Record, ...]
-    further: Mapping[State, Place]
+    further: Mapping[State, WalkPosition]
     """By state, where the next page goes on; a state that is missing has been walked to its end."""
     broken_off: bool
     """Whether the walk stopped because it read enough entries, and not because it found enough records."""

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from oncekey.canonical.digests import downstream_key
 from oncekey.core import memo
-from oncekey.core.digests import downstream_key
 from oncekey.core.envelopes import key_of_answer, key_of_text
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Effects, Outcome, State
 from oncekey.core.operate import Search
-from oncekey.core.resolution import standing
-from oncekey.engine.operate import desk_of
+from oncekey.core.resolution import known_outcome
+from oncekey.engine.operate import operations_of
 from oncekey.engine.reconcile import reconcile_of
 from oncekey.flow import adrive
 from oncekey.reconcile.ledger import Belief, Expected, LedgerEntry, Report, compare
@@ -152,7 +152,7 @@ def _inline(store: Store, operation: str, phase: str, books: Books) -> Flow[list
     before: tuple[Instant, str, str] | None = None
     wanted = Search(operation=operation, effects=Effects.INLINE)
     while True:
-        page = yield from desk_of(store).search(wanted, PAGE, before)
+        page = yield from operations_of(store).search(wanted, PAGE, before)
         for record in page.records:
             if record.created_at < books.since:
                 return found
@@ -190,7 +190,7 @@ def _expected(call: Call, record: Record | None, pointers: Pointers) -> Expected
 
 
 def _belief(record: Record, phase: str) -> Belief:
-    match standing(record, phase):
+    match known_outcome(record, phase):
         case Outcome.SUCCESS:
             return Belief.MADE
         case Outcome.FAILURE:

@@ -17,8 +17,8 @@ place of the `await`, once, and performs what the flow still yields:
 
 * The rest of the flow runs in a task of its own, because every further `await` of the request's task may be cancelled
   again. It takes two shields: `asyncio.shield` against `task.cancel()`, and a shielded scope against anyio's.
-* The request's task waits for that task. So its connection and its place in the count of running operations (`Drain`)
-  are released only when the flow has ended.
+* The request's task waits for that task. So its connection and its place in the count of operations (`RunningWork`) are
+  released only when the flow has ended.
 * A flow that stopped at `Invoke` is not affected: the adapter's handler is cancelled, not the flow, and the adapter
   resumes the flow with what that means.
 
@@ -51,12 +51,12 @@ from oncekey.engine.effects import (
     Keep,
     Later,
     Recall,
+    ReleaseConnections,
     Rest,
     Rests,
     Rollback,
     Sleep,
     Step,
-    TakeBack,
 )
 from oncekey.flow import Transaction, adrive
 from oncekey.ports import AsyncFlushes
@@ -93,11 +93,11 @@ class AsyncRuntime:
     def __init__(
         self,
         engine: AsyncEngine,
-        drain: Drain,
+        running_work: RunningWork,
         open_blocking: Callable[[Steps[Any] | None], Awaitable[tuple[Tx, Any]]] | None = None,
     ) -> None:
         self.engine = engine
-        self.drain = drain
+        self.running_work = running_work
         self._transact = engine.driver.run
         self._recaller: Recaller | None = None
         self.open_blocking = open_blocking
@@ -189,7 +189,9 @@ class AsyncRuntime:
             case Beat():
                 return Heartbeat(self, effect)
             case Later():
-                return self.drain.errand(lambda: adrive(effect.flow(), self._transact), patience=effect.patience)
+                return self.running_work.settle_later(
+                    lambda: adrive(effect.flow(), self._transact), patience=effect.patience
+                )
             case Aside():
                 return await self.aside(effect)
             case Recall():
@@ -200,7 +202,7 @@ class AsyncRuntime:
                 return await effect.line.ask(effect.commands)
             case Transaction():
                 return await self._transact(effect)
-            case Rest() | TakeBack():
+            case Rest() | ReleaseConnections():
                 return None
             case Invoke():
                 raise AssertionError("a flow that was interrupted does not rest")
@@ -336,7 +338,7 @@ class Heartbeat:
             self._timer = self._loop.call_later(wait, self._beat)
 
 
-class Drain:
+class RunningWork:
     """Counts running operations, and repeats settlements that could not reach the store yet (errands).
 
     An operation counts from its claim to its end: a server that stops cancels its handlers and does not wait, so
@@ -346,7 +348,7 @@ class Drain:
     def __init__(self) -> None:
         self._busy = 0
         self._idle: asyncio.Event | None = None  # made by `wait`, because an application may have several event loops
-        self._errands: set[asyncio.Task[None]] = set()
+        self._later: set[asyncio.Task[None]] = set()
 
     def began(self) -> None:
         """Count one operation more."""
@@ -358,11 +360,11 @@ class Drain:
         if self._busy == 0 and self._idle is not None:
             self._idle.set()
 
-    def errand(self, work: Callable[[], Awaitable[object]], *, patience: float) -> None:
+    def settle_later(self, work: Callable[[], Awaitable[object]], *, patience: float) -> None:
         """Repeat `work` until the store has answered, for at most `patience` seconds."""
         task = asyncio.get_running_loop().create_task(self._repeat(work, patience))
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
 
     async def wait(self, seconds: float) -> bool:
         """Wait for running operations and errands, at most `seconds`; whether all have ended."""
@@ -371,19 +373,19 @@ class Drain:
                 while self._busy:
                     self._idle = asyncio.Event()
                     await self._idle.wait()
-                while self._errands:
-                    await asyncio.wait(self._errands)
+                while self._later:
+                    await asyncio.wait(self._later)
         except TimeoutError:
             log.error("oncekey: stopped with %d settlements not written; their leases will run out", self.pending)
-            for errand in self._errands:
-                errand.cancel()
+            for task in self._later:
+                task.cancel()
             return False
         return True
 
     @property
     def pending(self) -> int:
         """How many operations and errands are running."""
-        return self._busy + len(self._errands)
+        return self._busy + len(self._later)
 
     @staticmethod
     async def _repeat(work: Callable[[], Awaitable[object]], patience: float) -> None:

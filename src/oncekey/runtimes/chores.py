@@ -54,7 +54,7 @@ class Chores:
             if not self._under_way:
                 self._done.notify_all()
 
-    def drain(self, seconds: float) -> bool:
+    def shut_down(self, seconds: float) -> bool:
         """Wait for all runs and errands, at most `seconds`; whether they have ended."""
         with self._done:
             if self._done.wait_for(lambda: not self._under_way, seconds):
@@ -136,7 +136,7 @@ class Heartbeat:
         self._chores.add(wait, self._beat)
 
 
-class Errand:
+class LaterSettlement:
     """A settlement that could not reach the store yet. Between two tries it occupies no thread."""
 
     __slots__ = ("_chores", "_ends", "_flow", "_pause", "_transact")

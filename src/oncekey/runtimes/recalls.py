@@ -45,9 +45,9 @@ class Recaller:
     async def recall(self, record_id: RecordId) -> Glimpse | None:
         """The answer of a key's record; None if the record is not completed, or cannot be read."""
         if self._reading >= AT_ONCE:
-            told: asyncio.Future[Glimpse | None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((record_id, told))
-            return await told
+            answer: asyncio.Future[Glimpse | None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((record_id, answer))
+            return await answer
         self._reading += 1
         try:
             return await adrive(self._records.recall(record_id), self._run)
@@ -57,7 +57,7 @@ class Recaller:
     def _read_on(self) -> None:
         """Begin a read for the repeats that wait, after another read has ended."""
         waiting, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-        waiting = [(record_id, told) for record_id, told in waiting if not told.done()]
+        waiting = [(record_id, answer) for record_id, answer in waiting if not answer.done()]
         if not waiting:
             self._reading -= 1
             return
@@ -74,15 +74,15 @@ class Recaller:
         except Exception as raised:  # noqa: BLE001  (raised in each waiting task)
             error = raised
         except BaseException:
-            for _, told in waiting:  # an event loop that ends cancels its tasks, and the waiting repeats with them
-                told.cancel()
+            for _, answer in waiting:  # an event loop that ends cancels its tasks, and the waiting repeats with them
+                answer.cancel()
             raise
         finally:
             self._read_on()
-        for record_id, told in waiting:
-            if told.done():
+        for record_id, answer in waiting:
+            if answer.done():
                 continue  # the repeat was cancelled
             if error is None:
-                told.set_result(found.get(record_id))
+                answer.set_result(found.get(record_id))
             else:
-                told.set_exception(error)
+                answer.set_exception(error)

@@ -34,15 +34,15 @@ from oncekey.engine.effects import (
     Keep,
     Later,
     Recall,
+    ReleaseConnections,
     Rest,
     Rests,
     Rollback,
     Sleep,
     Step,
-    TakeBack,
 )
 from oncekey.flow import Transaction, drive
-from oncekey.runtimes.chores import Chores, Errand, Heartbeat
+from oncekey.runtimes.chores import Chores, Heartbeat, LaterSettlement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,9 +104,9 @@ class ThreadRuntime:
         finally:
             self._chores.ended(flow)
 
-    def drain(self, seconds: float) -> bool:
+    def shut_down(self, seconds: float) -> bool:
         """Wait for errands and running operations, at most `seconds`; whether all have ended."""
-        return self._chores.drain(seconds)
+        return self._chores.shut_down(seconds)
 
     def _rest(self, flow: Life[T]) -> None:
         """Perform what a flow does after its interruption. Its answer is not sent: the caller raises instead."""
@@ -147,7 +147,7 @@ class ThreadRuntime:
             case Beat():
                 return Heartbeat(self._chores, self._transact, effect)
             case Later():
-                return Errand(self._chores, self._transact, effect).begin()
+                return LaterSettlement(self._chores, self._transact, effect).begin()
             case Aside():
                 with self._aside:
                     return self._transact(effect.flow)
@@ -155,7 +155,7 @@ class ThreadRuntime:
                 return self._transact(self.engine.store.recall(effect.record_id))
             case Consult():
                 return effect.line.ask_blocking(effect.commands)
-            case Rest() | TakeBack():
+            case Rest() | ReleaseConnections():
                 return None
             case Invoke():
                 raise AssertionError("a flow that was interrupted does not rest")

@@ -11,7 +11,7 @@ from oncekey.core.keys import key_digest
 from oncekey.core.model import State
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.saying import said
+from oncekey.stores.execution import execute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ class AuditStore:
     def noting(self, notes: Sequence[Note]) -> Steps[None]:
         """Write lines as part of the transaction that makes the moves."""
         if notes:
-            yield self._statements.say("note", {"notes": json.dumps([_line(note) for note in notes])})
+            yield self._statements.statement("note", {"notes": json.dumps([_line(note) for note in notes])})
 
     def history(self, record_id: RecordId, limit: int = MOST) -> Flow[tuple[AuditEntry, ...]]:
         """The lines about a key over all its incarnations, oldest first."""
@@ -48,19 +48,19 @@ class AuditStore:
         }
 
         def body() -> Steps[tuple[AuditEntry, ...]]:
-            rows = yield self._statements.say("history", params)
+            rows = yield self._statements.statement("history", params)
             return tuple(entry_of(row) for row in rows)
 
-        return (yield from said(Transaction("history", Mode.READ, body)))
+        return (yield from execute(Transaction("history", Mode.READ, body)))
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
         """Delete the oldest lines that are older than `age`, at most `limit` of them; how many."""
 
         def body() -> Steps[int]:
-            rows = yield self._statements.say("forget_notes", {"age": age, "limit": limit})
+            rows = yield self._statements.statement("forget_notes", {"age": age, "limit": limit})
             return len(rows)
 
-        return (yield from said(Transaction("forget_notes", Mode.SINGLE, body)))
+        return (yield from execute(Transaction("forget_notes", Mode.SINGLE, body)))
 
 
 def _line(note: Note) -> dict[str, object]:

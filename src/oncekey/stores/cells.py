@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from oncekey.cells import Look, Seen, Swap
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.stores.cells_desk import DESK, VITALS, LoggedMoves
+from oncekey.stores.cells_operate import DESK, DIAGNOSTICS, LoggedMoves
 from oncekey.stores.cells_reseal import RESEAL, CellReseal
 from oncekey.stores.cells_upkeep import LOST, ROUNDS, UPKEEP, keep_until, resumable
 from oncekey.stores.keystore import KeyStore
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oncekey.cells import Asking
     from oncekey.core.model import Instant
     from oncekey.flow import Command, Rows
-    from oncekey.stores.moves import Move
+    from oncekey.stores.moves import RowMove
 
 
 class CellStore(KeyStore):
@@ -36,7 +36,7 @@ class CellStore(KeyStore):
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__(_COMMANDS, clock=clock)
         self.upkeep = UpkeepStore(self._statements, None)
-        self.operate = OperateStore(self._statements, LoggedMoves(), vitals=VITALS)
+        self.operate = OperateStore(self._statements, LoggedMoves(), diagnostics=DIAGNOSTICS)
         self.reseal = CellReseal(self._statements)
 
 
@@ -68,7 +68,7 @@ def _claim(*, now: Instant | None, **given: Any) -> Asking[Rows]:  # noqa: ANN40
     raise StoreUnavailableError(LOST)
 
 
-def _moving(move: Move) -> Callable[..., Asking[Rows]]:
+def _moving(move: RowMove) -> Callable[..., Asking[Rows]]:
     def ask(*, now: Instant | None, **given: Any) -> Asking[Rows]:  # noqa: ANN401  (columns of any kind)
         scope, key = given["scope"], given["key"]
         for _ in range(ROUNDS):

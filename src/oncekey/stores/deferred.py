@@ -33,10 +33,10 @@ from oncekey.core.memo import recovery_point
 from oncekey.core.model import Lease, ParcelKind, Settled, Snapshot, State
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.flow import Mode, Transaction
+from oncekey.stores.execution import execute_until_acknowledged
 from oncekey.stores.parcels import held_of, parcel_proof, parcels_text
 from oncekey.stores.phases import MARGIN
 from oncekey.stores.rows import memo_text, owner_proof, response_params, snapshot_of, version_proof
-from oncekey.stores.saying import repeated
 
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Completed, Duration, HeldParcel, MemoEntry, Record, RecordId
@@ -94,7 +94,7 @@ class DeferredCalls:
             extended = yield self._say("extend_parcel", {**parcel_proof(held), "lease": span})
             return TakenUp(Lease.of(written), held_of(_must(extended)), written, seen.now)
 
-        return (yield from repeated(Transaction("take_up", Mode.ATOMIC, body)))
+        return (yield from execute_until_acknowledged(Transaction("take_up", Mode.ATOMIC, body)))
 
     def result(self, lease: Lease, held: HeldParcel, entry: MemoEntry, span: Duration) -> Flow[Kept | None]:
         """Store the result of the call (row 6); a parcel that was parked meanwhile comes back. None: not ours."""
@@ -113,7 +113,7 @@ class DeferredCalls:
             there = self._retaking(held, lease.owner, span) if retaken else self._own_parcel(held, "")
             return Kept(Snapshot(written, seen.now), (yield from there))
 
-        return (yield from repeated(Transaction("deferred_result", Mode.ATOMIC, body)))
+        return (yield from execute_until_acknowledged(Transaction("deferred_result", Mode.ATOMIC, body)))
 
     def try_again(
         self,
@@ -146,7 +146,7 @@ class DeferredCalls:
             _must((yield self._say("again", {**parcel_proof(held), **waiting})))
             return Postponed(written)
 
-        return (yield from repeated(Transaction("try_again", Mode.ATOMIC, body)))
+        return (yield from execute_until_acknowledged(Transaction("try_again", Mode.ATOMIC, body)))
 
     def park(self, lease: Lease, held: HeldParcel, trigger: Trigger, code: str, error: str) -> Flow[Parked | None]:
         """Make the record UNKNOWN with the code, and the parcel a dead letter (row 27). None: not ours."""
@@ -162,7 +162,7 @@ class DeferredCalls:
             yield from self._noting(record, State.UNKNOWN, trigger, lease.owner, code)
             return Parked((yield from self._parking(record, held, code, error)))
 
-        return (yield from repeated(Transaction("park", Mode.ATOMIC, body)))
+        return (yield from execute_until_acknowledged(Transaction("park", Mode.ATOMIC, body)))
 
     def deliver(self, lease: Lease, held: HeldParcel, settlement: Completed) -> Flow[Settled]:
         """Write the answer, and remove the parcel (row 7); not `ours` if another worker has either of them."""
@@ -178,7 +178,7 @@ class DeferredCalls:
             _must((yield self._say("drop_parcel", parcel_proof(held))))
             return Settled(ours=True, snapshot=Snapshot(written, seen.now))
 
-        return (yield from repeated(Transaction("deliver", Mode.ATOMIC, body)))
+        return (yield from execute_until_acknowledged(Transaction("deliver", Mode.ATOMIC, body)))
 
     def _noting(self, record: Record, to: State, trigger: Trigger, who: str, why: str) -> Steps[None]:
         """Write the audit line about a move that is no success; successes are in the record itself (ADR 0014)."""
@@ -246,7 +246,7 @@ class DeferredCalls:
         return record
 
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
-        return self._statements.say(name, params)
+        return self._statements.statement(name, params)
 
 
 _MOVED = "what was locked has moved: the transaction is undone"
@@ -265,13 +265,13 @@ def _there(seen: Snapshot) -> Record:
 
 
 def _announced(record: Record, call: Announcement, owner: str) -> dict[str, Value]:
-    said = replace(call, sends=1 if record.intent is None else record.intent.sends + 1)
+    announcement = replace(call, sends=1 if record.intent is None else record.intent.sends + 1)
     return {
         "owner": owner,
-        "phase": said.phase,
-        "downstream_key": said.downstream_key,
-        "digest": said.digest,
-        "sends": said.sends,
-        "repeatable": said.repeatable,
-        "send_window": said.send_window,
+        "phase": announcement.phase,
+        "downstream_key": announcement.downstream_key,
+        "digest": announcement.digest,
+        "sends": announcement.sends,
+        "repeatable": announcement.repeatable,
+        "send_window": announcement.send_window,
     }

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from oncekey.cells import Make, Vitals
+from oncekey.cells import Diagnostics, Make
 from oncekey.core.errors import SchemaError
 from oncekey.core.migrations import Applied, Migration
 from oncekey.core.model import SECOND
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.cells import CellStore
-from oncekey.stores.saying import repeated, said
+from oncekey.stores.execution import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking
@@ -42,7 +42,7 @@ class DynamoSchema:
 
     def applied(self) -> Flow[tuple[Applied, ...]]:
         """The table, if it exists. One of another shape is not used."""
-        rows = yield from said(Transaction("migrations", Mode.READ, _described))
+        rows = yield from execute(Transaction("migrations", Mode.READ, _described))
         if not rows:
             return ()
         if not rows[0]["key"] or rows[0]["index"] is None:
@@ -57,7 +57,7 @@ class DynamoSchema:
             return bool(rows[0]["made"])
 
         assert migration == TABLE
-        return (yield from repeated(Transaction("migrate", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("migrate", Mode.SINGLE, body)))
 
 
 def _described() -> Steps[Rows]:
@@ -65,7 +65,7 @@ def _described() -> Steps[Rows]:
 
 
 def _describe() -> Asking[tuple[Mapping[str, Any], ...]]:
-    rows: tuple[Mapping[str, Any], ...] = yield Vitals()
+    rows: tuple[Mapping[str, Any], ...] = yield Diagnostics()
     return rows
 
 

@@ -27,6 +27,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.flow import Mode, Transaction
+from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.migrations import NoSchema
 from oncekey.stores.phases import PhaseStore, owned
 from oncekey.stores.rows import (
@@ -37,7 +38,6 @@ from oncekey.stores.rows import (
     snapshot_of,
     version_proof,
 )
-from oncekey.stores.saying import repeated, said
 from oncekey.stores.statements import Statements
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class KeyStore:
 
     def find(self, record_id: RecordId) -> Flow[Snapshot]:
         """The record as it stands, and the store's clock."""
-        return (yield from said(Transaction("find", Mode.READ, lambda: self._find(record_id))))
+        return (yield from execute(Transaction("find", Mode.READ, lambda: self._find(record_id))))
 
     def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:
         """What a repeat reads of a finished record."""
@@ -110,19 +110,19 @@ class KeyStore:
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Insert the claim if there is no row; after a lost reply the request reads again, and knows its own owner."""
-        return (yield from said(Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))))
+        return (yield from execute(Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))))
 
     def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Become the next owner of `seen`."""
-        return (yield from said(self._swap("take_over", seen, claim_params(claim), note)))
+        return (yield from execute(self._swap("take_over", seen, claim_params(claim), note)))
 
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Begin the expired `seen` anew as the claim."""
-        return (yield from said(self._swap("supersede", seen, claim_params(claim), note)))
+        return (yield from execute(self._swap("supersede", seen, claim_params(claim), note)))
 
     def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
         """Make the stale `seen` UNKNOWN."""
-        return (yield from said(self._swap("doubt", seen, {"last_error": last_error}, note)))
+        return (yield from execute(self._swap("doubt", seen, {"last_error": last_error}, note)))
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
         """Move the lease's end, never past the deadline."""
@@ -131,14 +131,14 @@ class KeyStore:
             rows = yield self._say("renew", {**owner_proof(lease), "lease": span})
             return int(rows[0]["lease_until"]) if rows else None
 
-        return (yield from repeated(Transaction("renew", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("renew", Mode.SINGLE, body)))
 
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
         """Write the outcome of the operation; repeating it is harmless, so it is repeated after a lost reply."""
         # A pending record without its parcel would wait for ever, so the two are one commit.
         mode = Mode.ATOMIC if isinstance(settlement, Deferred) else Mode.SINGLE
         transaction = Transaction("settle", mode, lambda: self.settling(lease, settlement))
-        return (yield from repeated(transaction))
+        return (yield from execute_until_acknowledged(transaction))
 
     def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
         """The settlement as statements; if none writes, the record has another outcome.
@@ -149,15 +149,15 @@ class KeyStore:
         name, params = _settlement(settlement)
         parcels = self._parcels if isinstance(settlement, Deferred) else None
         for form in ("settle_alone" if lease.alone and name == "settle_completed" else None, None):
-            rows = yield self._statements.say(name, {**owner_proof(lease), **params}, form=form)
+            rows = yield self._statements.statement(name, {**owner_proof(lease), **params}, form=form)
             if rows and parcels is not None and isinstance(settlement, Deferred):
                 yield from parcels.putting((settlement.parcel,))
             if rows:
                 return Settled(ours=True, snapshot=snapshot_of(rows[0]))
             snapshot = yield from self._find(lease.id)
-            if _says(snapshot, lease, settlement) or not owned(snapshot.record, lease):
+            if _has_outcome(snapshot, lease, settlement) or not owned(snapshot.record, lease):
                 break
-        return Settled(ours=_says(snapshot, lease, settlement), snapshot=snapshot)
+        return Settled(ours=_has_outcome(snapshot, lease, settlement), snapshot=snapshot)
 
     @property
     def _parcels(self) -> Outbox:
@@ -186,7 +186,7 @@ class KeyStore:
 
     def _claim(self, claim: Claim) -> Steps[Snapshot]:
         form = None if claim.request is None else "claim_kept"
-        rows = yield self._statements.say("claim", claim_params(claim), form=form)
+        rows = yield self._statements.statement("claim", claim_params(claim), form=form)
         if rows:
             return _ours_first(rows, claim)
         # Another request committed the row after our snapshot was taken, or it is not all there is of the record: read
@@ -208,7 +208,7 @@ class KeyStore:
         return Transaction(name, Mode.SINGLE if audit is None else Mode.ATOMIC, body)
 
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
-        return self._statements.say(name, params)
+        return self._statements.statement(name, params)
 
 
 def _ours_first(rows: Rows, claim: Claim) -> Snapshot:
@@ -236,7 +236,7 @@ def _settlement(settlement: Settlement) -> tuple[str, dict[str, Value]]:
             assert_never(settlement)
 
 
-def _says(snapshot: Snapshot, lease: Lease, settlement: Settlement) -> bool:
+def _has_outcome(snapshot: Snapshot, lease: Lease, settlement: Settlement) -> bool:
     """Whether the record already has this outcome, because an earlier try wrote it."""
     record = snapshot.record
     if record is None or record.incarnation != lease.incarnation:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
-from oncekey.core.onecommit import Ground, Holder, Kind, Locked, Sealed
+from oncekey.core.onecommit import Holder, Locked, Stored, WriteKind, WriteTarget
 from oncekey.flow import Fold, Mode, Transaction
+from oncekey.stores.execution import execute
 from oncekey.stores.rows import (
     HALF_A_PAIR,
     LONGEST_FOLDED,
@@ -24,7 +25,6 @@ from oncekey.stores.rows import (
     snapshot_of,
     version_proof,
 )
-from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ class LockStore:
             "lease_ms": min(max(1, claim.lease // 1000), MOST_MILLIS),
             "deadline_ms": min(max(1, claim.deadline // 1000), MOST_MILLIS),
         }
-        rows = yield self._statements.fold("lock", params, told="enter")
+        rows = yield self._statements.fold("lock", params, text_command="enter")
         if not rows:
             return Locked(got=True, snapshot=FRESH, begun=lock.number)
         row = rows[0]
@@ -118,10 +118,10 @@ class LockStore:
         )
 
     def completing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
-    ) -> Steps[Sealed | None]:
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Steps[Stored | None]:
         """Write the finished record, as the last statement before the commit (L3). None: the key is not ours."""
-        rows = yield self._finished(claim, ground, settlement)
+        rows = yield self._finished(claim, target, settlement)
         if not rows:
             return None
         if isinstance(settlement, Deferred):
@@ -129,71 +129,71 @@ class LockStore:
             if outbox is None:
                 raise ConfigurationError(NO_OUTBOX)
             yield from outbox.putting((settlement.parcel,))
-        return self._sealed(rows[0], begun)
+        return self._stored(rows[0], begun)
 
-    def _finished(self, claim: Claim, ground: Ground, settlement: Completed | Deferred) -> Statement:
+    def _finished(self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred) -> Statement:
         params = claim_params(claim)
-        if ground.seen is not None:
-            params.update(version_proof(ground.seen))
+        if target.seen is not None:
+            params.update(version_proof(target.seen))
         match settlement:
             case Completed(response, outcome):
-                name = f"commit_{ground.kind}"
+                name = f"commit_{target.kind}"
                 params.update(outcome=outcome.value, **response_params(response))
             case Deferred():
-                name = f"defer_{ground.kind}"
+                name = f"defer_{target.kind}"
             case _:
                 assert_never(settlement)
-        return self._statements.say(name, params)
+        return self._statements.statement(name, params)
 
-    def _sealed(self, row: Row, begun: int) -> Sealed:
+    def _stored(self, row: Row, begun: int) -> Stored:
         """What was written; a transaction that does not know its lock follows one that the handler has committed."""
-        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=row["begun"] == begun)
+        return Stored(expires_at=int(row["expires_at"]), in_one_commit=row["begun"] == begun)
 
-    def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
-    ) -> Fold[Sealed] | None:
+    def completing_at_commit(
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Fold[Stored] | None:
         """`completing` as one statement that fails if the key is taken, to be sent with the COMMIT.
 
         Only for the common case: a key without a record, and an answer that is not long.
         """
-        if ground.kind is not Kind.NEW or ground.seen is not None or not isinstance(settlement, Completed):
+        if target.kind is not WriteKind.NEW or target.seen is not None or not isinstance(settlement, Completed):
             return None
         response = settlement.response
         if response.body is not None and len(response.body) > LONGEST_FOLDED:
             return None
         now, ttl = self._statements.instant, claim.ttl
-        given = sealed_row(claim, settlement.outcome, response)
+        row_value = finished_row(claim, settlement.outcome, response)
         guess = self._guess.second(ttl) if now is None else (now + ttl) // SECOND
-        params: dict[str, Value] = {"given": given, "response_body": response.body, "now": now, "guess": guess}
+        params: dict[str, Value] = {"given": row_value, "response_body": response.body, "now": now, "guess": guess}
 
-        def read(rows: Rows) -> Sealed:
+        def read(rows: Rows) -> Stored:
             if rows:
                 self._guess.learn(int(rows[0]["expires_at"]) - ttl)
-                return self._sealed(rows[0], begun)
-            return Sealed(expires_at=None if guess is None else guess * SECOND, in_one_commit=True)
+                return self._stored(rows[0], begun)
+            return Stored(expires_at=None if guess is None else guess * SECOND, in_one_commit=True)
 
-        return Fold(self._statements.fold("seal", params, told="seal", proof="was_sealed"), read)
+        return Fold(self._statements.fold("seal", params, text_command="seal", proof="was_sealed"), read)
 
     def held(self, number: int) -> Flow[bool]:
         """Whether any request holds the lock of a key; asking does not take it (L8)."""
 
         def body() -> Steps[bool]:
-            rows = yield self._statements.say("held", {"lock": number})
+            rows = yield self._statements.statement("held", {"lock": number})
             return bool(rows[0]["held"])
 
-        return (yield from said(Transaction("held", Mode.READ, body)))
+        return (yield from execute(Transaction("held", Mode.READ, body)))
 
     def holder(self, lock: Lock) -> Flow[Holder]:
         """Which request holds the lock; asking does not take it. A record that was read before does not count (L8)."""
 
         def body() -> Steps[Holder]:
-            rows = yield self._statements.say("holder", _numbers(lock))
+            rows = yield self._statements.statement("holder", _numbers(lock))
             return Holder(rows[0]["holder"])
 
-        return (yield from said(Transaction("holder", Mode.READ, body)))
+        return (yield from execute(Transaction("holder", Mode.READ, body)))
 
 
-def sealed_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> bytes:
+def finished_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> bytes:
     """A finished record as a value of the type `oncekey.sealed`: the server parses one faster than two dozen values."""
     record_id, headers = claim.id, headers_text(response.headers)
     kind = _kind_text(claim.operation, claim.effects._value_, claim.recovery._value_)

@@ -16,7 +16,7 @@ from oncekey.stores.upkeep import UpkeepStore
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.flow import Command, Rows
-    from oncekey.stores.moves import Line, Move
+    from oncekey.stores.moves import Line, RowMove
 
 Table: TypeAlias = "dict[tuple[str, str], Line]"
 
@@ -43,7 +43,7 @@ def claim(table: Table, *, now: Instant, **given: Any) -> Rows:
     return [{**table[where], "now": now}]
 
 
-def over_table(move: Move) -> Command:
+def over_table(move: RowMove) -> Command:
     """A move as a statement: it changes the row of a table, and returns it as it is then, or as it was if removed."""
 
     def run(table: Table, *, now: Instant, **given: Any) -> Rows:

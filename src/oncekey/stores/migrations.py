@@ -13,11 +13,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import SchemaError
-from oncekey.core.migrations import Applied, Migration, Phase, changed, ordered
+from oncekey.core.migrations import Applied, Migration, MigrationPhase, changed, ordered
 from oncekey.core.sqltext import sentences
 from oncekey.flow import Mode, Statement, Transaction
+from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.queries import load
-from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.sqltext import Dialect
@@ -38,13 +38,15 @@ class SqlSchema:
     def applied(self) -> Flow[tuple[Applied, ...]]:
         """The migrations that the store has noted; none if it has no table for them yet."""
         try:
-            return (yield from said(Transaction("migrations", Mode.READ, self._applied)))
+            return (yield from execute(Transaction("migrations", Mode.READ, self._applied)))
         except SchemaError:
             return ()
 
     def migrate(self, migration: Migration) -> Flow[bool]:
         """Run one migration and note it, in one transaction; False if it was there already."""
-        return (yield from repeated(Transaction("migrate", Mode.ATOMIC, lambda: self._migrate(migration))))
+        return (
+            yield from execute_until_acknowledged(Transaction("migrate", Mode.ATOMIC, lambda: self._migrate(migration)))
+        )
 
     def script(self) -> str:
         """All migrations as text, for operators who run them by other means."""
@@ -126,7 +128,7 @@ def _line(migration: Migration) -> dict[str, Value]:
 
 def _applied_of(row: Row) -> Applied:
     at = int(row["applied_at"])
-    return Applied(int(row["number"]), Phase(row["phase"]), row["name"], row["checksum"], applied_at=at)
+    return Applied(int(row["number"]), MigrationPhase(row["phase"]), row["name"], row["checksum"], applied_at=at)
 
 
 def _filled(text: str, values: dict[str, Value]) -> str:

@@ -32,14 +32,14 @@ _FREE: Final[Mapping[str, None]] = MappingProxyType({"owner": None, "lease_until
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedRow:
     """The result of a move: the whole line, or None if the record is removed."""
 
     line: Line | None
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class RowMove:
     """One move, which is one or more rows of the table."""
 
     rows: tuple[Row, ...]
@@ -49,7 +49,7 @@ class Move:
     proof: Proof | None = None
     """What is compared if its rows also need a parcel; None: the proof of its rows."""
 
-    def apply(self, line: Line | None, now: Instant, given: Line) -> Moved | None:
+    def apply(self, line: Line | None, now: Instant, given: Line) -> MovedRow | None:
         """The line after the move, its version raised by one; None: refused, and nothing may be written."""
         if line is None or not self._proven(line, given) or not self.fits(line, given):
             return None
@@ -59,7 +59,7 @@ class Move:
         if not any(upheld(row, facts) for row in self.rows):
             return None
         changed = self.writes(line, now, given)
-        return Moved(None if changed is None else {**line, **changed, "version": line["version"] + 1})
+        return MovedRow(None if changed is None else {**line, **changed, "version": line["version"] + 1})
 
     def _proven(self, line: Line, given: Line) -> bool:
         if (self.proof or self.rows[0].proof) is Proof.OWNER:
@@ -230,8 +230,8 @@ def _longer(line: Line, now: Instant) -> Line:
 
 
 def _result_by_hand(line: Line, now: Instant, given: Line) -> Line:
-    told = {"memo": given["memo"], "recovery_point": given["recovery_point"], "intent": None}
-    return {**told, **_longer(line, now), "state": "failed_retryable", "reconcile_after": None}
+    changed = {"memo": given["memo"], "recovery_point": given["recovery_point"], "intent": None}
+    return {**changed, **_longer(line, now), "state": "failed_retryable", "reconcile_after": None}
 
 
 def _replace(line: Line, now: Instant, given: Line) -> Line:
@@ -309,36 +309,36 @@ def _rows(*numbers: int, trigger: Trigger | None = None) -> tuple[Row, ...]:
     return tuple(row for row in rows if trigger in (None, row.trigger))
 
 
-MOVES: Mapping[str, Move] = MappingProxyType(
+MOVES: Mapping[str, RowMove] = MappingProxyType(
     {
-        "take_over": Move(_rows(13, 16), _take_over),
-        "supersede": Move(_rows(31, trigger=Trigger.SUPERSEDE), _supersede),
-        "doubt": Move(_rows(15), _doubt),
-        "renew": Move(_rows(4), _renew),
-        "settle_completed": Move(_rows(7, 8), _complete),
-        "settle_retryable": Move(_rows(10), _fail),
-        "settle_unknown": Move(_rows(12), _doubt),
-        "settle_handed_back": Move(_rows(11), _hand_back),
-        "settle_deferred": Move(_rows(3), _defer),
-        "discard": Move(_rows(9), _gone),
-        "checkpoint": Move(_rows(5, trigger=Trigger.CHECKPOINT), _checkpoint, _same_memo),
-        "announce": Move(_rows(5, trigger=Trigger.ANNOUNCE), _announce, _next_send),
-        "result": Move(_rows(6, trigger=Trigger.RESULT), _result, _same_memo),
-        "withdraw": Move(_rows(33), _withdraw),
-        "sweep_retryable": Move(_rows(14), _fail),
-        "expire_begun": Move(_rows(18), _doubt),
-        "mark": Move(_rows(29), _mark),
-        "purge": Move(_rows(30), _gone),
-        "take_up": Move(_rows(24), _take_up, proof=Proof.VERSION),
-        "park_record": Move(_rows(25, 27), _doubt, proof=Proof.VERSION),
-        "pend": Move(_rows(26), _postpone, proof=Proof.OWNER),
-        "abandon": Move(_rows(28), _abandon),
-        "operator_answer": Move(_rows(19), _complete),
-        "operator_result": Move(_rows(20), _result_by_hand),
-        "operator_replace": Move(_rows(34), _replace),
-        "operator_unexecuted": Move(_rows(21), _unexecuted),
-        "operator_pend": Move(_rows(22), _pend),
-        "operator_bust": Move(_rows(32), _bust),
+        "take_over": RowMove(_rows(13, 16), _take_over),
+        "supersede": RowMove(_rows(31, trigger=Trigger.SUPERSEDE), _supersede),
+        "doubt": RowMove(_rows(15), _doubt),
+        "renew": RowMove(_rows(4), _renew),
+        "settle_completed": RowMove(_rows(7, 8), _complete),
+        "settle_retryable": RowMove(_rows(10), _fail),
+        "settle_unknown": RowMove(_rows(12), _doubt),
+        "settle_handed_back": RowMove(_rows(11), _hand_back),
+        "settle_deferred": RowMove(_rows(3), _defer),
+        "discard": RowMove(_rows(9), _gone),
+        "checkpoint": RowMove(_rows(5, trigger=Trigger.CHECKPOINT), _checkpoint, _same_memo),
+        "announce": RowMove(_rows(5, trigger=Trigger.ANNOUNCE), _announce, _next_send),
+        "result": RowMove(_rows(6, trigger=Trigger.RESULT), _result, _same_memo),
+        "withdraw": RowMove(_rows(33), _withdraw),
+        "sweep_retryable": RowMove(_rows(14), _fail),
+        "expire_begun": RowMove(_rows(18), _doubt),
+        "mark": RowMove(_rows(29), _mark),
+        "purge": RowMove(_rows(30), _gone),
+        "take_up": RowMove(_rows(24), _take_up, proof=Proof.VERSION),
+        "park_record": RowMove(_rows(25, 27), _doubt, proof=Proof.VERSION),
+        "pend": RowMove(_rows(26), _postpone, proof=Proof.OWNER),
+        "abandon": RowMove(_rows(28), _abandon),
+        "operator_answer": RowMove(_rows(19), _complete),
+        "operator_result": RowMove(_rows(20), _result_by_hand),
+        "operator_replace": RowMove(_rows(34), _replace),
+        "operator_unexecuted": RowMove(_rows(21), _unexecuted),
+        "operator_pend": RowMove(_rows(22), _pend),
+        "operator_bust": RowMove(_rows(32), _bust),
     }
 )
 """Every move of a store of requests, by the name of its statement."""

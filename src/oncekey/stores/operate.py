@@ -15,12 +15,12 @@ from uuid import UUID
 from oncekey.core.errors import StoreError, StoreUnavailableError
 from oncekey.core.memo import is_rejection, was_not_sent
 from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
-from oncekey.core.operate import Forbidden, Move, Moved, Whereabouts, recovery_point_after
+from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, recovery_point_after
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.ops.stats import Census, Group, Letters, Queue, Standing, Waiting
+from oncekey.ops.stats import Backlog, Group, Letters, Queue, StoreStats, Waiting
+from oncekey.stores.execution import execute
 from oncekey.stores.rows import memo_of, memo_text, records_of, response_params, snapshot_of, version_proof
-from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Note
@@ -52,14 +52,14 @@ STATEMENTS: tuple[str, ...] = (
     "drop_deferred",
     "bring_back",
     "drop_dead_letter",
-    "census",
+    "stats",
     "standing",
     "unresolved",
     "outbox_census",
     "letter_census",
 )
 
-Deciding: TypeAlias = Callable[[Snapshot, tuple[Whereabouts, ...]], Move | Forbidden]
+Deciding: TypeAlias = Callable[[Snapshot, tuple[ParcelLocation, ...]], Move | Forbidden]
 """Decides what to do about a record as it is now."""
 
 STANDING: Final = ("pending", "in_progress", "failed_retryable", "unknown", "finished")
@@ -74,11 +74,11 @@ _MOVED: Final = "what was locked has moved: the transaction is undone"
 class OperateStore:
     """The statements for operators, in any store that has them."""
 
-    def __init__(self, statements: Statements, audit: Audit, *, vitals: Mapping[str, tuple[str, ...]]) -> None:
-        statements.require((*STATEMENTS, *vitals))
+    def __init__(self, statements: Statements, audit: Audit, *, diagnostics: Mapping[str, tuple[str, ...]]) -> None:
+        statements.require((*STATEMENTS, *diagnostics))
         self._statements = statements
         self._audit = audit
-        self._vitals = vitals
+        self._diagnostics = diagnostics
 
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
         """Records, the newest first, before a place; without their answers."""
@@ -97,41 +97,41 @@ class OperateStore:
         }
 
         def body() -> Steps[Page]:
-            rows = yield self._statements.say("list_records", params)
+            rows = yield self._statements.statement("list_records", params)
             return Page(int(rows[0]["now"]), records_of(rows))
 
-        return (yield from said(Transaction("list_records", Mode.READ, body)))
+        return (yield from execute(Transaction("list_records", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
         """Records of this key, else unfinished ones that begin with it, else finished ones; without answers."""
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
-        return (yield from said(Transaction("find_keys", Mode.READ, body)))
+        return (yield from execute(Transaction("find_keys", Mode.READ, body)))
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
         """The last result of the same call, for any key; results that an operator gave by hand do not count."""
         params: dict[str, Value] = {"operation": operation, "phase": phase, "looked_at": _LOOKED_AT, "limit": _FEW}
 
         def body() -> Steps[MemoEntry | None]:
-            rows = yield self._statements.say("last_results", params)
+            rows = yield self._statements.statement("last_results", params)
             entries = (entry for row in rows for entry in memo_of(row["memo"]))
             return next((entry for entry in entries if entry.name == phase and _is_answer(entry)), None)
 
-        return (yield from said(Transaction("last_results", Mode.READ, body)))
+        return (yield from execute(Transaction("last_results", Mode.READ, body)))
 
-    def parcels(self, incarnation: UUID) -> Flow[tuple[Whereabouts, ...]]:
+    def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelLocation, ...]]:
         """Where the parcels of a record are."""
 
-        def body() -> Steps[tuple[Whereabouts, ...]]:
-            rows = yield self._statements.say("parcels_of", {"incarnation": str(incarnation)})
-            return tuple(_whereabouts(row) for row in rows)
+        def body() -> Steps[tuple[ParcelLocation, ...]]:
+            rows = yield self._statements.statement("parcels_of", {"incarnation": str(incarnation)})
+            return tuple(_parcel_location(row) for row in rows)
 
-        return (yield from said(Transaction("parcels_of", Mode.READ, body)))
+        return (yield from execute(Transaction("parcels_of", Mode.READ, body)))
 
     def move(self, record_id: RecordId, deciding: Deciding, noting: Callable[[Move], Note]) -> Flow[Moved | Forbidden]:
         """Make the move that `deciding` returns for the current record, with its audit line; or nothing at all."""
 
         def body() -> Steps[Moved | Forbidden]:
-            rows = yield self._statements.say("hold_record", {"scope": record_id.scope, "key": record_id.key})
+            rows = yield self._statements.statement("hold_record", {"scope": record_id.scope, "key": record_id.key})
             seen = snapshot_of(rows[0]) if rows else Snapshot(None, 0)
             parcels = () if seen.record is None else (yield from self._holding(seen.record))
             decided = deciding(seen, parcels)
@@ -141,7 +141,7 @@ class OperateStore:
             yield from self._audit.noting((noting(decided),))
             return Moved(decided, written)
 
-        return (yield from said(Transaction("operate", Mode.ATOMIC, body)))
+        return (yield from execute(Transaction("operate", Mode.ATOMIC, body)))
 
     def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
         """Make a dead message due again, from its first attempt. False: it is gone."""
@@ -151,15 +151,15 @@ class OperateStore:
         """Delete a dead letter that moves no record. False: it is gone."""
         return (yield from self._letter(letter, note, back=False))
 
-    def census(self) -> Flow[Census]:
+    def stats(self) -> Flow[StoreStats]:
         """How many of everything there are, and what waits for a worker or an operator."""
 
-        def body() -> Steps[Census]:
-            groups = yield self._statements.say("census", {})
-            queues = yield self._statements.say("outbox_census", {})
-            letters = yield self._statements.say("letter_census", {})
-            waiting = yield self._statements.say("unresolved", {})
-            return Census(
+        def body() -> Steps[StoreStats]:
+            groups = yield self._statements.statement("stats", {})
+            queues = yield self._statements.statement("outbox_census", {})
+            letters = yield self._statements.statement("letter_census", {})
+            waiting = yield self._statements.statement("unresolved", {})
+            return StoreStats(
                 now=int(waiting[0]["now"]),
                 groups=tuple(_group(row) for row in groups if _is_known(row)),
                 queues=tuple(_queue(row) for row in queues),
@@ -167,44 +167,44 @@ class OperateStore:
                 waiting=tuple(Waiting(row["what"], int(row["records"]), row["oldest"]) for row in waiting),
             )
 
-        return (yield from said(Transaction("census", Mode.READ, body)))
+        return (yield from execute(Transaction("stats", Mode.READ, body)))
 
-    def standing(self) -> Flow[Standing]:
+    def backlog(self) -> Flow[Backlog]:
         """How many unfinished records there are, and what waits, read from indexes alone."""
 
-        def body() -> Steps[Standing]:
-            (row,) = yield self._statements.say("standing", {})
+        def body() -> Steps[Backlog]:
+            (row,) = yield self._statements.statement("standing", {})
             waiting = tuple(Waiting(what, int(row[what]), row[f"{what}_oldest"]) for what in WAITING)
-            return Standing(int(row["now"]), {one: int(row[one]) for one in STANDING}, waiting)
+            return Backlog(int(row["now"]), {one: int(row[one]) for one in STANDING}, waiting)
 
-        return (yield from said(Transaction("standing", Mode.READ, body)))
+        return (yield from execute(Transaction("standing", Mode.READ, body)))
 
-    def vitals(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
+    def diagnostics(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
         """What the database reports about its health, all or some; what this user may not read is left out."""
         found: dict[str, tuple[Mapping[str, Any], ...]] = {}
-        for name, columns in self._vitals.items():
+        for name, columns in self._diagnostics.items():
             if names and name not in names:
                 continue
             try:
-                found[name] = yield from said(Transaction(name, Mode.READ, partial(self._reading, name, columns)))
+                found[name] = yield from execute(Transaction(name, Mode.READ, partial(self._reading, name, columns)))
             except StoreError:
                 continue
         return found
 
     def _reading(self, name: str, columns: tuple[str, ...]) -> Steps[tuple[Mapping[str, Any], ...]]:
-        rows = yield self._statements.say(name, {})
+        rows = yield self._statements.statement(name, {})
         return tuple({column: row[column] for column in columns} for row in rows)
 
-    def _holding(self, record: Record) -> Steps[tuple[Whereabouts, ...]]:
+    def _holding(self, record: Record) -> Steps[tuple[ParcelLocation, ...]]:
         incarnation: dict[str, Value] = {"incarnation": str(record.incarnation)}
-        parcels = yield self._statements.say("hold_parcels_of", incarnation)
-        letters = yield self._statements.say("letters_of", incarnation)
-        return tuple(_whereabouts(row) for row in (*parcels, *letters))
+        parcels = yield self._statements.statement("hold_parcels_of", incarnation)
+        letters = yield self._statements.statement("letters_of", incarnation)
+        return tuple(_parcel_location(row) for row in (*parcels, *letters))
 
     def _writing(self, move: Move) -> Steps[Snapshot]:
         proof = version_proof(move.seen)
         name, params = _statement(move)
-        written = _must((yield self._statements.say(name, {**proof, **params})))
+        written = _must((yield self._statements.statement(name, {**proof, **params})))
         if "item" in move.row.sets and move.seen.effects is Effects.OUTBOX:
             yield from self._with_parcel(move, proof)
         return snapshot_of(written)
@@ -212,13 +212,13 @@ class OperateStore:
     def _with_parcel(self, move: Move, proof: dict[str, Value]) -> Steps[None]:
         """Move the parcel with its record: remove it if the record is answered, put it back if it is tried again."""
         if move.row.to is State.COMPLETED:
-            yield self._statements.say("drop_deferred", proof)
+            yield self._statements.statement("drop_deferred", proof)
         if move.letter is None:
             return
         letter: dict[str, Value] = {"id": str(move.letter), "kind": ParcelKind.DEFER.value, "attempts": 0}
         if move.row.to is State.PENDING:
-            _must((yield self._statements.say("bring_back", letter)))
-        _must((yield self._statements.say("drop_dead_letter", letter)))
+            _must((yield self._statements.statement("bring_back", letter)))
+        _must((yield self._statements.statement("drop_dead_letter", letter)))
 
     def _letter(self, letter: DeadLetter, note: Note, *, back: bool) -> Flow[bool]:
         kind = letter.parcel.kind.value
@@ -226,13 +226,13 @@ class OperateStore:
 
         def body() -> Steps[bool]:
             if back:
-                yield self._statements.say("bring_back", params)
-            if not (yield self._statements.say("drop_dead_letter", params)):
+                yield self._statements.statement("bring_back", params)
+            if not (yield self._statements.statement("drop_dead_letter", params)):
                 return False
             yield from self._audit.noting((note,))
             return True
 
-        return (yield from said(Transaction("dead_letter", Mode.ATOMIC, body)))
+        return (yield from execute(Transaction("dead_letter", Mode.ATOMIC, body)))
 
 
 def _statement(move: Move) -> tuple[str, dict[str, Value]]:
@@ -266,7 +266,7 @@ def first_found(
     params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
     page = Page(0, ())
     for name in finds:
-        rows = yield statements.say(name, params)
+        rows = yield statements.statement(name, params)
         page = Page(int(rows[0]["now"]), records_of(rows))
         if page.records:
             break
@@ -294,8 +294,8 @@ def _must(rows: Rows) -> Row:
     return rows[0]
 
 
-def _whereabouts(row: Row) -> Whereabouts:
-    return Whereabouts(UUID(str(row["id"])), ParcelKind(row["kind"]), bool(row["dead"]), row["lease_until"])
+def _parcel_location(row: Row) -> ParcelLocation:
+    return ParcelLocation(UUID(str(row["id"])), ParcelKind(row["kind"]), bool(row["dead"]), row["lease_until"])
 
 
 def _is_known(row: Row) -> bool:

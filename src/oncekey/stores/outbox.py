@@ -13,8 +13,8 @@ from uuid import UUID
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.deferred import DeferredCalls
+from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.parcels import dead_letter_of, held_of, held_text, ids_of, parcel_proof, parcels_text
-from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Duration, HeldParcel, Parcel
@@ -68,20 +68,20 @@ class OutboxStore(DeferredCalls):
             "lease": lease,
         }
         try:
-            rows = yield from said(self._one("due", params))
+            rows = yield from execute(self._one("due", params))
         except CommitAmbiguousError:
-            rows = yield from said(self._one("held_by", {"owner": owner}, Mode.READ))
+            rows = yield from execute(self._one("held_by", {"owner": owner}, Mode.READ))
         return tuple(held_of(row) for row in sorted(rows, key=lambda row: int(row["place"])))
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
         """Acknowledge delivered messages, many at once; those that another worker has claimed since are left out."""
         params: dict[str, Value] = {"held": held_text(held)}
         try:
-            rows = yield from said(self._one("sent", params))
+            rows = yield from execute(self._one("sent", params))
         except CommitAmbiguousError:
-            yield from repeated(self._one("sent", params))
+            yield from execute_until_acknowledged(self._one("sent", params))
             # A missing parcel was acknowledged, by the statement whose reply was lost or by another worker.
-            left = yield from repeated(self._one("remaining", params, Mode.READ))
+            left = yield from execute_until_acknowledged(self._one("remaining", params, Mode.READ))
             return frozenset(one.parcel.id for one in held) - ids_of(left)
         return frozenset(one.parcel.id for one in held) if len(rows) == len(held) else ids_of(rows)
 
@@ -97,7 +97,7 @@ class OutboxStore(DeferredCalls):
             # Due under our fence: an earlier try wrote it, and the reply was lost.
             return bool(there) and there[0]["state"] == "ready" and there[0]["fence"] == held.fence
 
-        return (yield from repeated(Transaction("again", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("again", Mode.SINGLE, body)))
 
     def bury(self, held: HeldParcel, error: str) -> Flow[bool]:
         """Make a message a dead letter, with its first and its last error. False: not ours any more."""
@@ -107,15 +107,15 @@ class OutboxStore(DeferredCalls):
                 return True
             return (yield from self._is_buried(held))
 
-        return (yield from repeated(Transaction("bury", Mode.ATOMIC, body)))
+        return (yield from execute_until_acknowledged(Transaction("bury", Mode.ATOMIC, body)))
 
     def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
         """Release parcels that were claimed and not begun: due at once, and the attempt does not count."""
-        return ids_of((yield from repeated(self._one("hand_back", {"held": held_text(held)}))))
+        return ids_of((yield from execute_until_acknowledged(self._one("hand_back", {"held": held_text(held)}))))
 
     def find_parcel(self, parcel_id: UUID) -> Flow[HeldParcel | None]:
         """A parcel as it is in the outbox; one without a holder has no lease."""
-        rows = yield from said(self._one("find_parcel", {"id": str(parcel_id)}, Mode.READ))
+        rows = yield from execute(self._one("find_parcel", {"id": str(parcel_id)}, Mode.READ))
         return held_of(rows[0]) if rows else None
 
     # The operator's side
@@ -124,12 +124,12 @@ class OutboxStore(DeferredCalls):
         """The dead letters, oldest first, after `after`."""
         died_at, last = (-1, _FIRST) if after is None else (after.died_at, after.parcel.id)
         params: dict[str, Value] = {"limit": limit, "died_at": died_at, "id": str(last)}
-        rows = yield from said(self._one("dead_letters", params, Mode.READ))
+        rows = yield from execute(self._one("dead_letters", params, Mode.READ))
         return tuple(dead_letter_of(row) for row in rows)
 
     def find_dead_letter(self, parcel_id: UUID) -> Flow[DeadLetter | None]:
         """One dead letter."""
-        rows = yield from said(self._one("find_dead_letter", {"id": str(parcel_id)}, Mode.READ))
+        rows = yield from execute(self._one("find_dead_letter", {"id": str(parcel_id)}, Mode.READ))
         return dead_letter_of(rows[0]) if rows else None
 
     def _one(self, name: str, params: dict[str, Value], mode: Mode = Mode.SINGLE) -> Transaction[Rows]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Snapshot, State
 from oncekey.flow import Fold, Mode, Transaction
+from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owner_proof, records_of, snapshot_of, written_of
-from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record
@@ -55,8 +55,8 @@ class PhaseStore:
             memo_text(seen),
             written,
         )
-        said = self._statements.fold("keep", {"given": given}, told="keep", proof="was_kept")
-        return Fold(said, lambda _: None)
+        execute = self._statements.fold("keep", {"given": given}, text_command="keep", proof="was_kept")
+        return Fold(execute, lambda _: None)
 
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement
@@ -79,7 +79,7 @@ class PhaseStore:
             there = yield from self._find(lease)
             return there if _announced(there.record, lease, call) else None
 
-        return (yield from repeated(Transaction("announce", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("announce", Mode.SINGLE, body)))
 
     def result(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
@@ -92,23 +92,25 @@ class PhaseStore:
                 if snapshot is not None:
                     return snapshot
                 there = yield from self._find(lease)
-                if not _says(there.record, lease, seen):  # else it was only swept while this waited for the record
+                if not _has_outcome(
+                    there.record, lease, seen
+                ):  # else it was only swept while this waited for the record
                     break
-            return there if _says(there.record, lease, memo) else None
+            return there if _has_outcome(there.record, lease, memo) else None
 
-        return (yield from repeated(Transaction("result", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("result", Mode.SINGLE, body)))
 
     def withdraw(self, lease: Lease) -> Flow[Snapshot | None]:
         """Take back an announcement that was provably not followed by a call (row 33)."""
 
         def body() -> Steps[Snapshot | None]:
-            rows = yield self._statements.say("withdraw", owner_proof(lease))
+            rows = yield self._statements.statement("withdraw", owner_proof(lease))
             if rows:
                 return snapshot_of(rows[0])
             there = yield from self._find(lease)
             return there if _withdrawn(there.record, lease) else None
 
-        return (yield from repeated(Transaction("withdraw", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("withdraw", Mode.SINGLE, body)))
 
     def after_lost_commit(self, lease: Lease, memo: tuple[MemoEntry, ...], span: Duration) -> Flow[bool | None]:
         """Whether a phase whose COMMIT got no reply was committed (P7). None: not ours any more.
@@ -117,13 +119,13 @@ class PhaseStore:
         """
 
         def body() -> Steps[bool | None]:
-            yield self._statements.say("renew", {**owner_proof(lease), "lease": span})
+            yield self._statements.statement("renew", {**owner_proof(lease), "lease": span})
             there = yield from self._find(lease)
             if not owned(there.record, lease):
                 return None
-            return _says(there.record, lease, memo)
+            return _has_outcome(there.record, lease, memo)
 
-        return (yield from repeated(Transaction("after_lost_commit", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("after_lost_commit", Mode.SINGLE, body)))
 
     def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
         """Records that the completer may go on with, from the oldest, after the one it looked at last."""
@@ -135,10 +137,10 @@ class PhaseStore:
         }
 
         def body() -> Steps[tuple[Snapshot, ...]]:
-            rows = yield self._statements.say("resumable", since)
+            rows = yield self._statements.statement("resumable", since)
             return tuple(Snapshot(record, int(rows[0]["now"])) for record in records_of(rows))
 
-        return (yield from said(Transaction("resumable", Mode.READ, body)))
+        return (yield from execute(Transaction("resumable", Mode.READ, body)))
 
     def _write(
         self,
@@ -149,18 +151,18 @@ class PhaseStore:
         params: dict[str, Value],
     ) -> Steps[Snapshot | None]:
         text = memo_text(memo)
-        said: dict[str, Value] = {
+        execute: dict[str, Value] = {
             **owner_proof(lease),
             **params,
             "seen_memo": text if seen is memo else memo_text(seen),
             "memo": text,
             "recovery_point": recovery_point(memo),
         }
-        rows = yield self._statements.say(name, said)
+        rows = yield self._statements.statement(name, execute)
         return written_of(rows[0], memo) if rows else None
 
     def _find(self, lease: Lease) -> Steps[Snapshot]:
-        rows = yield self._statements.say("find", {"scope": lease.id.scope, "key": lease.id.key})
+        rows = yield self._statements.statement("find", {"scope": lease.id.scope, "key": lease.id.key})
         return snapshot_of(rows[0])
 
 
@@ -169,7 +171,7 @@ def owned(record: Record | None, lease: Lease) -> bool:
     return record is not None and (record.incarnation, record.fence) == (lease.incarnation, lease.fence)
 
 
-def _says(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:
+def _has_outcome(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:
     """Whether the record already has this memo, because an earlier try wrote it."""
     return record is not None and owned(record, lease) and record.memo == memo
 

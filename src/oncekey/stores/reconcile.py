@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from oncekey.core.model import RecordId
-from oncekey.core.resolution import Call, Evidence, Heard, Verdict
+from oncekey.core.resolution import Call, CallReport, Evidence, Verdict
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
+from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.rows import record_of, records_of, version_proof
-from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Note
@@ -62,42 +62,44 @@ class ReconcileStore:
         }
 
         def body() -> Steps[Page]:
-            rows = yield self._statements.say("unknown_due", params)
+            rows = yield self._statements.statement("unknown_due", params)
             return Page(int(rows[0]["now"]), records_of(rows))
 
-        return (yield from said(Transaction("unknown_due", Mode.READ, body)))
+        return (yield from execute(Transaction("unknown_due", Mode.READ, body)))
 
     def later(self, seen: Record, after: Duration | None, *, counted: bool = True, noting: Noting = None) -> Flow[bool]:
         """Ask again after so long, or never (None), with the question counted or not (row 23). False: it has moved."""
         params: dict[str, Value] = {**version_proof(seen), "after": after, "tries": 1 if counted else 0}
 
         def body() -> Steps[bool]:
-            rows = yield self._statements.say("still_unknown", params)
+            rows = yield self._statements.statement("still_unknown", params)
             if rows and noting is not None:
                 yield from self._audit.noting((noting(seen),))
             return bool(rows)
 
         mode = Mode.SINGLE if noting is None else Mode.ATOMIC
-        return (yield from said(Transaction("still_unknown", mode, body)))
+        return (yield from execute(Transaction("still_unknown", mode, body)))
 
-    def add(self, heard: Heard) -> Flow[tuple[Evidence, bool]]:
+    def add(self, report: CallReport) -> Flow[tuple[Evidence, bool]]:
         """Store evidence; True if it was not stored before."""
         params: dict[str, Value] = {
-            "source": heard.source,
-            "event_id": heard.event_id,
-            "downstream_key": heard.downstream_key,
-            "provider_id": heard.provider_id,
-            "said": heard.said,
+            "source": report.source,
+            "event_id": report.event_id,
+            "downstream_key": report.downstream_key,
+            "provider_id": report.provider_id,
+            "said": report.resolution,
         }
 
         def body() -> Steps[tuple[Evidence, bool]]:
-            rows = yield self._statements.say("add_evidence", params)
+            rows = yield self._statements.statement("add_evidence", params)
             if rows:
                 return evidence_of(rows[0]), True
-            there = yield self._statements.say("find_evidence", {key: params[key] for key in ("source", "event_id")})
+            there = yield self._statements.statement(
+                "find_evidence", {key: params[key] for key in ("source", "event_id")}
+            )
             return evidence_of(there[0]), False
 
-        return (yield from repeated(Transaction("add_evidence", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("add_evidence", Mode.SINGLE, body)))
 
     def about(self, record: Record, downstream_key: str | None) -> Flow[tuple[Evidence, ...]]:
         """The evidence about a record's call that has no verdict yet, in the order in which it arrived."""
@@ -113,7 +115,7 @@ class ReconcileStore:
         rows = yield from self._read("open_evidence", {"limit": limit, "after": after})
         return tuple(evidence_of(row) for row in rows)
 
-    def judge(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
+    def store_verdict(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
         """Write the verdict on evidence, once. False: it has one."""
         return bool((yield from self._write("judge_evidence", {"id": evidence.id, "verdict": verdict.value})))
 
@@ -164,14 +166,14 @@ class ReconcileStore:
         return len(calls) + len((yield from self._write("forget_evidence", params)))
 
     def _read(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
-        return (yield from said(self._one(name, params, Mode.READ)))
+        return (yield from execute(self._one(name, params, Mode.READ)))
 
     def _write(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
-        return (yield from repeated(self._one(name, params, Mode.SINGLE)))
+        return (yield from execute_until_acknowledged(self._one(name, params, Mode.SINGLE)))
 
     def _one(self, name: str, params: dict[str, Value], mode: Mode) -> Transaction[Rows]:
         def body() -> Steps[Rows]:
-            return (yield self._statements.say(name, params))
+            return (yield self._statements.statement(name, params))
 
         return Transaction(name, mode, body)
 
@@ -179,8 +181,8 @@ class ReconcileStore:
 def evidence_of(row: Row) -> Evidence:
     """Decode evidence."""
     verdict = row["verdict"]
-    heard = Heard(row["source"], row["event_id"], row["said"], row["downstream_key"], row["provider_id"])
-    return Evidence(int(row["id"]), int(row["at"]), heard, None if verdict is None else Verdict(verdict))
+    report = CallReport(row["source"], row["event_id"], row["said"], row["downstream_key"], row["provider_id"])
+    return Evidence(int(row["id"]), int(row["at"]), report, None if verdict is None else Verdict(verdict))
 
 
 def call_of(row: Row, prefix: str = "") -> Call:

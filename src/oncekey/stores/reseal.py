@@ -11,10 +11,10 @@ from uuid import UUID
 
 from oncekey.core.envelopes import InUse
 from oncekey.flow import Mode, Transaction
+from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.parcels import parcel_of
 from oncekey.stores.reconcile import evidence_of
 from oncekey.stores.rows import memo_text, records_of, response_params, version_proof
-from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.model import Parcel, Record
@@ -84,7 +84,9 @@ class ResealStore:
 
     def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
         """Store evidence in another form. False: it is gone, or was rewritten."""
-        return (yield from self._written("reseal_evidence", {"id": seen.id, "seen": seen.heard.said, "said": text}))
+        return (
+            yield from self._written("reseal_evidence", {"id": seen.id, "seen": seen.report.resolution, "said": text})
+        )
 
     def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
         """How much is sealed under which key, by kind; at most `limit` of each kind are read."""
@@ -93,12 +95,12 @@ class ResealStore:
 
     def _page(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
         def body() -> Steps[Rows]:
-            return (yield self._statements.say(name, params))
+            return (yield self._statements.statement(name, params))
 
-        return (yield from said(Transaction(name, Mode.READ, body)))
+        return (yield from execute(Transaction(name, Mode.READ, body)))
 
     def _written(self, name: str, params: dict[str, Value]) -> Flow[bool]:
         def body() -> Steps[bool]:
-            return bool((yield self._statements.say(name, params)))
+            return bool((yield self._statements.statement(name, params)))
 
-        return (yield from repeated(Transaction(name, Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction(name, Mode.SINGLE, body)))

@@ -113,7 +113,7 @@ def records_of(rows: Rows) -> tuple[Record, ...]:
         try:
             found.append(record_of(row))
         except RecordUnreadableError as error:
-            _tell(str(error))
+            _notify(str(error))
     return tuple(found)
 
 
@@ -323,7 +323,7 @@ def _unreadable(row: Row, why: str) -> RecordUnreadableError:
 
 
 @lru_cache(maxsize=1024)
-def _tell(text: str) -> None:
+def _notify(text: str) -> None:
     """Log a text once: the same page is read again every few seconds."""
     log.error("oncekey: %s", text)
 

@@ -29,7 +29,7 @@ class Statements:
         """Whether the store has a command that is optional."""
         return name in self._commands
 
-    def say(
+    def statement(
         self,
         name: str,
         params: dict[str, Value],
@@ -46,14 +46,14 @@ class Statements:
         command = self._commands[name] if form is None else self._commands.get(form, self._commands[name])
         return Statement(name, command, {**params, "now": now}, reads=reads, at_once=at_once)
 
-    def fold(self, name: str, params: dict[str, Value], *, told: str, proof: str | None = None) -> Statement:
+    def fold(self, name: str, params: dict[str, Value], *, text_command: str, proof: str | None = None) -> Statement:
         """A statement that may be sent in the message of a BEGIN or a COMMIT; `told` names its form as text."""
-        text = self._commands[told]
+        text = self._commands[text_command]
         assert isinstance(text, str)
         if "now" not in params:
             params["now"] = None if self._clock is None else self._clock()
         proven = None if proof is None else self._commands[proof]
-        return Statement(name, self._commands[name], params, folds=True, told=text, proof=proven)
+        return Statement(name, self._commands[name], params, folds=True, text=text, proof=proven)
 
     @property
     def instant(self) -> Instant | None:

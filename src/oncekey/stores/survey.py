@@ -26,15 +26,15 @@ from oncekey.ops.survey import (
     End,
     Lines,
     ParcelView,
-    Place,
     Stretch,
     Tally,
+    WalkPosition,
 )
 from oncekey.stores.audit import entry_of
+from oncekey.stores.execution import execute
 from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of
 from oncekey.stores.rows import records_of
-from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
@@ -73,7 +73,7 @@ class SurveyStore:
         self._statements = statements
 
     def walk(
-        self, wanted: Walk, limit: int, before: Mapping[State, Place] | None = None, looked: int = LOOKED
+        self, wanted: Walk, limit: int, before: Mapping[State, WalkPosition] | None = None, looked: int = LOOKED
     ) -> Flow[Stretch]:
         """Records of these states, the newest first; without their answers. `before` is where the last page ended."""
         places = dict.fromkeys(wanted.states, START) if before is None else before
@@ -81,46 +81,48 @@ class SurveyStore:
         def body() -> Steps[Stretch]:
             now, paths = 0, {}
             for state, place in places.items():
-                rows = yield self._statements.say(f"walk_{state}", _walking(wanted, limit, place, looked))
+                rows = yield self._statements.statement(f"walk_{state}", _walking(wanted, limit, place, looked))
                 now, paths[state] = int(rows[0]["now"]), _path(rows, state, place, limit)
             return _merged(now, paths, limit)
 
-        return (yield from said(Transaction("walk", Mode.READ, body)))
+        return (yield from execute(Transaction("walk", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
         """Records of this key, else unfinished ones that begin with it; without answers."""
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
-        return (yield from said(Transaction("named", Mode.READ, body)))
+        return (yield from execute(Transaction("named", Mode.READ, body)))
 
     def tally(self) -> Flow[Tally]:
         """What waits, counted up to a bound."""
 
         def body() -> Steps[Tally]:
-            rows = yield self._statements.say("tally", {"most": MOST})
+            rows = yield self._statements.statement("tally", {"most": MOST})
             return Tally(int(rows[0]["now"]), {row["what"]: Count(int(row["found"]), row["oldest"]) for row in rows})
 
-        return (yield from said(Transaction("tally", Mode.READ, body)))
+        return (yield from execute(Transaction("tally", Mode.READ, body)))
 
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
         """How the last requests ended: so many finished, failed and doubtful ones, in no order."""
 
         def body() -> Steps[tuple[End, ...]]:
-            rows = yield self._statements.say("ended", {"limit": limit})
+            rows = yield self._statements.statement("ended", {"limit": limit})
             return tuple(_end(row) for row in rows if row["at"] is not None)
 
-        return (yield from said(Transaction("ended", Mode.READ, body)))
+        return (yield from execute(Transaction("ended", Mode.READ, body)))
 
     def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
         """The calls that were announced in one incarnation of a key."""
 
         def body() -> Steps[tuple[Call, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
-            rows = yield self._statements.say("calls_of_record", params)
+            rows = yield self._statements.statement("calls_of_record", params)
             return tuple(call_of(row) for row in rows)
 
-        return (yield from said(Transaction("calls_of_record", Mode.READ, body)))
+        return (yield from execute(Transaction("calls_of_record", Mode.READ, body)))
 
-    def heard(self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]) -> Flow[tuple[Evidence, ...]]:
+    def reports_about(
+        self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]
+    ) -> Flow[tuple[Evidence, ...]]:
         """All evidence about these calls, with or without a verdict, in the order in which it arrived."""
 
         def body() -> Steps[tuple[Evidence, ...]]:
@@ -130,21 +132,21 @@ class SurveyStore:
                 ("heard_of_provider", "provider_id", provider_ids),
             ):
                 for one in names:
-                    rows = yield self._statements.say(name, {column: one, "limit": _MANY})
-                    found |= {heard.id: heard for heard in map(evidence_of, rows)}
+                    rows = yield self._statements.statement(name, {column: one, "limit": _MANY})
+                    found |= {evidence.id: evidence for evidence in map(evidence_of, rows)}
             return tuple(found[number] for number in sorted(found))
 
-        return (yield from said(Transaction("heard", Mode.READ, body)))
+        return (yield from execute(Transaction("heard", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
         """The parcels of one incarnation of a key, in the outbox and among the dead letters."""
 
         def body() -> Steps[tuple[ParcelView, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
-            rows = yield self._statements.say("parcels_in_full", params)
+            rows = yield self._statements.statement("parcels_in_full", params)
             return tuple(_parcel(row) for row in rows)
 
-        return (yield from said(Transaction("parcels_in_full", Mode.READ, body)))
+        return (yield from execute(Transaction("parcels_in_full", Mode.READ, body)))
 
     def notes(
         self, limit: int, before: int | None = None, actor: Actor | None = None, looked: int = LOOKED
@@ -158,15 +160,15 @@ class SurveyStore:
         }
 
         def body() -> Steps[Lines]:
-            rows = yield self._statements.say("latest_notes", params)
+            rows = yield self._statements.statement("latest_notes", params)
             entries = tuple(entry_of(row) for row in rows)
             if len(rows) >= limit:
                 return Lines(entries, int(rows[-1]["id"]))
             place: dict[str, Value] = {"before": params["before"], "looked": looked, "skipped": looked - 1}
-            edge = yield self._statements.say("notes_edge", place)
+            edge = yield self._statements.statement("notes_edge", place)
             return Lines(entries, int(edge[0]["id"]) if edge else None)
 
-        return (yield from said(Transaction("latest_notes", Mode.READ, body)))
+        return (yield from execute(Transaction("latest_notes", Mode.READ, body)))
 
 
 @dataclass(slots=True)
@@ -174,13 +176,13 @@ class _Path:
     """The records that one read of one state found, and how far they are used."""
 
     found: deque[Record]
-    place: Place
+    place: WalkPosition
     """The last record that was taken."""
-    edge: Place | None
+    edge: WalkPosition | None
     """Where the read ended, if there may be more after it."""
 
 
-def _walking(wanted: Walk, limit: int, before: Place, looked: int) -> dict[str, Value]:
+def _walking(wanted: Walk, limit: int, before: WalkPosition, looked: int) -> dict[str, Value]:
     at, scope, key = before
     return {
         "scope": wanted.scope,
@@ -200,7 +202,7 @@ def _walking(wanted: Walk, limit: int, before: Place, looked: int) -> dict[str, 
     }
 
 
-def _path(rows: Rows, state: State, place: Place, limit: int) -> _Path:
+def _path(rows: Rows, state: State, place: WalkPosition, limit: int) -> _Path:
     found = [row for row in rows if row["scope"] is not None]
     edge, first = None, rows[0]
     if len(found) == limit:
@@ -237,7 +239,7 @@ def _merged(now: Instant, paths: dict[State, _Path], limit: int) -> Stretch:
     return Stretch(now, tuple(taken), further, broken_off=len(taken) < limit and bool(further))
 
 
-def _place(record: Record, state: State) -> Place:
+def _place(record: Record, state: State) -> WalkPosition:
     return record.expires_at if state in FINISHED else record.created_at, record.id.scope, record.id.key
 
 

@@ -19,11 +19,11 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import State
 from oncekey.core.transitions import Trigger
-from oncekey.core.upkeep import EXPIRED, START, Gone, Page, Place, Run
+from oncekey.core.upkeep import EXPIRED, START, Gone, Page, ReapPosition, Run
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Roll, Worker
+from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.rows import records_of, response_params, version_proof
-from oncekey.stores.saying import repeated, said
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Mover
@@ -103,21 +103,21 @@ class UpkeepStore:
         name = _sweeping(seen, to)
 
         def body() -> Steps[bool]:
-            rows = yield self._statements.say(name, {**version_proof(seen), "last_error": last_error})
+            rows = yield self._statements.statement(name, {**version_proof(seen), "last_error": last_error})
             if rows:
                 yield from self._noting(seen, noting)
             return bool(rows)
 
-        return (yield from said(Transaction("sweep", _mode(noting), body)))
+        return (yield from execute(Transaction("sweep", _mode(noting), body)))
 
     def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
         """How long the operations took that finished last."""
 
         def body() -> Steps[tuple[Run, ...]]:
-            rows = yield self._statements.say("runs", {"limit": limit})
+            rows = yield self._statements.statement("runs", {"limit": limit})
             return tuple(Run(row["operation"], int(row["took"])) for row in rows)
 
-        return (yield from said(Transaction("runs", Mode.READ, body)))
+        return (yield from execute(Transaction("runs", Mode.READ, body)))
 
     def expiring(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
         """Records that expired at least `age` ago and are not marked, longest ago first; without their answers."""
@@ -129,15 +129,17 @@ class UpkeepStore:
         expires = None if after is None else after.expires_at
         return (yield from self._page("kept_expired", {"limit": limit, "age": age}, expires, after))
 
-    def purge(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
+    def purge(self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None) -> Flow[Gone]:
         """Delete finished and expired records, longest ago first, after a place (row 30)."""
         return (yield from self._ended("purge_expired", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
 
-    def purge_kept(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
+    def purge_kept(
+        self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None
+    ) -> Flow[Gone]:
         """Delete records that are marked as expired, in the same way (row 30)."""
         return (yield from self._ended("purge_kept", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
 
-    def mark(self, due: Expired, limit: int, after: Place = START, mover: Mover | None = None) -> Flow[Gone]:
+    def mark(self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None) -> Flow[Gone]:
         """Mark expired records that have an answer, in the same way (row 29)."""
         return (
             yield from self._ended("mark_expired", due, limit, after, _Ending(Trigger.EXPIRE, State.EXPIRED, mover))
@@ -152,23 +154,23 @@ class UpkeepStore:
         params: dict[str, Value] = {"outcome": answer.outcome.value, **response_params(answer.response), "kept": kept}
 
         def body() -> Steps[bool]:
-            if not (yield self._statements.say("drop_unclaimed", version_proof(seen))):
+            if not (yield self._statements.statement("drop_unclaimed", version_proof(seen))):
                 return False
-            if not (yield self._statements.say("abandon", {**params, **version_proof(seen)})):
+            if not (yield self._statements.statement("abandon", {**params, **version_proof(seen)})):
                 raise StoreUnavailableError(_MOVED)
             yield from self._noting(seen, noting)
             return True
 
-        return (yield from said(Transaction("abandon", Mode.ATOMIC, body)))
+        return (yield from execute(Transaction("abandon", Mode.ATOMIC, body)))
 
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
         """How many keys of a scope have a record now, counted up to `limit`."""
 
         def body() -> Steps[int]:
-            rows = yield self._statements.say("live_keys", {"scope": scope, "limit": limit})
+            rows = yield self._statements.statement("live_keys", {"scope": scope, "limit": limit})
             return int(rows[0]["live"])
 
-        return (yield from said(Transaction("live_keys", Mode.READ, body)))
+        return (yield from execute(Transaction("live_keys", Mode.READ, body)))
 
     def beat(
         self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = _NO_CALLS
@@ -183,42 +185,42 @@ class UpkeepStore:
         }
 
         def body() -> Steps[Instant]:
-            rows = yield self._statements.say("beat", params)
+            rows = yield self._statements.statement("beat", params)
             return int(rows[0]["seen_at"])
 
-        return (yield from repeated(Transaction("beat", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("beat", Mode.SINGLE, body)))
 
     def leave(self, name: str) -> Flow[None]:
         """Remove the row of a worker that stops on purpose."""
 
         def body() -> Steps[None]:
-            yield self._statements.say("leave", {"name": name})
+            yield self._statements.statement("leave", {"name": name})
 
-        yield from repeated(Transaction("leave", Mode.SINGLE, body))
+        yield from execute_until_acknowledged(Transaction("leave", Mode.SINGLE, body))
 
     def workers(self) -> Flow[Roll]:
         """The workers that have a row, the oldest first."""
 
         def body() -> Steps[Roll]:
-            rows = yield self._statements.say("workers", {})
+            rows = yield self._statements.statement("workers", {})
             return Roll(int(rows[0]["now"]), tuple(_worker(row) for row in rows if row["name"] is not None))
 
-        return (yield from said(Transaction("workers", Mode.READ, body)))
+        return (yield from execute(Transaction("workers", Mode.READ, body)))
 
     def forget_workers(self, age: Duration) -> Flow[int]:
         """Delete the rows of workers whose next heartbeat was due longer than `age` ago; how many."""
 
         def body() -> Steps[int]:
-            return len((yield self._statements.say("forget_workers", {"age": age})))
+            return len((yield self._statements.statement("forget_workers", {"age": age})))
 
-        return (yield from repeated(Transaction("forget_workers", Mode.SINGLE, body)))
+        return (yield from execute_until_acknowledged(Transaction("forget_workers", Mode.SINGLE, body)))
 
     def _noting(self, seen: Record, noting: Noting) -> Steps[None]:
         """Write the line about a move, if it is wanted and there is an audit."""
         if noting is not None and self._audit is not None:
             yield from self._audit.noting((noting(seen),))
 
-    def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
+    def _ended(self, name: str, due: Expired, limit: int, after: ReapPosition, ending: _Ending) -> Flow[Gone]:
         """Run one statement, and another one for the audit lines.
 
         Where a statement cannot move rows and return them, it only finds and locks them, and a second one moves those.
@@ -227,19 +229,19 @@ class UpkeepStore:
         apart = self._statements.has(moves)
 
         def body() -> Steps[Gone]:
-            rows = yield self._statements.say(name, _due_params(due, limit, after))
+            rows = yield self._statements.statement(name, _due_params(due, limit, after))
             if rows and apart:
                 found = [{"scope": row["scope"], "key": row["key"]} for row in rows]
-                yield self._statements.say(moves, {"found": json.dumps(found)})
+                yield self._statements.statement(moves, {"found": json.dumps(found)})
             if mover is not None and self._audit is not None:
                 yield from self._audit.noting([ending.note(row, mover) for row in rows])
             if not rows:
                 return Gone(0, full=False)
             last = max((row["expires_at"], row["scope"], row["key"]) for row in rows)
-            return Gone(len(rows), len(rows) >= limit, Place(*last), int(rows[0]["now"]))
+            return Gone(len(rows), len(rows) >= limit, ReapPosition(*last), int(rows[0]["now"]))
 
         mode = Mode.SINGLE if mover is None and not apart else Mode.ATOMIC
-        return (yield from said(Transaction(name, mode, body)))
+        return (yield from execute(Transaction(name, mode, body)))
 
     def _page(self, name: str, params: dict[str, Value], at: Instant | None, after: Record | None) -> Flow[Page]:
         since: dict[str, Value] = {
@@ -249,10 +251,10 @@ class UpkeepStore:
         }
 
         def body() -> Steps[Page]:
-            rows = yield self._statements.say(name, {**params, **since})
+            rows = yield self._statements.statement(name, {**params, **since})
             return Page(int(rows[0]["now"]), records_of(rows))
 
-        return (yield from said(Transaction(name, Mode.READ, body)))
+        return (yield from execute(Transaction(name, Mode.READ, body)))
 
 
 def _worker(row: Row) -> Worker:
@@ -273,7 +275,7 @@ def _mode(noting: Noting) -> Mode:
     return Mode.SINGLE if noting is None else Mode.ATOMIC
 
 
-def _due_params(due: Expired, limit: int, after: Place) -> dict[str, Value]:
+def _due_params(due: Expired, limit: int, after: ReapPosition) -> dict[str, Value]:
     return {
         "limit": limit,
         "age": due.age,
@@ -289,7 +291,7 @@ def _due_params(due: Expired, limit: int, after: Place) -> dict[str, Value]:
 class NotingUpkeepStore(UpkeepStore):
     """The same for a store whose statement that moves finished records also writes their audit lines."""
 
-    def _ended(self, name: str, due: Expired, limit: int, after: Place, ending: _Ending) -> Flow[Gone]:
+    def _ended(self, name: str, due: Expired, limit: int, after: ReapPosition, ending: _Ending) -> Flow[Gone]:
         mover = ending.mover
         params: dict[str, Value] = {
             **_due_params(due, limit, after),
@@ -301,8 +303,8 @@ class NotingUpkeepStore(UpkeepStore):
         }
 
         def body() -> Steps[Gone]:
-            [row] = yield self._statements.say(name, params)
-            last = None if row["scope"] is None else Place(row["expires_at"], row["scope"], row["key"])
+            [row] = yield self._statements.statement(name, params)
+            last = None if row["scope"] is None else ReapPosition(row["expires_at"], row["scope"], row["key"])
             return Gone(int(row["moved"]), int(row["looked"]) >= limit, last, int(row["now"]))
 
-        return (yield from said(Transaction(name, Mode.SINGLE, body)))
+        return (yield from execute(Transaction(name, Mode.SINGLE, body)))

@@ -170,8 +170,8 @@ class Violation:
     story: tuple[str, ...]
 
     def __str__(self) -> str:
-        told = "\n".join(f"    {line}" for line in self.story)
-        return f"{self.rule}: key {self.key!r} of {self.scope!r}: {self.sentence}\n{told}"
+        lines = "\n".join(f"    {line}" for line in self.story)
+        return f"{self.rule}: key {self.key!r} of {self.scope!r}: {self.sentence}\n{lines}"
 
 
 OUTAGES: Final = frozenset({Code.STORE_UNAVAILABLE})
@@ -310,12 +310,12 @@ def _conserved(story: Story) -> Iterator[str]:
     """Every effect at the provider is in an answer to a client, in a stored answer, or in a record to be looked at."""
     if not story.healed or not story.records:
         return
-    told = any(_success(op) for op in _ok(story))
+    lines = any(_success(op) for op in _ok(story))
     open_ended = any(record.state == State.UNKNOWN or record.begun for record in story.records)
     # A client may give up before its answer is stored; it is enough that a retry would get it.
     answered = {write.incarnation for write in story.writes if write.state == State.COMPLETED}
     for effect in story.ledger:
-        if not effect.undone and not told and not open_ended and story.life_of(effect) not in answered:
+        if not effect.undone and not lines and not open_ended and story.life_of(effect) not in answered:
             yield f"{effect.id} was done, nobody was told of it, and nobody is due to look"
 
 

@@ -254,13 +254,13 @@ class Story:
 
     def lines(self) -> tuple[str, ...]:
         """The story to read, in the order of events."""
-        told = [(op.invoked, f"{op.id} sent with {op.fingerprint}") for op in self.operations]
-        told += [(op.ended, _heard(op)) for op in self.operations if op.ended is not None]
-        told += [(one.at, f"charged at the provider: {_done(one)}") for one in self.ledger]
-        told += [(one.at, f"business row committed: {_done(one)}") for one in self.business]
-        told += [(write.at, _wrote(write)) for write in self.writes]
-        told.sort(key=lambda line: line[0])
-        return tuple(f"{at:>5}  {text}" for at, text in told)
+        lines = [(op.invoked, f"{op.id} sent with {op.fingerprint}") for op in self.operations]
+        lines += [(op.ended, _answer_line(op)) for op in self.operations if op.ended is not None]
+        lines += [(one.at, f"charged at the provider: {_done(one)}") for one in self.ledger]
+        lines += [(one.at, f"business row committed: {_done(one)}") for one in self.business]
+        lines += [(write.at, _wrote(write)) for write in self.writes]
+        lines.sort(key=lambda line: line[0])
+        return tuple(f"{at:>5}  {text}" for at, text in lines)
 
 
 def stories(history: History) -> list[Story]:
@@ -287,7 +287,7 @@ def stories(history: History) -> list[Story]:
     return list(found.values())
 
 
-def _heard(op: Operation) -> str:
+def _answer_line(op: Operation) -> str:
     what = op.code or f"{op.status} {op.body!r}"
     return f"{op.id} heard {op.kind}: {what}{' (replayed)' if op.replayed else ''}"
 

@@ -19,11 +19,11 @@ from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.engine.operation import NO_OUTBOX, Conn, Operation, SyncOperation
 from oncekey.engine.parcels import Parcels
-from oncekey.engine.phases import Course
+from oncekey.engine.phases import PhasedRun
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.engine.steps import Stepping
 from oncekey.flow import Mode, Transaction
-from oncekey.runtimes.aio import AsyncRuntime, Drain
+from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim, again
@@ -57,7 +57,7 @@ class Called:
     name: str
     downstream_key: str
     repeatable: bool | timedelta
-    given: object
+    parameters: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class _World:
         self.store = MemoryStore()
         self.engine = Engine(self.store, self.driver)
 
-    def begin(self) -> Course:
+    def begin(self) -> PhasedRun:
         """Begin a run of the handler."""
         self.outbox = _Outbox()
         self.store.outbox = cast("Outbox", self.outbox)  # a unit test relays nothing
@@ -153,12 +153,12 @@ class _World:
         if not isinstance(verdict, Proceed):
             raise CallUncertainError(_OPEN)
         assert verdict.record is not None  # it claims first
-        return Course.of(verdict.record, verdict.lease, _POLICY, verdict.now, boottime)
+        return PhasedRun.of(verdict.record, verdict.lease, _POLICY, verdict.now, boottime)
 
-    def leave(self, course: Course) -> None:
+    def leave(self, phased_run: PhasedRun) -> None:
         """End a run without an answer."""
-        begun = course.progress().begun
-        self.engine.settle(course.lease, HandedBack(_RESUMED) if begun else Retryable(_RESUMED))
+        begun = phased_run.progress().begun
+        self.engine.settle(phased_run.lease, HandedBack(_RESUMED) if begun else Retryable(_RESUMED))
 
     def drive(self, flow: Life[T]) -> T:
         """Perform a step of a `def` handler."""
@@ -166,7 +166,7 @@ class _World:
 
     async def adrive(self, flow: Life[T]) -> T:
         """Perform a step of an `async def` handler."""
-        return await AsyncRuntime(AsyncEngine(self.store, _AsyncDriver(self.driver)), Drain()).drive(flow)
+        return await AsyncRuntime(AsyncEngine(self.store, _AsyncDriver(self.driver)), RunningWork()).drive(flow)
 
 
 class _Steps(Stepping):
@@ -174,20 +174,28 @@ class _Steps(Stepping):
 
     __slots__ = ("calls",)
 
-    def __init__(self, drive: Callable[[Life[Any]], Any], store: MemoryStore, course: Course, parcels: Parcels) -> None:
-        super().__init__(drive, store, course, parcels)
+    def __init__(
+        self, drive: Callable[[Life[Any]], Any], store: MemoryStore, phased_run: PhasedRun, parcels: Parcels
+    ) -> None:
+        super().__init__(drive, store, phased_run, parcels)
         self.calls: list[Called] = []
 
     def call(
-        self, name: str, fn: Callable[[str], Any], *, repeatable: bool | timedelta, given: object, result: object = None
+        self,
+        name: str,
+        fn: Callable[[str], Any],
+        *,
+        repeatable: bool | timedelta,
+        parameters: object,
+        result: object = None,
     ) -> Any:  # noqa: ANN401  (what the call returns)
         """One outside call."""
 
         def noted(key: str) -> Any:  # noqa: ANN401
-            self.calls.append(Called(name, key, repeatable, given))
+            self.calls.append(Called(name, key, repeatable, parameters))
             return fn(key)
 
-        return super().call(name, noted, repeatable=repeatable, given=given, result=result)
+        return super().call(name, noted, repeatable=repeatable, parameters=parameters, result=result)
 
 
 class _Looked:
@@ -195,7 +203,7 @@ class _Looked:
 
     _stepping: Any
     _parcels: Any
-    _course: Any
+    _phased_run: Any
 
     def __init__(self, *, world: _World, **held: Any) -> None:  # noqa: ANN401  (what an operation is handed)
         super().__init__(**held)
@@ -205,7 +213,7 @@ class _Looked:
     @property
     def steps(self) -> dict[str, Any]:
         """The results of all steps by their names, in order and in their stored form."""
-        script = self._course.script
+        script = self._phased_run.script
         return {entry.name: decode(entry.result) for entry in script.memo if entry.name in script.asked}
 
     @property
@@ -217,7 +225,7 @@ class _Looked:
     @property
     def emitted(self) -> list[Sent]:
         """The messages that the handler emitted."""
-        undone = self._course.failed is not None  # what a phase that failed has emitted is gone with it
+        undone = self._phased_run.failed is not None  # what a phase that failed has emitted is gone with it
         loose = () if undone else self._parcels.emitted
         return [_sent(parcel) for parcel in (*self._outbox.parcels, *loose)]
 
@@ -228,7 +236,7 @@ class _Looked:
 
     def _emits(self) -> None:
         # Without a step it is a handler with one transaction for everything.
-        if self._course.script.asked and not self._course.in_phase:
+        if self._phased_run.script.asked and not self._phased_run.in_phase:
             raise ConfigurationError(NO_OUTBOX)
 
 
@@ -238,7 +246,7 @@ class UnitOperation(_Looked, Operation[Conn]):
     def emit(self, topic: str, payload: object, *, order_by: str | None = None) -> None:
         """As `Operation.emit`; it is kept in `emitted`."""
         self._emits()
-        self._parcels.emit(topic, payload, order_by, self._course.step or "")
+        self._parcels.emit(topic, payload, order_by, self._phased_run.step or "")
 
     def resumed(self) -> UnitOperation[Conn]:
         """The operation as the next run of the handler gets it: what was stored is not done again."""
@@ -251,7 +259,7 @@ class UnitSyncOperation(_Looked, SyncOperation[Conn]):
     def emit(self, topic: str, payload: object, *, order_by: str | None = None) -> None:
         """As `SyncOperation.emit`; it is kept in `emitted`."""
         self._emits()
-        self._parcels.emit(topic, payload, order_by, self._course.step or "")
+        self._parcels.emit(topic, payload, order_by, self._phased_run.step or "")
 
     def resumed(self) -> UnitSyncOperation[Conn]:
         """The operation as the next run of the handler gets it: what was stored is not done again."""
@@ -297,22 +305,22 @@ def _made(
 
 def _resumed(op: Any) -> dict[str, Any]:  # noqa: ANN401  (either kind of operation)
     world: _World = op._world  # noqa: SLF001
-    world.leave(op._course)  # noqa: SLF001
+    world.leave(op._phased_run)  # noqa: SLF001
     held = {"key": op.key, "scope": op.scope, "attempt": op.attempt + 1, "seed": op._seed}  # noqa: SLF001
     held["connection"] = world.driver.connection
     return _running(world, held, blocking=isinstance(op, SyncOperation))
 
 
 def _running(world: _World, held: dict[str, Any], *, blocking: bool) -> dict[str, Any]:
-    course = world.begin()
-    parcels = Parcels(course.lease, held["seed"])
+    phased_run = world.begin()
+    parcels = Parcels(phased_run.lease, held["seed"])
     drive: Callable[[Life[Any]], Any] = world.drive if blocking else world.adrive
-    stepping = _Steps(drive, world.store, course, parcels)
+    stepping = _Steps(drive, world.store, phased_run, parcels)
     return {
         **held,
         "world": world,
         "parcels": parcels,
-        "course": course,
+        "phased_run": phased_run,
         "deferring": True,
         "stepping": stepping,
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.fingerprint import Request, fingerprint
+from oncekey.canonical.fingerprint import Request, fingerprint
 from oncekey.core.model import Code
 from oncekey.demo.charging import AnswerLostError, NothingSentError, Reply, ask
 from oncekey.demo.provider_ledger import FaultKind as Fault
@@ -54,7 +54,7 @@ _FINAL: Final = frozenset({Code.OUTCOME_UNKNOWN.value, Code.KEY_REUSED.value})
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class IntendedRequest:
     """What a client wants done, under one key."""
 
     key: str
@@ -83,77 +83,84 @@ class Clients:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when clients shall begin no further key."""
     operations: list[Operation] = field(default_factory=list)
-    wishes: dict[str, Wish] = field(default_factory=dict)
+    intended_requests: dict[str, IntendedRequest] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
-    told: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)
     labels: dict[str, str] = field(default_factory=dict)
 
     async def run(self, number: int) -> None:
         """One client, from the first key to the last."""
         chance = Random(f"{self.seed}/client/{number}")  # noqa: S311  (a schedule, no secret)
         count = 0
-        while not self.over.is_set() and len(self.wishes) < MOST_KEYS:
+        while not self.over.is_set() and len(self.intended_requests) < MOST_KEYS:
             count += 1
-            wish = draw(f"torture-{self.seed}-{number:02}-{count:06}", chance, self.routes)
-            self.wishes[wish.key] = wish
-            await self._pursue(wish, chance)
+            intended = draw(f"torture-{self.seed}-{number:02}-{count:06}", chance, self.routes)
+            self.intended_requests[intended.key] = intended
+            await self._pursue(intended, chance)
 
-    async def insist(self, wish: Wish, chance: Random) -> None:
+    async def insist(self, intended: IntendedRequest, chance: Random) -> None:
         """Retry a key after the faults have ended, until it has an answer."""
-        wanted, final = wish.wanted, None
+        wanted, final = intended.wanted, None
         while final is None:
-            final = await self._volley(wish, (wanted,), chance, {}, PATIENCE * 2)
+            final = await self._volley(intended, (wanted,), chance, {}, PATIENCE * 2)
             if final is None:
                 await asyncio.sleep(chance.uniform(0.1, 0.4))
-        if final == Code.KEY_REUSED.value and wish.rival is not None:
-            await self.insist(replace(wish, wanted=wish.rival, rival=None), chance)
+        if final == Code.KEY_REUSED.value and intended.rival is not None:
+            await self.insist(replace(intended, wanted=intended.rival, rival=None), chance)
 
-    async def _pursue(self, wish: Wish, chance: Random) -> None:
-        wanted, first = wish.wanted, True
+    async def _pursue(self, intended: IntendedRequest, chance: Random) -> None:
+        wanted, first = intended.wanted, True
         while True:
             bodies = [wanted] * (chance.randint(2, 4) if chance.random() < 0.25 else 1)  # noqa: PLR2004  (a share)
-            if wish.rival is not None and chance.random() < 0.5:  # noqa: PLR2004
-                bodies.append(wish.rival)
+            if intended.rival is not None and chance.random() < 0.5:  # noqa: PLR2004
+                bodies.append(intended.rival)
             patience = chance.uniform(0.2, PATIENCE) if chance.random() < 0.3 else PATIENCE  # noqa: PLR2004
-            final = await self._volley(wish, bodies, chance, _trouble(wish, chance) if first else {}, patience)
-            if final == Code.KEY_REUSED.value and wish.rival is not None:
+            final = await self._volley(intended, bodies, chance, _trouble(intended, chance) if first else {}, patience)
+            if final == Code.KEY_REUSED.value and intended.rival is not None:
                 # The other body was first, so it is the request of this key now.
-                wanted, wish = wish.rival, replace(wish, rival=None)
+                wanted, intended = intended.rival, replace(intended, rival=None)
                 continue
-            if final or wish.leaves:
+            if final or intended.leaves:
                 break
             first = False
             await asyncio.sleep(chance.uniform(0.02, 0.4))
-        if chance.random() < 0.2 and not wish.leaves:  # noqa: PLR2004
-            await self._volley(wish, (wanted,), chance, {}, PATIENCE)
+        if chance.random() < 0.2 and not intended.leaves:  # noqa: PLR2004
+            await self._volley(intended, (wanted,), chance, {}, PATIENCE)
 
     async def _volley(
-        self, wish: Wish, bodies: Sequence[Wanted], chance: Random, headers: Mapping[str, str], patience: float
+        self,
+        intended: IntendedRequest,
+        bodies: Sequence[Wanted],
+        chance: Random,
+        headers: Mapping[str, str],
+        patience: float,
     ) -> str | None:
         """Send bodies at the same moment; returns the final answer to the first of them, if there was one."""
         ports = self.ports()
-        sends = [self._send(wish, body, chance.choice(ports), headers, patience) for body in bodies]
-        heard = await asyncio.gather(*sends)
-        same = [word for word, body in zip(heard, bodies, strict=True) if word and body == bodies[0]]
+        sends = [self._send(intended, body, chance.choice(ports), headers, patience) for body in bodies]
+        ending_of = await asyncio.gather(*sends)
+        same = [word for word, body in zip(ending_of, bodies, strict=True) if word and body == bodies[0]]
         if same:
-            self.answered.add(wish.key)
+            self.answered.add(intended.key)
         return same[0] if same else None
 
     async def _send(
-        self, wish: Wish, wanted: Wanted, port: int, headers: Mapping[str, str], patience: float
+        self, intended: IntendedRequest, wanted: Wanted, port: int, headers: Mapping[str, str], patience: float
     ) -> str | None:
         content = json.dumps(wanted.data()).encode()
-        print_ = fingerprint(Request("POST", wish.route, b"", b"application/json", content))
+        print_ = fingerprint(Request("POST", intended.route, b"", b"application/json", content))
         self.labels[print_] = wanted.label
         invoked = now()
-        answer = await post(port, wish.route, content, {"Idempotency-Key": f'"{wish.key}"', **headers}, patience)
-        kind, code = heard(answer)
+        answer = await post(
+            port, intended.route, content, {"Idempotency-Key": f'"{intended.key}"', **headers}, patience
+        )
+        kind, code = ending_of(answer)
         replayed = answer is not None and answer.headers.get("idempotent-replayed") == "true"
-        self.told[_name(answer, kind, code, replayed=replayed)] += 1
+        self.answers[_name(answer, kind, code, replayed=replayed)] += 1
         operation = Operation(
             id=f"request {len(self.operations) + 1}",
             scope=self.scope,
-            key=wish.key,
+            key=intended.key,
             fingerprint=wanted.label,
             invoked=invoked,
             ended=None if answer is None else now(),
@@ -167,7 +174,7 @@ class Clients:
         return "answer" if kind is Ending.OK else code if code in _FINAL else None
 
 
-def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Wish:
+def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> IntendedRequest:
     """A random wish."""
     route = chance.choices(routes, [ROUTES[one] for one in routes])[0]
     recognises = route != "/notifications" and chance.random() < 0.7  # noqa: PLR2004  (a share)
@@ -175,10 +182,10 @@ def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Wis
     wanted = Wanted(key, chance.randint(1, 1_000_000), recognises, declines)
     rival = replace(wanted, cents=wanted.cents + 1) if chance.random() < 0.08 else None  # noqa: PLR2004
     leaves = rival is None and chance.random() < 0.12  # noqa: PLR2004
-    return Wish(key, route, wanted, rival, leaves)
+    return IntendedRequest(key, route, wanted, rival, leaves)
 
 
-def heard(answer: Reply | None) -> tuple[Ending, str | None]:
+def ending_of(answer: Reply | None) -> tuple[Ending, str | None]:
     """What an answer means to its client, with the code of a refusal."""
     if answer is None:
         return Ending.INFO, None
@@ -193,14 +200,14 @@ def heard(answer: Reply | None) -> tuple[Ending, str | None]:
     return (Ending.INFO if code == Code.STORE_UNAVAILABLE.value else Ending.FAIL), code
 
 
-def _trouble(wish: Wish, chance: Random) -> dict[str, str]:
+def _trouble(intended: IntendedRequest, chance: Random) -> dict[str, str]:
     """The headers with faults for the first send; a retry has none."""
     headers: dict[str, str] = {}
     if chance.random() < 0.3:  # noqa: PLR2004
         headers[PAUSE] = f"{chance.uniform(0, 0.3):.3f}"
-    if wish.charges and not wish.wanted.declines and chance.random() < 0.15:  # noqa: PLR2004
+    if intended.charges and not intended.wanted.declines and chance.random() < 0.15:  # noqa: PLR2004
         headers[FAULT] = chance.choice(FAULTS)
-    if wish.route != "/notifications" and chance.random() < 0.04:  # noqa: PLR2004
+    if intended.route != "/notifications" and chance.random() < 0.04:  # noqa: PLR2004
         headers[RAISE] = "1"
     return headers
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from oncekey.torture.plan import Plan
-    from oncekey.torture.verdict import Evidence
+    from oncekey.torture.verdict import RunEvidence
 
 SHOWN: Final = 5
 _CRASHES: Final = (Trouble.KILL_SERVER, Trouble.KILL_WORKER)
@@ -59,10 +59,10 @@ class Outcome:
     def of(
         cls,
         plan: Plan,
-        evidence: Evidence,
+        evidence: RunEvidence,
         findings: list[BrokenPromise],
         *,
-        told: Counter[str],
+        counted: Counter[str],
         faults: Counter[Trouble],
         lost: Counter[Loss],
         seconds: float,
@@ -72,9 +72,9 @@ class Outcome:
         return cls(
             plan=plan,
             seconds=seconds,
-            keys=len(evidence.wishes),
+            keys=len(evidence.intended_requests),
             requests=len(evidence.operations),
-            answers=dict(told.most_common()),
+            answers=dict(counted.most_common()),
             faults={kind.value: count for kind, count in faults.most_common()},
             crashes=sum(faults[kind] for kind in _CRASHES),
             pauses=sum(faults[kind] for kind in _PAUSES),
@@ -144,7 +144,7 @@ class Outcome:
         }
 
 
-def _resumed(evidence: Evidence) -> int:
+def _resumed(evidence: RunEvidence) -> int:
     """How often a next owner went on with a record, counted by the fences."""
     count = 0
     ordered = sorted(evidence.writes, key=lambda write: (write.key, write.at))

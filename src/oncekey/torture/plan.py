@@ -144,7 +144,7 @@ class Plan:
         places = tuple(place for place in found if place is not None)
         return places if len(places) == len(found) and not elsewhere else ()
 
-    def through(self, *ports: int) -> str:
+    def url_through(self, *ports: int) -> str:
         """The store's URL through proxies; without encryption, because a proxy looks for the word COMMIT."""
         parts = urlsplit(self.store)
         account = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""

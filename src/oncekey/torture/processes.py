@@ -54,7 +54,7 @@ class Child:
         self.paused = False
         self.ready = True
 
-    async def said(self) -> str:
+    async def first_line(self) -> str:
         """Its next line on standard output; empty when it has ended instead."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -99,8 +99,8 @@ class Child:
 
     def last_words(self, lines: int = 12) -> str:
         """The end of its log."""
-        said = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(said.splitlines()[-lines:])
+        first_line = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(first_line.splitlines()[-lines:])
 
     def failed(self) -> ChildFailedError:
         """The error that it did not start, with the end of its log."""
@@ -125,7 +125,7 @@ class Server(Child):
         self._words = ("serve", self._module, str(self.port))
         await super().start()
         self.ready = False
-        address = await self.said()
+        address = await self.first_line()
         if not address.startswith("http://"):
             await self.kill()
             raise self.failed()
@@ -144,7 +144,7 @@ class ProviderProcess(Child):
     async def start(self) -> None:
         """Start it, and return when it listens."""
         await super().start()
-        line = await self.said()
+        line = await self.first_line()
         self.url = next((word for word in line.split() if word.startswith("http://")), "")
         if not self.url:
             await self.kill()

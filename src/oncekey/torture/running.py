@@ -21,7 +21,7 @@ from oncekey.torture.outcome import Outcome, Stage
 from oncekey.torture.plan import Settings
 from oncekey.torture.processes import Child, ProviderProcess, Server
 from oncekey.torture.proxy import Loss, Proxy, answered_mysql, answered_postgres
-from oncekey.torture.verdict import gather, judge, stuck
+from oncekey.torture.verdict import broken_promises, gather, stuck
 from oncekey.wire import aconnect
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ AT_ONCE: Final = 16
 ASKED_AGAIN: Final = 2000
 """How many answered keys the clients retry once more at the end, at most."""
 
-Watch = Callable[["Look"], None]
+Watch = Callable[["RunProgress"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RunProgress:
     """How far a run is."""
 
     stage: Stage
@@ -59,7 +59,7 @@ async def torture(plan: Plan, watch: Watch) -> Outcome:
         raise ConfigurationError(f"there is no folder {file.parent} to keep the store in")
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-torture-")))
-        watch(Look(Stage.STARTING, 0, 0, 0, 0))
+        watch(RunProgress(Stage.STARTING, 0, 0, 0, 0))
         engine = await stack.enter_async_context(_engine(plan))
         books = Books(lambda: engine) if plan.shares else CellBooks(engine)
         await _claim_store(plan, engine, books)
@@ -72,8 +72,8 @@ async def torture(plan: Plan, watch: Watch) -> Outcome:
         outcome = Outcome.of(
             plan,
             evidence,
-            [*judge(evidence), *stuck(run.stuck)],
-            told=run.clients.told,
+            [*broken_promises(evidence), *stuck(run.stuck)],
+            counted=run.clients.answers,
             faults=run.nemesis.done,
             lost=sum((proxy.lost for proxy in run.proxies), Counter[Loss]()),
             seconds=time.monotonic() - begun,
@@ -114,7 +114,7 @@ class _Run:
     def __init__(
         self, plan: Plan, folder: Path, watch: Watch, provider: ProviderProcess, proxies: Sequence[Proxy]
     ) -> None:
-        store = plan.through(*(proxy.port for proxy in proxies)) if proxies else plan.direct
+        store = plan.url_through(*(proxy.port for proxy in proxies)) if proxies else plan.direct
         self.settings = Settings(store, provider.url, plan.tenant)
         self.provider = provider
         self.proxies = proxies
@@ -192,9 +192,9 @@ class _Run:
 
     async def _ask_again(self) -> None:
         chance = Random(f"{self._plan.seed}/end")  # noqa: S311  (a schedule, no secret)
-        wishes = self.clients.wishes
-        open_ones = [key for key in wishes if key not in self.clients.answered]
-        closed = [key for key in wishes if key in self.clients.answered]
+        intended_requests = self.clients.intended_requests
+        open_ones = [key for key in intended_requests if key not in self.clients.answered]
+        closed = [key for key in intended_requests if key in self.clients.answered]
         again = chance.sample(closed, min(len(closed), ASKED_AGAIN))
         room = asyncio.Semaphore(AT_ONCE)
         done = 0
@@ -202,7 +202,7 @@ class _Run:
         async def ask(key: str) -> None:
             nonlocal done
             async with room:
-                await self.clients.insist(wishes[key], Random(f"{self._plan.seed}/end/{key}"))  # noqa: S311  (a schedule, no secret)
+                await self.clients.insist(intended_requests[key], Random(f"{self._plan.seed}/end/{key}"))  # noqa: S311  (a schedule, no secret)
                 done += 1
 
         asking = [asyncio.create_task(ask(key)) for key in (*open_ones, *again)]
@@ -219,7 +219,9 @@ class _Run:
         """Stop servers and workers; they may still deliver what is open."""
         await asyncio.gather(*(child.stop() for child in self._children))
 
-    def look(self, stage: Stage, share: float) -> Look:
+    def look(self, stage: Stage, share: float) -> RunProgress:
         """How far it is."""
         clients = self.clients
-        return Look(stage, share, len(clients.wishes), len(clients.operations), self.nemesis.done.total())
+        return RunProgress(
+            stage, share, len(clients.intended_requests), len(clients.operations), self.nemesis.done.total()
+        )

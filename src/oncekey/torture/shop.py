@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from oncekey.core.errors import NotExecuted, Rejected
+from oncekey.core.errors import NotExecutedError, RejectedError
 from oncekey.demo.charging import Charging, ProviderFailedError
 from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation
@@ -97,7 +97,7 @@ class Shop:
         self.app = Starlette(
             routes=[*(self._all() if shares else self._unshared()), Route("/healthz", _healthz)],
             exception_handlers={
-                NotExecuted: _not_executed,
+                NotExecutedError: _not_executed,
                 ProviderFailedError: _uncertain,
                 TimeoutError: _uncertain,
                 TorturedError: _raised,
@@ -134,8 +134,8 @@ class Shop:
             made = await op.value("made", lambda: uuid4().hex)
             await _trouble(request)
             try:
-                paid = await op.call("charged", pay, repeatable=wanted.recognises, given=wanted.data())
-            except Rejected:
+                paid = await op.call("charged", pay, repeatable=wanted.recognises, parameters=wanted.data())
+            except RejectedError:
                 return JSONResponse({"declined": made, "attempt": op.attempt}, HTTPStatus.PAYMENT_REQUIRED)
             return JSONResponse({"id": made, "charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
 
@@ -173,8 +173,8 @@ class Shop:
             made = await op.phase("created", create)
             await _trouble(request)
             try:
-                paid = await op.call("charged", pay, repeatable=wanted.recognises, given=wanted.data())
-            except Rejected:
+                paid = await op.call("charged", pay, repeatable=wanted.recognises, parameters=wanted.data())
+            except RejectedError:
                 return JSONResponse({"declined": made, "attempt": op.attempt}, HTTPStatus.PAYMENT_REQUIRED)
             await op.phase("settled", settle)
             return JSONResponse({"id": made, "charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
@@ -198,7 +198,7 @@ class Shop:
             wanted = Wanted.of(await request.json())
             try:
                 paid = await charge(self._provider, wanted, op.downstream_key("notified"), request.headers.get(FAULT))
-            except Rejected:
+            except RejectedError:
                 return JSONResponse({"declined": wanted.customer}, HTTPStatus.PAYMENT_REQUIRED)
             return JSONResponse({"charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
 
@@ -209,8 +209,8 @@ class Shop:
             wanted = Wanted.of(message.payload)
             try:
                 paid = await charge(self._provider, wanted, message.downstream_key)
-            except Rejected:
-                raise Rejected(Reply(HTTPStatus.PAYMENT_REQUIRED, {"declined": wanted.customer})) from None
+            except RejectedError:
+                raise RejectedError(Reply(HTTPStatus.PAYMENT_REQUIRED, {"declined": wanted.customer})) from None
             return Reply(HTTPStatus.CREATED, {"charge": paid}, provider_id=paid)
 
         self.once.topic(TRANSFER, repeatable=True)(transfer)

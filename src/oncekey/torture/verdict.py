@@ -22,7 +22,7 @@ from oncekey.torture.books import Books
 if TYPE_CHECKING:
     from oncekey.flow import Row
     from oncekey.torture.books import CellBooks
-    from oncekey.torture.clients import Clients, Wish
+    from oncekey.torture.clients import Clients, IntendedRequest
 
 
 ROW: Final = "business row"
@@ -48,7 +48,7 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FinalRecord:
     """A record as it stands at the end."""
 
     key: str
@@ -65,16 +65,16 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class RunEvidence:
     """Everything that the checker may look at. Nothing in it comes from a handler's own report."""
 
     scope: str
-    wishes: Mapping[str, Wish]
+    intended_requests: Mapping[str, IntendedRequest]
     answered: frozenset[str]
     operations: Sequence[Operation]
     charges: Mapping[str, Sequence[Charge]]
     rows: Sequence[Effect]
-    records: Mapping[str, Kept]
+    records: Mapping[str, FinalRecord]
     writes: Sequence[Write]
     deliveries: Mapping[str, Mapping[str, int]]
     """Key -> downstream key -> how often it was delivered."""
@@ -102,11 +102,11 @@ class Evidence:
     def _operation(self, op: Operation) -> Operation:
         if op.kind is not Ending.OK:
             return op
-        meant = PROMISES[self.wishes[op.key].route]
+        meant = PROMISES[self.intended_requests[op.key].route]
         promises = meant if self.shares else tuple(one for one in meant if one != ROW)
         return replace(op, incarnation=self._life(op.key), promises=promises)
 
-    def _final(self, one: Kept) -> LastRecord:
+    def _final(self, one: FinalRecord) -> LastRecord:
         place = (self.scope, one.key, one.incarnation)
         return LastRecord(*place, one.state, one.fingerprint, one.status, one.body, ticket=one.ticket)
 
@@ -114,7 +114,7 @@ class Evidence:
         return self.records[key].incarnation if key in self.records else None
 
 
-async def gather(clients: Clients, books: Books | CellBooks, provider: str) -> Evidence:
+async def gather(clients: Clients, books: Books | CellBooks, provider: str) -> RunEvidence:
     """Read everything."""
     labels, scope = clients.labels, clients.scope
     charges: dict[str, list[Charge]] = defaultdict(list)
@@ -128,9 +128,9 @@ async def gather(clients: Clients, books: Books | CellBooks, provider: str) -> E
     deliveries: dict[str, dict[str, int]] = defaultdict(dict)
     for row in await books.read("deliveries"):
         deliveries[row["key"]][row["downstream_key"]] = int(row["times"])
-    return Evidence(
+    return RunEvidence(
         scope=scope,
-        wishes=clients.wishes,
+        intended_requests=clients.intended_requests,
         answered=frozenset(clients.answered),
         operations=clients.operations,
         charges=charges,
@@ -144,9 +144,9 @@ async def gather(clients: Clients, books: Books | CellBooks, provider: str) -> E
     )
 
 
-def _kept(row: Row, labels: Mapping[str, str]) -> Kept:
+def _kept(row: Row, labels: Mapping[str, str]) -> FinalRecord:
     body = row["response_body"]
-    return Kept(
+    return FinalRecord(
         key=row["key"],
         incarnation=row["incarnation"],
         effects=row["effects"],
@@ -190,7 +190,7 @@ class BrokenPromise:
     sentence: str
 
 
-def judge(evidence: Evidence) -> list[BrokenPromise]:
+def broken_promises(evidence: RunEvidence) -> list[BrokenPromise]:
     """Every broken promise of a run."""
     found: dict[BrokenPromise, None] = {}
     for broken in check(evidence.history(), LOOKED_AT):
@@ -207,19 +207,19 @@ def stuck(left: Mapping[str, str]) -> Iterator[BrokenPromise]:
         yield BrokenPromise(Rule.PROGRESS, key, f"{what}: no worker has ended it")
 
 
-def story_of(evidence: Evidence, key: str) -> tuple[str, ...]:
+def story_of(evidence: RunEvidence, key: str) -> tuple[str, ...]:
     """All that is known of one key, in the order of events."""
     return next((story.lines() for story in stories(evidence.history()) if story.key == key), ())
 
 
-def _outbox(evidence: Evidence) -> Iterator[BrokenPromise]:
+def _outbox(evidence: RunEvidence) -> Iterator[BrokenPromise]:
     """Every message of a committed request was delivered, and none of a request that was not committed."""
     rule = Rule.OUTBOX
     if not evidence.shares:
         return
-    for key, wish in evidence.wishes.items():
+    for key, intended in evidence.intended_requests.items():
         record, names = evidence.records.get(key), evidence.deliveries.get(key, {})
-        due = wish.route in _EMITTING and record is not None and record.status == _CREATED
+        due = intended.route in _EMITTING and record is not None and record.status == _CREATED
         if due and not names:
             yield BrokenPromise(rule, key, "its message was committed, and never delivered")
         if not due and names:
@@ -231,13 +231,13 @@ def _outbox(evidence: Evidence) -> Iterator[BrokenPromise]:
             yield BrokenPromise(rule, row["key"], f"its message was given up: {row['last_error']}")
 
 
-def _money(evidence: Evidence) -> Iterator[BrokenPromise]:
+def _money(evidence: RunEvidence) -> Iterator[BrokenPromise]:
     """The charges equal the acknowledged amounts, to the cent, and an unknown request is charged once at most."""
     rule = Rule.CONSERVED
-    for key, wish in evidence.wishes.items():
+    for key, intended in evidence.intended_requests.items():
         lines, record = evidence.charges.get(key, ()), evidence.records.get(key)
         cents = [line.cents for line in lines]
-        if not wish.charges:
+        if not intended.charges:
             if lines:
                 yield BrokenPromise(rule, key, "it was charged, and nobody may charge for it")
         elif record is None or record.state is State.FAILED_RETRYABLE:
@@ -249,14 +249,14 @@ def _money(evidence: Evidence) -> Iterator[BrokenPromise]:
                 yield BrokenPromise(rule, key, f"it was answered {record.status} for {expected}, and charged {cents}")
             elif lines and _charge_of(record) != lines[0].id:
                 yield BrokenPromise(rule, key, "its answer names another charge than the ledger")
-    strangers = set(evidence.charges) - set(evidence.wishes)
+    strangers = set(evidence.charges) - set(evidence.intended_requests)
     for key in sorted(strangers):
         yield BrokenPromise(rule, key, "it was charged, and no client has asked for it")
 
 
-def _left(evidence: Evidence) -> Iterator[BrokenPromise]:
+def _left(evidence: RunEvidence) -> Iterator[BrokenPromise]:
     """After the faults have ended nothing waits, and every client has a final answer."""
-    for key in evidence.wishes:
+    for key in evidence.intended_requests:
         record = evidence.records.get(key)
         if key not in evidence.answered:
             yield BrokenPromise(Rule.PROGRESS, key, "its client never got an answer")
@@ -266,16 +266,16 @@ def _left(evidence: Evidence) -> Iterator[BrokenPromise]:
         yield BrokenPromise(Rule.EMPTY, row["key"], f"a parcel of {row['topic']} is still {row['state']}")
 
 
-def _unknown(evidence: Evidence) -> Iterator[BrokenPromise]:
+def _unknown(evidence: RunEvidence) -> Iterator[BrokenPromise]:
     """A record is unknown only if its call may not be repeated."""
     rule = Rule.TRUTH
     for key, record in evidence.records.items():
-        wish = evidence.wishes.get(key)
-        if record.state is State.UNKNOWN and wish is not None and not _cannot_be_known(wish):
+        intended = evidence.intended_requests.get(key)
+        if record.state is State.UNKNOWN and intended is not None and not _cannot_be_known(intended):
             yield BrokenPromise(rule, key, f"it is unknown ({record.last_error}), and it could have been found out")
 
 
-def _last_owner(evidence: Evidence) -> Iterator[BrokenPromise]:
+def _last_owner(evidence: RunEvidence) -> Iterator[BrokenPromise]:
     """The stored answer is that of the last owner of the record."""
     for key, record in evidence.records.items():
         attempt = _body(record).get("attempt")
@@ -285,7 +285,7 @@ def _last_owner(evidence: Evidence) -> Iterator[BrokenPromise]:
             )
 
 
-LOOKS: Final[tuple[Callable[[Evidence], Iterator[BrokenPromise]], ...]] = (
+LOOKS: Final[tuple[Callable[[RunEvidence], Iterator[BrokenPromise]], ...]] = (
     _outbox,
     _money,
     _left,
@@ -294,19 +294,19 @@ LOOKS: Final[tuple[Callable[[Evidence], Iterator[BrokenPromise]], ...]] = (
 )
 
 
-def _cannot_be_known(wish: Wish) -> bool:
-    return wish.charges and not wish.wanted.recognises
+def _cannot_be_known(intended: IntendedRequest) -> bool:
+    return intended.charges and not intended.wanted.recognises
 
 
-def _cents(record: Kept) -> int:
+def _cents(record: FinalRecord) -> int:
     return int(record.fingerprint.partition(" ")[0])
 
 
-def _charge_of(record: Kept) -> object:
+def _charge_of(record: FinalRecord) -> object:
     return _body(record).get("charge")
 
 
-def _body(record: Kept) -> dict[str, object]:
+def _body(record: FinalRecord) -> dict[str, object]:
     try:
         found = json.loads(record.body or b"{}")
     except ValueError:

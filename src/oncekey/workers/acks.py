@@ -55,7 +55,7 @@ class Acks(Generic[T]):
         if self._waiting and self._writer is None:
             self._writer = asyncio.create_task(self._written(), name="oncekey-acks")
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Write all, and wait for that."""
         self.flush()
         if self._writer is not None:

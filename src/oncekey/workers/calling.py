@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from oncekey.core.errors import NotExecuted
+from oncekey.core.errors import NotExecutedError
 
 if TYPE_CHECKING:
     from oncekey.topics import Message, Topic
@@ -24,7 +24,7 @@ Sleep: TypeAlias = Callable[[float], Awaitable[None]]
 Clock: TypeAlias = Callable[[], float]
 
 
-class TooLateError(NotExecuted):
+class TooLateError(NotExecutedError):
     """The send window was over before the call began, so it was not made (U1)."""
 
 
@@ -61,7 +61,7 @@ async def call(
         raise CallTimeoutError
     finally:
         timer.cancel()
-        made.add_done_callback(_heard)
+        made.add_done_callback(_take_result)
         made.cancel()
 
 
@@ -98,7 +98,7 @@ def _tellable(error: BaseException) -> Exception:
     return CallBrokenError(type(error).__name__)
 
 
-def _heard(future: asyncio.Future[Any]) -> None:
+def _take_result(future: asyncio.Future[Any]) -> None:
     """Retrieve the error of a call that was left behind, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()
@@ -110,7 +110,7 @@ def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
 
-    def tell(result: object, error: Exception | None) -> None:
+    def notify(result: object, error: Exception | None) -> None:
         if future.done():
             return
         if error is None:
@@ -125,7 +125,7 @@ def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
         except BaseException as error:  # noqa: BLE001  (raised where the call is awaited)
             failure = _tellable(error)
         with suppress(RuntimeError):  # the loop is closed: no caller is left
-            loop.call_soon_threadsafe(tell, result, failure)
+            loop.call_soon_threadsafe(notify, result, failure)
 
     threading.Thread(target=run, name="oncekey-topic", daemon=True).start()
     return future

@@ -32,7 +32,7 @@ def this_process() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-class Watch:
+class ClockWatch:
     """Compares the store's clock, whenever it comes with a page, with the host's, and notes when it was last wrong.
 
     The instant of the page decides what is due, so that instant is compared: a worker that read a clock first and then

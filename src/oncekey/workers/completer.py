@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from oncekey.core.errors import StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
-from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.core.transitions import Actor, Row, Trigger, find_row
 from oncekey.engine.kept_request import UnreadableError
-from oncekey.engine.telling import tell_failure
+from oncekey.engine.notifying import notify_failure
 from oncekey.flow import adrive
 from oncekey.frameworks.resuming import resume
 from oncekey.workers.service import Pace
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi.types import App
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey")
@@ -44,7 +44,7 @@ NOT_LET_IN: Final = (
 )
 
 
-class Served(Protocol):
+class CompletedApplication(Protocol):
     """The part of an application that the completer needs."""
 
     def asynchronous(self) -> AsyncEngine:
@@ -67,23 +67,23 @@ class Completer:
 
     def __init__(
         self,
-        served: Served,
+        served: CompletedApplication,
         *,
         page: int = PAGE,
         concurrency: int = CONCURRENCY,
         stopping: Callable[[], bool] = bool,
         pace: Pace | None = None,
         sleep: Sleep = asyncio.sleep,
-        tell: Tell | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self.pace = pace or Pace()
         self._stopped = False
         self._served = served
         self._page = page
         self._slots = asyncio.Semaphore(concurrency)
-        self._told = stopping
+        self._asked_to_stop = stopping
         self._sleep = sleep
-        self._tell = tell
+        self._notify = notify
         self._going: set[asyncio.Task[bool]] = set()
         self._resting: dict[UUID, _Rest] = {}
         self.failed = 0
@@ -105,7 +105,7 @@ class Completer:
             after = page[-1].record
         return done
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Wait for every request that was begun."""
         while self._going:
             await asyncio.wait(set(self._going))
@@ -116,7 +116,7 @@ class Completer:
         if not self._going:
             return
         self._served.quiesce()
-        drained, timer = asyncio.ensure_future(self.drain()), asyncio.ensure_future(self._sleep(grace))
+        drained, timer = asyncio.ensure_future(self.shut_down()), asyncio.ensure_future(self._sleep(grace))
         await asyncio.wait({drained, timer}, return_when=asyncio.FIRST_COMPLETED)
         for task in (drained, timer, *self._going):
             task.cancel()
@@ -139,7 +139,7 @@ class Completer:
         return sum(task.result() for task in tasks if not task.cancelled())
 
     def _stopping(self) -> bool:
-        return self._stopped or self._told()
+        return self._stopped or self._asked_to_stop()
 
     async def _go_on(self, snapshot: Snapshot) -> bool:
         record = snapshot.record
@@ -148,7 +148,7 @@ class Completer:
         if enrolment is None or app is None or self._rests(record):
             return False
         facts = Facts(record, snapshot.now, max_attempts=enrolment.policy.max_attempts)
-        if not isinstance(judge(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
+        if not isinstance(find_row(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
             return False  # it waits for a resolver, or for an operator
         async with self._slots:
             return not self._stopping() and await self._sent(app, record, enrolment)
@@ -163,7 +163,7 @@ class Completer:
         except StoreError as error:
             self.failed += 1
             log.error("oncekey: completing %s failed: %s", record.operation, type(error).__name__)
-            tell_failure(self._tell, self.name, error)
+            notify_failure(self._notify, self.name, error)
             return False
         except Exception as error:  # noqa: BLE001  (the handler's own: its record says what it means)
             self.failed += 1

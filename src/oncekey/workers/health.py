@@ -82,8 +82,8 @@ def _response(service: Service, line: list[bytes]) -> tuple[HTTPStatus, dict[str
         case [b"GET" | b"HEAD", b"/healthz"]:
             return HTTPStatus.OK, {"alive": True}
         case [b"GET" | b"HEAD", b"/readyz"]:
-            said = report(service)
-            return (HTTPStatus.OK if said["ready"] else HTTPStatus.SERVICE_UNAVAILABLE), said
+            state = report(service)
+            return (HTTPStatus.OK if state["ready"] else HTTPStatus.SERVICE_UNAVAILABLE), state
         case _:
             return HTTPStatus.NOT_FOUND, {"paths": ["/healthz", "/readyz"]}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND
-from oncekey.engine.telling import tell_failure
+from oncekey.engine.notifying import notify_failure
 from oncekey.flow import adrive
 from oncekey.observe.events import Beat
 from oncekey.workers.clocks import this_process
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from oncekey.flow import Transaction
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.ports import Upkeep
     from oncekey.workers.service import Task
 
@@ -48,7 +48,7 @@ class Presence:
         calls: Mapping[str, tuple[str, ...]] = NO_CALLS,
         every: float = EVERY,
         who: str | None = None,
-        tell: Tell | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self.pace = Pace(shortest=every, longest=every)
         # A container's process has the same number after every start, so the name has a random part.
@@ -57,7 +57,7 @@ class Presence:
         self._run = run
         self._tasks = tuple(task.name for task in tasks)
         self._calls = calls
-        self._tell = tell
+        self._notify = notify
         self._every = round(every * SECOND)
         self._stopped = False
         self._writing = asyncio.Lock()
@@ -70,7 +70,7 @@ class Presence:
                 self._tells(leaving=False)
         return 0
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Nothing to wait for: a heartbeat leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (one statement)
@@ -81,10 +81,10 @@ class Presence:
                 await adrive(self._store.leave(self.who), self._run)
             except StoreError as error:
                 log.warning("heartbeat: the store did not answer (%s); the row stays", type(error).__name__)
-                tell_failure(self._tell, self.name, error)
+                notify_failure(self._notify, self.name, error)
             else:
                 self._tells(leaving=True)
 
     def _tells(self, *, leaving: bool) -> None:
-        if self._tell is not None:
-            self._tell(Beat(self.who, self._tasks, leaving))
+        if self._notify is not None:
+            self._notify(Beat(self.who, self._tasks, leaving))

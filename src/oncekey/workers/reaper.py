@@ -27,10 +27,10 @@ from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Retention
 from oncekey.engine import upkeep
-from oncekey.engine.telling import tell_failure
+from oncekey.engine.notifying import notify_failure
 from oncekey.flow import adrive
 from oncekey.observe.events import PURGED, About, Doubted, Reaped
-from oncekey.workers.clocks import Watch, boot, this_process
+from oncekey.workers.clocks import ClockWatch, boot, this_process
 from oncekey.workers.presence import FORGOTTEN
 from oncekey.workers.service import Pace
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Duration, Instant, Record
     from oncekey.core.policy import Policy
-    from oncekey.core.upkeep import Gone, Page, Place
-    from oncekey.engine.upkeep import Cared
+    from oncekey.core.upkeep import Gone, Page, ReapPosition
+    from oncekey.engine.upkeep import ReapedUnfinished
     from oncekey.flow import Flow, Transaction
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.ports import Audit, Upkeep
     from oncekey.workers.calling import Sleep
 
@@ -95,11 +95,11 @@ class Reaper:
         run: Callable[[Transaction[object]], Awaitable[object]],
         policy: Policy,
         *,
-        watch: Watch | None = None,
+        watch: ClockWatch | None = None,
         sleep: Sleep = asyncio.sleep,
         clock: Callable[[], Instant] = boot,
         who: str | None = None,
-        tell: Tell | None = None,
+        notify: Notify | None = None,
         moment: Duration = MOMENT,
         least: int = LEAST,
         rest: float = REST,
@@ -109,14 +109,14 @@ class Reaper:
         self._run = run
         self._policy = policy
         self._retention = Retention.by(policy)
-        self._watch = watch or Watch()
+        self._watch = watch or ClockWatch()
         self._sleep = sleep
         self._clock = clock
         self._mover = Mover(Actor.REAPER, who or this_process())
         self._bounds = Bounds(min(least, policy.reap_batch), policy.reap_batch, moment)
         self._batch = min(FIRST, policy.reap_batch)
         self._rest = rest
-        self._observed = tell
+        self._observed = notify
         self._stopped = False
         self.failed = 0
         """Looks that were ended early, because a clock is wrong."""
@@ -145,7 +145,7 @@ class Reaper:
             log.info("reaper: %s", ", ".join(f"{count} {what}" for what, count in sorted(did.items())))
         return sum(count for what, count in did.items() if what not in {"notes", "workers"})
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Nothing to wait for: a round leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (a batch is never long)
@@ -173,7 +173,11 @@ class Reaper:
         return await self._end_finished(self._store.purge_kept, PURGED, first.now, age)
 
     async def _end_finished(
-        self, move: Callable[[Expired, int, Place, Mover | None], Flow[Gone]], what: str, now: Instant, age: Duration
+        self,
+        move: Callable[[Expired, int, ReapPosition, Mover | None], Flow[Gone]],
+        what: str,
+        now: Instant,
+        age: Duration,
     ) -> bool:
         """Move finished records in batches, each by an instant compared with the host's clocks; False as above."""
         mover = self._mover if self._policy.audit else None
@@ -186,7 +190,7 @@ class Reaper:
             except StoreError as error:
                 if size <= SMALLEST:
                     raise
-                tell_failure(self._observed, self.name, error)
+                notify_failure(self._observed, self.name, error)
                 self._batch = max(SMALLEST, size // 2)
                 await self._sleep((self._clock() - began) / SECOND)
                 continue
@@ -213,11 +217,11 @@ class Reaper:
                 page = await self._looked(self._store.expiring(size, age, after))
                 if page is None:
                     return False
-                self._tell(await adrive(self._cared(page), self._run))
+                self._notify(await adrive(self._cared(page), self._run))
             except StoreError as error:
                 if size <= SMALLEST:
                     raise
-                tell_failure(self._observed, self.name, error)
+                notify_failure(self._observed, self.name, error)
                 size = max(SMALLEST, size // 2)
             else:
                 if len(page.records) < size:
@@ -238,7 +242,7 @@ class Reaper:
         log.error("reaper: stopped, because %s", self._watch.why)
         return False
 
-    def _cared(self, page: Page) -> Flow[Cared]:
+    def _cared(self, page: Page) -> Flow[ReapedUnfinished]:
         trusted_for = self._watch.trusted_for
         return upkeep.reap(self._store, page, self._policy, self._retention, self._mover, trusted_for=trusted_for)
 
@@ -254,7 +258,7 @@ class Reaper:
             size = self._bounds.after(size, Worked(size, gone, took))
             await self._sleep(rests.after(took, gone))
 
-    def _tell(self, cared: Cared) -> None:
+    def _notify(self, cared: ReapedUnfinished) -> None:
         self.counts.update(parked=len(cared.parked), abandoned=len(cared.abandoned))
         if self._observed is not None:
             for record in cared.parked:

@@ -21,18 +21,18 @@ from oncekey.core.pacing import Backoff
 from oncekey.core.policy import micros
 from oncekey.core.resolution import (
     EXHAUSTED,
-    Declined,
     Executed,
+    NotExecuted,
     Patience,
+    Rejected,
     Sight,
     Undecided,
-    Unexecuted,
     has_waited,
     still_to_wait,
 )
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.engine import reconcile
-from oncekey.engine.reconcile import Became, Target
+from oncekey.engine.reconcile import Became, EvidenceTarget
 from oncekey.flow import adrive
 from oncekey.observe.events import About, GivenUp
 from oncekey.resolvers import called_by, question_of
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence, Resolution
     from oncekey.flow import Flow, Transaction
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.ports import Store
     from oncekey.resolvers import Resolver, Resolvers
     from oncekey.topics import Message
@@ -77,7 +77,7 @@ class Policies(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class UnknownCall:
     """One doubt about one record: with another owner, or after another send, it is another doubt."""
 
     incarnation: UUID
@@ -86,7 +86,7 @@ class Doubt:
     sends: int
 
     @classmethod
-    def of(cls, record: Record) -> Doubt:
+    def of(cls, record: Record) -> UnknownCall:
         """The current doubt about a record."""
         intent = record.intent
         open_call = (None, 0) if intent is None else (intent.phase, intent.sends)
@@ -94,7 +94,7 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ResolverAnswer:
     """A resolver's answer, and when the question began."""
 
     resolution: Resolution
@@ -119,10 +119,10 @@ class Reconciler:
         chance: Callable[[], float] = random.random,
         page: int = PAGE,
         who: str | None = None,
-        tell: Tell | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self._store = store
-        self._desk = reconcile.reconcile_of(store)
+        self._port = reconcile.reconcile_of(store)
         self._run = run
         self._resolvers = resolvers
         self._policy = policy
@@ -132,8 +132,8 @@ class Reconciler:
         self._chance = chance
         self._page = page
         self._mover = Mover(Actor.RESOLVER, who or this_process())
-        self._tell = tell
-        self._first: OrderedDict[Doubt, Sight] = OrderedDict()
+        self._notify = notify
+        self._first: OrderedDict[UnknownCall, Sight] = OrderedDict()
         self._rounds = 0
         self._stopped = False
         self.counts: Counter[str] = Counter()
@@ -151,7 +151,7 @@ class Reconciler:
         before = self.counts["settled"]
         after: Record | None = None
         while not self._stopped:
-            page = await self._go(self._desk.due(self._page, after))
+            page = await self._go(self._port.due(self._page, after))
             at = Sight(page.now, self._clock())
             for start in range(0, len(page.records), CONCURRENCY):
                 some = page.records[start : start + CONCURRENCY]
@@ -164,11 +164,11 @@ class Reconciler:
             after = page.records[-1]
         await self._compare()
         if self._rounds % FORGET_EVERY == 0:
-            await self._go(self._desk.forget(micros(self._policy.audit_ttl), self._policy.reap_batch))
+            await self._go(self._port.forget(micros(self._policy.audit_ttl), self._policy.reap_batch))
         self._rounds += 1
         return self.counts["settled"] - before
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Nothing to wait for: a round leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (a question has a time of its own)
@@ -185,28 +185,28 @@ class Reconciler:
         answer = await self._ask(record, resolver)
         if isinstance(answer.resolution, Undecided):
             await self._later(record, answer.resolution.why)
-        elif isinstance(answer.resolution, Unexecuted) and not (
+        elif isinstance(answer.resolution, NotExecuted) and not (
             answer.resolution.closed or has_waited(record, self._patience(record), first, answer.asked)
         ):
             # An answer to a question that came too early does not count, and does not count as a try either.
             wait = still_to_wait(record, self._patience(record), first, answer.asked)
             self.counts["waiting"] += 1
-            await self._go(self._desk.later(record, max(wait, SECOND), counted=False))
+            await self._go(self._port.later(record, max(wait, SECOND), counted=False))
         else:
             await self._settle(record, name, answer.resolution)
 
-    async def _settle(self, record: Record, name: str | None, said: Executed | Declined | Unexecuted) -> None:
+    async def _settle(self, record: Record, name: str | None, resolution: Executed | Rejected | NotExecuted) -> None:
         phase = record.intent.phase if record.intent is not None else ""
-        target = Target(record.id, record.incarnation, phase, name or "")
+        target = EvidenceTarget(record.id, record.incarnation, phase, name or "")
         settling = reconcile.settle(
             self._store,
             target,
-            said,
+            resolution,
             self._mover,
             self._policy_of,
             why="the resolver's answer",
             waited=True,
-            tell=self._tell,
+            notify=self._notify,
         )
         try:
             done = await self._go(settling)
@@ -222,17 +222,17 @@ class Reconciler:
                 await self._later(record, f"not_allowed: {done.why}")
             return
         self._done(record, done)
-        if not isinstance(said, Unexecuted) and said.provider_id is not None and name is not None:
-            for one in await self._go(self._desk.calls_of(name, None)):
+        if not isinstance(resolution, NotExecuted) and resolution.provider_id is not None and name is not None:
+            for one in await self._go(self._port.calls_of(name, None)):
                 if one.incarnation == record.incarnation:
-                    await self._go(self._desk.name(one, said.provider_id))
+                    await self._go(self._port.name(one, resolution.provider_id))
 
     async def _by_evidence(self, record: Record, name: str | None) -> bool:
-        for evidence in await self._go(self._desk.about(record, name)):
+        for evidence in await self._go(self._port.about(record, name)):
             resolver = self._resolvers.get(record.operation)
             phase = record.intent.phase if record.intent is not None else (resolver and resolver.call) or ""
-            heard = evidence.heard.downstream_key or name or ""
-            target = Target(record.id, record.incarnation, phase, heard)
+            report = evidence.report.downstream_key or name or ""
+            target = EvidenceTarget(record.id, record.incarnation, phase, report)
             mover = Mover(Actor.WEBHOOK, self._mover.who)
             became = await self._applied(evidence, target, mover)
             if became is Became.SETTLED:
@@ -245,21 +245,21 @@ class Reconciler:
         """Compare evidence with records that have an answer by now: they agree, or an operator has to look (U3)."""
         after = 0
         while not self._stopped:
-            page = await self._go(self._desk.undecided(self._page, after))
+            page = await self._go(self._port.undecided(self._page, after))
             for evidence in page:
-                heard = evidence.heard
-                for one in await self._go(self._desk.calls_of(heard.downstream_key, heard.provider_id)):
-                    target = Target(one.id, one.incarnation, one.phase, one.downstream_key)
+                report = evidence.report
+                for one in await self._go(self._port.calls_of(report.downstream_key, report.provider_id)):
+                    target = EvidenceTarget(one.id, one.incarnation, one.phase, one.downstream_key)
                     await self._applied(evidence, target, Mover(Actor.WEBHOOK, self._mover.who))
                     break
             if len(page) < self._page:
                 return
             after = page[-1].id
 
-    async def _applied(self, evidence: Evidence, target: Target, mover: Mover) -> Became:
+    async def _applied(self, evidence: Evidence, target: EvidenceTarget, mover: Mover) -> Became:
         try:
             applying = reconcile.apply(
-                self._store, evidence, target, mover, self._policy_of, self._resolvers, tell=self._tell
+                self._store, evidence, target, mover, self._policy_of, self._resolvers, notify=self._notify
             )
             became = await self._go(applying)
         except ResultNotStorableError as error:
@@ -269,10 +269,10 @@ class Reconciler:
         if became is Became.CONTRADICTS:
             self.counts["contradictions"] += 1
             self.failed += 1
-            alarm(evidence.heard.source, evidence.heard.event_id, target)
+            alarm(evidence.report.source, evidence.report.event_id, target)
         return became
 
-    async def _ask(self, record: Record, resolver: Resolver) -> Answer:
+    async def _ask(self, record: Record, resolver: Resolver) -> ResolverAnswer:
         payload = await self._go(reconcile.payload_of(self._store, record))
         now = (await self._go(self._store.find(record.id))).now
         asked = Sight(now, self._clock())
@@ -280,7 +280,7 @@ class Reconciler:
         function = Topic(record.operation, cast("Callable[[Message], Any]", resolver.function), None, resolver.blocking)
         limit = record.call_timeout / SECOND
         try:
-            said = await call(
+            resolution = await call(
                 function, cast("Message", question), limit=limit, send_by=None, clock=_never, sleep=self._sleep
             )
         except StoreError:
@@ -288,12 +288,12 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001  (whatever a provider's client raises means: not known yet)
             self.failed += 1
             # Only the class is logged: an error's text may quote what a client sent.
-            said = Undecided(type(error).__name__)
-        if not isinstance(said, Executed | Declined | Unexecuted | Undecided):
+            resolution = Undecided(type(error).__name__)
+        if not isinstance(resolution, Executed | Rejected | NotExecuted | Undecided):
             self.failed += 1
-            log.error("reconciler: the resolver of %s answered a %s", record.operation, type(said).__name__)
-            said = Undecided("no_resolution")
-        return Answer(said, asked)
+            log.error("reconciler: the resolver of %s answered a %s", record.operation, type(resolution).__name__)
+            resolution = Undecided("no_resolution")
+        return ResolverAnswer(resolution, asked)
 
     async def _later(self, record: Record, why: str) -> None:
         """Ask again, at growing intervals, and finally no more: then an operator has to settle it (row 23)."""
@@ -306,13 +306,13 @@ class Reconciler:
         pause = self._backoff.wait(record.reconcile_tries, self._chance())
         after = None if last else round(pause * SECOND)
         audited = noting if self._policy.audit or last else None
-        if await self._go(self._desk.later(record, after, noting=audited)):
+        if await self._go(self._port.later(record, after, noting=audited)):
             self.counts["exhausted" if last else "postponed"] += 1
             if last:
-                told = (record.operation, key_digest(record.id.key), record.reconcile_tries + 1, why)
-                log.error("reconciler: %s (digest %s) is an operator's now, after %d looks: %s", *told)
-                if self._tell is not None:
-                    self._tell(GivenUp(About.of(record), record.reconcile_tries + 1, why))
+                facts = (record.operation, key_digest(record.id.key), record.reconcile_tries + 1, why)
+                log.error("reconciler: %s (digest %s) is an operator's now, after %d looks: %s", *facts)
+                if self._notify is not None:
+                    self._notify(GivenUp(About.of(record), record.reconcile_tries + 1, why))
                 self._forget(record)
 
     def _patience(self, record: Record) -> Patience:
@@ -321,28 +321,28 @@ class Reconciler:
         return Patience(lag=lag, send_window=micros(policy.send_window), lease=micros(policy.lease))
 
     def _seen(self, record: Record, at: Sight) -> Sight:
-        first = self._first.setdefault(Doubt.of(record), at)
+        first = self._first.setdefault(UnknownCall.of(record), at)
         if len(self._first) > REMEMBERED:
             self._first.popitem(last=False)
         return first
 
     def _forget(self, record: Record) -> None:
-        self._first.pop(Doubt.of(record), None)
+        self._first.pop(UnknownCall.of(record), None)
 
     def _done(self, record: Record, moved: Moved) -> None:
         self.counts["settled"] += 1
         self._forget(record)
-        told = (record.operation, key_digest(record.id.key), moved.move.row.to)
-        log.info("reconciler: %s (digest %s) is %s now", *told)
+        facts = (record.operation, key_digest(record.id.key), moved.move.row.to)
+        log.info("reconciler: %s (digest %s) is %s now", *facts)
 
     async def _go(self, flow: Flow[T]) -> T:
         return await adrive(flow, self._run)
 
 
-def alarm(source: str, event_id: str, target: Target) -> None:
+def alarm(source: str, event_id: str, target: EvidenceTarget) -> None:
     """Log that money and records disagree: nothing is changed automatically, and an operator has to look."""
-    told = (source, event_id, target.phase, key_digest(target.id.key))
-    log.error("oncekey: %s %s contradicts what is stored about %r (digest %s); nothing was changed", *told)
+    facts = (source, event_id, target.phase, key_digest(target.id.key))
+    log.error("oncekey: %s %s contradicts what is stored about %r (digest %s); nothing was changed", *facts)
 
 
 def _never() -> float:

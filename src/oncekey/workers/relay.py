@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 from oncekey.boottime import boottime
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.envelopes import is_sealed, key_of_text, said_of
-from oncekey.core.errors import NotExecuted, Rejected, ResultNotStorableError, StoreError
+from oncekey.core.errors import NotExecutedError, RejectedError, ResultNotStorableError, StoreError
 from oncekey.core.model import MINUTE, ParcelKind
 from oncekey.core.pacing import Backoff, Bounds, Worked
 from oncekey.core.policy import micros
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay
-from oncekey.engine.relay import MARGIN, Answered, Ended, Failed, Unstorable, lease_of
-from oncekey.engine.telling import tell_failure
+from oncekey.engine.notifying import notify_failure
+from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, ParcelEnded, Unstorable, lease_of
 from oncekey.flow import adrive
 from oncekey.observe.events import About, Buried, Delivered, Doubted
 from oncekey.topics import Message, Reply, reply_of
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.relay import Ending
     from oncekey.flow import Flow, Transaction
-    from oncekey.observe.events import Event, Tell
+    from oncekey.observe.events import Event, Notify
     from oncekey.ports import Outbox
     from oncekey.topics import Topics
     from oncekey.workers.calling import Clock, Sleep
@@ -71,9 +71,9 @@ WAITS: Final = Backoff(base=1.0, cap=300.0, floor=0.05, longest=3600.0)
 OUTAGE: Final = Backoff(base=0.1, cap=5.0)
 """Seconds before the result of a call is offered to the store again."""
 DECLINED: Final = 422
-"""The status of a `Rejected` whose value is no `Reply`."""
-BURIALS: Final = frozenset({Ended.PARKED, Ended.BURIED, Ended.ORPHANED})
-FAILURES: Final = BURIALS | {Ended.POSTPONED}
+"""The status of a `RejectedError` whose value is no `Reply`."""
+BURIALS: Final = frozenset({ParcelEnded.PARKED, ParcelEnded.BURIED, ParcelEnded.ORPHANED})
+FAILURES: Final = BURIALS | {ParcelEnded.POSTPONED}
 UNOPENED: Final = "sealed"
 """The error code of a parcel that is sealed under a key that this process does not have."""
 UNOPENED_WAITS: Final = MINUTE
@@ -135,10 +135,10 @@ class Relay:
         clock: Clock = boottime,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
-        tell: Tell | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self.pace = pace or Pace()
-        self.ended: Counter[Ended] = Counter()
+        self.ended: Counter[ParcelEnded] = Counter()
         self._outbox = outbox
         self._run = run
         self._topics = topics
@@ -150,7 +150,7 @@ class Relay:
         self._clock = clock
         self._sleep = sleep
         self._chance = chance
-        self._tell = tell
+        self._notify = notify
         self._me = uuid.uuid4().hex
         self._claims = 0
         self._lease = lease_of(policy)
@@ -198,12 +198,12 @@ class Relay:
             self._take(held, room, claimed_at)
         return len(held)
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Wait for every parcel that it holds."""
         while self._hands or self._acks.busy:
             if self._hands:
                 await asyncio.wait(set(self._hands))
-            await self._acks.drain()
+            await self._acks.shut_down()
 
     async def stop(self, grace: float) -> None:
         """Claim nothing more; open calls have `grace` seconds, and are then left to their leases (P5, F10)."""
@@ -227,7 +227,7 @@ class Relay:
         self._first.clear()
         self._waiting.clear()
         await self._give_back(unbegun)
-        await self.drain()
+        await self.shut_down()
 
     async def _room(self) -> int:
         """Wait until a claim is worth its statement; how many parcels it may bring. 0: the relay stops."""
@@ -310,7 +310,7 @@ class Relay:
 
     async def _work(self, parcel: InHand) -> None:
         held = parcel.held
-        ended: Ended | None = None
+        ended: ParcelEnded | None = None
         try:
             if is_sealed(held.parcel.payload):
                 ended = await self._unopened(held)
@@ -330,7 +330,7 @@ class Relay:
         else:
             self._over(parcel, ended)
 
-    def _over(self, parcel: InHand, ended: Ended | None) -> None:
+    def _over(self, parcel: InHand, ended: ParcelEnded | None) -> None:
         """Note that the relay no longer holds a parcel. None: it was handed back, or is left to its lease."""
         batch = parcel.batch
         self._in_hand -= 1
@@ -344,10 +344,10 @@ class Relay:
         if ended is None:
             return
         self.ended[ended] += 1
-        if self._tell is not None:
+        if self._notify is not None:
             event = event_of(parcel.held, ended)
             if event is not None:
-                self._tell(event)
+                self._notify(event)
         if ended in BURIALS:
             log.error(
                 "dead letter: parcel %s of topic %s is %s after %d attempts",
@@ -362,7 +362,7 @@ class Relay:
         # Only the class is logged: an error's text may quote what a client sent.
         name = type(error).__name__
         if isinstance(error, StoreError):
-            tell_failure(self._tell, self.name, error)
+            notify_failure(self._notify, self.name, error)
         if len(parcels) == 1:
             log.error("relay: a parcel is left to its lease, because of a %s", name)
         else:
@@ -399,9 +399,9 @@ class Relay:
             self._leave(delivered, error)
             return
         for one in delivered:
-            self._over(one, Ended.DELIVERED if one.held.parcel.id in done else Ended.LOST)
+            self._over(one, ParcelEnded.DELIVERED if one.held.parcel.id in done else ParcelEnded.LOST)
 
-    async def _unopened(self, held: HeldParcel) -> Ended:
+    async def _unopened(self, held: HeldParcel) -> ParcelEnded:
         """Let a parcel wait for a worker that has its key; that does not count as an attempt."""
         log.error(
             "relay: parcel %s of topic %s waits: it is %s, which this process does not have (Once(seal=...))",
@@ -410,13 +410,13 @@ class Relay:
             said_of(key_of_text(held.parcel.payload) or "?"),
         )
         waiting = self._outbox.again(held, UNOPENED_WAITS, UNOPENED, counted=False)
-        return Ended.POSTPONED if await self._drive(waiting) else Ended.LOST
+        return ParcelEnded.POSTPONED if await self._drive(waiting) else ParcelEnded.LOST
 
-    async def _message(self, held: HeldParcel, error: Exception | None) -> Ended | None:
+    async def _message(self, held: HeldParcel, error: Exception | None) -> ParcelEnded | None:
         """Deliver a message, or store the error of a call that was made. None: it has to be acknowledged."""
-        failed: Failed | None = None
+        failed: CallFailed | None = None
         if error is None and held.attempts > self._policy.outbox_max_attempts:
-            failed = Failed(held.last_error or relay.SPENT)
+            failed = CallFailed(held.last_error or relay.SPENT)
         elif error is None:
             try:
                 await self._call(held, limit=self._limit, send_by=None)
@@ -429,7 +429,7 @@ class Relay:
         self._lend_a_hand()
         return await self._drive(relay.fail_message(self._outbox, held, failed, self._policy))
 
-    async def _deferred(self, held: HeldParcel) -> Ended:
+    async def _deferred(self, held: HeldParcel) -> ParcelEnded:
         # Measured from before the announcement: the waiting time of U1 counts from no earlier.
         send_by = self._clock() + self._policy.send_window.total_seconds()
         owner = f"{self._me}:{held.parcel.id}:{held.fence}"
@@ -443,11 +443,11 @@ class Relay:
     async def _ending(self, taken: TakenUp, send_by: float) -> Ending:
         held = taken.held
         if self._stopping:
-            return Failed("stopped", never_sent=True, counted=False)
+            return CallFailed("stopped", never_sent=True, counted=False)
         rejected = False
         try:
             returned = await self._call(held, limit=taken.record.call_timeout, send_by=send_by)
-        except Rejected as final:
+        except RejectedError as final:
             rejected = True
             returned = final.value if isinstance(final.value, Reply) else Reply(DECLINED, final.value)
         except ResultNotStorableError:
@@ -456,11 +456,11 @@ class Relay:
             return self._failure(held, error)
         try:
             reply = reply_of(returned)
-            return Answered(reply.stored(self._policy), reply.provider_id, rejected=rejected)
+            return CallAnswered(reply.stored(self._policy), reply.provider_id, rejected=rejected)
         except ResultNotStorableError:
             return Unstorable()
 
-    async def _written(self, taken: TakenUp, ending: Ending) -> Ended:
+    async def _written(self, taken: TakenUp, ending: Ending) -> ParcelEnded:
         """Store what a call returned; repeated until the store accepts or refuses it: it must not be lost (P7)."""
         failures = 0
         while True:
@@ -468,7 +468,7 @@ class Relay:
                 return await self._drive(relay.end_call(self._outbox, taken, ending, self._policy))
             except StoreError as error:
                 log.warning("relay: the store did not answer (%s); trying again", type(error).__name__)
-                tell_failure(self._tell, self.name, error)
+                notify_failure(self._notify, self.name, error)
             await self._sleep(OUTAGE.wait(failures, self._chance()))
             failures += 1
 
@@ -493,17 +493,17 @@ class Relay:
             known = self._prompt[name] = name in self._topics and awaits_nothing(self._topics[name].function)
         return known
 
-    def _failure(self, held: HeldParcel, error: Exception) -> Failed:
+    def _failure(self, held: HeldParcel, error: Exception) -> CallFailed:
         seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_asked(error))
         # Only the class is logged: an error's text may quote what a client sent.
         name = str(error) if isinstance(error, ReplyNotFinalError) else type(error).__name__
-        return Failed(name, int(seconds * _MICROS), never_sent=self._proven(error))
+        return CallFailed(name, int(seconds * _MICROS), never_sent=self._proven(error))
 
     def _proven(self, error: Exception) -> bool:
         if isinstance(error, ReplyNotFinalError):
             return error.status in self._policy.not_executed_statuses
         try:
-            return isinstance(error, NotExecuted) or self._policy.is_definitely_not_executed(error)
+            return isinstance(error, NotExecutedError) or self._policy.is_definitely_not_executed(error)
         except Exception:  # noqa: BLE001  (a hook that fails proves nothing)
             return False
 
@@ -526,17 +526,17 @@ def message_of(held: HeldParcel) -> Message:
     )
 
 
-def event_of(held: HeldParcel, ended: Ended) -> Event | None:
+def event_of(held: HeldParcel, ended: ParcelEnded) -> Event | None:
     """The event about a parcel that a worker no longer holds; None: it is tried again, or another worker has it."""
     parcel, about = held.parcel, About.of_parcel(held.parcel)
     match ended:
-        case Ended.DELIVERED:
+        case ParcelEnded.DELIVERED:
             return Delivered(about, parcel.kind, held.attempts)
-        case Ended.PARKED:
+        case ParcelEnded.PARKED:
             return Doubted(about, held.last_error or DEAD_LETTER, Actor.WORKER)
-        case Ended.BURIED | Ended.ORPHANED:
+        case ParcelEnded.BURIED | ParcelEnded.ORPHANED:
             return Buried(about, parcel.kind, held.attempts, ended.value)
-        case Ended.POSTPONED | Ended.LOST:
+        case ParcelEnded.POSTPONED | ParcelEnded.LOST:
             return None
         case _:
             assert_never(ended)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.boottime import boottime
 from oncekey.core.errors import StoreError
-from oncekey.engine.telling import tell_failure
+from oncekey.engine.notifying import notify_failure
 
 if TYPE_CHECKING:
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey.worker")
@@ -62,7 +62,7 @@ class Task(Protocol):
     async def run_once(self) -> int:
         """Look once, and begin what was found; how much that was."""
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Wait for everything that was begun."""
 
     async def stop(self, grace: float) -> None:
@@ -70,7 +70,7 @@ class Task(Protocol):
 
 
 @dataclass(slots=True)
-class Look:
+class TaskHealth:
     """The looks of a task: when the last good one ended, and what has been wrong since."""
 
     good_at: float | None = None
@@ -97,7 +97,7 @@ class Service:
         grace: float = GRACE,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
-        tell: Tell | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
         # Only a service that runs until it is stopped writes heartbeats; one that works off what is due ends too soon.
@@ -105,10 +105,10 @@ class Service:
         self._grace = grace
         self._sleep = sleep
         self._chance = chance
-        self._tell = tell
+        self._notify = notify
         self._stopping = asyncio.Event()
         self._wakes: dict[Task, asyncio.Event] = {}
-        self.looks: dict[str, Look] = {task.name: Look() for task in self._looking}
+        self.looks: dict[str, TaskHealth] = {task.name: TaskHealth() for task in self._looking}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
@@ -132,7 +132,7 @@ class Service:
                 while did := await self._look(task):
                     found = True
                     total += did
-                    await task.drain()
+                    await task.shut_down()
             errors += sum(look.wrong is not None for look in self.looks.values())
             found = found and not errors  # a task that cannot look finds nothing however often it is asked
         for task in self.tasks:
@@ -174,7 +174,7 @@ class Service:
         except StoreError as error:
             look.wrong = type(error).__name__
             log.warning("%s: the store did not answer (%s)", task.name, type(error).__name__)
-            tell_failure(self._tell, task.name, error)
+            notify_failure(self._notify, task.name, error)
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
             look.wrong = type(error).__name__
             # Only the class is logged: an error's text may quote what a client sent.
@@ -200,7 +200,7 @@ class Service:
         slept.cancel()
 
 
-class Aside:
+class WorkerThread:
     """Workers beside threads: an event loop in a thread of its own, until the process ends."""
 
     def __init__(self, lifespan: Callable[[], AbstractAsyncContextManager[None]]) -> None:

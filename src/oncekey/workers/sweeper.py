@@ -19,10 +19,10 @@ from oncekey.core.rulings import LOCK_EXPIRED
 from oncekey.core.transitions import Actor
 from oncekey.core.upkeep import short_leases
 from oncekey.engine import upkeep
-from oncekey.engine.telling import of_sweep
+from oncekey.engine.notifying import of_sweep
 from oncekey.flow import adrive
 from oncekey.observe.events import ShortLease
-from oncekey.workers.clocks import Watch, this_process
+from oncekey.workers.clocks import ClockWatch, this_process
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.core.policy import Policy
     from oncekey.flow import Transaction
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.ports import Upkeep
 
 log = logging.getLogger("oncekey.worker")
@@ -54,20 +54,20 @@ class Sweeper:
         run: Callable[[Transaction[object]], Awaitable[object]],
         policy: Policy,
         *,
-        watch: Watch | None = None,
+        watch: ClockWatch | None = None,
         healthy: Callable[[], bool] = lambda: True,
         page: int = PAGE,
         who: str | None = None,
-        tell: Tell | None = None,
+        notify: Notify | None = None,
     ) -> None:
         self._store = store
         self._run = run
         self._policy = policy
-        self._watch = watch or Watch()
+        self._watch = watch or ClockWatch()
         self._healthy = healthy
         self._page = page
         self._mover = Mover(Actor.SWEEPER, who or this_process())
-        self._observed = tell
+        self._observed = notify
         self._rounds = 0
         self._stopped = False
         self.failed = 0
@@ -97,7 +97,7 @@ class Sweeper:
             self._watch.disturbed()
             raise
 
-    async def drain(self) -> None:
+    async def shut_down(self) -> None:
         """Nothing to wait for: a round leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (a page is never long)
@@ -117,14 +117,14 @@ class Sweeper:
                 return moved  # a live owner has not had the time to renew yet
             swept = await adrive(upkeep.sweep(self._store, page, self._policy, self._mover), self._run)
             for one in swept:
-                self._tell(one, page.now)
+                self._notify(one, page.now)
             moved += len(swept)
             if len(page.records) < self._page:
                 return moved
             after = page.records[-1]
         return moved
 
-    def _tell(self, swept: upkeep.Swept, now: Instant) -> None:
+    def _notify(self, swept: upkeep.SweptRecord, now: Instant) -> None:
         record = swept.record
         if self._observed is not None:
             for event in of_sweep(record, swept.to, Actor.SWEEPER, now, LOCK_EXPIRED):

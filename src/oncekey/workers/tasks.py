@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.workers.completer import Completer, Served
+from oncekey.workers.completer import CompletedApplication, Completer
 from oncekey.workers.declared import inline_calls_of
 from oncekey.workers.presence import Presence
 from oncekey.workers.reconciler import Reconciler
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oncekey.core.policy import Policy
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.resolvers import Resolvers
     from oncekey.topics import Topics
     from oncekey.workers.service import Task
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 NO_OUTBOX = "topics need a store with an outbox: `oncekey stores` says which have one"
 
 
-class Application(Served, Protocol):
+class Application(CompletedApplication, Protocol):
     """The part of `Once` that a worker needs."""
 
     topics: Topics
     resolvers: Resolvers
     policy: Policy
     enrolled: dict[str, Callable[..., Any]]
-    tell: Tell | None
+    notify: Notify | None
 
     @property
     def reconciles(self) -> bool:
@@ -63,10 +63,10 @@ def tasks_for(
         tasks.append(_relay(once, topics, concurrency))
     if _phased(once):
         pace = Pace(longest=once.policy.complete_interval.total_seconds())
-        tasks.append(Completer(once, pace=pace, tell=once.tell))
+        tasks.append(Completer(once, pace=pace, notify=once.notify))
     if once.reconciles:
         tasks.append(reconciler_of(once))
-    tasks += upkeep_tasks(once.asynchronous(), once.policy, healthy=once.healthy, tell=once.tell)
+    tasks += upkeep_tasks(once.asynchronous(), once.policy, healthy=once.healthy, notify=once.notify)
     return [task for task in tasks if task.name in wanted]
 
 
@@ -75,7 +75,7 @@ def presence_of(once: Application, tasks: Sequence[Task]) -> Presence | None:
     engine = once.asynchronous()
     if engine.store.upkeep is None:
         return None
-    return Presence(engine.store.upkeep, engine.driver.run, tasks, calls=inline_calls_of(once), tell=once.tell)
+    return Presence(engine.store.upkeep, engine.driver.run, tasks, calls=inline_calls_of(once), notify=once.notify)
 
 
 def chosen(only: str | None, without: str | None) -> frozenset[str]:
@@ -95,7 +95,7 @@ def reconciler_of(once: Application) -> Reconciler:
     """The task that settles unknown outcomes."""
     engine = once.asynchronous()
     return Reconciler(
-        engine.store, engine.driver.run, once.resolvers, once.policy, policy_of=once.policy_of, tell=once.tell
+        engine.store, engine.driver.run, once.resolvers, once.policy, policy_of=once.policy_of, notify=once.notify
     )
 
 
@@ -120,5 +120,5 @@ def _relay(once: Application, only: tuple[str, ...] | None, concurrency: int) ->
         once.policy,
         only=only,
         concurrency=concurrency,
-        tell=once.tell,
+        notify=once.notify,
     )

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.workers.service import Task
 
 
 def upkeep_tasks(
-    engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True, tell: Tell | None = None
+    engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True, notify: Notify | None = None
 ) -> list[Task]:
     """Both tasks, each with a watch of its own; none for a store that has no upkeep.
 
@@ -27,6 +27,6 @@ def upkeep_tasks(
     if store.upkeep is None:
         return []
     return [
-        Sweeper(store.upkeep, run, policy, healthy=healthy, tell=tell),
-        Reaper(store.upkeep, store.audit, run, policy, tell=tell),
+        Sweeper(store.upkeep, run, policy, healthy=healthy, notify=notify),
+        Reaper(store.upkeep, store.audit, run, policy, notify=notify),
     ]

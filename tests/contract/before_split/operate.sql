@@ -235,7 +235,7 @@ DELETE FROM oncekey.outbox AS parcel
 WHERE parcel.incarnation = :seen_incarnation::uuid AND parcel.kind = 'defer'
 RETURNING parcel.id;
 
--- name: census
+-- name: stats
 WITH clock AS MATERIALIZED (
     SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
 )

@@ -113,10 +113,10 @@ def raw_of(transaction):
 
 async def ask(transaction, text: str) -> list[tuple]:
     """Say something as a handler does; the rows, if there are any."""
-    return await tell(transaction.connection, text, transaction)
+    return await notify(transaction.connection, text, transaction)
 
 
-async def tell(connection, text: str, transaction) -> list[tuple]:
+async def notify(connection, text: str, transaction) -> list[tuple]:
     """The same on whichever connection."""
     if isinstance(transaction, AsyncpgTransaction):
         return [tuple(row) for row in await connection.fetch(text)]

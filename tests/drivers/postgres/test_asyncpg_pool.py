@@ -184,9 +184,9 @@ class TestWatch:
 
     async def test_who_waits_too_long_is_told_and_nobody_else_is(self):
         watch = Watch()
-        late = asyncio.create_task(self.told(watch, 3600))
+        late = asyncio.create_task(self.notice(watch, 3600))
         await asyncio.sleep(0)
-        soon = asyncio.create_task(self.told(watch, 0))  # whose deadline is earlier, though it came later
+        soon = asyncio.create_task(self.notice(watch, 0))  # whose deadline is earlier, though it came later
         assert await soon
         assert soon.cancelling() == 0
         assert not late.done()
@@ -196,7 +196,7 @@ class TestWatch:
 
     async def test_who_is_cancelled_as_well_is_cancelled(self):  # R71
         watch = Watch()
-        task = asyncio.create_task(self.told(watch, 3600))
+        task = asyncio.create_task(self.notice(watch, 3600))
         await asyncio.sleep(0)
         (wait,) = watch.waits
         wait.deadline = 0.0
@@ -210,7 +210,7 @@ class TestWatch:
         made = loop.call_at
         monkeypatch.setattr(loop, "call_at", lambda at, *rest: timers.append(at) or made(at, *rest))
         for _ in range(3):
-            tasks = [asyncio.create_task(self.told(watch, 3600)) for _ in range(3)]
+            tasks = [asyncio.create_task(self.notice(watch, 3600)) for _ in range(3)]
             await asyncio.sleep(0)
             for task in tasks:
                 task.cancel()

@@ -201,10 +201,10 @@ async def test_a_pooler_is_seen_whatever_the_address_says(kind: str, postgres_ds
     with PgBouncer(postgres_dsn, size=1) as pooler:
         for url, told in ((pooler.dsn(postgres_dsn), True), (through(postgres_dsn, pooler.port), None)):
             async with opened(kind, url) as driver:
-                assert await driver.pooling() == Pooling(stands=True, per_transaction=True, told=told)
+                assert await driver.pooling() == Pooling(stands=True, per_transaction=True, declared=told)
     with Proxy.before(postgres_dsn) as relay:  # which is none
         async with opened(kind, through(postgres_dsn, relay.port)) as driver:
-            assert await driver.pooling() == Pooling(stands=False, per_transaction=False, told=None)
+            assert await driver.pooling() == Pooling(stands=False, per_transaction=False, declared=None)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ async def test_a_pooler_is_seen_whatever_the_address_says(kind: str, postgres_ds
     ],
 )
 def test_what_the_doctor_says_of_it(*, stands: bool, per_transaction: bool, told: bool | None, level: str) -> None:
-    assert doctor_servers.pooler(stands=stands, per_transaction=per_transaction, told=told).level == level
+    assert doctor_servers.pooler(stands=stands, per_transaction=per_transaction, declared=told).level == level
 
 
 def test_the_pooler_of_the_tests_has_the_settings_of_the_page() -> None:

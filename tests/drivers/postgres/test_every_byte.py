@@ -37,7 +37,7 @@ from oncekey.engine import settle, steps
 from oncekey.engine.answering import refused
 from oncekey.engine.effects import Life, Rollback
 from oncekey.engine.operation import Operation
-from oncekey.engine.phases import Course
+from oncekey.engine.phases import PhasedRun
 from oncekey.engine.run import Run
 
 STRIDES = 2
@@ -271,9 +271,9 @@ async def test_who_does_not_ask_what_became_of_a_commit_is_noticed(
             await tried.cut(SEAL, side, 100)
 
 
-def taken_for_kept(_store: Any, course: Course, tx: Any, memo: tuple[MemoEntry, ...]) -> Life[bool]:
+def taken_for_kept(_store: Any, phased_run: PhasedRun, tx: Any, memo: tuple[MemoEntry, ...]) -> Life[bool]:
     yield Rollback(tx)
-    course.written(memo, None)
+    phased_run.written(memo, None)
     return True
 
 

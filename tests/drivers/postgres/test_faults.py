@@ -308,11 +308,11 @@ class TestServers:
                         killer.execute(TERMINATE)
                         blows, hit = blows + 1, sum(outcomes.values()) > outcomes["acknowledged"]
 
-            async def weather():
+            async def bad_connections():
                 await asyncio.to_thread(storm)
                 over.set()
 
-            await asyncio.gather(weather(), *(client() for _ in range(6)))
+            await asyncio.gather(bad_connections(), *(client() for _ in range(6)))
             assert await driver.run(saying(Mode.SINGLE, "SELECT 1")) == [(1,)]
             for claim, body in acknowledged:
                 verdict = await engine(driver).begin(again(claim), Policy())

@@ -31,19 +31,19 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
-from oncekey.core.onecommit import Ground, Kind, Sealed
+from oncekey.core.onecommit import Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions, psycopg_transactions
 from oncekey.drivers.postgres.transactions import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement
-from oncekey.stores.locks import sealed_row
+from oncekey.stores.locks import finished_row
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED, headers_text, row_text
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
 from oncekey.testing.clock import START, ManualClock
 
-NEW = Ground(Kind.NEW)
+NEW = WriteTarget(WriteKind.NEW)
 CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 OPEN = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"  # noqa: E501
 SEAL = """
@@ -54,7 +54,7 @@ SEAL = """
 
 def literal(value: object) -> str:
     """A value as it is written into a message."""
-    return as_text(Statement("one", "", {"value": value}, folds=True, told=":value"))
+    return as_text(Statement("one", "", {"value": value}, folds=True, text=":value"))
 
 
 def order() -> str:
@@ -149,7 +149,7 @@ class TestRecords:
         async with opened(kind, dsn) as driver:
             folded, plain = a_claim(), a_claim()
             tx, look = await entered(driver, folded, store)
-            assert await sealed(tx, look, folded, store=store) == Sealed(START + TTL, in_one_commit=True)
+            assert await sealed(tx, look, folded, store=store) == Stored(START + TTL, in_one_commit=True)
             tx, look = await entered(driver, plain, store)
             await tx.step(store.locks.completing(plain, NEW, answered(), look.begun))
             await tx.commit()
@@ -190,8 +190,8 @@ class TestRecords:
             claim = a_claim()
             tx, look = await entered(driver, claim, store)
             connection = raw_of(tx)
-            assert await sealed(tx, look, claim, store=store) == Sealed(START + TTL, in_one_commit=True)
-            assert connection.told is None
+            assert await sealed(tx, look, claim, store=store) == Stored(START + TTL, in_one_commit=True)
+            assert connection.notice is None
 
     @pytest.mark.parametrize("while_it_runs", [-HOUR, 0, 2 * TTL])
     @pytest.mark.parametrize("afterwards", [-HOUR, 0, TTL - 1])
@@ -206,7 +206,7 @@ class TestRecords:
             clock.advance(while_it_runs)
             committed = clock()
             told = await sealed(tx, look, claim, store=store)
-            assert told == Sealed(committed + TTL, in_one_commit=True)
+            assert told == Stored(committed + TTL, in_one_commit=True)
             record = columns(raw, claim)
             assert {record[name] for name in ("created_at", "last_run_at", "finished_at")} == {committed}
             clock.advance(afterwards)
@@ -216,7 +216,7 @@ class TestRecords:
             await tx.rollback()
             clock.now = committed + TTL
             tx, look = await entered(driver, late, store)
-            assert isinstance(local.enter(look, late, Policy()), local.Go)  # and it expires once, by that clock
+            assert isinstance(local.enter(look, late, Policy()), local.Entered)  # and it expires once, by that clock
             await tx.rollback()
 
     async def test_a_stored_answer_is_seen(self, kind, dsn):
@@ -269,15 +269,15 @@ class TestRecords:
         spans = (plain.entered, plain.deadline, plain.call_timeout, plain.ttl)
         end = (201, headers_text(said.headers), said.schema_version)
         row = row_text(*values, mark, plain.seed, Outcome.SUCCESS.value, *spans, *end)
-        assert sealed_row(claim, Outcome.SUCCESS, said).decode() == row
+        assert finished_row(claim, Outcome.SUCCESS, said).decode() == row
 
     def test_what_is_not_folded(self):
         locks, claim = PostgresStore().locks, a_claim()
         assert locks.sealing(claim, NEW, answered(b"x" * LONGEST_FOLDED), 1) is not None
         assert locks.sealing(claim, NEW, answered(None), 1) is not None
         assert locks.sealing(claim, NEW, answered(b"x" * (LONGEST_FOLDED + 1)), 1) is None
-        assert locks.sealing(claim, Ground(Kind.ANEW), answered(), 1) is None
-        assert locks.sealing(claim, Ground(Kind.RETRYABLE), answered(), 1) is None
+        assert locks.sealing(claim, WriteTarget(WriteKind.REPLACE_EXPIRED), answered(), 1) is None
+        assert locks.sealing(claim, WriteTarget(WriteKind.RETRYABLE), answered(), 1) is None
         assert locks.sealing(claim, NEW, Deferred(parcel=None), 1) is None
 
     def test_half_a_surrogate_pair_is_refused_as_any_value_that_cannot_be_stored(self):
@@ -402,7 +402,7 @@ class TestRefusals:
             tx, look = await entered(driver, claim)
             await ask(tx, insert(item))
             (raw_of(tx)._log_listeners if kind == ASYNCPG else raw_of(tx)._notice_handlers).clear()
-            assert await sealed(tx, look, claim) == Sealed(None, in_one_commit=True)
+            assert await sealed(tx, look, claim) == Stored(None, in_one_commit=True)
             assert there(raw, claim, item) == (1, 1)
 
     async def test_what_is_over_is_over(self, kind, dsn):

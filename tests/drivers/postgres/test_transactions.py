@@ -19,10 +19,10 @@ from drivers.postgres.drivers import (
     PSYCOPG,
     ask,
     engine,
+    notify,
     opened,
     raw_of,
     saying,
-    tell,
 )
 from harness.asgi import until
 from harness.patience import wait_until
@@ -225,7 +225,7 @@ class TestGuard:
         async with opened(kind, dsn, pool_size=2) as driver:
             lease, transaction = await claimed(driver), await driver.begin()
             await ask(transaction, insert(item))
-            await tell(raw_of(transaction), "COMMIT", transaction)
+            await notify(raw_of(transaction), "COMMIT", transaction)
             with caplog.at_level(logging.ERROR, "oncekey"):
                 assert (await engine(driver).settle_within(transaction, lease, answered())).ours
             assert "ended its own transaction" in caplog.text
@@ -237,7 +237,7 @@ class TestGuard:
     async def test_a_commit_of_nothing_says_so(self, kind, dsn, caplog):
         async with opened(kind, dsn, pool_size=1) as driver:
             transaction = await driver.begin()
-            await tell(raw_of(transaction), "ROLLBACK", transaction)
+            await notify(raw_of(transaction), "ROLLBACK", transaction)
             with caplog.at_level(logging.ERROR, "oncekey"):
                 await transaction.commit()
             assert "nothing left to commit" in caplog.text
@@ -294,7 +294,7 @@ class TestGuard:
             await transaction.commit()
             other = await driver.begin()
             with pytest.raises(TransactionControlError, match="over"):
-                await tell(leftover, "SELECT 1", other)
+                await notify(leftover, "SELECT 1", other)
             if cursor is not None:
                 with pytest.raises(TransactionControlError, match="over"):
                     await _now(cursor.execute("SELECT 1"))

@@ -19,14 +19,14 @@ from oncekey.core.model import UNAVAILABLE, Effects, State
 from oncekey.core.rulings import TakeOver
 from oncekey.engine import local, request, settle
 from oncekey.engine.answering import refused
-from oncekey.engine.phases import Course
-from oncekey.engine.relay import Ended
+from oncekey.engine.phases import PhasedRun
+from oncekey.engine.relay import ParcelEnded
 from oncekey.flow import Mode, Transaction
 from oncekey.frameworks.asgi import exchange
 from oncekey.runtimes.aio import AsyncRuntime
+from oncekey.stores.execution import execute
 from oncekey.stores.phases import PhaseStore
 from oncekey.stores.queries import load
-from oncekey.stores.saying import said
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.checker import Rule
 from oncekey.wire import Kind
@@ -159,13 +159,13 @@ def _takes_it_for_failure(run: Run) -> Life[Answer]:
 def _announces_nothing(
     self: PhaseStore, lease: Lease, _seen: tuple[MemoEntry, ...], _memo: tuple[MemoEntry, ...], _call: Announcement
 ) -> Flow[Snapshot]:
-    return (yield from said(Transaction("announce", Mode.READ, lambda: self._find(lease))))
+    return (yield from execute(Transaction("announce", Mode.READ, lambda: self._find(lease))))
 
 
 def _another_key(derive: Callable[[Lease, str], str]) -> Callable[..., Announcement]:
-    real = Course.announcement
+    real = PhasedRun.announcement
 
-    def announcement(self: Course, name: str, **given: Any) -> Announcement:
+    def announcement(self: PhasedRun, name: str, **given: Any) -> Announcement:
         return replace(real(self, name, **given), downstream_key=derive(self.lease, name))
 
     return announcement
@@ -191,10 +191,10 @@ def _never_at_once(_self: Relay, _parcel: InHand) -> bool:
     return False
 
 
-async def _acknowledges_first(self: Relay, held: HeldParcel, _error: Exception | None) -> Ended:
+async def _acknowledges_first(self: Relay, held: HeldParcel, _error: Exception | None) -> ParcelEnded:
     await self._drive(self._outbox.sent(held))
     await self._call(held, limit=1_000_000, send_by=None)
-    return Ended.DELIVERED
+    return ParcelEnded.DELIVERED
 
 
 _PHASED: Final = Case(Effects.PHASED)
@@ -259,7 +259,7 @@ _ALL: Final = (
         Rule.ONE_EFFECT,
         _PHASED,
         Fault(Point.parse("after:charge"), Manner.DIE),
-        _code((Course, "announcement", _another_key(lambda lease, name: f"{name}-{lease.attempt}"))),
+        _code((PhasedRun, "announcement", _another_key(lambda lease, name: f"{name}-{lease.attempt}"))),
     ),
     Mutant(
         "key_from_the_incarnation",
@@ -268,7 +268,7 @@ _ALL: Final = (
         Rule.ONE_EFFECT,
         Case(Effects.PHASED, rescue=Rescue.RESTORED),
         Fault(Point.parse("after:charge"), Manner.DIE),
-        _code((Course, "announcement", _another_key(lambda lease, name: str(uuid5(lease.incarnation, name))))),
+        _code((PhasedRun, "announcement", _another_key(lambda lease, name: str(uuid5(lease.incarnation, name))))),
     ),
     Mutant(
         "lock_in_the_select_list",

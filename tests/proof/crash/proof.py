@@ -26,7 +26,7 @@ from proof.crash.shop import Inbox, Ledger, Process, World
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from proof.crash.places import Place
-    from proof.crash.shop import Heard
+    from proof.crash.shop import CallReport
 
 
 LATER: Final = 10 * MINUTE
@@ -173,7 +173,7 @@ class Stage:
             amend=self.variant.amend,
         )
 
-    def survivor(self, case: Case, world: World) -> Process:
+    def healthy_server(self, case: Case, world: World) -> Process:
         """The one that lives on, with an eye for what is said from now on only."""
         found = self._survivors.get(case.repeatable)
         if found is None:
@@ -231,7 +231,7 @@ class _Run:
         self._broken: list[str] = []
         self._open: Any = None
         self._overtook = False
-        self._others = stage.survivor(case, self._world)
+        self._others = stage.healthy_server(case, self._world)
         self._others.crasher.said.clear()
         self._others.shop.entered.clear()
         self._crashers.append(self._others.crasher)
@@ -261,8 +261,8 @@ class _Run:
             return
         others = self._others
         before = len(others.shop.entered)
-        heard = await self._ask(others)
-        held = heard.code in {Code.IN_PROGRESS, Code.STORE_UNAVAILABLE}
+        report = await self._ask(others)
+        held = report.code in {Code.IN_PROGRESS, Code.STORE_UNAVAILABLE}
         if self._victim.shop.entered and len(others.shop.entered) > before and not held:
             self._broken.append(f"{ONE_RUNNER}: a duplicate ran while the owner's lease stood")
         self._pass_time()
@@ -282,41 +282,41 @@ class _Run:
         if not self._overtook:
             await taker.end()
 
-    async def _rescued(self) -> Heard:
+    async def _rescued(self) -> CallReport:
         """Another process, and whoever comes back; time passes until there is an answer."""
         others = self._others
         for _ in range(2 if self._case.rescue is Rescue.WORKER else 0):
             self._pass_time()
             await others.complete()
             await others.relay()
-        heard = await self._ask(others)
+        report = await self._ask(others)
         for _ in range(ROUNDS):
-            if heard.status == CREATED or heard.code == Code.OUTCOME_UNKNOWN:
+            if report.status == CREATED or report.code == Code.OUTCOME_UNKNOWN:
                 break
             self._pass_time()
             await others.relay()
-            heard = await self._ask(others)
+            report = await self._ask(others)
         self._pass_time()
         await others.relay()
         return await self._ask(others)
 
-    async def _ask(self, process: Process) -> Heard:
+    async def _ask(self, process: Process) -> CallReport:
         """Send the request, and write down what came of it, also if nothing did."""
         name = f"op-{len(self._operations) + 1}"
         op = Operation(name, "", self._key, "", self._tick(), None, Ending.INFO, promises=PROMISES[self._case.effects])
         place = len(self._operations)
         self._operations.append(op)
-        heard = await process.ask(self._case.effects, self._key, name)
+        report = await process.ask(self._case.effects, self._key, name)
         self._operations[place] = replace(
             op,
             ended=self._tick(),
-            kind=heard.kind(self._case.effects),
-            status=heard.status,
-            body=heard.body,
-            replayed=heard.replayed,
-            code=heard.code,
+            kind=report.kind(self._case.effects),
+            status=report.status,
+            body=report.body,
+            replayed=report.replayed,
+            code=report.code,
         )
-        return heard
+        return report
 
     def _process(self, *faults: Fault) -> Process:
         crasher = self._stage.crasher(*faults, meanwhile=self._meanwhile)
@@ -327,7 +327,7 @@ class _Run:
         if self._stage.clock is not None:
             self._stage.clock.advance(LATER)
 
-    def _verdict(self, last: Heard, *, died: bool) -> Verdict:
+    def _verdict(self, last: CallReport, *, died: bool) -> Verdict:
         said = [one for crasher in self._crashers for one in crasher.said]
         said.sort(key=lambda one: one.at)
         left = self._place.look(self._key)
@@ -345,7 +345,7 @@ class _Run:
         verdict.ended = f"{last.status} {last.code or ''}".strip()
         return verdict
 
-    def _unexpected(self, last: Heard, records: Any, *, died: bool) -> Iterator[str]:
+    def _unexpected(self, last: CallReport, records: Any, *, died: bool) -> Iterator[str]:
         """What the case promises beyond the rules: where somebody can know, there is an answer; else nobody guesses."""
         case, charges, calls = self._case, self._charges(), self._ledger.calls[self._key]
         unknown = last.code == Code.OUTCOME_UNKNOWN

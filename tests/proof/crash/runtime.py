@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from oncekey.boottime import boottime
-from oncekey.core.digests import downstream_key, seed_of
+from oncekey.canonical.digests import downstream_key, seed_of
 from oncekey.core.model import MINUTE, Code, Effects, State
 from oncekey.core.policy import Policy
 from oncekey.engine import steps
@@ -29,11 +29,11 @@ from oncekey.engine.effects import Beat, Begin, Call, Commit, Drop, Keep, Later,
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Mode, Transaction, adrive, drive
-from oncekey.runtimes.aio import AsyncRuntime, Changed, Drain, shielded
+from oncekey.runtimes.aio import AsyncRuntime, Changed, RunningWork, shielded
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.testing.claims import a_claim
 from proof.crash.crasher import COMMIT, Cut, Died, When, watched
-from proof.lives import Heard, Said, life
+from proof.lives import CallReport, Said, life
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,7 +188,7 @@ class MortalLoop(AsyncRuntime):
     """Effects under asyncio, and a cancellation at any of them."""
 
     def __init__(self, engine: AsyncEngine, crasher: Crasher) -> None:
-        super().__init__(engine, Drain())
+        super().__init__(engine, RunningWork())
         self.crasher = crasher
         self.errands: list[Later] = []
         self._real = self._transact
@@ -268,7 +268,7 @@ DONE: Final = {Effects.LOCAL: 201, Effects.OUTBOX: 202, Effects.INLINE: 201, Eff
 
 
 @dataclass(slots=True)
-class Teller:
+class Notifier:
     """Everything outside of the store: the handlers, what they write with, and a provider with a ledger."""
 
     insert: Callable[..., Any]
@@ -300,11 +300,13 @@ class Teller:
         return f"ch_{len(self.charges)}"
 
     def _phased(self, run: Run, key: str) -> Life[None]:
-        course, store, parcels = run.course, run.store, run.parcels
-        assert course is not None
-        yield from steps.phase(store, course, parcels, "one", lambda tx: self.insert(tx, "payment", key, 1, None))
-        yield from steps.call(store, course, "charge", self.charge, repeatable=True, given=None)
-        yield from steps.phase(store, course, parcels, "two", lambda tx: self.insert(tx, "settlement", key, 1, None))
+        phased_run, store, parcels = run.phased_run, run.store, run.parcels
+        assert phased_run is not None
+        yield from steps.phase(store, phased_run, parcels, "one", lambda tx: self.insert(tx, "payment", key, 1, None))
+        yield from steps.call(store, phased_run, "charge", self.charge, repeatable=True, parameters=None)
+        yield from steps.phase(
+            store, phased_run, parcels, "two", lambda tx: self.insert(tx, "settlement", key, 1, None)
+        )
 
 
 class Unasked:
@@ -314,7 +316,7 @@ class Unasked:
     status_url: str | None = None
 
 
-def request(store: Store, teller: Teller, effects: Effects, key: str) -> Life[Heard]:
+def request(store: Store, teller: Notifier, effects: Effects, key: str) -> Life[CallReport]:
     """One request, from its claim to what its client hears."""
     claim = a_claim(key, effects=effects, recovery=POLICY.recovery_for(effects))
     claim = replace(claim, seed=seed_of(claim.id, claim.fingerprint, None))
@@ -322,20 +324,20 @@ def request(store: Store, teller: Teller, effects: Effects, key: str) -> Life[He
     return life(Run(site, claim, Enrolment("crash", effects, POLICY, None), Unasked()), teller.handler)
 
 
-def wrong(effects: Effects, heard: Heard | None, left: dict[str, Rows], teller: Teller) -> list[str]:
+def wrong(effects: Effects, report: CallReport | None, left: dict[str, Rows], teller: Notifier) -> list[str]:
     """What is not as it must be once there is an answer. INLINE may end in a doubt, and never in a second call."""
     found = Counter(str(row["kind"]) for row in left["effects"])
     calls, distinct = len(teller.charges), len(set(teller.charges))
-    unknown = heard is not None and heard.code is Code.OUTCOME_UNKNOWN
-    said = "nothing" if heard is None else f"{heard.status} {heard.code or ''}".strip()
+    unknown = report is not None and report.code is Code.OUTCOME_UNKNOWN
+    said = "nothing" if report is None else f"{report.status} {report.code or ''}".strip()
     told: list[str] = []
     if effects is Effects.INLINE:
         if calls > 1:
             told.append(f"never a second call, and there were {calls}")
-        if not unknown and (heard is None or heard.status != DONE[effects] or calls != 1):
+        if not unknown and (report is None or report.status != DONE[effects] or calls != 1):
             told.append(f"one call and its answer, or a doubt: {calls} calls, and {said} was heard")
         return told
-    if heard is None or heard.status != DONE[effects] or unknown:
+    if report is None or report.status != DONE[effects] or unknown:
         told.append(f"an answer at last, and {said} was heard")
     if dict(found) != ROWS[effects]:
         told.append(f"each row exactly once, and there are {dict(found)}")

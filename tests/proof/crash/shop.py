@@ -175,7 +175,7 @@ class Shop:
             return await self._charge(downstream_key, str(op.key), amount)
 
         await op.phase("payment_created", create)
-        charged = await op.call("charge_created", charge, repeatable=self._repeatable, given={"amount": amount})
+        charged = await op.call("charge_created", charge, repeatable=self._repeatable, parameters={"amount": amount})
         await op.phase("payment_settled", settle)
         return JSONResponse({"charge": charged, "amount": amount}, 201)
 
@@ -214,7 +214,7 @@ _NOTHING_IN_ONE_TRANSACTION: Final = frozenset({Code.IN_PROGRESS, Code.EXECUTION
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class CallReport:
     """What a client was answered."""
 
     status: int
@@ -272,7 +272,7 @@ class Process:
         self.once = MortalOnce(connected, POLICY)
         self.shop = Shop(self.once, place, world, crasher.outside, repeatable=repeatable)
 
-    async def ask(self, effects: Effects, key: str, operation: str) -> Heard:
+    async def ask(self, effects: Effects, key: str, operation: str) -> CallReport:
         """One request and its answer."""
         sent: list[dict[str, Any]] = []
         body = json.dumps({"amount": AMOUNT}).encode()
@@ -306,7 +306,7 @@ class Process:
         start = next(message for message in sent if message["type"] == "http.response.start")
         told = {name.decode().lower(): value.decode("latin-1") for name, value in start["headers"]}
         content = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
-        return Heard(start["status"], content, told)
+        return CallReport(start["status"], content, told)
 
     async def relay(self) -> None:
         """Work off the outbox, one parcel after the other."""
@@ -314,7 +314,7 @@ class Process:
         assert engine.store.outbox is not None
         relay = Relay(engine.store.outbox, engine.driver.run, self.once.topics, self.once.policy, concurrency=1)
         while await relay.run_once():
-            await relay.drain()
+            await relay.shut_down()
         await relay.stop(0)
 
     async def complete(self) -> None:

@@ -27,10 +27,10 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.core.onecommit import Locked, ground_for
+from oncekey.core.onecommit import Locked, write_target_for
 from oncekey.core.policy import Policy
 from oncekey.core.rulings import Next, answer_from, rule
-from oncekey.core.transitions import ROWS, Actor, Row, Table, Trigger, judge, tabulate
+from oncekey.core.transitions import ROWS, Actor, Row, Table, Trigger, find_row, tabulate
 from oncekey.engine import local
 from proof.model.world import CHARGE, REST, Answer, Breach, Item, Proc, Rec, Scenario
 from proof.patching import patched
@@ -112,7 +112,7 @@ class Trial:
         asked = (trigger, actor, rec, item, said, phase, route)
         if asked not in self._judged:
             facts = self._facts(rec, item, frozenset(said), phase, route)
-            row = judge(trigger, actor, facts, self.table)
+            row = find_row(trigger, actor, facts, self.table)
             self._judged[asked] = row if isinstance(row, Row) else None
         return self._judged[asked]
 
@@ -133,7 +133,7 @@ class Trial:
             law, table = self.law, self.table
             with patched(
                 (local, "rule", lambda snapshot, claim, policy: law.rule(snapshot, claim, policy, table)),
-                (local, "ground_for", lambda snapshot, claim: ground_for(snapshot, claim, table)),
+                (local, "write_target_for", lambda snapshot, claim: write_target_for(snapshot, claim, table)),
             ):
                 self._entered[asked] = local.enter(look, self._claim(body, route, ours=False), self.policy)
         return self._entered[asked]

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid5
 
-from oncekey.core.digests import seed_of
+from oncekey.canonical.digests import seed_of
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.model import UNAVAILABLE, Completed, Discarded, Lease, Replay, State
-from oncekey.core.onecommit import Sealed
+from oncekey.core.onecommit import Stored
 from oncekey.engine import admit, request, serve, settle
 from oncekey.engine.answering import refused
 from oncekey.engine.effects import Beat, Call, Commit, Life
-from proof.lives import Heard
+from proof.lives import CallReport
 from proof.sim.runtime import Serving
 from proof.sim.scenarios import POLICY
 from proof.sim.steps import Reply
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from oncekey.core.policy import Policy
     from oncekey.engine.effects import Tx
-    from oncekey.engine.local import Go
+    from oncekey.engine.local import Entered
     from oncekey.engine.run import Run
     from oncekey.flow import Flow, Steps
     from oncekey.ports import Locks, Outbox, Records
@@ -75,7 +75,7 @@ class AnswersBeforeItSettles(Serving):
         """Answer as soon as there is an answer."""
         said = yield from super().handler(run)
         if said.status is not None:
-            own = Heard(said.status, said.body, said.headers, own=True)
+            own = CallReport(said.status, said.body, said.headers, own=True)
             yield Call(self._answered, (self.answer(own, run),))
         return said
 
@@ -110,9 +110,9 @@ def commits_twice(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | Non
         yield Commit(tx)
     except StoreError:
         return refused(run, UNAVAILABLE)
-    if run.go is not None:
+    if run.entered is not None:
         return (yield from settle._sealed_alone(run, settlement))
-    return (yield from settle._alone(run, settlement))
+    return (yield from settle._record_only(run, settlement))
 
 
 def proves_everything(error: BaseException, policy: Policy) -> bool:
@@ -124,16 +124,16 @@ def notices_no_conflict(
     locks: Locks,
     outbox: Outbox | None,
     claim: Claim,
-    go: Go,
+    entered: Entered,
     settlement: Completed | Deferred,
     *,
     parcels: tuple[Parcel, ...] = (),
-) -> Steps[Sealed | None]:
+) -> Steps[Stored | None]:
     """The record is inserted ON CONFLICT DO NOTHING, and whether a row was inserted is not asked."""
-    sealed = yield from locks.completing(claim, go.ground, settlement, go.begun)
+    sealed = yield from locks.completing(claim, entered.target, settlement, entered.begun)
     if parcels and outbox is not None:
         yield from outbox.putting(parcels)
-    return sealed or Sealed(expires_at=go.proceed.lease.expires_at, in_one_commit=True)
+    return sealed or Stored(expires_at=entered.proceed.lease.expires_at, in_one_commit=True)
 
 
 def waits_with_its_connection(run: Run) -> Life[None]:

@@ -305,7 +305,7 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "the record's insert meets another row and does nothing, and nobody asks whether it did",
         "the handler's rows are committed, and the record speaks of another request's",
         Rule.ONE_EFFECT,
-        _code((local, "sealing", flows.notices_no_conflict)),
+        _code((local, "store_finished", flows.notices_no_conflict)),
         MIXED,
     ),
     Mutant(

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.core.model import Completed
-from oncekey.core.onecommit import Kind, Locked
+from oncekey.core.onecommit import Locked, WriteKind
 from oncekey.flow import Fold, Statement
 from oncekey.stores.locks import WRITTEN, LockStore
 from oncekey.stores.memory import claim as reserve
@@ -22,7 +22,7 @@ from oncekey.stores.rows import snapshot_of
 if TYPE_CHECKING:
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Deferred, Instant, Parcel
-    from oncekey.core.onecommit import Ground, Sealed
+    from oncekey.core.onecommit import Stored, WriteTarget
     from oncekey.flow import Command, Rows, Steps, Value
     from proof.sim.steps import OpenTransaction
 
@@ -148,18 +148,18 @@ class Locks(LockStore):
             "scope": claim.id.scope,
             "key": claim.id.key,
         }
-        row = (yield self._statements.say("lock", params))[0]
+        row = (yield self._statements.statement("lock", params))[0]
         return Locked(
             got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
         )
 
-    def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
-    ) -> Fold[Sealed] | None:
+    def completing_at_commit(
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Fold[Stored] | None:
         """The finished record of a new key, for a host whose driver sends it with the COMMIT."""
-        if ground.kind is not Kind.NEW or not isinstance(settlement, Completed):
+        if target.kind is not WriteKind.NEW or not isinstance(settlement, Completed):
             return None
-        return Fold(self._finished(claim, ground, settlement), lambda rows: self._sealed(rows[0], begun))
+        return Fold(self._finished(claim, target, settlement), lambda rows: self._stored(rows[0], begun))
 
 
 ONE_COMMIT: Mapping[str, Command] = MappingProxyType(

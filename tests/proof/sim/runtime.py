@@ -30,11 +30,11 @@ from oncekey.engine.effects import (
     Keep,
     Later,
     Recall,
+    ReleaseConnections,
     Rest,
     Rollback,
     Sleep,
     Step,
-    TakeBack,
 )
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.recent import Hints
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Instant, RecordId
     from oncekey.engine.effects import Effect, Life
-    from proof.lives import Heard, Said
+    from proof.lives import CallReport, Said
     from proof.sim.scenarios import Plan
     from proof.sim.scheduler import Host
     from proof.sim.steps import Mailbox, OpenTransaction, Process
@@ -125,12 +125,12 @@ class Serving:
         self.asked_at = self.world.clock.boot
         run = self.started()
         try:
-            heard = yield from self.performed(life(run, self.handler))
-            late = heard.own and self.world.dice.chance(self.world.scheduler.rates.released)
+            report = yield from self.performed(life(run, self.handler))
+            late = report.own and self.world.rng.chance(self.world.scheduler.rates.released)
             if late and run.lease is not None:
                 yield from self._release_again(run)
             self.host.done = True
-            yield Reply(self.caller, self.answer(heard, run))
+            yield Reply(self.caller, self.answer(report, run))
         except Interrupted:
             self.caller.broken = True
         self.host.done = True
@@ -153,15 +153,15 @@ class Serving:
             Breaker(now),
             now,
             now,
-            crowded=lambda _: world.dice.chance(world.crowd),
-            hints=world.hints if world.dice.chance(0.5) else Hints(),
+            crowded=lambda _: world.rng.chance(world.crowd),
+            hints=world.hints if world.rng.chance(0.5) else Hints(),
         )
         policy = PATIENT if self.asked.waits else POLICY
         return Run(site, self.claim(), Enrolment("pay", self.asked.effects, policy, self), self.asked)
 
     def claim(self) -> Claim:
         """What the request asks for."""
-        incarnation = self.world.dice.uuid()
+        incarnation = self.world.rng.uuid()
         return Claim(
             id=self.asked.id,
             incarnation=incarnation,
@@ -179,19 +179,19 @@ class Serving:
             ttl=TTL,
         )
 
-    def answer(self, heard: Heard, run: Run) -> Answer:
+    def answer(self, report: CallReport, run: Run) -> Answer:
         """What the client makes of it. An answer of the key's names the life that it is from."""
-        kind, code = heard.kind(self.asked.effects), heard.code
+        kind, code = report.kind(self.asked.effects), report.code
         let_in = run.lease is not None and self.plan.entered
-        undone = code is None and heard.status == FAILED and self.asked.effects is Effects.LOCAL
-        if (kind is not Ending.OK and not let_in) or (heard.own and not let_in) or undone:
+        undone = code is None and report.status == FAILED and self.asked.effects is Effects.LOCAL
+        if (kind is not Ending.OK and not let_in) or (report.own and not let_in) or undone:
             kind = Ending.FAIL  # this request has done nothing, whatever others do
         elif code is Code.IN_PROGRESS:
             kind = Ending.INFO  # its own commit may be what is under way: "come back later" promises nothing
         if kind is not Ending.OK:
-            return Answer(kind, heard.status, code=code)
-        incarnation = heard.body.split(b" ")[0].decode()
-        return Answer(kind, heard.status, heard.body, heard.replayed, incarnation=incarnation)
+            return Answer(kind, report.status, code=code)
+        incarnation = report.body.split(b" ")[0].decode()
+        return Answer(kind, report.status, report.body, report.replayed, incarnation=incarnation)
 
     # The runtime
 
@@ -236,7 +236,9 @@ class Serving:
                 return self.beat(effect)
             case Later():
                 self._spawn("errand", _repeated(self.world, effect))
-            case Flush() | Rest() | TakeBack() | Consult():  # what stands in front of the store here is never there
+            case (
+                Flush() | Rest() | ReleaseConnections() | Consult()
+            ):  # what stands in front of the store here is never there
                 pass
             case Invoke():
                 raise AssertionError("a handler is spliced in at Invoke")

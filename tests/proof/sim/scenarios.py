@@ -72,7 +72,7 @@ CHAOS: Final = BEATS[-1] + 3 * MINUTE
 T = TypeVar("T")
 
 
-class Dice:
+class Rng:
     """All that a run leaves to chance is thrown here."""
 
     def __init__(self, seed: int) -> None:
@@ -124,26 +124,26 @@ class FaultRates:
 NO_FAULTS: Final = FaultRates()
 
 
-def draw_rates(dice: Dice) -> FaultRates:
+def draw_rates(rng: Rng) -> FaultRates:
     """Draw how likely each fault is in a run: each fault is off in some runs, rare in some and heavy in others."""
     return FaultRates(
-        crash=dice.pick((0.0, 0.1, 0.4)),
-        pause=dice.pick((0.0, 0.4, 0.8)),
-        unavailable=dice.pick((0.0, 0.0, 0.02, 0.15)),
-        lost_reply=dice.pick((0.0, 0.05, 0.25)),
-        lost_commit=dice.pick((0.0, 0.2, 0.6)),
-        hang=dice.pick((0.0, 0.0, 0.1)),
-        cancelled=dice.pick((0.0, 0.2, 0.5)),
-        released=dice.pick((0.0, 0.0, 0.4)),
-        provider=dice.pick((0.0, 0.3, 0.7)),
-        jumps=dice.pick((0.0, 1.0)),
+        crash=rng.pick((0.0, 0.1, 0.4)),
+        pause=rng.pick((0.0, 0.4, 0.8)),
+        unavailable=rng.pick((0.0, 0.0, 0.02, 0.15)),
+        lost_reply=rng.pick((0.0, 0.05, 0.25)),
+        lost_commit=rng.pick((0.0, 0.2, 0.6)),
+        hang=rng.pick((0.0, 0.0, 0.1)),
+        cancelled=rng.pick((0.0, 0.2, 0.5)),
+        released=rng.pick((0.0, 0.0, 0.4)),
+        provider=rng.pick((0.0, 0.3, 0.7)),
+        jumps=rng.pick((0.0, 1.0)),
     )
 
 
 HANG: Final = 10_000 * MINUTE
 
 
-class Course(StrEnum):
+class PhasedRun(StrEnum):
     """How a handler goes."""
 
     SUCCEEDS = "succeeds"
@@ -156,14 +156,14 @@ class Course(StrEnum):
 class Plan:
     """How a handler goes, how long it works before it acts, and whether it heeds the loss of its lease."""
 
-    course: Course = Course.SUCCEEDS
+    phased_run: PhasedRun = PhasedRun.SUCCEEDS
     work: Duration = SECOND
     heeds_loss: bool = True
 
     @property
     def entered(self) -> bool:
         """Whether the handler is called at all."""
-        return self.course is not Course.NOT_ENTERED
+        return self.phased_run is not PhasedRun.NOT_ENTERED
 
     @property
     def hangs(self) -> bool:
@@ -171,14 +171,14 @@ class Plan:
         return self.work >= HANG
 
 
-_COURSES: Final = (*(Course.SUCCEEDS,) * 6, Course.DECLINES, Course.RAISES, Course.NOT_ENTERED)
+_COURSES: Final = (*(PhasedRun.SUCCEEDS,) * 6, PhasedRun.DECLINES, PhasedRun.RAISES, PhasedRun.NOT_ENTERED)
 _WORKS: Final = (SECOND // 100, SECOND // 10, SECOND, 5 * SECOND, 30 * SECOND, 90 * SECOND)
 
 
-def draw_plan(dice: Dice, rates: FaultRates) -> Plan:
+def draw_plan(rng: Rng, rates: FaultRates) -> Plan:
     """A handler's course; some hang for ever."""
-    work = HANG if dice.chance(rates.hang) else dice.pick(_WORKS)
-    return Plan(dice.pick(_COURSES), work, heeds_loss=dice.chance(0.5))
+    work = HANG if rng.chance(rates.hang) else rng.pick(_WORKS)
+    return Plan(rng.pick(_COURSES), work, heeds_loss=rng.chance(0.5))
 
 
 @dataclass(frozen=True, slots=True)

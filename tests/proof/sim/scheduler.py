@@ -19,7 +19,7 @@ from proof.sim.steps import Commit, Insert, Open, Point, Receive, Reply, Rollbac
 if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant
     from proof.sim.database import Database
-    from proof.sim.scenarios import Dice, FaultRates
+    from proof.sim.scenarios import FaultRates, Rng
     from proof.sim.steps import Mailbox, OpenTransaction, Process, Step
 
 
@@ -104,13 +104,13 @@ class Scheduler:
     """Turns, one at a time."""
 
     def __init__(
-        self, clock: Clock, dice: Dice, database: Database, rates: FaultRates, nap: Callable[[], Instant]
+        self, clock: Clock, rng: Rng, database: Database, rates: FaultRates, nap: Callable[[], Instant]
     ) -> None:
         self.clock = clock
         self.turn = 0
         self.trace: list[Event] = []
         self.rates = rates
-        self._dice = dice
+        self._rng = rng
         self._database = database
         self._nap = nap
         self._tasks: list[Task] = []
@@ -144,8 +144,8 @@ class Scheduler:
                 return
             clock.boot = max(clock.boot, first)
             ready = [task for task, due in zip(self._tasks, dues, strict=True) if due <= clock.boot]
-            self._take(self._dice.pick(ready))
-            clock.boot += self._dice.between(1, 20) * MILLISECOND
+            self._take(self._rng.pick(ready))
+            clock.boot += self._rng.between(1, 20) * MILLISECOND
 
     def wake(self) -> None:
         """Everybody who stands still goes on."""
@@ -233,7 +233,7 @@ class Scheduler:
     def _cancel(self, task: Task, host: Host) -> bool:
         """The request is interrupted, once: before its step is done, or after, when its result is on its way."""
         # Of a transaction that nobody was told of a runtime leaves nothing open.
-        before = isinstance(task.step, Open) or self._dice.chance(0.5)
+        before = isinstance(task.step, Open) or self._rng.chance(0.5)
         self.note(host.name, f"is interrupted {'before' if before else 'after'} {_label(task.step)}")
         host.cut_off = True
         if before:
@@ -252,9 +252,9 @@ class Scheduler:
         if host.fate is not None and host.steps >= host.fate.step:
             return host.fate.doom
         if isinstance(step, Point) and step.critical and host.paused_until == 0:
-            if self._dice.chance(self.rates.crash / 4):
+            if self._rng.chance(self.rates.crash / 4):
                 return Doom.CRASH
-            if self._dice.chance(self.rates.pause / 2):
+            if self._rng.chance(self.rates.pause / 2):
                 return Doom.PAUSE
         return None
 
@@ -297,16 +297,16 @@ class Scheduler:
                 assert_never(step)
 
     def _open(self, task: Task) -> OpenTransaction:
-        if task.host is not None and self._dice.chance(self.rates.unavailable):
+        if task.host is not None and self._rng.chance(self.rates.unavailable):
             raise StoreUnavailableError("simulated outage")
         return self._database.begin(_author(task))
 
     def _say(self, task: Task, step: Say) -> Any:
         statement, tx = step.statement, step.tx
         faulty = task.host is not None
-        if faulty and self._dice.chance(self.rates.unavailable):
+        if faulty and self._rng.chance(self.rates.unavailable):
             raise StoreUnavailableError("simulated outage")
-        if faulty and step.writes and tx is None and self._dice.chance(self.rates.lost_reply):
+        if faulty and step.writes and tx is None and self._rng.chance(self.rates.lost_reply):
             self._lose(task, step)
             raise CommitAmbiguousError("simulated loss of a reply")
         writes = len(self._database.log)
@@ -321,10 +321,10 @@ class Scheduler:
 
     def _lose(self, task: Task, step: Say) -> None:
         """The reply is lost: the statement was executed, or never arrives, or is still on its way."""
-        arrives = self._dice.pick(("now", "now", "never", "later"))
+        arrives = self._rng.pick(("now", "now", "never", "later"))
         late = f"{task.name}'s lost {step.statement.name}"
         if arrives == "later":
-            self.spawn(late, _deliver(step, self._dice.between(1, 5000) * MILLISECOND))
+            self.spawn(late, _deliver(step, self._rng.between(1, 5000) * MILLISECOND))
         elif arrives == "now":
             rows = self._database.execute(step.statement, _author(task), self.turn)
             if rows is None:
@@ -332,13 +332,13 @@ class Scheduler:
 
     def _commit(self, task: Task, step: Commit) -> None:
         tx = step.tx
-        if task.host is not None and tx.open and self._dice.chance(self.rates.lost_commit):
-            outcome = Rollback(tx) if self._dice.chance(0.4) else step
-            if self._dice.chance(0.5):
+        if task.host is not None and tx.open and self._rng.chance(self.rates.lost_commit):
+            outcome = Rollback(tx) if self._rng.chance(0.4) else step
+            if self._rng.chance(0.5):
                 self._end(tx, outcome)
             else:
                 tx.host = ""  # the server goes on with it, whatever becomes of the host
-                late = self._dice.between(1, 5000) * MILLISECOND
+                late = self._rng.between(1, 5000) * MILLISECOND
                 self.spawn(f"{task.name}'s lost commit", _deliver(outcome, late))
             raise CommitAmbiguousError("simulated loss of the reply to COMMIT")
         self._end(tx, step)

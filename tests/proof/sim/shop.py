@@ -12,21 +12,21 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from oncekey.core.digests import downstream_key
-from oncekey.core.errors import NotExecuted, Rejected
+from oncekey.canonical.digests import downstream_key
+from oncekey.core.errors import NotExecutedError, RejectedError
 from oncekey.core.model import Effects
 from oncekey.engine import steps as taken
 from oncekey.engine.effects import Call, Life
 from oncekey.testing.history import Effect
 from proof.lives import NotEntered, Said
-from proof.sim.scenarios import CALL_TIMEOUT, PROVIDER_LAG, Course
+from proof.sim.scenarios import CALL_TIMEOUT, PROVIDER_LAG, PhasedRun
 from proof.sim.steps import Insert, Mailbox, Point, Receive, Wait
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration
     from oncekey.engine.run import Run
     from proof.sim.runtime import Asked
-    from proof.sim.scenarios import Dice, Plan
+    from proof.sim.scenarios import Plan, Rng
     from proof.sim.scheduler import Scheduler
     from proof.sim.steps import OpenTransaction, Process
     from proof.sim.world import World
@@ -56,18 +56,18 @@ class Outcome:
 class Provider:
     """Takes charges. One that `remembers` gives the same charge for the same key; others charge each time."""
 
-    def __init__(self, scheduler: Scheduler, dice: Dice, *, remembers: bool) -> None:
+    def __init__(self, scheduler: Scheduler, rng: Rng, *, remembers: bool) -> None:
         self.ledger: list[Effect] = []
         self._scheduler = scheduler
-        self._dice = dice
+        self._rng = rng
         self._remembers = remembers
         self._by_key: dict[str, str] = {}
 
     def send(self, charge: Effect, downstream_key: str, reply_to: Mailbox) -> None:
         """A call leaves for the provider; from here on nothing can stop it."""
-        bad = self._dice.chance(self._scheduler.rates.provider)
-        reaction = self._dice.pick(_BAD) if bad else Reaction.CHARGED
-        late = 0 if reaction is Reaction.REFUSED else self._dice.between(1, PROVIDER_LAG)
+        bad = self._rng.chance(self._scheduler.rates.provider)
+        reaction = self._rng.pick(_BAD) if bad else Reaction.CHARGED
+        late = 0 if reaction is Reaction.REFUSED else self._rng.between(1, PROVIDER_LAG)
         call = self._arrive(charge, downstream_key, reply_to, reaction, late)
         self._scheduler.spawn(f"{charge.operation}'s call", call)
 
@@ -124,41 +124,41 @@ class Counter:
     def local(self, run: Run) -> Life[Said]:
         """One row through the transaction that it was handed."""
         yield from self._enter(run)
-        if self.plan.course is Course.DECLINES:
+        if self.plan.phased_run is PhasedRun.DECLINES:
             return self._said(run, 402)
         yield Call(self._insert, (run, run.tx.connection, "order"))
-        if self.plan.course is Course.RAISES:
+        if self.plan.phased_run is PhasedRun.RAISES:
             raise FailedError
         return self._said(run, 201)
 
     def outbox(self, run: Run) -> Life[Said]:
         """A row, and a call that a worker makes later."""
         yield from self._enter(run)
-        if self.plan.course is Course.DECLINES:
+        if self.plan.phased_run is PhasedRun.DECLINES:
             return self._said(run, 402)
         yield Call(self._insert, (run, run.tx.connection, "transfer"))
         run.parcels.defer("transfer", {"by": self.asked.operation})
-        if self.plan.course is Course.RAISES:
+        if self.plan.phased_run is PhasedRun.RAISES:
             raise FailedError
         return Said(202)
 
     def inline(self, run: Run) -> Life[Said]:
         """One call to a provider, started only while the lease is surely its own (U1)."""
         yield from self._enter(run)
-        if self.plan.course is Course.DECLINES:
+        if self.plan.phased_run is PhasedRun.DECLINES:
             return self._said(run, 402)
         try:
             charge: str = yield Call(self._charge, (run, downstream_key(run.seed, CHARGE)))
-        except Rejected:
+        except RejectedError:
             return self._said(run, 402)
-        if self.plan.course is Course.RAISES:
+        if self.plan.phased_run is PhasedRun.RAISES:
             raise FailedError
         return self._said(run, 201, charge)
 
     def phased(self, run: Run) -> Life[Said]:
         """A phase, a call and a phase, each remembered: whoever resumes it goes on behind what is done."""
-        course, store = run.course, run.store
-        assert course is not None
+        phased_run, store = run.phased_run, run.store
+        assert phased_run is not None
         yield from self._enter(run)
         repeatable = self.world.scenario.provider_remembers
 
@@ -171,14 +171,14 @@ class Counter:
         def charge(key: str) -> Process[str]:
             return (yield from self._charge(run, key))
 
-        yield from taken.phase(store, course, run.parcels, "created", create)
-        if self.plan.course is Course.RAISES and not self.world.dice.chance(0.5):
+        yield from taken.phase(store, phased_run, run.parcels, "created", create)
+        if self.plan.phased_run is PhasedRun.RAISES and not self.world.rng.chance(0.5):
             raise FailedError
         try:
-            made = yield from taken.call(store, course, CHARGE, charge, repeatable=repeatable, given=None)
-        except Rejected:
+            made = yield from taken.call(store, phased_run, CHARGE, charge, repeatable=repeatable, parameters=None)
+        except RejectedError:
             return self._said(run, 402)
-        yield from taken.phase(store, course, run.parcels, "settled", settle)
+        yield from taken.phase(store, phased_run, run.parcels, "settled", settle)
         return self._said(run, 201, str(made))
 
     def _enter(self, run: Run) -> Life[None]:
@@ -201,7 +201,7 @@ class Counter:
         """A call that leaves for the provider, if its owner may still make it, and what comes back."""
         pulse = run.pulse
         if run.lost() or (pulse is not None and self.world.clock.boot >= pulse.trusted_until):  # type: ignore[attr-defined]
-            raise NotExecuted("the lease is not surely ours any more")
+            raise NotExecutedError("the lease is not surely ours any more")
         yield Point("sends", critical=True, slack=self.world.scenario.send_slack)
         reply_to = Mailbox()
         self.world.provider.send(self._effect(run, CHARGE), key, reply_to)
@@ -211,9 +211,9 @@ class Counter:
             raise TimeoutError
         match outcome.reaction:
             case Reaction.REFUSED:
-                raise NotExecuted("the provider could not be reached")
+                raise NotExecutedError("the provider could not be reached")
             case Reaction.DECLINED:
-                raise Rejected({"reason": "declined by the provider"})
+                raise RejectedError({"reason": "declined by the provider"})
             case _:
                 return outcome.charge
 

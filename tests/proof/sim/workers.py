@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from oncekey.core.digests import downstream_key
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.memo import encode, recovery_point
 from oncekey.core.model import Effects, EntryKind, Lease, MemoEntry, State, StoredResponse
 from oncekey.core.rulings import LOCK_EXPIRED
-from oncekey.core.transitions import Actor, Row, Trigger, judge
+from oncekey.core.transitions import Actor, Row, Trigger, find_row
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.rows import memo_text, owner_proof, record_of, response_params, version_proof
 from oncekey.testing.history import Effect
@@ -124,7 +124,7 @@ class Sweeper(Worker):
 
     def swept(self, record: Record, now: Instant) -> Process[None]:
         """Move a stale record where TRANSITIONS says."""
-        row = judge(Trigger.SWEEP, Actor.SWEEPER, Facts(record, now))
+        row = find_row(Trigger.SWEEP, Actor.SWEEPER, Facts(record, now))
         if isinstance(row, Row) and row.to is not None:
             yield from self.say("sweep", record, {"to": row.to.value, "last_error": LOCK_EXPIRED})
 
@@ -149,7 +149,7 @@ class Resolver(Worker):
         if charge is not None and open_call:
             yield from self.executed(record, now, charge)
             return
-        row = judge(Trigger.NOT_EXECUTED, Actor.RESOLVER, Facts(record, now, waited=waited))
+        row = find_row(Trigger.NOT_EXECUTED, Actor.RESOLVER, Facts(record, now, waited=waited))
         if isinstance(row, Row) and row.to is not None:
             yield from self.say("resolve_not_executed", record, {"to": row.to.value})
             if row.to is State.PENDING:
@@ -163,7 +163,7 @@ class Resolver(Worker):
 
     def executed(self, record: Record, now: Instant, charge: str) -> Process[None]:
         """The provider's word is the answer, or the result that a phased handler goes on with."""
-        row = judge(Trigger.EXECUTED, Actor.RESOLVER, Facts(record, now, result_given=True))
+        row = find_row(Trigger.EXECUTED, Actor.RESOLVER, Facts(record, now, result_given=True))
         if not isinstance(row, Row):
             return
         if row.to is State.COMPLETED:
@@ -187,10 +187,10 @@ class Reaper(Worker):
     def act(self, record: Record, now: Instant) -> Process[None]:
         """Rows 18, 29 and 30."""
         facts = Facts(record, now - REAP_GRACE, soft=self.world.soft)
-        row = judge(Trigger.EXPIRE, Actor.REAPER, facts)
+        row = find_row(Trigger.EXPIRE, Actor.REAPER, facts)
         if isinstance(row, Row) and row.to is not None:
             yield from self.say("expire", record, {"to": row.to.value})
-        elif isinstance(judge(Trigger.PURGE, Actor.REAPER, facts), Row):
+        elif isinstance(find_row(Trigger.PURGE, Actor.REAPER, facts), Row):
             yield from self.say("purge", record)
 
 
@@ -222,13 +222,13 @@ class Relay(Worker):
         parcels[life] = self.world.clock.boot + PARCEL_LEASE
         remembers = self.world.scenario.provider_remembers
         facts = Facts(record, now, item_claimed=True, item_sent=record.intent is not None, item_repeatable=remembers)
-        row = judge(Trigger.WORKER_CLAIM, Actor.WORKER, facts)
+        row = find_row(Trigger.WORKER_CLAIM, Actor.WORKER, facts)
         if not isinstance(row, Row):
             return
         if row.to is State.UNKNOWN:
             yield from self.say("park", record, {"last_error": "call_uncertain"})
             return
-        owner = f"{self.host.name} {self.world.dice.uuid()}"
+        owner = f"{self.host.name} {self.world.rng.uuid()}"
         rows = yield from self.say("take_up", record, {"owner": owner, "intent": _intent(record, now)})
         if rows:
             yield from self._deliver(record_of(rows[0]))

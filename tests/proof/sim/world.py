@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from oncekey.core.digests import seed_of
+from oncekey.canonical.digests import seed_of
 from oncekey.core.model import MINUTE, SECOND, Code, RecordId, State
 from oncekey.engine import admit
 from oncekey.engine.recent import Hints
@@ -37,8 +37,8 @@ from proof.sim.scenarios import (
     SKEW,
     SMALL_JUMP,
     TTL,
-    Dice,
     Plan,
+    Rng,
     draw_plan,
     draw_rates,
 )
@@ -96,7 +96,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class LaterSettlement:
     """What a client wants: one key, one body, and how often it tries."""
 
     key: Key
@@ -105,21 +105,21 @@ class Errand:
     tries: int
 
 
-def client(world: World, name: str, errand: Errand) -> Process[None]:
+def client(world: World, name: str, errand: LaterSettlement) -> Process[None]:
     """One client and all its tries."""
-    dice = world.dice
+    rng = world.rng
     yield Wait(errand.start)
     for attempt in range(errand.tries):
         caller = Mailbox()
         operation = f"{name}.{attempt + 1}"
         world.send(operation, errand.key, errand.body, caller)
-        answer: Answer | None = yield Receive(caller, dice.pick(_PATIENCE))
+        answer: Answer | None = yield Receive(caller, rng.pick(_PATIENCE))
         world.heard(operation, answer)
         if answer is not None and answer.code is Code.KEY_REUSED:
             return
         # A client may lose an answer that it was given, so it also asks again after a success.
         satisfied = answer is not None and answer.kind is Ending.OK
-        yield Wait(dice.between(0, 90 if not satisfied else 3) * SECOND)
+        yield Wait(rng.between(0, 90 if not satisfied else 3) * SECOND)
 
 
 SCOPE: Final = "tenant-1"
@@ -137,24 +137,24 @@ class World:
     def __init__(self, seed: int, parts: Parts, scenario: Scenario) -> None:
         self.parts = parts
         self.scenario = scenario
-        self.dice = Dice(seed)
+        self.rng = Rng(seed)
         self.clock = Clock()
         self.database = Database(self.clock, idle_limit=DEADLINE)
-        rates = scenario.rates or draw_rates(self.dice)
-        self.scheduler = Scheduler(self.clock, self.dice, self.database, rates, self._nap)
-        self.provider = Provider(self.scheduler, self.dice, remembers=scenario.provider_remembers)
+        rates = scenario.rates or draw_rates(self.rng)
+        self.scheduler = Scheduler(self.clock, self.rng, self.database, rates, self._nap)
+        self.provider = Provider(self.scheduler, self.rng, remembers=scenario.provider_remembers)
         self.watch = Watch(self.clock)
-        self.soft = self.dice.chance(0.3)
-        self._locks = self.dice.pick(scenario.locks)
-        self.crowd = self.dice.pick((0.0, 0.0, 0.2))
+        self.soft = self.rng.chance(0.3)
+        self._locks = self.rng.pick(scenario.locks)
+        self.crowd = self.rng.pick((0.0, 0.0, 0.2))
         """How often the business transactions leave no place for another one."""
         self.hints = Hints()
         self.notebook: dict[str, Instant] = {}
         self._inside: dict[RecordId, list[OpenTransaction]] = {}
         self._sightings: list[Sighting] = []
         self._keys = [
-            Key(RecordId(SCOPE, f"key-{number}"), self.dice.pick(scenario.effects), waits=self.dice.chance(0.3))
-            for number in range(1, self.dice.pick((2, 2, 3)))
+            Key(RecordId(SCOPE, f"key-{number}"), self.rng.pick(scenario.effects), waits=self.rng.chance(0.3))
+            for number in range(1, self.rng.pick((2, 2, 3)))
         ]
         self.keys = tuple(key.id for key in self._keys)
         self._operations: dict[str, Operation] = {}
@@ -162,7 +162,7 @@ class World:
 
     def run(self) -> History:
         """Chaos, then heal, then a last look by healthy clients."""
-        chance = patched((admit, "uuid4", self.dice.uuid))
+        chance = patched((admit, "uuid4", self.rng.uuid))
         with self.parts.patched(), chance, _quiet():
             return self._run()
 
@@ -173,7 +173,7 @@ class World:
         self._rest()
         for key in self._keys:
             for body in BODIES:
-                self._client(f"auditor-{body[-1]}-{key.id.key}", Errand(key, body, 0, tries=2))
+                self._client(f"auditor-{body[-1]}-{key.id.key}", LaterSettlement(key, body, 0, tries=2))
         self.scheduler.run(self.clock.boot + 10 * SECOND)
         self._rest()
         return self._told()
@@ -189,7 +189,7 @@ class World:
 
     def entered(self, asked: Asked, run: Run) -> None:
         """A handler runs now; in one commit it is the only one as long as its transaction is open."""
-        if run.go is None:
+        if run.entered is None:
             return
         others = self._inside.setdefault(asked.id, [])
         if any(tx.open for tx in others):
@@ -220,11 +220,11 @@ class World:
             promises=PROMISES[key.effects],
         )
         rates = self.scheduler.rates
-        plan = Plan() if rates is NO_FAULTS else draw_plan(self.dice, rates)
-        host = Host(name, self._fate(steps=12, cancels=True), self.dice.between(-SKEW, SKEW), callers=(caller,))
-        host.locks = self.dice.chance(self._locks)
-        host.folds = self.dice.chance(0.5)
-        self.scheduler.note(name, f"sends {fingerprint} for {key.id.key}; the handler {plan.course}")
+        plan = Plan() if rates is NO_FAULTS else draw_plan(self.rng, rates)
+        host = Host(name, self._fate(steps=12, cancels=True), self.rng.between(-SKEW, SKEW), callers=(caller,))
+        host.locks = self.rng.chance(self._locks)
+        host.folds = self.rng.chance(0.5)
+        self.scheduler.note(name, f"sends {fingerprint} for {key.id.key}; the handler {plan.phased_run}")
         asked = Asked(name, key.id, key.effects, fingerprint, waits=key.waits)
         self.scheduler.spawn(name, self.parts.serving(self, host, asked, plan, caller).run(), host)
         if not plan.hangs:
@@ -251,34 +251,34 @@ class World:
     def _populate(self) -> None:
         for key in self._keys:
             for number, beat in enumerate(BEATS):
-                crowd = 0 if number in self.scenario.quiet else self.dice.pick(_CROWDS[min(number, 1)])
+                crowd = 0 if number in self.scenario.quiet else self.rng.pick(_CROWDS[min(number, 1)])
                 late = beat >= TTL
                 for who in range(crowd):
                     # While a key lives most requests are honest retries; afterwards it may be anything.
-                    body = self.dice.pick(BODIES if late else BODIES[:1] * 4 + BODIES)
-                    start = beat + self.dice.between(0, self.dice.pick((1, 20)) * SECOND)
+                    body = self.rng.pick(BODIES if late else BODIES[:1] * 4 + BODIES)
+                    start = beat + self.rng.between(0, self.rng.pick((1, 20)) * SECOND)
                     name = f"client-{number + 1}{'abc'[who]}-{key.id.key}"
-                    self._client(name, Errand(key, body, start, tries=self.dice.between(1, 3)))
+                    self._client(name, LaterSettlement(key, body, start, tries=self.rng.between(1, 3)))
         for beat in BEATS:
-            for _ in range(self.dice.between(1, 2)):
+            for _ in range(self.rng.between(1, 2)):
                 self._send_workers(beat, within=30 * SECOND)
-        if self.dice.chance(self.scheduler.rates.jumps):
-            for _ in range(self.dice.between(1, 3)):
-                around = self.dice.pick(BEATS) + self.dice.between(-MINUTE, 20 * SECOND)
+        if self.rng.chance(self.scheduler.rates.jumps):
+            for _ in range(self.rng.between(1, 3)):
+                around = self.rng.pick(BEATS) + self.rng.between(-MINUTE, 20 * SECOND)
                 self.scheduler.spawn("nemesis", self._jump(max(0, around)))
         if self.scenario.loses_records:
-            self.scheduler.spawn("nemesis", self._lose_records(self.dice.between(0, CHAOS)))
+            self.scheduler.spawn("nemesis", self._lose_records(self.rng.between(0, CHAOS)))
 
-    def _client(self, name: str, errand: Errand) -> None:
+    def _client(self, name: str, errand: LaterSettlement) -> None:
         self.scheduler.spawn(name, client(self, name, errand))
 
     def _send_workers(self, start: Duration, within: Duration) -> None:
         for kind in self.parts.workers:
-            if not self.dice.chance(kind.diligence):
+            if not self.rng.chance(kind.diligence):
                 continue
             host = Host(kind.name, self._fate(steps=6))
             worker = kind(self, host, self.notebook)
-            late = start + self.dice.between(0, within)
+            late = start + self.rng.between(0, within)
             self.scheduler.spawn(kind.name, self._round(worker, late), host)
 
     def _round(self, worker: Worker, start: Duration) -> Process[None]:
@@ -287,8 +287,8 @@ class World:
 
     def _jump(self, start: Duration) -> Process[None]:
         yield Wait(start)
-        far = self.dice.pick((SMALL_JUMP, BIG_JUMP, BIG_JUMP))
-        offset = self.dice.between(-far, far)
+        far = self.rng.pick((SMALL_JUMP, BIG_JUMP, BIG_JUMP))
+        offset = self.rng.between(-far, far)
         yield Point(f"sets the store's clock to {offset / SECOND:+.1f} s")
         if self.scheduler.rates is not NO_FAULTS:
             self._look_at_the_clock()
@@ -329,21 +329,21 @@ class World:
         return all(line["state"] in _AT_REST for line in self.database.table.values())
 
     def _fate(self, steps: int, *, cancels: bool = False) -> Fate | None:
-        rates, dice = self.scheduler.rates, self.dice
-        if cancels and dice.chance(rates.cancelled):
-            return Fate(Doom.CANCEL, dice.between(2, dice.pick((steps, 2 * steps))))
-        if dice.chance(rates.crash):
-            return Fate(Doom.CRASH, dice.between(2, steps))
-        if dice.chance(rates.pause):
-            return Fate(Doom.PAUSE, dice.between(2, steps))
+        rates, rng = self.scheduler.rates, self.rng
+        if cancels and rng.chance(rates.cancelled):
+            return Fate(Doom.CANCEL, rng.between(2, rng.pick((steps, 2 * steps))))
+        if rng.chance(rates.crash):
+            return Fate(Doom.CRASH, rng.between(2, steps))
+        if rng.chance(rates.pause):
+            return Fate(Doom.PAUSE, rng.between(2, steps))
         return None
 
     def _nap(self) -> Instant:
         """When a host that stands still goes on: soon, or just when something else is about to change."""
         now = self.clock.boot
         later = [EPOCH + BEATS[beat] for beat in self.scenario.wakes if EPOCH + BEATS[beat] > now]
-        around = self.dice.pick((now, *later[:2], *later[-2:]))
-        return around + self.dice.between(1, 30) * SECOND
+        around = self.rng.pick((now, *later[:2], *later[-2:]))
+        return around + self.rng.between(1, 30) * SECOND
 
     def _clock_of(self, host: Host) -> Callable[[], Instant] | None:
         return (lambda: self.clock.boot + host.skew) if self.parts.hosts_clock else None

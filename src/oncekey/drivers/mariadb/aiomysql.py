@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import NOTHING_LEFT, OVER, Lending
+from oncekey.drivers.guard import NOTHING_LEFT, OVER, ConnectionUse
 from oncekey.drivers.mariadb.address import (
     IDLE_TIMEOUT,
     POOL_SIZE,
@@ -22,7 +22,7 @@ from oncekey.drivers.mariadb.address import (
 )
 from oncekey.drivers.mariadb.aiomysql_session import Session
 from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
-from oncekey.drivers.mariadb.guard import AsyncGuardedConnection
+from oncekey.drivers.mariadb.guard import AsyncMariadbGuardedConnection
 from oncekey.drivers.mariadb.messages import (
     GRACE,
     IdleSessions,
@@ -153,11 +153,11 @@ class AiomysqlTransaction:
         self._pool = pool
         self._session: Session | None = session
         self._limit = limit
-        self._lending = Lending()
-        self._guarded = AsyncGuardedConnection(session.raw, self._lending)
+        self._use = ConnectionUse()
+        self._guarded = AsyncMariadbGuardedConnection(session.raw, self._use)
 
     @property
-    def connection(self) -> AsyncGuardedConnection:
+    def connection(self) -> AsyncMariadbGuardedConnection:
         """The connection for the handler."""
         return self._guarded
 
@@ -167,7 +167,7 @@ class AiomysqlTransaction:
         if session is None:
             raise TransactionControlError(OVER)
         ended = session.open and not session.in_transaction
-        talk = stepping(steps, ended=ended, undone=self._lending.undone)
+        talk = stepping(steps, ended=ended, undone=self._use.undone)
         try:
             return await session.talk(talk, self._limit + GRACE)
         except DemotedError:
@@ -179,7 +179,7 @@ class AiomysqlTransaction:
         session = self._session
         if session is None:
             return
-        self._lending.over = True
+        self._use.over = True
         try:
             if session.open and not session.in_transaction:
                 log.error(NOTHING_LEFT)
@@ -193,11 +193,11 @@ class AiomysqlTransaction:
         session, self._session = self._session, None
         if session is None:
             return
-        self._lending.over = True
+        self._use.over = True
         try:
             if session.open and session.in_transaction:
                 await session.talk(undoing(), self._limit)
-            if session.open and self._lending.used:
+            if session.open and self._use.used:
                 await session.clean(self._limit)
         except BaseException as error:
             session.sever()

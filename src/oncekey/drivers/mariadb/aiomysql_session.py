@@ -41,7 +41,7 @@ class Session:
             )
             session = cls(raw, hello)
             try:
-                await session.said(hello)
+                await session.execute_text(hello)
             except BaseException:
                 session.sever()
                 raise
@@ -85,7 +85,7 @@ class Session:
             message = next(conversation)
             while True:
                 try:
-                    results = await self.hold(limit, self.said(message))
+                    results = await self.hold(limit, self.execute_text(message))
                 except FAILURES as error:
                     message = conversation.throw(error)
                 except BaseException:
@@ -106,7 +106,7 @@ class Session:
                 self.sever()  # a migration's lock is the session's
             raise
 
-    async def said(self, message: bytes) -> list[Result]:
+    async def execute_text(self, message: bytes) -> list[Result]:
         """Send a message, and read all replies to it."""
         raw = self.raw
         await raw.query(message)
@@ -127,7 +127,7 @@ class Session:
     async def _clean(self) -> None:
         await self.raw._execute_command(RESET, b"")  # noqa: SLF001  (aiomysql has no word for it)
         await self.raw._read_packet()  # noqa: SLF001
-        await self.said(self._hello)
+        await self.execute_text(self._hello)
 
 
 async def severed(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
@@ -137,11 +137,11 @@ async def severed(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
 
 async def cleaned(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
     """Make a session of somebody else's what it was when aiomysql had opened it."""
-    said = [f"SET NAMES {raw.charset}"]
+    execute_text = [f"SET NAMES {raw.charset}"]
     if raw.sql_mode is not None:
-        said.append(f"SET sql_mode={raw.sql_mode}")
+        execute_text.append(f"SET sql_mode={raw.sql_mode}")
     if raw.init_command is not None:
-        said.append(raw.init_command)
+        execute_text.append(raw.init_command)
     if raw.autocommit_mode is not None:
-        said.append(f"SET autocommit = {int(raw.autocommit_mode)}")
-    await Session(raw, ";\n".join(said).encode()).clean(None)
+        execute_text.append(f"SET autocommit = {int(raw.autocommit_mode)}")
+    await Session(raw, ";\n".join(execute_text).encode()).clean(None)

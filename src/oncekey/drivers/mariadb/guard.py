@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.guard import Lending, refusal, refuse_transaction_control, undoes
+from oncekey.drivers.guard import ConnectionUse, refusal, refuse_transaction_control, undoes
 
 _REFUSED: Final = frozenset(
     {"commit", "rollback", "begin", "close", "autocommit", "query", "select_db", "kill", "ensure_closed", "connect"}
@@ -17,25 +17,25 @@ _REFUSED: Final = frozenset(
 class Guarded:
     """Passes every call on, unless the operation is over."""
 
-    __slots__ = ("_lending", "_raw")
+    __slots__ = ("_raw", "_use")
 
-    def __init__(self, raw: Any, lending: Lending) -> None:  # noqa: ANN401  (a connection or a cursor of either library)
+    def __init__(self, raw: Any, use: ConnectionUse) -> None:  # noqa: ANN401  (a connection or a cursor of either library)
         object.__setattr__(self, "_raw", raw)
-        object.__setattr__(self, "_lending", lending)
+        object.__setattr__(self, "_use", use)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever there is)
-        self._lending.check()
+        self._use.check()
         return getattr(self._raw, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        self._lending.check()
+        self._use.check()
         setattr(self._raw, name, value)
 
     def __repr__(self) -> str:
         return f"<guarded {self._raw!r}>"
 
     def _check(self, query: Any) -> None:  # noqa: ANN401  (text or bytes)
-        self._lending.check()
+        self._use.check()
         text = query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query)
         refuse_transaction_control(text, Dialect.MARIADB)
 
@@ -45,11 +45,11 @@ class Guarded:
         try:
             yield
         except Exception as error:
-            self._lending.undone = self._lending.undone or undoes(error)
+            self._use.undone = self._use.undone or undoes(error)
             raise
 
 
-class _GuardedConnection(Guarded):
+class _MariadbGuardedConnection(Guarded):
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
@@ -58,18 +58,18 @@ class _GuardedConnection(Guarded):
         return super().__getattr__(name)
 
 
-class GuardedConnection(_GuardedConnection):
+class MariadbGuardedConnection(_MariadbGuardedConnection):
     """`op.connection` in a blocking handler: a connection of PyMySQL."""
 
     __slots__ = ()
 
-    def cursor(self, *args: Any, **kwargs: Any) -> GuardedCursor:  # noqa: ANN401  (as PyMySQL takes them)
+    def cursor(self, *args: Any, **kwargs: Any) -> MariadbGuardedCursor:  # noqa: ANN401  (as PyMySQL takes them)
         """A cursor."""
-        self._lending.check()
-        return GuardedCursor(self._raw.cursor(*args, **kwargs), self._lending)
+        self._use.check()
+        return MariadbGuardedCursor(self._raw.cursor(*args, **kwargs), self._use)
 
 
-class GuardedCursor(Guarded):
+class MariadbGuardedCursor(Guarded):
     """A cursor of a guarded connection."""
 
     __slots__ = ()
@@ -87,7 +87,7 @@ class GuardedCursor(Guarded):
             return self._raw.executemany(query, *args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
-        self._lending.check()
+        self._use.check()
         return iter(self._raw)
 
     def __enter__(self) -> Self:
@@ -97,35 +97,35 @@ class GuardedCursor(Guarded):
         self._raw.close()
 
 
-class AsyncGuardedConnection(_GuardedConnection):
+class AsyncMariadbGuardedConnection(_MariadbGuardedConnection):
     """`op.connection` in an `async def` handler: a connection of aiomysql."""
 
     __slots__ = ()
 
     def cursor(self, *args: Any, **kwargs: Any) -> _Opening:  # noqa: ANN401  (as aiomysql takes them)
         """A cursor, awaited or entered."""
-        self._lending.check()
-        return _Opening(self._raw.cursor(*args, **kwargs), self._lending)
+        self._use.check()
+        return _Opening(self._raw.cursor(*args, **kwargs), self._use)
 
 
 class _Opening:
     """A cursor that is to be awaited or entered, as aiomysql's are."""
 
-    __slots__ = ("_cursor", "_lending", "_opening")
+    __slots__ = ("_cursor", "_opening", "_use")
 
-    def __init__(self, opening: Any, lending: Lending) -> None:  # noqa: ANN401  (aiomysql's)
+    def __init__(self, opening: Any, use: ConnectionUse) -> None:  # noqa: ANN401  (aiomysql's)
         self._opening = opening
-        self._lending = lending
-        self._cursor: AsyncGuardedCursor | None = None
+        self._use = use
+        self._cursor: AsyncMariadbGuardedCursor | None = None
 
-    def __await__(self) -> Generator[Any, Any, AsyncGuardedCursor]:
+    def __await__(self) -> Generator[Any, Any, AsyncMariadbGuardedCursor]:
         return self._open().__await__()
 
-    async def _open(self) -> AsyncGuardedCursor:
-        self._cursor = AsyncGuardedCursor(await self._opening, self._lending)
+    async def _open(self) -> AsyncMariadbGuardedCursor:
+        self._cursor = AsyncMariadbGuardedCursor(await self._opening, self._use)
         return self._cursor
 
-    async def __aenter__(self) -> AsyncGuardedCursor:
+    async def __aenter__(self) -> AsyncMariadbGuardedCursor:
         return await self._open()
 
     async def __aexit__(self, *_: object) -> None:
@@ -133,7 +133,7 @@ class _Opening:
             await self._cursor.__aexit__()
 
 
-class AsyncGuardedCursor(Guarded):
+class AsyncMariadbGuardedCursor(Guarded):
     """A cursor of a guarded connection."""
 
     __slots__ = ()
@@ -151,7 +151,7 @@ class AsyncGuardedCursor(Guarded):
             return await self._raw.executemany(query, *args, **kwargs)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        self._lending.check()
+        self._use.check()
         return aiter(self._raw)
 
     async def __aenter__(self) -> Self:

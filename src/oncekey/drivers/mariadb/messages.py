@@ -92,7 +92,7 @@ def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
     if mode is not Mode.ATOMIC:
         return (yield from _stepping(steps, mode, manner))
     try:
-        yield from _said(manner.begin, mode, transaction.name)
+        yield from _executed_text(manner.begin, mode, transaction.name)
         result = yield from _stepping(steps, mode, manner)
     except Exception:  # a driver that is interrupted closes the connection
         steps.close()
@@ -109,12 +109,12 @@ def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
 
 def begun(manner: Manner = OURS) -> Talk[None]:
     """Begin a business transaction."""
-    yield from _said(manner.begin, Mode.ATOMIC, WHAT)
+    yield from _executed_text(manner.begin, Mode.ATOMIC, WHAT)
 
 
 def only_reading(manner: Manner = OURS) -> Talk[None]:
     """Begin one in which the server itself refuses to write."""
-    yield from _said(manner.begin + b" READ ONLY", Mode.ATOMIC, WHAT)
+    yield from _executed_text(manner.begin + b" READ ONLY", Mode.ATOMIC, WHAT)
 
 
 def stepping(steps: Steps[T], *, ended: bool, undone: bool, manner: Manner = OURS) -> Talk[T]:
@@ -183,11 +183,11 @@ def _executed(statement: Statement, mode: Mode, manner: Manner) -> Talk[Rows]:
         if is_answer(number, _text(statement), at_once=statement.at_once):
             return []
         raise statement_error(error, mode, statement.name) from cause(error)
-    told = [result for result in results if result.columns is not None]
-    return named(told[-1]) if told else []
+    with_columns = [result for result in results if result.columns is not None]
+    return named(with_columns[-1]) if with_columns else []
 
 
-def _said(message: bytes, mode: Mode, what: str) -> Talk[None]:
+def _executed_text(message: bytes, mode: Mode, what: str) -> Talk[None]:
     try:
         yield message
     except FAILURES as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import NOTHING_LEFT, OVER, Lending
+from oncekey.drivers.guard import NOTHING_LEFT, OVER, ConnectionUse
 from oncekey.drivers.mariadb.address import (
     IDLE_TIMEOUT,
     POOL_SIZE,
@@ -22,7 +22,7 @@ from oncekey.drivers.mariadb.address import (
     greeting,
 )
 from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
-from oncekey.drivers.mariadb.guard import GuardedConnection
+from oncekey.drivers.mariadb.guard import MariadbGuardedConnection
 from oncekey.drivers.mariadb.messages import (
     GRACE,
     IdleSessions,
@@ -145,11 +145,11 @@ class PymysqlTransaction:
         self._pool = pool
         self._session: Session | None = session
         self._limit = limit
-        self._lending = Lending()
-        self._guarded = GuardedConnection(session.raw, self._lending)
+        self._use = ConnectionUse()
+        self._guarded = MariadbGuardedConnection(session.raw, self._use)
 
     @property
-    def connection(self) -> GuardedConnection:
+    def connection(self) -> MariadbGuardedConnection:
         """The connection for the handler."""
         return self._guarded
 
@@ -159,7 +159,7 @@ class PymysqlTransaction:
         if session is None:
             raise TransactionControlError(OVER)
         ended = session.open and not session.in_transaction
-        talk = stepping(steps, ended=ended, undone=self._lending.undone)
+        talk = stepping(steps, ended=ended, undone=self._use.undone)
         try:
             return session.talk(talk, self._limit + GRACE)
         except DemotedError:
@@ -171,7 +171,7 @@ class PymysqlTransaction:
         session = self._session
         if session is None:
             return
-        self._lending.over = True
+        self._use.over = True
         try:
             if session.open and not session.in_transaction:
                 log.error(NOTHING_LEFT)
@@ -185,11 +185,11 @@ class PymysqlTransaction:
         session, self._session = self._session, None
         if session is None:
             return
-        self._lending.over = True
+        self._use.over = True
         try:
             if session.open and session.in_transaction:
                 session.talk(undoing(), self._limit)
-            if session.open and self._lending.used:
+            if session.open and self._use.used:
                 session.clean(self._limit)
         except BaseException as error:
             session.sever()

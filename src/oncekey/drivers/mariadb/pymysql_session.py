@@ -41,7 +41,7 @@ class Session:
             client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
         )
         session = cls(raw, hello)
-        session._hold(timeout, lambda: session._said(hello))
+        session._hold(timeout, lambda: session._executed_text(hello))
         return session
 
     @property
@@ -109,7 +109,7 @@ class Session:
             message = next(conversation)
             while True:
                 try:
-                    results = self._said(message)
+                    results = self._executed_text(message)
                 except FAILURES as error:
                     message = conversation.throw(error)
                 else:
@@ -117,7 +117,7 @@ class Session:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
-    def _said(self, message: bytes) -> list[Result]:
+    def _executed_text(self, message: bytes) -> list[Result]:
         """Send a message, and read all replies to it."""
         raw = self.raw
         try:
@@ -135,4 +135,4 @@ class Session:
     def _clean(self) -> None:
         self.raw._execute_command(RESET, b"")  # noqa: SLF001  (PyMySQL has no word for it)
         self.raw._read_ok_packet()  # noqa: SLF001
-        self._said(self._hello)
+        self._executed_text(self._hello)

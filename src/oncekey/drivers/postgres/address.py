@@ -50,12 +50,12 @@ class Pooling:
 
     stands: bool
     per_transaction: bool
-    told: bool | None
+    declared: bool | None
 
     @classmethod
-    def seen(cls, greeted: tuple[int, int], answered: tuple[int, int], *, told: bool | None) -> Self:
+    def seen(cls, greeted: tuple[int, int], answered: tuple[int, int], *, declared: bool | None) -> Self:
         """From the process numbers that two connections were greeted with, and those that answered them."""
-        return cls(greeted != answered, answered[0] == answered[1], told)
+        return cls(greeted != answered, answered[0] == answered[1], declared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,13 @@ class PostgresAddress:
         several = len(_hosts(place)) > 1 and not any(option.startswith(_TARGET) for option in options)
         if not ours and not several:
             return cls(dsn, pooler=None)
-        said = ours[-1] if ours else ""
-        if ours and said not in _YES | _NO | {_PREPARED}:
-            raise ConfigurationError(f"{_POOLER}{said} in the address of PostgreSQL must be 1, 0 or prepared")
+        value = ours[-1] if ours else ""
+        if ours and value not in _YES | _NO | {_PREPARED}:
+            raise ConfigurationError(f"{_POOLER}{value} in the address of PostgreSQL must be 1, 0 or prepared")
         others = [option for option in options if option and not option.startswith(_POOLER)]
         kept = "&".join([*others, _WRITES] if several else others)
         return cls(
-            f"{place}?{kept}" if kept else place, pooler=said not in _NO if ours else None, prepares=said == _PREPARED
+            f"{place}?{kept}" if kept else place, pooler=value not in _NO if ours else None, prepares=value == _PREPARED
         )
 
     @property

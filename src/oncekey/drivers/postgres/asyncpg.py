@@ -82,7 +82,7 @@ class AsyncpgDriver:
         cache = statement_cache_size if address.prepares or not address.pooler else 0
         self._pool = AsyncpgPool(address, pool_size, timeout, cache)
         self._limit = statement_timeout
-        self._told = address.pooler
+        self._notice = address.pooler
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._cleans = not address.pooler
         self._settings = idle_limit(idle_timeout)
@@ -129,10 +129,10 @@ class AsyncpgDriver:
         """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         try:
             statement = next(first)
-            folds = statement.folds and statement.told is not None
+            folds = statement.folds and statement.text is not None
             tx = await self._opened(statement if folds else None)
             try:
-                rows = tx.told if folds else None
+                rows = tx.notice if folds else None
                 while True:
                     statement = first.send(await tx.say(statement) if rows is None else rows)
                     rows = None
@@ -155,13 +155,13 @@ class AsyncpgDriver:
             greeted = (one.get_server_pid(), two.get_server_pid())
             answered = (await one.fetchval(BACKEND), await two.fetchval(BACKEND))
         except asyncpg.DuplicatePreparedStatementError:
-            return Pooling(stands=True, per_transaction=True, told=self._told)
+            return Pooling(stands=True, per_transaction=True, declared=self._notice)
         except FAILURES as error:
             raise statement_error(error, one, Mode.READ, "pooling") from cause(error)
         finally:
             await self._pool.give_back(one)
             await self._pool.give_back(two)
-        return Pooling.seen(greeted, answered, told=self._told)
+        return Pooling.seen(greeted, answered, declared=self._notice)
 
     async def close(self) -> None:
         """Close the connections."""

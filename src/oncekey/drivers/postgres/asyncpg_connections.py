@@ -22,7 +22,7 @@ from oncekey.drivers.postgres.errors import (
     refused_commit,
     unsure_commit,
 )
-from oncekey.drivers.postgres.transactions import BEGIN, NOT_OURS, RECORD, TAKEN, TOLD
+from oncekey.drivers.postgres.transactions import BEGIN, NOT_OURS, NOTICE, RECORD, TAKEN
 from oncekey.drivers.retries import LostError, lost, lost_commit
 from oncekey.flow import Mode
 
@@ -111,14 +111,14 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         super().__init__(*args, **kwargs)
         self.tag = ""
         self.unsure = False
-        self.told: str | None = None
+        self.notice: str | None = None
         self.watch = Watch()
         """The watch over its messages; a pool has one for all of its connections."""
         self.suspect = False
         self.doubt = Doubt()
         self.generation = 0
         self.born = self.rested = time.monotonic()
-        self.add_log_listener(self._hear)
+        self.add_log_listener(self._take_notice)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ANN401, ASYNC109  (asyncpg's)
         """Execute, and remember the answer: a COMMIT may be answered with ROLLBACK (F20)."""
@@ -132,7 +132,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         It does what `Transaction.start` does, which sends its BEGIN alone.
         """
         transaction = Transaction(self, "read_committed", False, False)  # noqa: FBT003  (neither read-only nor deferrable)
-        self.unsure, self.told, self._top_xact = False, None, transaction
+        self.unsure, self.notice, self._top_xact = False, None, transaction
         wait = Wait(self.watch, limit)
         try:
             self.tag = await super().execute(f"{BEGIN};{then}")
@@ -147,7 +147,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
 
     async def finish(self, text: str, limit: float) -> None:
         """Send the last statements of a transaction in one message, its COMMIT included."""
-        self.unsure, self.told = False, None
+        self.unsure, self.notice = False, None
         wait = Wait(self.watch, limit)
         try:
             self.tag = await super().execute(text)
@@ -162,7 +162,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
 
     def attend(self) -> None:
         """Forget the notices of earlier replies."""
-        self.unsure, self.told = False, None
+        self.unsure, self.notice = False, None
 
     def forsake(self, ours: Transaction) -> None:
         """Invalidate all statements, cursors and transactions that were made so far, except our own, as a pool does."""
@@ -192,28 +192,28 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         """Return to the pool. Listeners that a handler left are removed, with the warning that asyncpg's pool gives."""
         self.rested = now
         if self._listeners or len(self._log_listeners) > 1:
-            self.remove_log_listener(self._hear)
+            self.remove_log_listener(self._take_notice)
             self._on_release()
             self._listeners.clear()
             self._log_listeners.clear()
-            self.add_log_listener(self._hear)
+            self.add_log_listener(self._take_notice)
 
     def _process_log_message(self, fields: Mapping[str, str], last_query: object) -> None:
         """Take our own notices here, where asyncpg makes an object of a notice and schedules its listeners.
 
         If a later version of asyncpg calls something else, our listener still gets them.
         """
-        if fields.get("C") == TOLD and len(self._log_listeners) == 1:
-            if self.told is None:
-                self.told = fields["M"]
+        if fields.get("C") == NOTICE and len(self._log_listeners) == 1:
+            if self.notice is None:
+                self.notice = fields["M"]
         else:
             super()._process_log_message(fields, last_query)
 
-    def _hear(self, _: object, said: asyncpg.PostgresLogMessage) -> None:
-        if said.sqlstate == TOLD:
-            if self.told is None:
-                self.told = said.message
-        elif said.sqlstate == SYNC_WAIT_CANCELLED:
+    def _take_notice(self, _: object, notice: asyncpg.PostgresLogMessage) -> None:
+        if notice.sqlstate == NOTICE:
+            if self.notice is None:
+                self.notice = notice.message
+        elif notice.sqlstate == SYNC_WAIT_CANCELLED:
             self.unsure = True
             self.doubt.arise()
 
@@ -286,8 +286,8 @@ def check_commit(connection: StoreConnection, what: str) -> None:
 
 def cause(error: Exception) -> Exception | None:
     """The original error, if it may be shown with ours: not one that repeats a value or a whole row."""
-    told = isinstance(error, ValueError | OverflowError) or _sqlstate(error).startswith(_VALUES)
-    return None if told else error
+    declared = isinstance(error, ValueError | OverflowError) or _sqlstate(error).startswith(_VALUES)
+    return None if declared else error
 
 
 def is_busy(error: Exception) -> bool:

@@ -8,7 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
-from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, Lending, refusal, refuse_transaction_control
+from oncekey.drivers.guard import (
+    ENDED_EARLY,
+    NOTHING_LEFT,
+    OVER,
+    RESET,
+    ConnectionUse,
+    refusal,
+    refuse_transaction_control,
+)
 from oncekey.drivers.placeholders import numbered
 from oncekey.drivers.postgres.asyncpg_connections import (
     FAILURES,
@@ -24,7 +32,7 @@ from oncekey.drivers.postgres.asyncpg_connections import (
     was_never_sent,
 )
 from oncekey.drivers.postgres.errors import unsure_commit
-from oncekey.drivers.postgres.transactions import BEGIN, FOUND, WHAT, as_text, row_told
+from oncekey.drivers.postgres.transactions import BEGIN, FOUND, WHAT, as_text, row_from_notice
 from oncekey.drivers.retries import lost_commit
 from oncekey.flow import Mode, Statement, astep
 
@@ -44,12 +52,12 @@ class AsyncpgTransaction:
         "_cleans",
         "_committed",
         "_guarded",
-        "_lending",
         "_limit",
         "_over",
         "_pool",
         "_raw",
         "_transaction",
+        "_use",
     )
 
     def __init__(
@@ -67,21 +75,21 @@ class AsyncpgTransaction:
         self._limit = limit
         self._cleans = cleans
         self._over = self._committed = False
-        self._lending = Lending()
-        self._guarded = GuardedConnection(connection, self._lending)
+        self._use = ConnectionUse()
+        self._guarded = AsyncpgGuardedConnection(connection, self._use)
 
     @property
-    def connection(self) -> GuardedConnection:
+    def connection(self) -> AsyncpgGuardedConnection:
         """The connection for the handler."""
         return self._guarded
 
     @property
-    def told(self) -> Rows | None:
+    def notice(self) -> Rows | None:
         """The row of a first statement that was sent with BEGIN. None: it has to be executed by itself."""
         raw = self._raw
-        if raw.told is None:
+        if raw.notice is None:
             return () if raw.tag == FOUND else None
-        return [row_told(raw.told)]
+        return [row_from_notice(raw.notice)]
 
     async def say(self, statement: Statement) -> Rows:
         """Execute a statement of oncekey's own, before the handler has the connection."""
@@ -124,7 +132,7 @@ class AsyncpgTransaction:
                 await self._begin_again()
             self._committed = True
             self._take_back()
-            cleans = self._lending.used and self._cleans
+            cleans = self._use.used and self._cleans
             rows = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
             self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
             self._over = rows is not None and self._pool.given_at_once(self._raw)
@@ -141,17 +149,17 @@ class AsyncpgTransaction:
         if self._over:
             return
         self._over = True
-        if not self._lending.over:
+        if not self._use.over:
             self._take_back()
         try:
             if not self._committed:
                 await undo(self._raw, self._transaction, self._limit)
         finally:
-            await self._pool.give(self._raw, used=self._lending.used and self._cleans)
+            await self._pool.give(self._raw, used=self._use.used and self._cleans)
 
     def _take_back(self) -> None:
         """Refuse every further use by the handler, also of what it prepared."""
-        self._lending.over = True
+        self._use.over = True
         self._raw.forsake(self._transaction)
 
     @property
@@ -167,14 +175,14 @@ class AsyncpgTransaction:
             raise statement_error(error, self._raw, Mode.ATOMIC, WHAT) from cause(error)
 
 
-class GuardedConnection:
+class AsyncpgGuardedConnection:
     """`op.connection` for asyncpg. After the end of the operation it refuses every call."""
 
-    __slots__ = ("_lending", "_raw")
+    __slots__ = ("_raw", "_use")
 
-    def __init__(self, raw: Any, lending: Lending) -> None:  # noqa: ANN401  (a connection of asyncpg's pool)
+    def __init__(self, raw: Any, use: ConnectionUse) -> None:  # noqa: ANN401  (a connection of asyncpg's pool)
         self._raw = raw
-        self._lending = lending
+        self._use = use
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever asyncpg has there)
         return getattr(self._open(), name)
@@ -232,20 +240,20 @@ class GuardedConnection:
 
     def _checked(self, query: str) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
         refuse_transaction_control(query)
-        self._lending.check()
+        self._use.check()
         return self._raw
 
     def _open(self) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
-        self._lending.check()
+        self._use.check()
         return self._raw
 
 
 async def execute(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
     """Execute one statement of a transaction of this mode; asyncpg cancels one that takes too long."""
     assert isinstance(statement.command, str)
-    said = numbered(statement.command)
+    numbered_sql = numbered(statement.command)
     try:
-        rows: Rows = await connection.fetch(said.text, *said.arguments(statement.params), timeout=limit)
+        rows: Rows = await connection.fetch(numbered_sql.text, *numbered_sql.arguments(statement.params), timeout=limit)
     except FAILURES as error:
         raise statement_error(error, connection, mode, statement.name) from cause(error)
     return rows
@@ -313,7 +321,7 @@ async def commit_with(
         connection.terminate()  # the session is not clean
     if connection.unsure:
         raise unsure_commit(what)
-    return () if connection.told is None else [row_told(connection.told)]
+    return () if connection.notice is None else [row_from_notice(connection.notice)]
 
 
 async def _was_committed(connection: StoreConnection, last: Statement, limit: float | None, what: str) -> bool:

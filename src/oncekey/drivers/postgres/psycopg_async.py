@@ -77,7 +77,7 @@ class AsyncPsycopgDriver:
         address = PostgresAddress.parse(dsn)
         self._pool = AsyncPool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
         self._limit = statement_timeout
-        self._told = address.pooler  # asyncio only
+        self._notice = address.pooler  # asyncio only
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._cleans = not address.pooler
         self._begin = f"{BEGIN}; {idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
@@ -142,7 +142,7 @@ class AsyncPsycopgDriver:
             greeted = (one.pgconn.backend_pid, two.pgconn.backend_pid)
             answered = [await execute(each, Mode.READ, Statement("pooling", BACKEND)) for each in (one, two)]
         first, second = (int(rows[0]["pg_backend_pid"]) for rows in answered)
-        return Pooling.seen(greeted, (first, second), told=self._told)
+        return Pooling.seen(greeted, (first, second), declared=self._notice)
 
     async def close(self) -> None:
         """Close the connections."""

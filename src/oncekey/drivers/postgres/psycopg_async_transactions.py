@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, Lending
+from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.errors import unsure_commit
 from oncekey.drivers.postgres.psycopg_connections import (
@@ -60,11 +60,11 @@ class AsyncPsycopgTransaction:
         self._cleans = cleans
         self._raw: AsyncStoreConnection | None = connection
         self._limit = limit
-        self._lending = Lending()
-        self._guarded = AsyncGuardedConnection(lent(connection, self._lending), self._lending)
+        self._use = ConnectionUse()
+        self._guarded = AsyncPsycopgGuardedConnection(lent(connection, self._use), self._use)
 
     @property
-    def connection(self) -> AsyncGuardedConnection:
+    def connection(self) -> AsyncPsycopgGuardedConnection:
         """The connection for the handler."""
         return self._guarded
 
@@ -96,7 +96,7 @@ class AsyncPsycopgTransaction:
                 _log.error(NOTHING_LEFT)
             else:
                 # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
-                self._lending.over = True
+                self._use.over = True
                 self._raw.limit = self._limit
                 await commit(self._raw, WHAT)
         finally:
@@ -112,8 +112,8 @@ class AsyncPsycopgTransaction:
             if was_ended(connection):
                 _log.error(ENDED_EARLY)
                 await begin(connection, BEGIN, WHAT)
-            self._lending.over = True
-            cleans = self._lending.used and self._cleans
+            self._use.over = True
+            cleans = self._use.used and self._cleans
             rows = await commit_with(connection, last, WHAT, cleans=cleans)
             self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
         finally:
@@ -125,7 +125,7 @@ class AsyncPsycopgTransaction:
         connection, self._raw = self._raw, None
         if connection is None:
             return
-        self._lending.over = True
+        self._use.over = True
         try:
             if connection.lock.locked():
                 await connection.sever()
@@ -134,14 +134,14 @@ class AsyncPsycopgTransaction:
                 await undo(connection)
         finally:
             # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
-            self._pool.give(connection, used=self._lending.used and self._cleans)
+            self._pool.give(connection, used=self._use.used and self._cleans)
 
 
 def _only(statement: Statement) -> Steps[Rows]:
     return (yield statement)
 
 
-class AsyncGuardedConnection(GuardedFromEnding):
+class AsyncPsycopgGuardedConnection(GuardedFromEnding):
     """`op.connection` for psycopg in an `async def` handler."""
 
     __slots__ = ()
@@ -150,15 +150,15 @@ class AsyncGuardedConnection(GuardedFromEnding):
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.AsyncConnection
 
-    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncGuardedCursor:  # noqa: ANN401  (as psycopg)
+    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncPsycopgGuardedCursor:  # noqa: ANN401  (as psycopg)
         """Execute a statement."""
         self._check(query)
-        return AsyncGuardedCursor(await self._raw.execute(query, *args, **kwargs), self)
+        return AsyncPsycopgGuardedCursor(await self._raw.execute(query, *args, **kwargs), self)
 
-    def cursor(self, *args: Any, **kwargs: Any) -> AsyncGuardedCursor:  # noqa: ANN401  (as psycopg takes them)
+    def cursor(self, *args: Any, **kwargs: Any) -> AsyncPsycopgGuardedCursor:  # noqa: ANN401  (as psycopg takes them)
         """A cursor."""
-        self._lending.check()
-        return AsyncGuardedCursor(self._raw.cursor(*args, **kwargs), self)
+        self._use.check()
+        return AsyncPsycopgGuardedCursor(self._raw.cursor(*args, **kwargs), self)
 
     async def __aenter__(self) -> NoReturn:
         self._refuse("`async with connection:`")
@@ -166,20 +166,20 @@ class AsyncGuardedConnection(GuardedFromEnding):
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class AsyncGuardedCursor(Guarded):
+class AsyncPsycopgGuardedCursor(Guarded):
     """A cursor whose statements cannot end the transaction."""
 
     __slots__ = ("connection",)
 
-    def __init__(self, raw: Any, connection: AsyncGuardedConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
-        super().__init__(raw, connection._lending)  # noqa: SLF001  (one module, one secret)
+    def __init__(self, raw: Any, connection: AsyncPsycopgGuardedConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
+        super().__init__(raw, connection._use)  # noqa: SLF001  (one module, one secret)
         object.__setattr__(self, "connection", connection)
 
     @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.AsyncCursor
 
-    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncGuardedCursor:  # noqa: ANN401  (as psycopg)
+    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncPsycopgGuardedCursor:  # noqa: ANN401  (as psycopg)
         """Execute a statement."""
         self._check(query)
         await self._raw.execute(query, *args, **kwargs)
@@ -202,12 +202,12 @@ class AsyncGuardedCursor(Guarded):
         return self._raw.copy(statement, *args, **kwargs)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        self._lending.check()
+        self._use.check()
         rows: AsyncIterator[Any] = aiter(self._raw)
         return rows
 
     async def __anext__(self) -> Any:  # noqa: ANN401  (a row)
-        self._lending.check()
+        self._use.check()
         return await anext(self._raw)
 
     async def __aenter__(self) -> Self:
@@ -257,9 +257,9 @@ async def commit(connection: AsyncStoreConnection, what: str) -> None:
 
 async def begin_with(connection: AsyncStoreConnection, first: Statement) -> Rows | None:
     """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
-    connection.told = None
+    connection.notice = None
     try:
-        results = await said(connection, f"{BEGIN};{as_text(first)}")
+        results = await execute_text(connection, f"{BEGIN};{as_text(first)}")
         refuse_failed(results)
     except FAILURES as error:
         raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
@@ -268,15 +268,15 @@ async def begin_with(connection: AsyncStoreConnection, first: Statement) -> Rows
 
 async def commit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
     """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken."""
-    connection.unsure, connection.told = False, None
+    connection.unsure, connection.notice = False, None
     try:
-        results = await said(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
+        results = await execute_text(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
     except FAILURES as error:
         raise commit_error(error, connection, what) from cause(error)
     return ended(connection, results, last.name, what)
 
 
-async def said(connection: AsyncStoreConnection, text: str) -> list[PGresult]:
+async def execute_text(connection: AsyncStoreConnection, text: str) -> list[PGresult]:
     """Send several statements in one message; the reply to each, up to the first that failed."""
     async with connection.lock:
         return await connection.wait(answers(connection.pgconn, text))

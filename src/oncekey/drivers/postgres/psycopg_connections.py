@@ -28,7 +28,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.guard import RESET, refusal, refuse_transaction_control
 from oncekey.drivers.postgres.doubt import Doubt
 from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED
-from oncekey.drivers.postgres.transactions import TOLD
+from oncekey.drivers.postgres.transactions import NOTICE
 from oncekey.drivers.slots import Shelf
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from psycopg.errors import Diagnostic
     from psycopg.pq.abc import PGconn, PGresult
 
-    from oncekey.drivers.guard import Lending
+    from oncekey.drivers.guard import ConnectionUse
     from oncekey.drivers.postgres.address import PostgresAddress
 
 T = TypeVar("T")
@@ -66,9 +66,9 @@ class _State:
     """What the driver knows about a connection. With a `limit` a reply may take so many seconds."""
 
     limit: float | None = None
-    lending: Lending | None = None
+    use: ConnectionUse | None = None
     unsure = False
-    told: str | None = None
+    notice: str | None = None
     suspect = False
     born = 0.0
     threshold: int | None = None
@@ -81,8 +81,8 @@ class StoreConnection(_State, psycopg.Connection[Any]):
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
         """Wait for the reply, up to the limit."""
-        if self.lending is not None:
-            self.lending.check()
+        if self.use is not None:
+            self.use.check()
         if self.limit is not None:
             gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return super().wait(gen, *args, **kwargs)
@@ -121,8 +121,8 @@ class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
         """Wait for the reply, up to the limit."""
-        if self.lending is not None:
-            self.lending.check()
+        if self.use is not None:
+            self.use.check()
         if self.limit is not None:
             gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
         return await super().wait(gen, *args, **kwargs)
@@ -153,14 +153,14 @@ class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
             await self.cancel_safe(timeout=GRACE)
 
 
-def lent(connection: C, lending: Lending) -> C:
+def lent(connection: C, use: ConnectionUse) -> C:
     """The connection as a handler gets it: the same server and lock, but an object of its own.
 
     A handler can keep cursors, transactions and bound methods of it. When the operation is over all of them are
     refused, also those that wait for their turn at that moment, while the connection itself goes to the next borrower.
     """
     view = copy(connection)
-    view.lending = lending
+    view.use = use
     view.limit = None
     view._pool = None  # psycopg's mark of a connection that need not be closed before it is forgotten  # noqa: SLF001
     return view
@@ -274,14 +274,14 @@ def bounded(dsn: str, timeout: float) -> str:
 
 
 def _ready(connection: C, threshold: int | None, doubt: Doubt) -> C:
-    def hear(said: Diagnostic) -> None:
-        if said.sqlstate == SYNC_WAIT_CANCELLED:
+    def take_notice(notice: Diagnostic) -> None:
+        if notice.sqlstate == SYNC_WAIT_CANCELLED:
             connection.unsure = True
             doubt.arise()
-        elif said.sqlstate == TOLD and connection.told is None:
-            connection.told = said.message_primary
+        elif notice.sqlstate == NOTICE and connection.notice is None:
+            connection.notice = notice.message_primary
 
-    connection.add_notice_handler(hear)
+    connection.add_notice_handler(take_notice)
     connection.doubt = doubt
     connection.born = time.monotonic()
     connection.threshold = threshold
@@ -395,27 +395,27 @@ class Guarded:
     When the operation is over, another request gets the connection, so from then on every call is refused.
     """
 
-    __slots__ = ("_lending", "_raw")
+    __slots__ = ("_raw", "_use")
 
-    def __init__(self, raw: Any, lending: Lending) -> None:  # noqa: ANN401  (any connection or cursor of psycopg)
+    def __init__(self, raw: Any, use: ConnectionUse) -> None:  # noqa: ANN401  (any connection or cursor of psycopg)
         object.__setattr__(self, "_raw", raw)
-        object.__setattr__(self, "_lending", lending)
+        object.__setattr__(self, "_use", use)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever psycopg has there)
-        self._lending.check()
+        self._use.check()
         return getattr(self._raw, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _SETTINGS:
             raise refusal(f"setting {name}")
-        self._lending.check()
+        self._use.check()
         setattr(self._raw, name, value)
 
     def __repr__(self) -> str:
         return f"<guarded {self._raw!r}>"
 
     def _check(self, query: Any) -> None:  # noqa: ANN401  (text, bytes, or whatever composes a statement)
-        self._lending.check()
+        self._use.check()
         refuse_transaction_control(_text(query, self._raw))
 
 

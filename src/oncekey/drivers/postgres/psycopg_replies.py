@@ -17,7 +17,7 @@ from oncekey.drivers.postgres.errors import (
     unsure_commit,
 )
 from oncekey.drivers.postgres.psycopg_connections import AsyncStoreConnection, StoreConnection
-from oncekey.drivers.postgres.transactions import NOT_OURS, RECORD, TAKEN, row_told
+from oncekey.drivers.postgres.transactions import NOT_OURS, RECORD, TAKEN, row_from_notice
 from oncekey.drivers.retries import lost, lost_commit
 from oncekey.drivers.within import NOT_BEGUN
 from oncekey.flow import Mode
@@ -129,20 +129,20 @@ def ended(
         connection.pgconn.finish()  # the session is not clean
     if connection.unsure:
         raise unsure_commit(what)
-    row = _told(connection)
+    row = _notice(connection)
     return () if row is None else [row]
 
 
 def found(connection: StoreConnection | AsyncStoreConnection, last: PGresult) -> Rows | None:
     """The row that a first statement sent in a notice; empty if there is nothing to report. None: execute it."""
-    row = _told(connection)
+    row = _notice(connection)
     if row is None:
         return () if last.ntuples else None
     return [row]
 
 
-def _told(connection: StoreConnection | AsyncStoreConnection) -> Row | None:
-    return None if connection.told is None else row_told(connection.told)
+def _notice(connection: StoreConnection | AsyncStoreConnection) -> Row | None:
+    return None if connection.notice is None else row_from_notice(connection.notice)
 
 
 def has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:

@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, Lending
+from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.errors import unsure_commit
 from oncekey.drivers.postgres.psycopg_connections import (
@@ -61,11 +61,11 @@ class PsycopgTransaction:
         self._cleans = cleans
         self._raw: StoreConnection | None = connection
         self._limit = limit
-        self._lending = Lending()
-        self._guarded = GuardedConnection(lent(connection, self._lending), self._lending)
+        self._use = ConnectionUse()
+        self._guarded = PsycopgGuardedConnection(lent(connection, self._use), self._use)
 
     @property
-    def connection(self) -> GuardedConnection:
+    def connection(self) -> PsycopgGuardedConnection:
         """The connection for the handler."""
         return self._guarded
 
@@ -97,7 +97,7 @@ class PsycopgTransaction:
                 _log.error(NOTHING_LEFT)
             else:
                 # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
-                self._lending.over = True
+                self._use.over = True
                 self._raw.limit = self._limit
                 commit(self._raw, WHAT)
         finally:
@@ -113,8 +113,8 @@ class PsycopgTransaction:
             if was_ended(connection):
                 _log.error(ENDED_EARLY)
                 begin(connection, BEGIN, WHAT)
-            self._lending.over = True
-            cleans = self._lending.used and self._cleans
+            self._use.over = True
+            cleans = self._use.used and self._cleans
             rows = commit_with(connection, last, WHAT, cleans=cleans)
             self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
         finally:
@@ -126,7 +126,7 @@ class PsycopgTransaction:
         connection, self._raw = self._raw, None
         if connection is None:
             return
-        self._lending.over = True
+        self._use.over = True
         try:
             if connection.lock.locked():
                 connection.sever()
@@ -135,14 +135,14 @@ class PsycopgTransaction:
                 undo(connection)
         finally:
             # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
-            self._pool.give(connection, used=self._lending.used and self._cleans)
+            self._pool.give(connection, used=self._use.used and self._cleans)
 
 
 def _only(statement: Statement) -> Steps[Rows]:
     return (yield statement)
 
 
-class GuardedConnection(GuardedFromEnding):
+class PsycopgGuardedConnection(GuardedFromEnding):
     """`op.connection` for psycopg in a blocking handler."""
 
     __slots__ = ()
@@ -151,15 +151,15 @@ class GuardedConnection(GuardedFromEnding):
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.Connection
 
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> GuardedCursor:  # noqa: ANN401  (as psycopg)
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgGuardedCursor:  # noqa: ANN401  (as psycopg)
         """Execute a statement."""
         self._check(query)
-        return GuardedCursor(self._raw.execute(query, *args, **kwargs), self)
+        return PsycopgGuardedCursor(self._raw.execute(query, *args, **kwargs), self)
 
-    def cursor(self, *args: Any, **kwargs: Any) -> GuardedCursor:  # noqa: ANN401  (as psycopg takes them)
+    def cursor(self, *args: Any, **kwargs: Any) -> PsycopgGuardedCursor:  # noqa: ANN401  (as psycopg takes them)
         """A cursor."""
-        self._lending.check()
-        return GuardedCursor(self._raw.cursor(*args, **kwargs), self)
+        self._use.check()
+        return PsycopgGuardedCursor(self._raw.cursor(*args, **kwargs), self)
 
     def __enter__(self) -> NoReturn:
         self._refuse("`with connection:`")
@@ -167,20 +167,20 @@ class GuardedConnection(GuardedFromEnding):
     def __exit__(self, *_: object) -> None: ...
 
 
-class GuardedCursor(Guarded):
+class PsycopgGuardedCursor(Guarded):
     """A cursor whose statements cannot end the transaction."""
 
     __slots__ = ("connection",)
 
-    def __init__(self, raw: Any, connection: GuardedConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
-        super().__init__(raw, connection._lending)  # noqa: SLF001  (one module, one secret)
+    def __init__(self, raw: Any, connection: PsycopgGuardedConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
+        super().__init__(raw, connection._use)  # noqa: SLF001  (one module, one secret)
         object.__setattr__(self, "connection", connection)
 
     @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.Cursor
 
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> GuardedCursor:  # noqa: ANN401  (as psycopg)
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgGuardedCursor:  # noqa: ANN401  (as psycopg)
         """Execute a statement."""
         self._check(query)
         self._raw.execute(query, *args, **kwargs)
@@ -203,12 +203,12 @@ class GuardedCursor(Guarded):
         return self._raw.copy(statement, *args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
-        self._lending.check()
+        self._use.check()
         rows: Iterator[Any] = iter(self._raw)
         return rows
 
     def __next__(self) -> Any:  # noqa: ANN401  (a row)
-        self._lending.check()
+        self._use.check()
         return next(self._raw)
 
     def __enter__(self) -> Self:
@@ -258,9 +258,9 @@ def commit(connection: StoreConnection, what: str) -> None:
 
 def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
     """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
-    connection.told = None
+    connection.notice = None
     try:
-        results = said(connection, f"{BEGIN};{as_text(first)}")
+        results = execute_text(connection, f"{BEGIN};{as_text(first)}")
         refuse_failed(results)
     except FAILURES as error:
         raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
@@ -269,15 +269,15 @@ def begin_with(connection: StoreConnection, first: Statement) -> Rows | None:
 
 def commit_with(connection: StoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
     """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken."""
-    connection.unsure, connection.told = False, None
+    connection.unsure, connection.notice = False, None
     try:
-        results = said(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
+        results = execute_text(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
     except FAILURES as error:
         raise commit_error(error, connection, what) from cause(error)
     return ended(connection, results, last.name, what)
 
 
-def said(connection: StoreConnection, text: str) -> list[PGresult]:
+def execute_text(connection: StoreConnection, text: str) -> list[PGresult]:
     """Send several statements in one message; the reply to each, up to the first that failed."""
     with connection.lock:
         return connection.wait(answers(connection.pgconn, text))

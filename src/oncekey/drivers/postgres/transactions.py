@@ -35,7 +35,7 @@ BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 _DECODED: Final = json.JSONDecoder().decode  # what `json.loads` calls after it has checked its argument
 
-TOLD: Final = "OK001"
+NOTICE: Final = "OK001"
 """The SQLSTATE of a notice that contains a row."""
 
 FOUND: Final = "SELECT 1"
@@ -53,14 +53,14 @@ RECORD: Final = ("oncekey", "record")
 
 def folds_as_text(statement: Statement) -> bool:
     """Whether it can be sent in a message that is text."""
-    return statement.folds and statement.told is not None
+    return statement.folds and statement.text is not None
 
 
 def as_text(statement: Statement) -> str:
     """The statement with its values in it."""
-    assert statement.told is not None
+    assert statement.text is not None
     params = statement.params
-    text, rest = parted(statement.told)
+    text, rest = parted(statement.text)
     pieces = [text]
     for name, after in rest:  # two dozen values for a record, so no call for each
         value = params[name]
@@ -80,7 +80,7 @@ def as_text(statement: Statement) -> str:
     return "".join(pieces)
 
 
-def row_told(text: str) -> Mapping[str, Any]:
+def row_from_notice(text: str) -> Mapping[str, Any]:
     """The row in a notice."""
     row: dict[str, Any] = _DECODED(text)
     return row

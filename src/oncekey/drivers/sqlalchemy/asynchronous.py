@@ -23,7 +23,7 @@ from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAIL
 from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
 from oncekey.drivers.sqlalchemy.guard import (
     PATIENCE,
-    GuardedConnection,
+    SqlalchemyGuardedConnection,
     Watch,
     commits_by_itself,
     guarding,
@@ -132,7 +132,7 @@ class SqlalchemyDriver:
             raise
         return transaction
 
-    def _begun(self, connection: GuardedConnection, watch: Watch, *, reads: bool) -> SqlalchemyTransaction:  # noqa: ARG002
+    def _begun(self, connection: SqlalchemyGuardedConnection, watch: Watch, *, reads: bool) -> SqlalchemyTransaction:  # noqa: ARG002
         return SqlalchemyTransaction(connection, watch, self._end, self._doubt)
 
     def session(self) -> OrdinarySession:
@@ -148,9 +148,9 @@ class SqlalchemyDriver:
         if self._returns:
             await asyncio.wait(self._returns)
 
-    def _end(self, connection: GuardedConnection, session: AsyncSession | None) -> asyncio.Task[None]:
+    def _end(self, connection: SqlalchemyGuardedConnection, session: AsyncSession | None) -> asyncio.Task[None]:
         """Roll back what is not committed, and return a business transaction's connection."""
-        return self._errand(self._ended(connection, session))
+        return self._in_background(self._ended(connection, session))
 
     async def _stepped(self, connection: AsyncConnection, transaction: Transaction[T], limit: float | None) -> T:
         try:
@@ -170,7 +170,7 @@ class SqlalchemyDriver:
         try:
             yield connection
         finally:
-            await asyncio.shield(self._errand(closed(connection)))
+            await asyncio.shield(self._in_background(closed(connection)))
 
     async def _confirmed(self) -> bool:
         """Whether the standby has everything that was committed so far; a file has none."""
@@ -193,7 +193,7 @@ class SqlalchemyDriver:
         if self._places is not None:
             self._places.release()
 
-    async def _ended(self, connection: GuardedConnection, session: AsyncSession | None) -> None:
+    async def _ended(self, connection: SqlalchemyGuardedConnection, session: AsyncSession | None) -> None:
         try:
             if connection.watch.running and not await self._hushed(connection):
                 await discarded(connection)
@@ -207,7 +207,7 @@ class SqlalchemyDriver:
             connection.watch.released = True
             self._leave()
 
-    async def _hushed(self, connection: GuardedConnection) -> bool:
+    async def _hushed(self, connection: SqlalchemyGuardedConnection) -> bool:
         """Whether a connection with a statement under way can be used again, once that has ended.
 
         A statement that was sent to PostgreSQL, or waits to be, would become part of the next borrower's transaction,
@@ -216,7 +216,7 @@ class SqlalchemyDriver:
         await severed(raw_of(connection.sync_connection))
         return await connection.watch.quiet(GRACE) and self._engine.dialect.name == "sqlite"
 
-    def _errand(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Return a connection to its pool in a task of its own, which a cancellation of the caller does not reach."""
         task = asyncio.get_running_loop().create_task(work)
         self._returns.add(task)
@@ -228,7 +228,7 @@ def _confirming() -> Steps[None]:
     yield Statement(WHAT, CONFIRM)
 
 
-End: TypeAlias = Callable[[GuardedConnection, AsyncSession | None], "asyncio.Task[None]"]
+End: TypeAlias = Callable[[SqlalchemyGuardedConnection, AsyncSession | None], "asyncio.Task[None]"]
 """Rolls back what is not committed and returns the connection, in a task that is never cancelled."""
 
 
@@ -237,7 +237,7 @@ class SqlalchemyTransaction:
 
     __slots__ = ("_connection", "_doubt", "_end", "_ending", "_root", "_session", "_watch")
 
-    def __init__(self, connection: GuardedConnection, watch: Watch, end: End, doubt: Doubt) -> None:
+    def __init__(self, connection: SqlalchemyGuardedConnection, watch: Watch, end: End, doubt: Doubt) -> None:
         self._connection = connection
         self._doubt = doubt
         self._watch = watch
@@ -258,7 +258,7 @@ class SqlalchemyTransaction:
         self._watch.guards = True
 
     @property
-    def connection(self) -> GuardedConnection:
+    def connection(self) -> SqlalchemyGuardedConnection:
         """The connection for the handler."""
         return self._connection
 
@@ -283,7 +283,7 @@ class SqlalchemyTransaction:
     async def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.said and was_ended_below(self._connection.sync_connection):
+        if self._watch.sent and was_ended_below(self._connection.sync_connection):
             # The handler has committed its rows already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
         try:

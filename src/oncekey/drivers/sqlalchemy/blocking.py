@@ -262,7 +262,7 @@ class BoundTransaction:
     def step(self, steps: Steps[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.said and was_ended_below(self._connection):
+        if self._watch.sent and was_ended_below(self._connection):
             # The business rows are in already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
         try:

@@ -40,7 +40,7 @@ _log = logging.getLogger("oncekey")
 async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
     """Execute one statement."""
     own = prepared(statement)
-    return rows_of(own, await connection.execute(own.said, statement.params))
+    return rows_of(own, await connection.execute(own.executable, statement.params))
 
 
 async def committed(connection: AsyncConnection, doubt: Doubt, what: str) -> None:

@@ -38,7 +38,7 @@ _log = logging.getLogger("oncekey")
 def execute(connection: Connection, statement: Statement) -> Rows:
     """Execute one statement."""
     own = prepared(statement)
-    return rows_of(own, connection.execute(own.said, statement.params))
+    return rows_of(own, connection.execute(own.executable, statement.params))
 
 
 def committed(connection: Connection, doubt: Doubt, what: str) -> None:

@@ -69,17 +69,17 @@ class OwnStatement:
     A migration may have run since. So rows are read by the names that the database sent with them, not by those.
     """
 
-    __slots__ = ("_text", "names", "said")
+    __slots__ = ("_text", "executable", "names")
 
     def __init__(self, command: str) -> None:
         self._text = text(escaped(command))
         self.names: list[str] | None = None
-        self.said: Executable = self._text.execution_options(**{OWN: True})
+        self.executable: Executable = self._text.execution_options(**{OWN: True})
 
     def learn(self, names: list[str]) -> None:
         """Execute it with these columns from now on."""
         self.names = names
-        self.said = self._text.columns(*map(column, names)).execution_options(**{OWN: True})
+        self.executable = self._text.columns(*map(column, names)).execution_options(**{OWN: True})
 
 
 _own = lru_cache(maxsize=512)(OwnStatement)
@@ -97,21 +97,21 @@ def sure(connection: Connection | None, doubt: Doubt, what: str) -> Iterator[Non
 
     Every other end that leaves the commit open raises the same doubt, because then the server was asked to stop.
     """
-    raw, heard = raw_of(connection), []
+    raw, notices = raw_of(connection), []
 
-    def hear(*said: Any) -> None:  # noqa: ANN401  (asyncpg's message, or psycopg's)
-        if said[-1].sqlstate == SYNC_WAIT_CANCELLED:
-            heard.append(said)
+    def take_notice(*notice: Any) -> None:  # noqa: ANN401  (asyncpg's message, or psycopg's)
+        if notice[-1].sqlstate == SYNC_WAIT_CANCELLED:
+            notices.append(notice)
             doubt.arise()
 
-    with _listening(raw, hear):
+    with _listening(raw, take_notice):
         try:
             yield
         except BaseException as error:
             if isinstance(error, CommitAmbiguousError) or not isinstance(error, Exception):
                 doubt.arise()
             raise
-    if heard:
+    if notices:
         raise unsure_commit(what)
 
 
@@ -126,20 +126,20 @@ def committing(connection: Connection | None, doubt: Doubt, what: str) -> Iterat
 
 
 @contextmanager
-def _listening(raw: Any, hear: Callable[..., None]) -> Iterator[None]:  # noqa: ANN401  (asyncpg's or psycopg's)
+def _listening(raw: Any, take_notice: Callable[..., None]) -> Iterator[None]:  # noqa: ANN401  (asyncpg's or psycopg's)
     match package_of(raw):
         case "asyncpg" if not raw.is_closed():  # a closed one would refuse a listener
-            raw.add_log_listener(hear)
+            raw.add_log_listener(take_notice)
             try:
                 yield
             finally:
-                raw.remove_log_listener(hear)
+                raw.remove_log_listener(take_notice)
         case "psycopg":
-            raw.add_notice_handler(hear)
+            raw.add_notice_handler(take_notice)
             try:
                 yield
             finally:
-                raw.remove_notice_handler(hear)
+                raw.remove_notice_handler(take_notice)
         case _:
             yield
 

@@ -43,7 +43,19 @@ _PRAGMA: Final = re.compile(r"\s*PRAGMA\b", re.IGNORECASE)
 class Watch:
     """What happened on one connection. It guards from the begin of the transaction until oncekey ends it."""
 
-    __slots__ = ("_quiet", "guards", "heard", "over", "reads", "released", "running", "said", "undone", "used", "wrote")
+    __slots__ = (
+        "_quiet",
+        "answered",
+        "guards",
+        "over",
+        "reads",
+        "released",
+        "running",
+        "sent",
+        "undone",
+        "used",
+        "wrote",
+    )
 
     def __init__(self) -> None:
         self.guards = False
@@ -55,19 +67,19 @@ class Watch:
         """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
         self.wrote = False
         """Whether anything else than plain reads was said by the application."""
-        self.said = 0
-        self.heard = 0
+        self.sent = 0
+        self.answered = 0
         self.running: set[object] = set()
         self._quiet: asyncio.Event | threading.Event | None = None
 
     @property
     def doubtful(self) -> bool:
         """Whether a statement failed: the transaction may be good only for a roll-back."""
-        return self.said != self.heard
+        return self.sent != self.answered
 
     def begins(self, statement: object) -> None:
         """Note that a statement is about to be sent."""
-        self.said += 1
+        self.sent += 1
         self.running.add(statement)
 
     def ends(self, statement: object) -> None:
@@ -95,10 +107,10 @@ class Watch:
 
     def forget(self) -> None:
         """Note that a later statement was answered: what failed before was rolled back to a savepoint."""
-        self.heard = self.said
+        self.answered = self.sent
 
 
-class GuardedConnection(AsyncConnection):
+class SqlalchemyGuardedConnection(AsyncConnection):
     """`op.connection` for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
 
     __slots__ = ("watch",)
@@ -200,7 +212,7 @@ def _after(
 ) -> None:
     watch = watch_of(connection)
     if watch is not None:
-        watch.heard += 1
+        watch.answered += 1
         watch.ends(context)
 
 
@@ -245,10 +257,10 @@ def _begin_to_write(connection: Connection, what: str) -> None:
         cursor.close()
 
 
-async def open_guarded(engine: AsyncEngine) -> tuple[GuardedConnection, Watch]:
+async def open_guarded(engine: AsyncEngine) -> tuple[SqlalchemyGuardedConnection, Watch]:
     """A connection of `guarding`'s engine, and the watch over it."""
     watch = Watch()
-    connection = GuardedConnection(engine, watch)
+    connection = SqlalchemyGuardedConnection(engine, watch)
     await connection.start()
     assert connection.sync_connection is not None
     connection.sync_connection.execution_options(**{WATCH: watch})

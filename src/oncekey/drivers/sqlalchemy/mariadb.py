@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oncekey.drivers.mariadb.messages import Manner, Talk
     from oncekey.drivers.postgres.doubt import Doubt
     from oncekey.drivers.sqlalchemy.asynchronous import End
-    from oncekey.drivers.sqlalchemy.guard import GuardedConnection, Watch
+    from oncekey.drivers.sqlalchemy.guard import SqlalchemyGuardedConnection, Watch
     from oncekey.flow import Steps, Transaction
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
     async def _check(self, session: Session) -> None:
         """Refuse sessions in which a record could not be kept as it is."""
         try:
-            [settings] = await session.hold(self._statement_timeout, session.said(_SETTINGS))
+            [settings] = await session.hold(self._statement_timeout, session.execute_text(_SETTINGS))
         except FAILURES as error:
             raise unreachable(error) from error
         [[mode, *charsets]] = settings.rows
@@ -99,7 +99,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
         """A connection that has ended in the pool says so when the transaction begins: then another one is taken."""
         return await super()._opened(engine)
 
-    def _begun(self, connection: GuardedConnection, watch: Watch, *, reads: bool) -> MariadbTransaction:
+    def _begun(self, connection: SqlalchemyGuardedConnection, watch: Watch, *, reads: bool) -> MariadbTransaction:
         return MariadbTransaction(
             connection,
             watch,
@@ -117,7 +117,7 @@ class MariadbTransaction(SqlalchemyTransaction):
 
     def __init__(
         self,
-        connection: GuardedConnection,
+        connection: SqlalchemyGuardedConnection,
         watch: Watch,
         end: End,
         doubt: Doubt,

@@ -138,7 +138,7 @@ def _refuse_to_flush(session: Session, *_: object) -> None:
         raise TransactionControlError(ONLY_READS)
 
 
-class _LentSession(AsyncSession):
+class _RequestSession(AsyncSession):
     """A session that returns its connection to the pool even if the caller is cancelled meanwhile."""
 
     _ending: asyncio.Task[None] | None = None
@@ -157,7 +157,7 @@ class _LentSession(AsyncSession):
         await asyncio.shield(self._ending)
 
 
-class OrdinarySession(_LentSession):
+class OrdinarySession(_RequestSession):
     """A session that the application commits."""
 
     sync_session_class = _Session
@@ -169,7 +169,7 @@ class OrdinarySession(_LentSession):
             await self._give_back()
 
 
-class SteppingSession(_LentSession):
+class SteppingSession(_RequestSession):
     """A session that reads by itself, and writes only in the transactions that it has joined.
 
     A phase begins and ends without objects: a resumed handler has none of an earlier phase either. The session

@@ -14,7 +14,7 @@ from oncekey.core.sqltext import Dialect
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlite.blocking import BUSY_TIMEOUT, SqliteDriver, SqliteReading, SqliteTransaction
 from oncekey.drivers.sqlite.files import LOOK_AFTER
-from oncekey.drivers.sqlite.guard import ERRORS, GuardedConnection, GuardedCursor
+from oncekey.drivers.sqlite.guard import ERRORS, SqliteGuardedConnection, SqliteGuardedCursor
 from oncekey.drivers.sqlite.lane import Crew, Lane, State, Turn, lane_of
 from oncekey.drivers.threads import CANCELLED
 from oncekey.flow import Mode
@@ -97,10 +97,10 @@ class AsyncSqliteTransaction:
         self._patience = patience
         self._look_after = look_after
         self._over = False
-        self._facade = AsyncGuardedConnection(self, inner.connection)
+        self._facade = AsyncSqliteGuardedConnection(self, inner.connection)
 
     @property
-    def connection(self) -> AsyncGuardedConnection:
+    def connection(self) -> AsyncSqliteGuardedConnection:
         """The connection for the handler."""
         return self._facade
 
@@ -182,10 +182,10 @@ class AsyncSqliteReading:
         self._readers = readers
         self._one = Lock()
         self._over = False
-        self._facade = AsyncGuardedConnection(self, inner.connection)
+        self._facade = AsyncSqliteGuardedConnection(self, inner.connection)
 
     @property
-    def connection(self) -> AsyncGuardedConnection:
+    def connection(self) -> AsyncSqliteGuardedConnection:
         """The connection for the application."""
         return self._facade
 
@@ -222,14 +222,14 @@ class Speaker(Protocol):
         """Do something with the connection, in a thread."""
 
 
-class AsyncGuardedConnection:
+class AsyncSqliteGuardedConnection:
     """What `op.connection` is for SQLite in an `async def` handler.
 
     Its rows have names and positions. Catch `op.connection.IntegrityError` and the like: which module's they are
     depends on what is installed.
     """
 
-    def __init__(self, transaction: Speaker, connection: GuardedConnection) -> None:
+    def __init__(self, transaction: Speaker, connection: SqliteGuardedConnection) -> None:
         self._transaction = transaction
         self._connection = connection
 
@@ -278,7 +278,7 @@ class AsyncGuardedConnection:
 class AsyncCursor:
     """The rows of a statement, which are fetched already: its methods are awaitable, and wait for nothing."""
 
-    def __init__(self, cursor: GuardedCursor) -> None:
+    def __init__(self, cursor: SqliteGuardedCursor) -> None:
         self._rows = iter(cursor.fetchall())
         self.description = cursor.description
         self.rowcount = cursor.rowcount
@@ -312,5 +312,5 @@ def _going_on(statement: Statement, steps: Steps[T]) -> Steps[T]:
         steps.close()
 
 
-def _fetched(execute: Callable[[str, Any], GuardedCursor], sql: str, parameters: Any) -> AsyncCursor:  # noqa: ANN401
+def _fetched(execute: Callable[[str, Any], SqliteGuardedCursor], sql: str, parameters: Any) -> AsyncCursor:  # noqa: ANN401
     return AsyncCursor(execute(sql, parameters))

@@ -16,7 +16,7 @@ from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionCont
 from oncekey.drivers.guard import ENDED_EARLY, OVER
 from oncekey.drivers.sqlite.execute import commit_error, execute, has_temporaries, say
 from oncekey.drivers.sqlite.files import LOOK_AFTER, POLL, SqliteFile
-from oncekey.drivers.sqlite.guard import GuardedConnection
+from oncekey.drivers.sqlite.guard import SqliteGuardedConnection
 from oncekey.drivers.sqlite.writer import Writer, writer_of
 from oncekey.flow import Mode, step
 
@@ -131,10 +131,10 @@ class SqliteTransaction:
         self._lost = False
         self._temporary = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
-        self._facade = GuardedConnection(self)
+        self._facade = SqliteGuardedConnection(self)
 
     @property
-    def connection(self) -> GuardedConnection:
+    def connection(self) -> SqliteGuardedConnection:
         """The connection for the handler."""
         return self._facade
 
@@ -180,7 +180,7 @@ class SqliteTransaction:
         self._cursors.add(cursor)
         return cursor
 
-    def heard(self, sql: str, *, failed: bool) -> None:
+    def executed(self, sql: str, *, failed: bool) -> None:
         """Check after a statement: SQLite itself rolls back after some errors, and then nothing more is executed."""
         # A handler cannot make anything temporary without this word in its text.
         self._temporary = self._temporary or "temp" in sql.casefold()
@@ -322,9 +322,9 @@ class SqliteReading(SqliteTransaction):
     def __init__(self, file: SqliteFile) -> None:
         super().__init__(file, Writer(file.path))  # a turn that no writer waits for
 
-    def heard(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
+    def executed(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
         """After a statement that failed there is nothing to roll back."""
-        super().heard(sql, failed=False)
+        super().executed(sql, failed=False)
 
     def _ready(self) -> sqlite3.Connection:
         return self._begun()  # there is no transaction that could be ended

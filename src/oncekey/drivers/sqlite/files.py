@@ -31,7 +31,7 @@ FIXED: Version = (3, 51, 3)
 BACKPORTS: dict[tuple[int, int], int] = {(3, 44): 6, (3, 50): 7}
 """The older branches that were repaired, and the first patch of each that is."""
 
-_told: set[str] = set()
+_warned: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
 """Connections of a parent process: SQLite forbids using them here, and closing them, too."""
 
@@ -197,9 +197,9 @@ class SqliteFile:
 
     def _tell_once(self) -> None:
         version = self.module.sqlite_version
-        if version in _told:
+        if version in _warned:
             return
-        _told.add(version)
+        _warned.add(version)
         _log.info(
             "SQLite %s can lose commits in write-ahead mode, so a rollback journal is used, which is slower; "
             "sqlite+pysqlite3:// with pip install 'oncekey[sqlite]' uses a repaired SQLite",

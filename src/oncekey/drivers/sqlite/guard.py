@@ -32,25 +32,25 @@ class Speaker(Protocol):
     def handlers_cursor(self) -> sqlite3.Cursor:
         """A new cursor; the first one begins the transaction."""
 
-    def heard(self, sql: str, *, failed: bool) -> None:
+    def executed(self, sql: str, *, failed: bool) -> None:
         """Check after each statement whether the transaction is still there, and what the statement may have left."""
 
     def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
         """One of `ERRORS`."""
 
 
-class GuardedCursor:
+class SqliteGuardedCursor:
     """A cursor whose statements cannot end the transaction."""
 
     def __init__(self, speaker: Speaker) -> None:
         self._speaker = speaker
         self._cursor = speaker.handlers_cursor()
 
-    def execute(self, sql: str, parameters: Any = (), /) -> GuardedCursor:  # noqa: ANN401  (as sqlite3 takes them)
+    def execute(self, sql: str, parameters: Any = (), /) -> SqliteGuardedCursor:  # noqa: ANN401  (as sqlite3 takes them)
         """Execute one statement."""
         return self._say(sql, lambda: self._cursor.execute(sql, parameters))
 
-    def executemany(self, sql: str, parameters: Iterable[Any], /) -> GuardedCursor:
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> SqliteGuardedCursor:
         """Execute one statement for each of many parameters."""
         return self._say(sql, lambda: self._cursor.executemany(sql, parameters))
 
@@ -92,18 +92,18 @@ class GuardedCursor:
         """Close the cursor."""
         self._cursor.close()
 
-    def _say(self, sql: str, say: Callable[[], object]) -> GuardedCursor:
+    def _say(self, sql: str, say: Callable[[], object]) -> SqliteGuardedCursor:
         refuse_transaction_control(sql, Dialect.SQLITE)
         failed = True
         try:
             say()
             failed = False
         finally:
-            self._speaker.heard(sql, failed=failed)
+            self._speaker.executed(sql, failed=failed)
         return self
 
 
-class GuardedConnection:
+class SqliteGuardedConnection:
     """`op.connection` for SQLite. Its rows have names and positions.
 
     Catch `op.connection.IntegrityError` and the like: which module's they are depends on what is installed.
@@ -112,19 +112,19 @@ class GuardedConnection:
     def __init__(self, speaker: Speaker) -> None:
         self._speaker = speaker
 
-    def execute(self, sql: str, parameters: Any = (), /) -> GuardedCursor:  # noqa: ANN401  (as sqlite3 takes them)
+    def execute(self, sql: str, parameters: Any = (), /) -> SqliteGuardedCursor:  # noqa: ANN401  (as sqlite3 takes them)
         """Execute one statement."""
         refuse_transaction_control(sql, Dialect.SQLITE)
-        return GuardedCursor(self._speaker).execute(sql, parameters)
+        return SqliteGuardedCursor(self._speaker).execute(sql, parameters)
 
-    def executemany(self, sql: str, parameters: Iterable[Any], /) -> GuardedCursor:
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> SqliteGuardedCursor:
         """Execute one statement for each of many parameters."""
         refuse_transaction_control(sql, Dialect.SQLITE)
-        return GuardedCursor(self._speaker).executemany(sql, parameters)
+        return SqliteGuardedCursor(self._speaker).executemany(sql, parameters)
 
-    def cursor(self) -> GuardedCursor:
+    def cursor(self) -> SqliteGuardedCursor:
         """A cursor."""
-        return GuardedCursor(self._speaker)
+        return SqliteGuardedCursor(self._speaker)
 
     def executescript(self, *_: object) -> NoReturn:
         """Refused: it commits first."""

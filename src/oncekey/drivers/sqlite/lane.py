@@ -177,12 +177,12 @@ class Turn:
         """
         lane = self._lane
         future: asyncio.Future[T] = lane.loop.create_future()
-        said = Job(future, job, lane.pass_on if last else None)
-        lane.wait(self, said, patience)
+        job_in_lane = Job(future, job, lane.pass_on if last else None)
+        lane.wait(self, job_in_lane, patience)
         try:
             return await future
         except asyncio.CancelledError:
-            self.cancelled = self.cancelled or not lane.forget(self, said)
+            self.cancelled = self.cancelled or not lane.forget(self, job_in_lane)
             raise
         finally:
             if self.timer is not None and self.state is not State.WAITING:

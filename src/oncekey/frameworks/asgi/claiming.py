@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from oncekey.core.policy import Policy
-    from oncekey.engine.claiming import Question
+    from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.intake import Intake
@@ -34,7 +34,7 @@ async def ask(
     intake: Intake,
     *,
     root_path: str,
-) -> Question | Refuse:
+) -> ClaimInput | Refuse:
     """The question to the store, or the refusal of a request that cannot ask it; a refusal stores nothing.
 
     `root_path` is that of the application itself: a mount inside of it has changed the scope's by now.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncekey.frameworks.asgi.lending import Lending, lend
 from oncekey.frameworks.asgi.nesting import request_of
+from oncekey.frameworks.asgi.transactions import RequestTransaction, transaction_of
 
 NO_REQUEST = "once.session and once.connection are for requests of an application with once.install(app) of that Once"
 
 
-class Lender:
+class TransactionDependency:
     """The dependencies of one `Once`: they use its database, also if the request passed other installations."""
 
     def __init__(self, owner: object) -> None:
@@ -18,14 +18,14 @@ class Lender:
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
         """The session of this request."""
-        return await self._lending().session()
+        return await self._transaction().session()
 
     async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
         """The connection of this request."""
-        return await self._lending().connection()
+        return await self._transaction().connection()
 
-    def _lending(self) -> Lending:
+    def _transaction(self) -> RequestTransaction:
         request = request_of(self._owner)
         if request is None:
             raise RuntimeError(NO_REQUEST)
-        return lend(request)
+        return transaction_of(request)

@@ -18,18 +18,18 @@ from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
 from oncekey.engine.admit import recall
 from oncekey.engine.capture import Capture
-from oncekey.engine.claiming import Question, claim_for
-from oncekey.engine.deciding import Ended, decided
+from oncekey.engine.claiming import ClaimInput, claim_for
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.effects import Rests
+from oncekey.engine.notifying import notify_failure
 from oncekey.engine.run import Run
 from oncekey.engine.serve import abandon, serve
-from oncekey.engine.telling import tell_failure
 from oncekey.frameworks.asgi.claiming import ask
 from oncekey.frameworks.asgi.delivery import send_answer, send_captured
+from oncekey.frameworks.asgi.exchange_state import ExchangeState, UnkeyedRequest, UnsettledError
 from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
-from oncekey.frameworks.asgi.lending import LendingRuntime, take_back
 from oncekey.frameworks.asgi.nesting import current, enclosing, enrolment_of, passage_of
-from oncekey.frameworks.asgi.places import Phase, UnsettledError, Visit
+from oncekey.frameworks.asgi.transactions import RequestRuntime, release
 from oncekey.frameworks.resuming import RESUMPTION, Resumption
 from oncekey.runtimes.aio import Changed, shielded
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from oncekey.engine.effects import Life
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.lending import Lending
+    from oncekey.frameworks.asgi.keyed_routes import KeyedRoute
+    from oncekey.frameworks.asgi.transactions import RequestTransaction
     from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send
-    from oncekey.frameworks.asgi.ways import Way
     from oncekey.ports import AsyncOpenTransaction
     from oncekey.runtimes.aio import AsyncRuntime
 
-__all__ = ["Exchange", "Phase", "UnsettledError", "Visit", "current"]
+__all__ = ["Exchange", "ExchangeState", "UnkeyedRequest", "UnsettledError", "current"]
 
 log = logging.getLogger("oncekey")
 
@@ -71,13 +71,13 @@ class Exchange:
         "echo",
         "ended",
         "installation",
-        "lent",
         "outer",
         "passage",
-        "phase",
         "run",
         "runtime",
         "scope",
+        "state",
+        "transaction",
     )
 
     def __init__(
@@ -87,9 +87,9 @@ class Exchange:
         self.scope = scope
         self.passage = passage_of(scope)
         self.outer = enclosing(self.passage)
-        self.phase = Phase.OPEN
-        self.ended = Ended()
-        self.lent: Lending | None = None
+        self.state = ExchangeState.OPEN
+        self.ended = HandlerEnded()
+        self.transaction: RequestTransaction | None = None
         self.run: Run | None = None
         self._begun = False
         self._counted = False
@@ -113,7 +113,7 @@ class Exchange:
 
     async def receive(self) -> Message:
         """The next message of the request. If the body takes too long, the exchange answers BODY_TOO_SLOW itself."""
-        enrolment = enrolment_of(self.scope, self.installation.engines) if self.phase is Phase.OPEN else None
+        enrolment = enrolment_of(self.scope, self.installation.engines) if self.state is ExchangeState.OPEN else None
         if enrolment is None:
             return await self._intake.receive()
         try:
@@ -130,8 +130,8 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Pass a message of the application on, capture it or drop it, as the exchange's phase says."""
-        phase = self.phase
-        if phase is Phase.RUNNING:
+        state = self.state
+        if state is ExchangeState.RUNNING:
             capture = self._capture
             assert capture is not None
             kind = message["type"]
@@ -143,11 +143,13 @@ class Exchange:
                     await self.finish()
             else:
                 await self._send(message)  # early hints and debug information do not belong to the answer
-        elif phase is Phase.OPEN:
+        elif state is ExchangeState.OPEN:
             self._begun = True
             await self._send(message)
         elif (
-            phase is Phase.ANSWERED and message["type"] == "http.response.body" and not message.get("more_body", False)
+            state is ExchangeState.ANSWERED
+            and message["type"] == "http.response.body"
+            and not message.get("more_body", False)
         ):
             assert self.answer is not None
             await self._deliver(self.answer)
@@ -162,7 +164,7 @@ class Exchange:
         """
         self.passage.claimed = True
         self._enrolment = enrolment
-        installation, lent = self.installation, self.lent
+        installation, transaction = self.installation, self.transaction
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
             claim = resumption.claim(enrolment.policy)
@@ -170,17 +172,17 @@ class Exchange:
             asked = await ask(installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path)
             if isinstance(asked, Refuse):
                 self._answered(self._refusal(asked, enrolment))
-                await take_back(self)
+                await release(self)
                 return
             claim = claim_for(asked, enrolment, keep_headers=installation.kept_headers)
         self._key = claim.id.key
-        if lent is not None:
-            await lent.before_claim(enrolment)
+        if transaction is not None:
+            await transaction.before_claim(enrolment)
         runtime, site = installation.life()
         limits = None
         if resumption is None and enrolment.limited:
             limits = installation.limits.of(site.store, self.scope["headers"], claim, enrolment.policy)
-        self.runtime = runtime if lent is None else LendingRuntime(runtime, self)
+        self.runtime = runtime if transaction is None else RequestRuntime(runtime, self)
         self.run = run = Run(
             site,
             claim,
@@ -188,8 +190,8 @@ class Exchange:
             self,
             resumed=resumption is not None,
             limits=limits,
-            tx=None if lent is None else lent.business_tx,
-            lends=lent is not None,
+            tx=None if transaction is None else transaction.business_tx,
+            lends=transaction is not None,
         )
         self._flow = serve(run)
         try:
@@ -200,16 +202,16 @@ class Exchange:
             self._answered(came_of_it)
             self._remember_way(run)
         elif type(came_of_it) is Rests:
-            installation.drain.began()
+            installation.running_work.began()
             self._counted = True
-            self.phase = Phase.RUNNING
+            self.state = ExchangeState.RUNNING
             self._intake.hold()
             self._capture = Capture(enrolment.policy)
-            if run.course is not None:
+            if run.phased_run is not None:
                 self._task = asyncio.current_task()
                 installation.interruptible.add(self)
 
-    async def recall(self, way: Way) -> bool:
+    async def recall(self, way: KeyedRoute) -> bool:
         """Send a stored answer without calling the application. False: the middleware has to call it as usual.
 
         Errors are dropped here: they occur again inside of the application, where its own error handlers see them.
@@ -222,7 +224,7 @@ class Exchange:
         way.enter(scope)
         with suppress(Exception):
             asked = await ask(self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path)
-            if type(asked) is Question:
+            if type(asked) is ClaimInput:
                 self._key = asked.id.key
                 runtime, site = self.installation.life()
                 answer = await runtime.drive(recall(site, asked, enrolment.policy, self))
@@ -237,21 +239,21 @@ class Exchange:
 
     def interrupt(self) -> None:
         """Cancel a PHASED handler at shutdown, so that a retry or the completer goes on. An open call is left alone."""
-        course = None if self.run is None else self.run.course
-        if self._task is not None and course is not None and course.intent is None:
-            course.halted = True
+        phased_run = None if self.run is None else self.run.phased_run
+        if self._task is not None and phased_run is not None and phased_run.intent is None:
+            phased_run.halted = True
             self._task.cancel()
 
     async def turn_away(self, error: BaseException) -> bool:
         """Answer an error from before the claim: the body took too long, or the store was down. False: not ours."""
-        if self.phase is Phase.ANSWERED and self.answer is not None:
+        if self.state is ExchangeState.ANSWERED and self.answer is not None:
             await self._deliver(self.answer)
             return True
-        early = self.phase is Phase.OPEN and not self.passage.claimed and not self._begun
-        if not early or self.lent is None or not isinstance(error, StoreError):
+        early = self.state is ExchangeState.OPEN and not self.passage.claimed and not self._begun
+        if not early or self.transaction is None or not isinstance(error, StoreError):
             return False
         log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
-        tell_failure(self.installation.tell, "lend", error)
+        notify_failure(self.installation.notify, "lend", error)
         await self._deliver(self._refusal(UNAVAILABLE, enrolment_of(self.scope, self.installation.engines)))
         return True
 
@@ -265,7 +267,7 @@ class Exchange:
     @property
     def tx(self) -> AsyncOpenTransaction | None:
         """The business transaction of the handler that is running."""
-        return None if self.run is None or self.phase is not Phase.RUNNING else self.run.tx
+        return None if self.run is None or self.state is not ExchangeState.RUNNING else self.run.tx
 
     @property
     def status_url(self) -> str | None:
@@ -280,11 +282,11 @@ class Exchange:
         assert run is not None
         assert flow is not None
         assert self._capture is not None
-        self.phase = Phase.SETTLING
+        self.state = ExchangeState.SETTLING
         self.ended.cancelled = isinstance(self.ended.error or error, asyncio.CancelledError)
         decision, ours = decided(run, self.ended, self._capture, error)
-        told, cancelled = await self.runtime.finish(flow, decision)
-        reply = ours if told is None else told
+        settled, cancelled = await self.runtime.finish(flow, decision)
+        reply = ours if settled is None else settled
         assert not isinstance(reply, Bypass)
         if cancelled is not None:
             await shielded(self._conclude_soon(reply, error))
@@ -299,13 +301,13 @@ class Exchange:
 
     async def close(self) -> None:
         """End what the request still holds, however it ended: transactions, timers and the spooled file."""
-        if self.phase is not Phase.DONE:
+        if self.state is not ExchangeState.DONE:
             self._intake.release()
         if self._capture is not None:
             self._capture.close()
         try:
-            if self.lent is not None:
-                await take_back(self)
+            if self.transaction is not None:
+                await release(self)
             if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
                 assert self.run is not None
                 life = abandon(self.run, self._flow, entered=self.ended.entered)
@@ -318,7 +320,7 @@ class Exchange:
 
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
         """Send our own answer or the captured one. After an exception the application sends its error page."""
-        self.phase = Phase.DONE
+        self.state = ExchangeState.DONE
         if reply is not None:
             await send_answer(self._send, reply)
         elif error is None:
@@ -334,13 +336,13 @@ class Exchange:
                 await self._conclude(reply, error)
 
     async def _deliver(self, answer: Answer) -> None:
-        self.phase = Phase.DONE
+        self.state = ExchangeState.DONE
         await send_answer(self._send, answer)
         self._intake.release()
 
     def _answered(self, answer: Answer) -> None:
         self.answer = answer
-        self.phase = Phase.ANSWERED
+        self.state = ExchangeState.ANSWERED
 
     def _refusal(self, refused: Refuse, enrolment: Enrolment | None) -> Answer:
         return self.installation.turn_away(refused, enrolment, echo=self.echo, status_url=self.status_url)
@@ -360,4 +362,4 @@ class Exchange:
             self.installation.interruptible.discard(self)
         if self._counted:
             self._counted = False
-            self.installation.drain.ended()
+            self.installation.running_work.ended()

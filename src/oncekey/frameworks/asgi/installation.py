@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
+from oncekey.frameworks.asgi.keyed_routes import KeyedRoutes
 from oncekey.frameworks.asgi.threads import opened_in_thread
-from oncekey.frameworks.asgi.ways import Ways
-from oncekey.frameworks.premises import Premises
-from oncekey.runtimes.aio import AsyncRuntime, Drain
+from oncekey.frameworks.shared import Premises
+from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Steps
     from oncekey.frameworks.asgi.types import App, Resolver, Scope
-    from oncekey.frameworks.premises import Engines
+    from oncekey.frameworks.shared import Engines
     from oncekey.ports import AsyncOpenTransaction
 
 HANDLER_THREADS = 40
@@ -65,8 +65,8 @@ class Installation(Premises):
         """Answers an exception as the application's own error handlers do; raises it again if they have no answer."""
         self.direct: Callable[[Scope, object], bool] = _unknown
         """Whether nothing between the middleware and an endpoint could refuse a repeat of its request; see `ways`."""
-        self.ways = Ways()
-        self.drain = Drain()
+        self.ways = KeyedRoutes()
+        self.running_work = RunningWork()
         self.ready: Callable[[], None] = _nobody
         """Called when the application reports that it has started; raises if something that it needs has not."""
         self.check: Callable[[], None] | None = None
@@ -99,7 +99,7 @@ class Installation(Premises):
         if life is None:
             threads = self.engines.blocking
             site = self.site_of(engine, lambda blocking: (threads() if blocking else engine).crowded)
-            life = self._lives[engine] = (AsyncRuntime(engine, self.drain, self._open_blocking), site)
+            life = self._lives[engine] = (AsyncRuntime(engine, self.running_work, self._open_blocking), site)
         self._life = life
         return life
 
@@ -140,7 +140,7 @@ class Installation(Premises):
         self.stopping = True
         late = asyncio.get_running_loop().call_later(seconds * PATIENT_PART, self._interrupt)
         try:
-            await self.drain.wait(seconds)
+            await self.running_work.wait(seconds)
         finally:
             late.cancel()
             for line in self.fronts.lines.values():

@@ -64,7 +64,7 @@ class _Inner:
         self._app = app
         self._scope = scope
         self._asked: asyncio.Queue[Message] = asyncio.Queue()
-        self._said: asyncio.Queue[Message] = asyncio.Queue()
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._started = False
 
@@ -75,16 +75,16 @@ class _Inner:
         if self._task.done():
             return
         self._asked.put_nowait({"type": f"lifespan.{step}"})
-        said = asyncio.ensure_future(self._said.get())
+        message = asyncio.ensure_future(self._messages.get())
         try:
-            await asyncio.wait({said, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({message, self._task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not said.done():
-                said.cancel()
-        if said.cancelled() or not said.done():
+            if not message.done():
+                message.cancel()
+        if message.cancelled() or not message.done():
             return
-        if said.result()["type"] == f"lifespan.{step}.failed":
-            raise LifespanFailedError(said.result().get("message", ""))
+        if message.result()["type"] == f"lifespan.{step}.failed":
+            raise LifespanFailedError(message.result().get("message", ""))
         self._started = True
 
     async def end(self) -> None:
@@ -95,7 +95,7 @@ class _Inner:
 
     async def _serve(self) -> None:
         try:
-            await self._app(self._scope, self._asked.get, self._said.put)
+            await self._app(self._scope, self._asked.get, self._messages.put)
         except Exception as error:  # noqa: BLE001  (ASGI: an application that raises here has no lifespan)
             if self._started:
                 log.error("oncekey: the lifespan of the wrapped application ended: %s", type(error).__name__)

@@ -11,11 +11,11 @@ from oncekey.core.model import Code, Refuse
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.delivery import send_answer
-from oncekey.frameworks.asgi.exchange import Exchange, Phase, UnsettledError, Visit
+from oncekey.frameworks.asgi.exchange import Exchange, ExchangeState, UnkeyedRequest, UnsettledError
 from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
-from oncekey.frameworks.asgi.lending import take_back
 from oncekey.frameworks.asgi.lifespans import around, checked
 from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, enrolment_of, passage_of
+from oncekey.frameworks.asgi.transactions import release
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
@@ -77,10 +77,10 @@ class OncekeyMiddleware:
             await send_answer(send, self.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment))
             return
         passage = passage_of(scope)
-        visit = Visit(self.installation, scope, receive, passage, enclosing(passage))
-        token = current.set(visit)
+        unkeyed = UnkeyedRequest(self.installation, scope, receive, passage, enclosing(passage))
+        token = current.set(unkeyed)
         try:
-            await self.app(scope, visit.receive, send)
+            await self.app(scope, unkeyed.receive, send)
         except ClientLeftError:
             pass
         except TooSlowError:
@@ -88,9 +88,11 @@ class OncekeyMiddleware:
             await send_answer(send, self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), chosen))
         finally:
             current.reset(token)
-            if visit.lent is not None:
-                await take_back(visit)
-                visit.lent = None  # it refers to the visit, and the cycle would stay until the garbage collector runs
+            if unkeyed.transaction is not None:
+                await release(unkeyed)
+                unkeyed.transaction = (
+                    None  # it refers to the visit, and the cycle would stay until the garbage collector runs
+                )
 
     async def _exchange(self, exchange: Exchange, enrolment: Enrolment | None) -> None:
         token = current.set(exchange)
@@ -100,21 +102,21 @@ class OncekeyMiddleware:
                 return
             if enrolment is not None and not await self._enter(exchange, enrolment):
                 return
-            if exchange.phase is Phase.ANSWERED:
+            if exchange.state is ExchangeState.ANSWERED:
                 await exchange.send({"type": "http.response.body"})
             else:
                 await self.app(exchange.scope, exchange.receive, exchange.send)
         except (UnsettledError, ClientLeftError):
             pass
         except BaseException as error:
-            if exchange.phase is not Phase.RUNNING:
+            if exchange.state is not ExchangeState.RUNNING:
                 if await exchange.turn_away(error):
                     return
                 raise
             if not await exchange.finish(error) or not isinstance(error, SAID_TO_US):
                 raise
         else:
-            if exchange.phase is Phase.RUNNING:
+            if exchange.state is ExchangeState.RUNNING:
                 await exchange.finish(IncompleteError())
         finally:
             current.reset(token)

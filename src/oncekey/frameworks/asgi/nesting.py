@@ -11,8 +11,8 @@ import inspect
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
+from oncekey.frameworks.asgi.exchange_state import ExchangeState
 from oncekey.frameworks.asgi.intake import Intake
-from oncekey.frameworks.asgi.places import Phase
 from oncekey.frameworks.blocking import ONE_OPERATION
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.exchange import Exchange
-    from oncekey.frameworks.asgi.places import Visit
+    from oncekey.frameworks.asgi.exchange_state import UnkeyedRequest
     from oncekey.frameworks.asgi.types import Receive, Scope
 
-    Entrance = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
+    RequestScope = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 __all__ = ["Passage", "current", "enclosing", "enrolment_of", "passage_of", "request_for", "request_of"]
 
@@ -45,18 +45,18 @@ _MARK: Final = "oncekey"
 _DEEPEST: Final = 50
 _ASGI: Final = ["scope", "receive", "send"]
 
-entrances: Final[list[Callable[[Enrolment, tuple[Any, ...]], Entrance | None]]] = []
+request_finders: Final[list[Callable[[Enrolment, tuple[Any, ...]], RequestScope | None]]] = []
 """For frameworks that are not ASGI: each function finds its framework's request in a handler's arguments."""
 
-current: ContextVar[Exchange | Visit | None] = ContextVar("oncekey", default=None)
+current: ContextVar[Exchange | UnkeyedRequest | None] = ContextVar("oncekey", default=None)
 """The request in the innermost installation that it has reached."""
 
 
-def entrance_of(enrolment: Enrolment, args: tuple[Any, ...]) -> Entrance | None:
+def request_scope_of(enrolment: Enrolment, args: tuple[Any, ...]) -> RequestScope | None:
     """The entrance that a framework without ASGI needs around the call of a handler; None: it needs none."""
     if current.get() is not None:
         return None
-    return next((found for find in entrances if (found := find(enrolment, args)) is not None), None)
+    return next((found for find in request_finders if (found := find(enrolment, args)) is not None), None)
 
 
 class Passage:
@@ -90,13 +90,13 @@ def passage_of(scope: Scope) -> Passage:
     return found
 
 
-def enclosing(passage: Passage) -> Exchange | Visit | None:
+def enclosing(passage: Passage) -> Exchange | UnkeyedRequest | None:
     """The request in the installation around this one; None if the context is that of another request, the caller."""
     outer = current.get()
     return outer if outer is not None and outer.passage is passage else None
 
 
-def request_of(owner: object) -> Exchange | Visit | None:
+def request_of(owner: object) -> Exchange | UnkeyedRequest | None:
     """The request in the innermost installation of a `Once`, if it passed through one."""
     request = current.get()
     while request is not None and request.installation.engines is not owner:
@@ -104,16 +104,16 @@ def request_of(owner: object) -> Exchange | Visit | None:
     return request
 
 
-def request_for(enrolment: Enrolment) -> Exchange | Visit:
+def request_for(enrolment: Enrolment) -> Exchange | UnkeyedRequest:
     """The request in which an enrolled handler is being called; raises where it cannot be protected."""
     innermost = current.get()
     if innermost is None:
         raise RuntimeError(NO_REQUEST)
     owner, alone = enrolment.owner, True
-    request: Exchange | Visit | None = None
-    each: Exchange | Visit | None = innermost
+    request: Exchange | UnkeyedRequest | None = None
+    each: Exchange | UnkeyedRequest | None = innermost
     while each is not None:
-        alone = alone and each.phase is Phase.OPEN
+        alone = alone and each.state is ExchangeState.OPEN
         if request is None and each.installation.engines is owner:
             request = each
         each = each.outer
@@ -133,7 +133,7 @@ def check_alone() -> None:
     """Refuse a second operation in one request, also under another `Once` (L7)."""
     request = current.get()
     while request is not None:
-        if request.phase is not Phase.OPEN:
+        if request.state is not ExchangeState.OPEN:
             raise RuntimeError(ONE_OPERATION)
         request = request.outer
 

@@ -16,15 +16,15 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
 from oncekey.engine.enrolment import SAFE
+from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.steps import Stepping
-from oncekey.engine.telling import tell_failure
 from oncekey.frameworks import blocking
 from oncekey.frameworks.asgi.annotations import operation_parameter
-from oncekey.frameworks.asgi.exchange import Exchange, Phase, Visit
-from oncekey.frameworks.asgi.lending import LendingRuntime
-from oncekey.frameworks.asgi.nesting import current, entrance_of, entrances, request_for
+from oncekey.frameworks.asgi.exchange import Exchange, ExchangeState, UnkeyedRequest
+from oncekey.frameworks.asgi.nesting import current, request_finders, request_for, request_scope_of
 from oncekey.frameworks.asgi.threads import in_thread
+from oncekey.frameworks.asgi.transactions import RequestRuntime
 from oncekey.frameworks.asgi.unkeyed import run_unkeyed
 from oncekey.frameworks.blocking import NoConnectionError, called
 from oncekey.runtimes.aio import flush, flushes
@@ -51,14 +51,14 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if (args or name in kwargs) and has_operation(name, args, kwargs):
             return await _plainly(handler, args, kwargs)
-        enter = entrance_of(enrolment, args) if entrances else None
+        enter = request_scope_of(enrolment, args) if request_finders else None
         if enter is not None:
             return await enter(lambda: awaited(*args, **kwargs))
         request = request_for(enrolment)
         if type(request) is not Exchange or request.scope["method"] in SAFE:
             return await _without_key(request, enrolment, _invocation(handler, name, args, kwargs))
         await request.claim(enrolment)
-        if request.phase is Phase.RUNNING:
+        if request.state is ExchangeState.RUNNING:
             return await _run(request, enrolment, handler, name, args, kwargs)
         if request.answer is None:
             assert request.run is not None
@@ -140,15 +140,15 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
     run, ended, stepping = exchange.run, exchange.ended, None
     assert run is not None
     try:
-        if run.course is not None:
-            run.course.check()
-        if exchange.lent is not None and run.tx is not None:
-            exchange.lent.joins(run.tx, enrolment)
+        if run.phased_run is not None:
+            run.phased_run.check()
+        if exchange.transaction is not None and run.tx is not None:
+            exchange.transaction.joins(run.tx, enrolment)
         if enrolment.blocking:
             return await _in_thread(exchange, run, _invocation(handler, name, args, kwargs))
-        if run.course is not None:
-            runtime = LendingRuntime(exchange.runtime, exchange)
-            stepping = Stepping(runtime.drive, run.store, run.course, run.parcels)
+        if run.phased_run is not None:
+            runtime = RequestRuntime(exchange.runtime, exchange)
+            stepping = Stepping(runtime.drive, run.store, run.phased_run, run.parcels)
         op = operation_of(Operation, run, stepping)
         if name is not None:
             kwargs[name] = op
@@ -161,9 +161,9 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
             ended.kept, ended.rolled_back = op.kept, op.rolled_back
         if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
             await flush(run.tx)
-        if stepping is not None and exchange.lent is not None:
-            exchange.lent.check()
-            await exchange.lent.rest()
+        if stepping is not None and exchange.transaction is not None:
+            exchange.transaction.check()
+            await exchange.transaction.rest()
     except BaseException as error:
         ended.error = error
         raise
@@ -174,14 +174,16 @@ async def _in_thread(exchange: Exchange, run: Run, invoke: Callable[[object], An
     """Run the handler in a thread. It has its connection already, so that it never waits for one there."""
     installation, enrolment = exchange.installation, run.enrolment
     stepping = None
-    if run.course is not None and enrolment.effects is not Effects.INLINE:
+    if run.phased_run is not None and enrolment.effects is not Effects.INLINE:
         runtime = installation.threads()
-        stepping = Stepping(runtime.drive, runtime.engine.store, run.course, run.parcels)
+        stepping = Stepping(runtime.drive, runtime.engine.store, run.phased_run, run.parcels)
     op = operation_of(SyncOperation, run, stepping)
     return await in_thread(installation.handlers, lambda: called(invoke, op, exchange.ended, enrolment))
 
 
-async def _without_key(request: Exchange | Visit, enrolment: Enrolment, invoke: Callable[[object], Any]) -> Any:
+async def _without_key(
+    request: Exchange | UnkeyedRequest, enrolment: Enrolment, invoke: Callable[[object], Any]
+) -> Any:
     """Refuse a request without a key if the policy requires one; otherwise run the handler unprotected."""
     if enrolment.policy.require_key and request.scope["method"] not in SAFE:
         return _respond(request.installation, request.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment))
@@ -189,12 +191,12 @@ async def _without_key(request: Exchange | Visit, enrolment: Enrolment, invoke: 
 
 
 async def _unkeyed(
-    request: Exchange | Visit, enrolment: Enrolment, invoke: Callable[[object], Any], claim: Claim | None
+    request: Exchange | UnkeyedRequest, enrolment: Enrolment, invoke: Callable[[object], Any], claim: Claim | None
 ) -> Any:
     try:
         return await run_unkeyed(invoke, enrolment, request, claim)
     except NoConnectionError as error:
-        tell_failure(request.installation.tell, "begin", error.why)
+        notify_failure(request.installation.notify, "begin", error.why)
         return _respond(request.installation, request.installation.turn_away(UNAVAILABLE, enrolment))
 
 

@@ -11,8 +11,8 @@ from oncekey.core.errors import StoreError
 from oncekey.core.model import Effects
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.engine.serve import Unkeyed, serve_unkeyed
-from oncekey.frameworks.asgi.lending import lend
 from oncekey.frameworks.asgi.threads import in_thread
+from oncekey.frameworks.asgi.transactions import transaction_of
 from oncekey.frameworks.blocking import NoConnectionError, not_awaitable, rows_of, run_blocking, unkeyed_operation
 from oncekey.runtimes.aio import Changed, shielded
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi.lending import Borrower
+    from oncekey.frameworks.asgi.transactions import TransactionUser
 
 
 async def run_unkeyed(
-    invoke: Callable[[object], Any], enrolment: Enrolment, request: Borrower, claim: Claim | None
+    invoke: Callable[[object], Any], enrolment: Enrolment, request: TransactionUser, claim: Claim | None
 ) -> object:
     """Call the handler, in a transaction of its own if it is LOCAL."""
     installation = request.installation
@@ -39,10 +39,10 @@ async def run_unkeyed(
     if enrolment.blocking:
         run, threads = Unkeyed(site, claim), installation.threads()
         return await in_thread(installation.handlers, lambda: run_blocking(invoke, enrolment, run, threads))
-    lent = request.lent
-    if lent is not None:
-        await lent.rest()
-    run = Unkeyed(site, claim, None if lent is None else lent.business_tx)
+    transaction = request.transaction
+    if transaction is not None:
+        await transaction.rest()
+    run = Unkeyed(site, claim, None if transaction is None else transaction.business_tx)
     flow = serve_unkeyed(run)
     try:
         await runtime.run(flow)
@@ -52,7 +52,7 @@ async def run_unkeyed(
         raise NoConnectionError(error) from error
     operation = unkeyed_operation(Operation, claim, run)
     try:
-        lend(request).joins(run.tx, enrolment)
+        transaction_of(request).joins(run.tx, enrolment)
         try:
             result = await invoke(operation)
         except installation.answers as answer:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.sqltext import Dialect
 from oncekey.stores.audit import AuditStore
+from oncekey.stores.diagnostics import MARIADB
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.mariadb.locks import MariadbLocks, sealed
 from oncekey.stores.migrations import SqlSchema
@@ -16,7 +17,6 @@ from oncekey.stores.reconcile import ReconcileStore
 from oncekey.stores.reseal import ResealStore
 from oncekey.stores.survey import SurveyStore
 from oncekey.stores.upkeep import UpkeepStore
-from oncekey.stores.vitals import MARIADB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,13 +48,13 @@ class MariadbStore(KeyStore):
     """Records in MariaDB or MySQL."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        said = load(__package__, *FILES, shared="oncekey.stores.onerow")
-        super().__init__({**said, **sealed(said)}, schema=tables(), clock=clock)
+        commands = load(__package__, *FILES, shared="oncekey.stores.onerow")
+        super().__init__({**commands, **sealed(commands)}, schema=tables(), clock=clock)
         self.audit = AuditStore(self._statements)
         self.outbox = OutboxStore(self._statements, self.audit)
         self.upkeep = UpkeepStore(self._statements, self.audit)
         self.reconcile = ReconcileStore(self._statements, self.audit)
-        self.operate = OperateStore(self._statements, self.audit, vitals=MARIADB)
+        self.operate = OperateStore(self._statements, self.audit, diagnostics=MARIADB)
         self.survey = SurveyStore(self._statements)
         self.reseal = ResealStore(self._statements)
         self.locks = MariadbLocks(self._statements, lambda: self.outbox)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Deferred
-from oncekey.core.onecommit import Holder, Locked, Sealed
+from oncekey.core.onecommit import Holder, Locked, Stored
 from oncekey.flow import Mode, Transaction
+from oncekey.stores.execution import execute
 from oncekey.stores.locks import NO_OUTBOX, WRITTEN, LockStore
 from oncekey.stores.rows import snapshot_of
-from oncekey.stores.saying import said
 
 if TYPE_CHECKING:
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Completed
-    from oncekey.core.onecommit import Ground
+    from oncekey.core.onecommit import WriteTarget
     from oncekey.flow import Flow, Fold, Steps, Value
 
 
@@ -43,24 +43,24 @@ class MariadbLocks(LockStore):
             "scope": claim.id.scope,
             "key": claim.id.key,
         }
-        rows = yield self._statements.say("lock", where, at_once=True)
+        rows = yield self._statements.statement("lock", where, at_once=True)
         if rows:
             return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=lock.number)
-        [row] = yield self._statements.say("refused", where)
+        [row] = yield self._statements.statement("refused", where)
         other = row["mark"] is not None and int(row["mark"]) != lock.mark
         return Locked(got=False, snapshot=snapshot_of(row), begun=lock.number, other=other)
 
     def completing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
-    ) -> Steps[Sealed | None]:
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Steps[Stored | None]:
         """Write the finished record, as the last statement before the commit (L3). None: the key is not ours.
 
         Joined with the end of the lock it returns no row if the savepoint is gone, because the handler committed by
         itself, or if the key is taken. So it is executed once more, alone: if it then has a row, it was not in one
         commit.
         """
-        last = self._finished(claim, ground, settlement)
-        rows = yield self._statements.say(last.name, {**last.params, "lock": begun}, form=f"sealed_{last.name}")
+        last = self._finished(claim, target, settlement)
+        rows = yield self._statements.statement(last.name, {**last.params, "lock": begun}, form=f"sealed_{last.name}")
         in_one_commit = bool(rows)
         if not rows:
             rows = yield last
@@ -71,15 +71,15 @@ class MariadbLocks(LockStore):
             if outbox is None:
                 raise ConfigurationError(NO_OUTBOX)
             yield from outbox.putting((settlement.parcel,))
-        return Sealed(expires_at=int(rows[0]["expires_at"]), in_one_commit=in_one_commit)
+        return Stored(expires_at=int(rows[0]["expires_at"]), in_one_commit=in_one_commit)
 
-    def sealing(
+    def completing_at_commit(
         self,
         claim: Claim,  # noqa: ARG002
-        ground: Ground,  # noqa: ARG002
+        target: WriteTarget,  # noqa: ARG002
         settlement: Completed | Deferred,  # noqa: ARG002
         begun: int,  # noqa: ARG002
-    ) -> Fold[Sealed] | None:
+    ) -> Fold[Stored] | None:
         """None: if its savepoint cannot be released another statement has to follow, so the COMMIT is sent alone."""
         return None
 
@@ -98,9 +98,9 @@ class MariadbLocks(LockStore):
         """The mark of a lock's holder, read before it is committed; a row that is not locked does not count."""
 
         def body() -> Steps[int | None]:
-            rows = yield self._statements.say("holder", {"lock": number})
-            if not rows or (yield self._statements.say("left_over", {"lock": number})):
+            rows = yield self._statements.statement("holder", {"lock": number})
+            if not rows or (yield self._statements.statement("left_over", {"lock": number})):
                 return None
             return int(rows[0]["mark"])
 
-        return (yield from said(Transaction("holder", Mode.READ, body)))
+        return (yield from execute(Transaction("holder", Mode.READ, body)))

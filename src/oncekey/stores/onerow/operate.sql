@@ -157,7 +157,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
   AND state = 'completed' AND effects <> 'outbox'
 {giving};
 
--- name: census
+-- name: stats
 SELECT record.state, record.effects, record.operation, count(*) AS records,
        count(CASE WHEN record.state = 'in_progress' AND record.lease_until <= clock.now THEN 1 END) AS stale,
        count(CASE WHEN record.state = 'failed_retryable'

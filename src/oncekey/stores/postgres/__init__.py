@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.sqltext import Dialect
 from oncekey.stores.audit import AuditStore
+from oncekey.stores.diagnostics import POSTGRES
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.locks import LockStore
 from oncekey.stores.migrations import SqlSchema
@@ -16,7 +17,6 @@ from oncekey.stores.reconcile import ReconcileStore
 from oncekey.stores.reseal import ResealStore
 from oncekey.stores.survey import SurveyStore
 from oncekey.stores.upkeep import NotingUpkeepStore
-from oncekey.stores.vitals import POSTGRES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ class PostgresStore(KeyStore):
         self.outbox = OutboxStore(self._statements, self.audit)
         self.upkeep = NotingUpkeepStore(self._statements, self.audit)
         self.reconcile = ReconcileStore(self._statements, self.audit)
-        self.operate = OperateStore(self._statements, self.audit, vitals=POSTGRES)
+        self.operate = OperateStore(self._statements, self.audit, diagnostics=POSTGRES)
         self.survey = SurveyStore(self._statements)
         self.reseal = ResealStore(self._statements)
         self.locks = LockStore(self._statements, lambda: self.outbox)

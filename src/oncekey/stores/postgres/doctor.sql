@@ -1,10 +1,10 @@
 -- What PostgreSQL reports about itself. Nothing here writes, and nothing needs more rights than oncekey's own tables:
 -- sessions of other users are counted as hidden if this user may not see them.
 
--- name: vital_clock
+-- name: diagnostic_clock
 SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now;
 
--- name: vital_indexes
+-- name: diagnostic_indexes
 SELECT index.relname AS name, parent.relname AS on_table, entry.indisvalid AND entry.indisready AS valid,
        COALESCE(used.idx_scan, 0)::bigint AS scans, GREATEST(parent.reltuples, 0)::bigint AS rows
 FROM pg_index AS entry
@@ -15,7 +15,7 @@ LEFT JOIN pg_stat_user_indexes AS used ON used.indexrelid = entry.indexrelid
 WHERE space.nspname = 'oncekey'
 ORDER BY index.relname;
 
--- name: vital_tables
+-- name: diagnostic_tables
 SELECT stat.relname AS name, stat.n_live_tup::bigint AS live, stat.n_dead_tup::bigint AS dead,
        pg_total_relation_size(stat.relid)::bigint AS bytes,
        (extract(epoch FROM GREATEST(stat.last_autovacuum, stat.last_vacuum)) * 1000000)::bigint AS last_autovacuum
@@ -23,7 +23,7 @@ FROM pg_stat_user_tables AS stat
 WHERE stat.schemaname = 'oncekey'
 ORDER BY stat.relname;
 
--- name: vital_sessions
+-- name: diagnostic_sessions
 SELECT count(*) FILTER (WHERE state LIKE 'idle in transaction%')::bigint AS idle,
        COALESCE(max((extract(epoch FROM clock_timestamp() - state_change) * 1000000)::bigint)
            FILTER (WHERE state LIKE 'idle in transaction%'), 0) AS longest_idle,
@@ -34,11 +34,11 @@ FROM pg_stat_activity
 -- A transaction that is open in another database keeps no dead row of this one alive; a standby's feedback does.
 WHERE pid <> pg_backend_pid() AND (datname = current_database() OR backend_type = 'walsender');
 
--- name: vital_holders
+-- name: diagnostic_holders
 SELECT (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database())::bigint AS prepared,
        (SELECT COALESCE(max(age(xmin)), 0) FROM pg_replication_slots)::bigint AS slot_xmin;
 
--- name: vital_settings
+-- name: diagnostic_settings
 SELECT name, setting AS value
 FROM pg_settings
 WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'transaction_timeout',
@@ -46,11 +46,11 @@ WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commi
                'in_hot_standby', 'synchronous_standby_names')
 ORDER BY name;
 
--- name: vital_ttl
+-- name: diagnostic_ttl
 SELECT COALESCE(min(record.ttl), 0)::bigint AS shortest_ttl, COALESCE(max(record.call_timeout), 0)::bigint AS longest_call
 FROM (SELECT ttl, call_timeout FROM oncekey.record LIMIT 1000) AS record;
 
--- name: vital_rows
+-- name: diagnostic_rows
 -- Rows that no statement of ours leaves behind, by the rule that they break. The table's one check keeps out what could not
 -- be replayed; the others are looked for here, in a bounded number of unfinished, finished and other rows.
 WITH looked AS MATERIALIZED (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.sqltext import Dialect
 from oncekey.stores.audit import AuditStore
+from oncekey.stores.diagnostics import SQLITE
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.operate import OperateStore
@@ -16,7 +17,6 @@ from oncekey.stores.reseal import ResealStore
 from oncekey.stores.sqlite.locks import SqliteLocks
 from oncekey.stores.survey import SurveyStore
 from oncekey.stores.upkeep import UpkeepStore
-from oncekey.stores.vitals import SQLITE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class SqliteStore(KeyStore):
             self.locks = SqliteLocks(self._statements, writer, lambda: self.outbox)
         self.upkeep = UpkeepStore(self._statements, self.audit)
         self.reconcile = ReconcileStore(self._statements, self.audit)
-        self.operate = OperateStore(self._statements, self.audit, vitals=SQLITE)
+        self.operate = OperateStore(self._statements, self.audit, diagnostics=SQLITE)
         self.survey = SurveyStore(self._statements)
         self.reseal = ResealStore(self._statements)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from oncekey.core.model import Completed, Deferred
-from oncekey.core.onecommit import Holder, Locked, Sealed
+from oncekey.core.onecommit import Holder, Locked, Stored
 from oncekey.core.rulings import Situation, situate
 from oncekey.flow import Fold
 from oncekey.stores.locks import LockStore
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.locks import Lock
     from oncekey.core.model import Claim
-    from oncekey.core.onecommit import Ground
+    from oncekey.core.onecommit import WriteTarget
     from oncekey.flow import Flow, Row, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
@@ -69,27 +69,27 @@ class SqliteLocks(LockStore):
         writer = self._writer
         asker = writer.asks(lock)
         try:
-            rows = yield self._statements.say("lock_file", where, at_once=True)
+            rows = yield self._statements.statement("lock_file", where, at_once=True)
             if not rows:
-                snapshot = snapshot_of((yield self._statements.say("find", where, reads=True))[0])
+                snapshot = snapshot_of((yield self._statements.statement("find", where, reads=True))[0])
                 if situate(snapshot.record, snapshot.now) is Situation.COMPLETED:
                     return Locked(got=False, snapshot=snapshot, begun=0)
-                rows = yield self._statements.say("lock_file", where)
+                rows = yield self._statements.statement("lock_file", where)
             begun = writer.lock(lock)
         finally:
             writer.asked(asker)
         return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=begun)
 
-    def sealing(
-        self, claim: Claim, ground: Ground, settlement: Completed | Deferred, begun: int
-    ) -> Fold[Sealed] | None:
+    def completing_at_commit(
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Fold[Stored] | None:
         """`completing` as one statement, to be executed in one call of the thread together with the COMMIT.
 
         Not for a deferred answer, whose parcel is another statement.
         """
         if isinstance(settlement, Deferred):
             return None
-        return Fold(self._finished(claim, ground, settlement), lambda rows: self._sealed(rows[0], begun))
+        return Fold(self._finished(claim, target, settlement), lambda rows: self._stored(rows[0], begun))
 
     def held(self, number: int) -> Flow[bool]:
         """Whether the lock of a key is held or waited for in this process (L8)."""
@@ -101,6 +101,6 @@ class SqliteLocks(LockStore):
         yield from ()
         return self._writer.holder(lock)
 
-    def _sealed(self, row: Row, begun: int) -> Sealed:
+    def _stored(self, row: Row, begun: int) -> Stored:
         # A statement in SQLite cannot find out which transaction it runs in.
-        return Sealed(expires_at=int(row["expires_at"]), in_one_commit=not self._writer.was_torn(begun))
+        return Stored(expires_at=int(row["expires_at"]), in_one_commit=not self._writer.was_torn(begun))

@@ -78,13 +78,13 @@ class Recalling:
             world.advance(age)
             glimpse = world.go(world.store.recall(standing.claim.id))
             assert glimpse is not None
-            said = rule_finished(glimpse.finished, glimpse.now, mark, policy)
+            ruled = rule_finished(glimpse.finished, glimpse.now, mark, policy)
             verdict = world.begin(again(standing.claim, fingerprint=mark), policy)
             if isinstance(verdict, Replay):
                 assert isinstance(verdict.record, Record)
-                assert said == Replay(_of(verdict.record), verdict.now)
+                assert ruled == Replay(_of(verdict.record), verdict.now)
             else:
-                assert said == (verdict if isinstance(verdict, Refuse) else None)
+                assert ruled == (verdict if isinstance(verdict, Refuse) else None)
 
     def test_what_begins_anew_is_not_recalled(self, world: World) -> None:
         """Neither while it runs, nor the earlier answer when it has another one (31)."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oncekey.core.model import MINUTE, SECOND, Effects, HandedBack, Recovery, State
-from oncekey.core.upkeep import Expired, Place
+from oncekey.core.upkeep import Expired, ReapPosition
 from oncekey.testing.claims import LEASE, TTL, a_claim, again, answered
 from oncekey.testing.contract.phased import ORDER, begun
 from oncekey.testing.contract.standings import STATES, stand
@@ -138,7 +138,7 @@ class Sweeping:
         upkeep = world.store.upkeep
         if upkeep is None:
             return
-        place = Place(world.advance(500 * TTL), "", "")  # behind whatever other scenarios left
+        place = ReapPosition(world.advance(500 * TTL), "", "")  # behind whatever other scenarios left
         ids = []
         for _ in range(5):
             ids.append(stand(world, _C).claim.id)

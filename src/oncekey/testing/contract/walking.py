@@ -46,13 +46,13 @@ from oncekey.core.model import (
     Snapshot,
     State,
 )
-from oncekey.core.onecommit import Ground, Kind
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.operate import Move as Operators
 from oncekey.core.transitions import ROWS, Actor, Row, Trigger, upheld
 from oncekey.core.upkeep import Expired
 from oncekey.flow import Mode, Transaction
+from oncekey.stores.execution import execute
 from oncekey.stores.rows import COLUMNS, memo_text, owner_proof, response_params, version_proof
-from oncekey.stores.saying import said
 from oncekey.stores.statements import Statements
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 
@@ -247,7 +247,7 @@ def _settling(made: Callable[[Record], Settlement]) -> Try:
             steps.close()
             return bool(rows)
 
-        return said(Transaction("settle", Mode.ATOMIC, body))
+        return execute(Transaction("settle", Mode.ATOMIC, body))
 
     return tried
 
@@ -265,7 +265,7 @@ def _checkpointing(store: Store, seen: Record) -> Flow[bool]:
         memo = (*seen.memo, replace(_MEMO[0], name=_NEW))
         return _written((yield from store.phases.checkpointing(Lease.of(seen), seen.memo, memo, LEASE)), seen)
 
-    return said(Transaction("checkpoint", Mode.ATOMIC, body))
+    return execute(Transaction("checkpoint", Mode.ATOMIC, body))
 
 
 def _announcing(store: Store, seen: Record) -> Flow[bool]:
@@ -300,9 +300,9 @@ def _stating(name: str, params: dict[str, Any], proof: Callable[[Record], dict[s
             return None
 
         def body() -> Steps[bool]:
-            return bool((yield statements.say(name, {**params, **proof(seen)})))
+            return bool((yield statements.statement(name, {**params, **proof(seen)})))
 
-        return said(Transaction(name, Mode.ATOMIC, body))
+        return execute(Transaction(name, Mode.ATOMIC, body))
 
     return tried
 
@@ -337,18 +337,18 @@ def _operating(number: int) -> Try:
     return lambda store, seen: None if store.operate is None else tried(store, seen)
 
 
-def _finishing(kind: Kind, effects: Effects) -> Try:
+def _finishing(kind: WriteKind, effects: Effects) -> Try:
     def tried(store: Store, seen: Record) -> Flow[bool] | None:
         locks = store.locks
         if locks is None:
             return None
-        claim, ground = _of(seen, effects), Ground(kind, None if kind is Kind.NEW else seen)
+        claim, ground = _of(seen, effects), WriteTarget(kind, None if kind is WriteKind.NEW else seen)
         settlement = answered() if effects is Effects.LOCAL else Deferred(_parcel(seen))
 
         def body() -> Steps[bool]:
             return (yield from locks.completing(claim, ground, settlement, 0)) is not None
 
-        return said(Transaction("complete", Mode.ATOMIC, body))
+        return execute(Transaction("complete", Mode.ATOMIC, body))
 
     return tried
 
@@ -386,11 +386,14 @@ MOVES: Final = (
     Walked("try the parcel again", _rows(22), _operating(22)),
     Walked("bust", _rows(32), _operating(32)),
     Walked("replace a result", _rows(34), _operating(34)),
-    Walked("finish a new key", _rows(2), _finishing(Kind.NEW, Effects.LOCAL)),
-    Walked("finish what failed", _rows(17), _finishing(Kind.RETRYABLE, Effects.LOCAL)),
-    Walked("finish anew", _rows(31, trigger=Trigger.COMMIT), _finishing(Kind.ANEW, Effects.LOCAL)),
+    Walked("finish a new key", _rows(2), _finishing(WriteKind.NEW, Effects.LOCAL)),
+    Walked("finish what failed", _rows(17), _finishing(WriteKind.RETRYABLE, Effects.LOCAL)),
+    Walked("finish anew", _rows(31, trigger=Trigger.COMMIT), _finishing(WriteKind.REPLACE_EXPIRED, Effects.LOCAL)),
     Walked(
-        "defer anew", _rows(31, trigger=Trigger.DEFER), _finishing(Kind.ANEW, Effects.OUTBOX), effects=Effects.OUTBOX
+        "defer anew",
+        _rows(31, trigger=Trigger.DEFER),
+        _finishing(WriteKind.REPLACE_EXPIRED, Effects.OUTBOX),
+        effects=Effects.OUTBOX,
     ),
 )
 

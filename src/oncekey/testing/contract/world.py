@@ -14,7 +14,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine import request
 from oncekey.flow import Mode, Transaction, drive
 from oncekey.ports import AsyncShares, Shares
-from oncekey.stores.saying import said
+from oncekey.stores.execution import execute
 from oncekey.testing.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class World:
 
     def _shared(self, name: str, body: Callable[[], Steps[T]], *, commit: bool) -> T:
         if self._share is None:
-            return self.go(said(Transaction(name, Mode.ATOMIC, body)))
+            return self.go(execute(Transaction(name, Mode.ATOMIC, body)))
         result: T = self._share(body, commit)
         if self._lose.get(name, 0) > 0:
             self._lose[name] -= 1

@@ -22,12 +22,12 @@ from frameworks.realshop import RealShop, SqliteFile
 from frameworks.shop import Shop, new_key
 from harness.asgi import Reply
 from harness.ledger import down
-from oncekey.core.fingerprint import Selection
+from oncekey.canonical.fingerprint import Selection
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.effects import LOCAL
 from oncekey.engine.operation import Operation
-from oncekey.frameworks.asgi.ways import Ways
+from oncekey.frameworks.asgi.keyed_routes import KeyedRoutes
 from oncekey.once import Once
 from oncekey.testing.clock import ManualClock
 
@@ -137,7 +137,7 @@ async def test_every_answer_is_the_same_as_on_the_long_way(
     for short in (True, False):
         with monkeypatch.context() as patched:
             if not short:
-                patched.setattr(Ways, "add", lambda *_: None)
+                patched.setattr(KeyedRoutes, "add", lambda *_: None)
             shop, _ = a_shop(policy=policy, clock=ManualClock(NOW))
             for _ in range(2):
                 assert (await shop.send("/orders/1", TEA)).status == 201
@@ -152,7 +152,7 @@ async def test_every_answer_is_the_same_as_on_the_long_way(
 async def test_what_is_expired_runs_again(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # R164
     if not short:
-        monkeypatch.setattr(Ways, "add", lambda *_: None)
+        monkeypatch.setattr(KeyedRoutes, "add", lambda *_: None)
     clock = ManualClock(NOW)
     shop, _ = a_shop(clock=clock, policy=Policy(ttl=timedelta(hours=1), allow_short_ttl=True))
     assert not (await shop.send("/orders/1", TEA)).replayed
@@ -404,7 +404,7 @@ async def test_a_repeat_on_a_real_store_reads_once_and_enters_nothing(tmp_path: 
 
 
 def test_the_oldest_way_makes_room() -> None:
-    ways = Ways(most=2)
+    ways = KeyedRoutes(most=2)
     for line in (b"a", b"b", b"a", b"c"):
         ways.add(line, {"method": "POST", "path": "/", "endpoint": None}, "", None)  # type: ignore[arg-type]
     assert list(ways.known) == [b"b", b"c"]

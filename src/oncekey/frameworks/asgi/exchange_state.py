@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.intake import Intake
-    from oncekey.frameworks.asgi.lending import Lending
     from oncekey.frameworks.asgi.nesting import Passage
+    from oncekey.frameworks.asgi.transactions import RequestTransaction
     from oncekey.frameworks.asgi.types import Message, Receive, Scope
 
 
-class Phase(IntEnum):
+class ExchangeState(IntEnum):
     """The state of an exchange, from its request to its answer."""
 
     OPEN = 0
@@ -32,10 +32,20 @@ class UnsettledError(Exception):
     """Raised by `send` after we sent our own answer instead of the handler's: its background tasks must not run."""
 
 
-class Visit:
+class UnkeyedRequest:
     """A request without a key: the middleware captures nothing, and stores nothing."""
 
-    __slots__ = ("_complete", "_intake", "_receive", "installation", "lent", "outer", "passage", "phase", "scope")
+    __slots__ = (
+        "_complete",
+        "_intake",
+        "_receive",
+        "installation",
+        "outer",
+        "passage",
+        "scope",
+        "state",
+        "transaction",
+    )
 
     def __init__(
         self,
@@ -43,14 +53,14 @@ class Visit:
         scope: Scope,
         receive: Receive,
         passage: Passage,
-        outer: Exchange | Visit | None,
+        outer: Exchange | UnkeyedRequest | None,
     ) -> None:
         self.installation = installation
         self.scope = scope
         self.passage = passage
         self.outer = outer
-        self.phase = Phase.OPEN
-        self.lent: Lending | None = None
+        self.state = ExchangeState.OPEN
+        self.transaction: RequestTransaction | None = None
         self._receive = receive
         self._intake: Intake | None = None
         self._complete = False

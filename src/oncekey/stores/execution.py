@@ -15,18 +15,18 @@ REPEATS = 3
 """How often a statement whose reply was lost is executed again before the outage is reported."""
 
 
-def said(transaction: Transaction[T]) -> Flow[T]:
+def execute(transaction: Transaction[T]) -> Flow[T]:
     """Run one transaction."""
     result: T = yield transaction
     return result
 
 
-def repeated(transaction: Transaction[T]) -> Flow[T]:
+def execute_until_acknowledged(transaction: Transaction[T]) -> Flow[T]:
     """Run a transaction again if its reply was lost; it must be one that may be executed twice (P7)."""
     lost: CommitAmbiguousError | None = None
     for _ in range(1 + REPEATS):
         try:
-            return (yield from said(transaction))
+            return (yield from execute(transaction))
         except CommitAmbiguousError as error:
             lost = error
         except StoreError as error:

@@ -16,7 +16,7 @@ from oncekey.engine.recent import Hints
 from oncekey.engine.run import Site
 from oncekey.frameworks.limits import Limits
 from oncekey.observe.events import TurnedAway
-from oncekey.runtimes.aio import AsyncRuntime, Drain
+from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oncekey.engine.effects import Line
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
 
 
 class Engines(Protocol):
@@ -69,7 +69,7 @@ class Premises:
         """Tells the workers of this process, if it has such, that parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
-        self.tell: Tell | None = None
+        self.notify: Notify | None = None
         """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
         self._hints = Hints()
@@ -89,14 +89,14 @@ class Premises:
         self, refused: Refuse, enrolment: Enrolment | None, *, echo: bytes | None = None, status_url: str | None = None
     ) -> Answer:
         """The answer to a request that is refused before it could claim; who observes hears of it."""
-        if self.tell is not None:
-            self.tell(TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
+        if self.notify is not None:
+            self.notify(TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
         policy = self.policy if enrolment is None else enrolment.policy
         return refusal(refused, policy, echo=echo, status_url=status_url)
 
     def site_of(self, engine: AsyncEngine | Engine, crowded: Callable[[bool], bool]) -> Site:
         """What the operations of one event loop, or of all threads of a process, share."""
-        self.fronts.identity, self.fronts.tell = engine.identity, self.tell
+        self.fronts.identity, self.fronts.notify = engine.identity, self.notify
         return Site(
             engine.store,
             self.breaker,
@@ -107,7 +107,7 @@ class Premises:
             wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             hints=self._hints,
-            tell=self.tell,
+            notify=self.notify,
             fronts=self.fronts,
         )
 
@@ -121,7 +121,7 @@ async def forget(fronts: Fronts, policies: Iterable[Policy], engine: AsyncEngine
     """Let no front give a stored answer any more, before an operator takes it away; whether that is certain."""
     if fronts.identity is None:
         fronts.identity = engine.identity
-    return await AsyncRuntime(engine, Drain()).drive(fronts.forget(policies, record_id))
+    return await AsyncRuntime(engine, RunningWork()).drive(fronts.forget(policies, record_id))
 
 
 def _line(front: Front, breaker: Breaker) -> Line:

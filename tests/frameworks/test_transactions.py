@@ -171,7 +171,7 @@ async def test_an_optional_key_that_is_not_sent_changes_nothing_for_the_rows() -
     async def audit(connection: borrowed(shop)) -> None:
         connection.add("audit")
 
-    @shop.post(effects=LOCAL, key="optional")
+    @shop.post(effects=LOCAL, require_key=False)
     async def create(audit: Annotated[None, Depends(audit)], op: Operation) -> None:
         op.connection.add("order")
 
@@ -199,7 +199,7 @@ async def test_a_request_may_be_cancelled_at_every_await() -> None:
 
         finished = await cancelled_at(number, shop.caller("/orders").run()) is not None
         for installation in shop.once._installed.values():
-            assert await installation.drain.wait(PATIENCE)
+            assert await installation.running_work.wait(PATIENCE)
         assert shop.ledger.open == 0
         assert (await shop.send("/orders")).status == 200
         assert shop.ledger.rows == ["audit", "order"]
@@ -231,7 +231,7 @@ async def test_applications_that_borrow_nothing_pay_nothing() -> None:
         seen.append(current.get())
 
     await shop.send("/orders", method="GET", key=None)
-    assert seen[0].lent is None
+    assert seen[0].transaction is None
     assert shop.ledger.log == []
 
 
@@ -400,7 +400,7 @@ async def test_who_waits_for_sqlites_writer_goes_on_with_what_it_was_lent(tmp_pa
         return connection
 
     @shop.app.post("/orders", status_code=201)
-    @shop.once.protect(effects=LOCAL, operation="create", in_progress="wait")
+    @shop.once.protect(effects=LOCAL, operation="create", on_in_progress="wait")
     async def create(connection: Annotated[Any, Depends(counted)]) -> None:
         shop.runs.append(1)
         await connection.execute("INSERT INTO orders VALUES (?)", (f"tea {len(shop.runs)}",))

@@ -1,4 +1,4 @@
-"""Reports the events of one operation to the observers. Without observers no operation has a `Teller`."""
+"""Reports the events of one operation to the observers. Without observers no operation has a `Notifier`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Claim, EntryKind, Instant, Record, Settlement, Verdict
     from oncekey.core.operate import Moved
     from oncekey.core.transitions import Trigger
-    from oncekey.observe.events import Event, Tell
+    from oncekey.observe.events import Event, Notify
 
 
 def how_of(met: Record | None, record: Record) -> How:
@@ -92,24 +92,24 @@ def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[Event]:
         yield Resolved(about, to, mover.actor, max(0, moved.snapshot.now - seen.last_run_at))
 
 
-def tell_failure(tell: Tell | None, where: str, error: Exception) -> None:
+def notify_failure(notify: Notify | None, where: str, error: Exception) -> None:
     """Report that the store failed. A store that is only busy did not fail, and does not count for the breaker."""
-    if tell is not None and not isinstance(error, StoreBusyError):
-        tell(StoreFailed(where, type(error).__name__))
+    if notify is not None and not isinstance(error, StoreBusyError):
+        notify(StoreFailed(where, type(error).__name__))
 
 
-def tell_replay(tell: Tell, verdict: Replay, seconds: float) -> None:
+def notify_replay(notify: Notify, verdict: Replay, seconds: float) -> None:
     """Report a replay that was given before anything was claimed."""
-    tell(Replayed(About.of(verdict.record), seconds))
+    notify(Replayed(About.of(verdict.record), seconds))
 
 
-class Teller:
+class Notifier:
     """Reports one operation to the observers, and how long its parts took."""
 
     __slots__ = ("_about", "_began", "_clock", "_context", "_ended", "_entered", "_observed", "_resumed", "_written")
 
-    def __init__(self, tell: Tell, claim: Claim, clock: Callable[[], float], *, resumed: bool) -> None:
-        self._observed = tell
+    def __init__(self, notify: Notify, claim: Claim, clock: Callable[[], float], *, resumed: bool) -> None:
+        self._observed = notify
         # A handler may end in another task or thread; its events still belong to its request.
         self._context = copy_context()
         self._written = False
@@ -129,18 +129,18 @@ class Teller:
                     self._about = About.of(record)  # the record may be older than this request
                     how = how_of(met, record)
                 after = None if met is None or how is How.NEW else max(0, now - met.last_run_at)
-                self._tell(Reserved(self._about, how, seconds, self._resumed, after))
+                self._notify(Reserved(self._about, how, seconds, self._resumed, after))
             case _ if self._resumed:
                 return
             case Replay(record=record):
-                self._tell(Replayed(About.of(record), seconds))
+                self._notify(Replayed(About.of(record), seconds))
             case Refuse(code=code, record=record, met=met):
                 if met is not None and record is not None:
                     for event in of_sweep(met, record.state, Actor.REQUESTER, None, record.last_error or ""):
-                        self._tell(event)
-                self._tell(Refused(self._about, code, seconds))
+                        self._notify(event)
+                self._notify(Refused(self._about, code, seconds))
             case Bypass():
-                self._tell(Bypassed(self._about))
+                self._notify(Bypassed(self._about))
             case _:
                 assert_never(verdict)
 
@@ -157,22 +157,22 @@ class Teller:
         outcome = settlement.outcome if isinstance(settlement, Completed) else None
         to = state_after(settlement)
         ran = max(0.0, self._ended - self._entered)
-        self._tell(Settled(self._about, to, outcome, ran, now - max(self._ended, self._entered)))
+        self._notify(Settled(self._about, to, outcome, ran, now - max(self._ended, self._entered)))
         if isinstance(settlement, Doubtful):
-            self._tell(Doubted(self._about, settlement.last_error, Actor.OWNER))
+            self._notify(Doubted(self._about, settlement.last_error, Actor.OWNER))
 
     def over(self) -> None:
         """Report the answer. Without a settlement of ours it is the record's answer, or that the outcome is unknown."""
         if not self._written:
             ran = max(0.0, self._ended - self._entered)
-            self._tell(Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
+            self._notify(Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
 
     def stepped(self, name: str, kind: EntryKind, since: float, *, recalled: bool, error: BaseException | None) -> None:
         """Report a step that was taken, or failed."""
         if isinstance(error, StoreError):
             self.failed(kind.value, error)
         what = None if error is None else type(error).__name__
-        self._tell(Stepped(self._about, name, kind, self._clock() - since, recalled, what))
+        self._notify(Stepped(self._about, name, kind, self._clock() - since, recalled, what))
 
     def now(self) -> float:
         """The clock that measures steps."""
@@ -180,9 +180,9 @@ class Teller:
 
     def failed(self, where: str, error: Exception) -> None:
         """Report that the store failed."""
-        tell_failure(self._tell, where, error)
+        notify_failure(self._notify, where, error)
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         try:
             self._context.run(self._observed, event)
         except RuntimeError:  # the thread of an abandoned handler reports at this very moment

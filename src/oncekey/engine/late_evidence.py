@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.digests import downstream_key
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ResultNotStorableError, StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import FINISHED, decode, is_rejection
 from oncekey.core.model import Completed, Effects, Outcome
-from oncekey.core.resolution import Declined, Executed, Heard
-from oncekey.engine.reconcile import Target, compared
+from oncekey.core.resolution import CallReport, Executed, Rejected
+from oncekey.engine.reconcile import EvidenceTarget, compared
 from oncekey.resolvers import to_text
 from oncekey.topics import Reply
 
@@ -31,16 +31,16 @@ SOURCE: Final = "owner"
 ALARM: Final = "oncekey: %s was executed by an owner that had lost its key; its result was not stored (digest %s)"
 
 
-def of_call(store: Store, lease: Lease, seed: bytes, entry: MemoEntry, policy: Policy) -> Flow[None]:
+def keep_refused_result(store: Store, lease: Lease, seed: bytes, entry: MemoEntry, policy: Policy) -> Flow[None]:
     """Keep the result of an announced call whose record refused it."""
     log.error(ALARM, entry.name, key_digest(lease.id.key))
     value = decode(entry.result)
-    said = Declined(value) if is_rejection(entry) else Executed(value)
-    target = Target(lease.id, lease.incarnation, entry.name, downstream_key(seed, entry.name))
-    yield from _kept(store, lease, target, said, policy)
+    resolution = Rejected(value) if is_rejection(entry) else Executed(value)
+    target = EvidenceTarget(lease.id, lease.incarnation, entry.name, downstream_key(seed, entry.name))
+    yield from _kept(store, lease, target, resolution, policy)
 
 
-def of_answer(store: Store, lease: Lease, settlement: Settlement, policy: Policy) -> Flow[None]:
+def keep_refused_answer(store: Store, lease: Lease, settlement: Settlement, policy: Policy) -> Flow[None]:
     """Keep the answer of an INLINE handler whose record refused it; other effects need no such evidence.
 
     The refusal rolled back what LOCAL did, and PHASED has stored each step.
@@ -51,7 +51,7 @@ def of_answer(store: Store, lease: Lease, settlement: Settlement, policy: Policy
         return
     log.error(ALARM, "the request", key_digest(lease.id.key))
     # INLINE announced no call, so the evidence is filed under the incarnation, which is no provider's key.
-    target = Target(lease.id, lease.incarnation, FINISHED, str(lease.incarnation))
+    target = EvidenceTarget(lease.id, lease.incarnation, FINISHED, str(lease.incarnation))
     yield from _kept(store, lease, target, Executed(_reply(settlement, policy)), policy)
 
 
@@ -63,17 +63,19 @@ def _reply(settlement: Completed, policy: Policy) -> Reply:
     return Reply(response.status, body, headers)
 
 
-def _kept(store: Store, lease: Lease, target: Target, said: Executed | Declined, policy: Policy) -> Flow[None]:
-    desk = store.reconcile
-    if desk is None:
+def _kept(
+    store: Store, lease: Lease, target: EvidenceTarget, resolution: Executed | Rejected, policy: Policy
+) -> Flow[None]:
+    port = store.reconcile
+    if port is None:
         return
     try:
         # The same step of the same owner is the same event, however often its result is refused.
         event = f"{lease.incarnation}/{lease.fence}/{target.phase}"
-        heard = Heard(SOURCE, event, to_text(said, policy), downstream_key=target.downstream_key)
-        evidence, _ = yield from desk.add(heard)
-        if evidence.verdict is None and (verdict := (yield from compared(store, target, said))) is not None:
-            yield from desk.judge(evidence, verdict)
+        report = CallReport(SOURCE, event, to_text(resolution, policy), downstream_key=target.downstream_key)
+        evidence, _ = yield from port.add(report)
+        if evidence.verdict is None and (verdict := (yield from compared(store, target, resolution))) is not None:
+            yield from port.store_verdict(evidence, verdict)
     except (StoreError, ResultNotStorableError) as error:
         digest = key_digest(lease.id.key)
         log.error("oncekey: the evidence of it could not be kept (%s, digest %s)", type(error).__name__, digest)

@@ -24,7 +24,7 @@ _ROUTED: Final = ("endpoint", "path_params", "route")
 """What a framework's router writes into the scope. Outer middleware may read it there afterwards."""
 
 
-class Way(NamedTuple):
+class KeyedRoute(NamedTuple):
     """The route that a request with a key took."""
 
     method: str
@@ -54,15 +54,15 @@ class Way(NamedTuple):
             scope.pop(name, None)
 
 
-class Ways:
+class KeyedRoutes:
     """The ways of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
 
     __slots__ = ("_last", "_most", "known")
 
     def __init__(self, most: int = MOST_WAYS) -> None:
-        self.known: dict[bytes | None, Way] = {}
-        self._last: tuple[object, Way | None] = (None, None)
-        """The way that was added last: requests with many keys share one route, and so one `Way`."""
+        self.known: dict[bytes | None, KeyedRoute] = {}
+        self._last: tuple[object, KeyedRoute | None] = (None, None)
+        """The way that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
         self._most = most
 
     def add(self, line: bytes, scope: Scope, root_path: str, enrolment: Enrolment) -> None:
@@ -74,6 +74,6 @@ class Ways:
         here = (scope["method"], scope["path"], root_path, scope["endpoint"])
         if way is None or at != here:
             routed = {name: scope[name] for name in _ROUTED if name in scope}
-            way = Way(*here[:3], enrolment, routed)
+            way = KeyedRoute(*here[:3], enrolment, routed)
             self._last = here, way
         known[line] = way

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.cli.dlq import line_of as letter_line
 from oncekey.cli.keys_show import in_doubt, shown_entry
-from oncekey.core.model import MINUTE, DeadLetter, State
-from oncekey.core.showing import moment
-from oncekey.engine.operate import box_of, desk_of, pulse, survey_of
+from oncekey.core.model import MINUTE, DeadLetter, State, moment
+from oncekey.engine.operate import box_of, operations_of, pulse, survey_of
 from oncekey.ops.stats import ENDINGS, RANKS, headline, pace
 from oncekey.ops.survey import Walk
 
@@ -37,7 +36,7 @@ Waiting: TypeAlias = "Record | DeadLetter"
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class TopData:
     """A store at one moment."""
 
     tally: Tally
@@ -65,7 +64,7 @@ class Glance:
         return pace(self.ends, self.tally.now, limit=ENDS, window=WINDOW, parts=parts)
 
 
-def glance(store: Store) -> Flow[Glance]:
+def read_top(store: Store) -> Flow[TopData]:
     """Read everything, with a handful of statements, each along an index and with a bound."""
     survey = survey_of(store)
     tally, roll = yield from pulse(store)
@@ -73,21 +72,21 @@ def glance(store: Store) -> Flow[Glance]:
     unknown = yield from survey.walk(Walk(states=(State.UNKNOWN,)), LISTED)
     letters = yield from box_of(store).dead_letters(LISTED)
     lines = yield from survey.notes(LINES)
-    return Glance(tally, roll, ends, unknown.records[::-1], letters, lines.entries)
+    return TopData(tally, roll, ends, unknown.records[::-1], letters, lines.entries)
 
 
 def server_of(store: Store) -> Flow[str]:
     """The name of the database, with its version if the database shows that to this user."""
-    vitals = yield from desk_of(store).vitals("vital_settings", "vital_file")
-    for setting in vitals.get("vital_settings", ()):
+    diagnostics = yield from operations_of(store).diagnostics("diagnostic_settings", "diagnostic_file")
+    for setting in diagnostics.get("diagnostic_settings", ()):
         if setting["name"] == "server_version":
             return f"PostgreSQL {str(setting['value']).split()[0]}"
-    for file in vitals.get("vital_file", ()):
+    for file in diagnostics.get("diagnostic_file", ()):
         return f"SQLite {file['version']}"
     return "PostgreSQL"
 
 
-def envelope(seen: Glance, store: str, server: str) -> dict[str, Any]:
+def envelope(seen: TopData, store: str, server: str) -> dict[str, Any]:
     """One frame for programs: the three members of every list (items are what waits for an operator), and the rest."""
     tally, now = seen.tally, seen.tally.now
     lately = seen.pace(1)
@@ -123,7 +122,7 @@ def envelope(seen: Glance, store: str, server: str) -> dict[str, Any]:
     }
 
 
-def _items(seen: Glance) -> Iterator[dict[str, Any]]:
+def _items(seen: TopData) -> Iterator[dict[str, Any]]:
     for one in seen.waiting:
         if isinstance(one, DeadLetter):
             yield {"what": "dead_letter", **letter_line(one)}

@@ -3,7 +3,7 @@
 It is a hash over length-prefixed parts, so no value can imitate a border. The parts are the name of the
 algorithm, method, path, query, and what the body is:
 
-* **JSON** (`application/json`, anything `+json`): its canonical form, see `oncekey.core.jcs`. A JSON body
+* **JSON** (`application/json`, anything `+json`): its canonical form, see `oncekey.canonical.jcs`. A JSON body
   that has none is refused, because two different ones could look alike.
 * **Form**: its pairs, decoded, in the order they came; `+` and `%20` are the same, `%ff` and `%fe` are not.
 * **Multipart**: its parts, whatever the boundary was; header names of a part in any case and order. This takes only
@@ -39,9 +39,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from oncekey.core.digests import Hmac, frame
+from oncekey.canonical.digests import Hmac, frame
+from oncekey.canonical.jcs import MAX_DEPTH, BigInts, canonical_json, parse_json, serialize, serialize_parsed
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
-from oncekey.core.jcs import MAX_DEPTH, BigInts, canonical_json, parse_json, serialize, serialize_parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cells import Index, Look, Vitals
+from oncekey.cells import Diagnostics, Index, Look
 from oncekey.stores.cells_upkeep import FIRST, gathered, nothing, pages
 from oncekey.stores.moves import found
 from oncekey.stores.operate import STANDING
@@ -37,7 +37,9 @@ _DONE: Final = (Index.EXPIRING, Index.KEPT)
 _RECORDS: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING, Index.KEPT)
 _UNFINISHED: Final = frozenset({"in_progress", "failed_retryable", "unknown"})
 
-VITALS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"vital_clock": ("now",), "vital_cells": ("told",)})
+DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"diagnostic_clock": ("now",), "diagnostic_cells": ("told",)}
+)
 
 
 class LoggedMoves:
@@ -136,7 +138,7 @@ def _hold_record(*, now: Instant | None, scope: str, key: str) -> Asking[Rows]:
     return [] if line is None else [found(dict(line), clock if now is None else now)]
 
 
-def _census(*, now: Instant | None) -> Asking[Rows]:
+def _stats(*, now: Instant | None) -> Asking[Rows]:
     lines, at = yield from _every(_RECORDS, now, lambda _line, _clock: True)
     groups: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
     for line in lines:
@@ -210,9 +212,9 @@ def _clock(*, now: Instant | None) -> Asking[Rows]:
     return [{"now": clock if now is None else now}]
 
 
-def _told(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
-    told: Sequence[Mapping[str, Any]] = yield Vitals()
-    return [{"told": one} for one in told]
+def _cell_diagnostics(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
+    rows: Sequence[Mapping[str, Any]] = yield Diagnostics()
+    return [{"told": one} for one in rows]
 
 
 DESK: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
@@ -228,12 +230,12 @@ DESK: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
     "drop_deferred": nothing,
     "bring_back": nothing,
     "drop_dead_letter": nothing,
-    "census": _census,
+    "stats": _stats,
     "standing": _standing,
     "unresolved": _unresolved,
     "outbox_census": nothing,
     "letter_census": nothing,
-    "vital_clock": _clock,
-    "vital_cells": _told,
+    "diagnostic_clock": _clock,
+    "diagnostic_cells": _cell_diagnostics,
 }
 """The statements for operators in a store of cells, besides the moves."""

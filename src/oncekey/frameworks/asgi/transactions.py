@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.engine.effects import Call, Flush, Rest, Rollback, TakeBack
+from oncekey.engine.effects import Call, Flush, ReleaseConnections, Rest, Rollback
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.asgi.loans import NO_SESSIONS, Loan
+from oncekey.frameworks.asgi.following import NO_SESSIONS, TransactionFollower
 from oncekey.frameworks.asgi.nesting import enrolment_of
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.ports import AsyncSessions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.types import Scope
-    from oncekey.ports import AsyncOpenTransaction, LentSession, SessionTransaction, SteppingSession
+    from oncekey.ports import AsyncOpenTransaction, RequestSession, SessionTransaction, SteppingSession
 
 NOT_LOCAL = (
     "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL or "
@@ -43,14 +43,14 @@ UNSEEN = (
 )
 
 
-class Lending:
+class RequestTransaction:
     """The session and the connections that the dependencies of one request got."""
 
     __slots__ = (
         "_engine",
+        "_follower",
         "_handed_over",
         "_installation",
-        "_loan",
         "_reading",
         "_request",
         "_scope",
@@ -58,15 +58,15 @@ class Lending:
         "_tx",
     )
 
-    def __init__(self, request: Borrower) -> None:
+    def __init__(self, request: TransactionUser) -> None:
         self._request = request
         self._installation = request.installation
         self._engine = request.installation.engines.asynchronous()
         self._scope = request.scope
         self._tx = request.tx
-        self._loan: Loan | None = None
+        self._follower: TransactionFollower | None = None
         self._reading: AsyncOpenTransaction | None = None
-        self._session: LentSession | None = None
+        self._session: RequestSession | None = None
         self._handed_over = self._tx is not None
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
@@ -79,19 +79,19 @@ class Lending:
             self._session = self._session or driver.session()
             return self._session
         if self._follows(enrolment):
-            return self._loaned().session()
+            return self._get_follower().session()
         return cast("SessionTransaction", await self.business()).session
 
     def following(self) -> SteppingSession:
         """A session that only reads until it joins a transaction. It opens no connection before its first use."""
-        return self._loaned().session()
+        return self._get_follower().session()
 
     async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
         """The connection of the business transaction or of the phase; on other routes a read-only one."""
         enrolment = await self._enrolment()
         if enrolment is not None and enrolment.effects is not Effects.INLINE:
             if self._follows(enrolment):
-                return await self._loaned().connection()
+                return await self._get_follower().connection()
             return (await self.business()).connection
         if self._scope["method"] not in SAFE:
             raise ConfigurationError(NOT_LOCAL)
@@ -113,8 +113,8 @@ class Lending:
         if self._session is not None or self._reading is not None:
             raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
         self._tx, self._handed_over = tx, True
-        if self._loan is not None:
-            self._loan.join(tx, afresh=False)
+        if self._follower is not None:
+            self._follower.join(tx, afresh=False)
 
     async def before_claim(self, enrolment: Enrolment) -> None:
         """Release the read connections, which the claim could wait for. Raise if rows would not commit with the key."""
@@ -124,44 +124,44 @@ class Lending:
 
     async def rest(self) -> None:
         """Release the read connections, because the request is about to wait for another connection."""
-        if self._loan is not None:
-            await self._loan.rest()
+        if self._follower is not None:
+            await self._follower.rest()
         if self._session is not None:
             await self._session.rest()
 
-    def joins_phase(self, tx: AsyncOpenTransaction) -> Loan:
+    def joins_phase(self, tx: AsyncOpenTransaction) -> TransactionFollower:
         """Let the session and the connection use a phase's transaction, until the loan parts from it."""
-        loan = self._loaned()
+        follower = self._get_follower()
         try:
-            loan.join(tx, afresh=True)
+            follower.join(tx, afresh=True)
         except BaseException:
-            loan.part()
+            follower.part()
             raise
-        return loan
+        return follower
 
     def check(self) -> None:
         """Raise if a PHASED handler has changed something in the session outside of its phases: it would be lost."""
-        if self._loan is not None:
-            self._loan.check()
+        if self._follower is not None:
+            self._follower.check()
 
     @property
     def business_tx(self) -> AsyncOpenTransaction | None:
         """The business transaction, if a dependency has opened it already."""
         return self._tx
 
-    async def take_back(self) -> None:
+    async def release(self) -> None:
         """Roll back what is not committed, and give every connection back."""
         if self._tx is not None and not self._handed_over:
             await self._tx.rollback()
         if self._reading is not None:
             await self._reading.rollback()
-        if self._loan is not None:
-            await self._loan.close()
+        if self._follower is not None:
+            await self._follower.close()
         if self._session is not None:
             await self._session.close()
 
     def _follows(self, enrolment: Enrolment) -> bool:
-        """Whether a dependency gets a `Loan`, which changes its transaction: from phase to phase, or at the claim.
+        """Whether a dependency gets a `TransactionFollower`, whose transaction changes: at a phase, or at the claim.
 
         The second case is a store with one writer. If a dependency had its write transaction already, the claim would
         wait for its own request; and a replay must not wait at all.
@@ -174,10 +174,10 @@ class Lending:
         alone = locks is None or locks.one_writer
         return alone and self._engine.reads_apart and not self._handed_over
 
-    def _loaned(self) -> Loan:
-        if self._loan is None:
-            self._loan = Loan(self._engine)
-        return self._loan
+    def _get_follower(self) -> TransactionFollower:
+        if self._follower is None:
+            self._follower = TransactionFollower(self._engine)
+        return self._follower
 
     async def _enrolment(self) -> Enrolment | None:
         """The route's enrolment by this `Once`. Reads the body first, before the request holds a connection."""
@@ -187,12 +187,12 @@ class Lending:
         return enrolment
 
 
-class Borrower(Protocol):
-    """A request, with a key (`Exchange`) or without (`Visit`)."""
+class TransactionUser(Protocol):
+    """A request, with a key (`Exchange`) or without (`UnkeyedRequest`)."""
 
     installation: Installation
     scope: Scope
-    lent: Lending | None
+    transaction: RequestTransaction | None
 
     @property
     def tx(self) -> AsyncOpenTransaction | None:
@@ -206,45 +206,45 @@ class Borrower(Protocol):
         """Read the whole body, so that the request holds no connection while a slow client sends it."""
 
 
-def lend(request: Borrower) -> Lending:
-    """The `Lending` of a request; the first call makes it."""
-    if request.lent is None:
-        request.lent = Lending(request)
-    return request.lent
+def transaction_of(request: TransactionUser) -> RequestTransaction:
+    """The `RequestTransaction` of a request; the first call makes it."""
+    if request.transaction is None:
+        request.transaction = RequestTransaction(request)
+    return request.transaction
 
 
-async def take_back(request: Borrower) -> None:
+async def release(request: TransactionUser) -> None:
     """Give back what the dependencies of a request got, also if the request is cancelled meanwhile."""
-    if request.lent is None:
+    if request.transaction is None:
         return
     try:
-        await request.lent.take_back()
+        await request.transaction.release()
     except asyncio.CancelledError:
-        await shielded(request.lent.take_back())
+        await shielded(request.transaction.release())
         raise
 
 
-class LendingRuntime(AsyncRuntime):
+class RequestRuntime(AsyncRuntime):
     """Performs the flows of a request whose dependencies, or whose steps, use `once.session` or `once.connection`.
 
     While a phase runs, both use the phase's transaction. They join it before the application's code is called, refuse
     changes once it was flushed, and part from it when it is over.
     """
 
-    def __init__(self, shared: AsyncRuntime, request: Borrower) -> None:
-        super().__init__(shared.engine, shared.drain, shared.open_blocking)
+    def __init__(self, shared: AsyncRuntime, request: TransactionUser) -> None:
+        super().__init__(shared.engine, shared.running_work, shared.open_blocking)
         self._request = request
-        self._in_phase: Loan | None = None
+        self._in_phase: TransactionFollower | None = None
 
     async def perform(self, effect: Effect) -> Any:  # noqa: ANN401  (each effect has its own result)
         """Perform one effect, and let the session and the connection join, rest or part as it requires."""
         match effect:
             case Rest():
-                if self._request.lent is not None:
-                    await self._request.lent.rest()
+                if self._request.transaction is not None:
+                    await self._request.transaction.rest()
             case Call():
                 if effect.within is not None:
-                    self._in_phase = lend(self._request).joins_phase(effect.within)
+                    self._in_phase = transaction_of(self._request).joins_phase(effect.within)
                 return await self.call(effect)
             case Flush():
                 await flush(effect.tx)
@@ -255,8 +255,8 @@ class LendingRuntime(AsyncRuntime):
                     await effect.tx.rollback()
                 finally:
                     self._part()
-            case TakeBack():
-                await take_back(self._request)
+            case ReleaseConnections():
+                await release(self._request)
             case _:
                 return await super().perform(effect)
         return None
@@ -268,6 +268,6 @@ class LendingRuntime(AsyncRuntime):
         return ended
 
     def _part(self) -> None:
-        loan, self._in_phase = self._in_phase, None
-        if loan is not None:
-            loan.part()
+        follower, self._in_phase = self._in_phase, None
+        if follower is not None:
+            follower.part()

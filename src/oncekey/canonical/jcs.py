@@ -3,7 +3,7 @@ r"""RFC 8785 (JCS): the one spelling of a JSON text, from bytes to bytes.
 Where the standard library is lenient, this is strict: UTF-8 only and no byte order mark, no name twice in
 one object, no NaN or Infinity, no lone surrogate, no nesting deeper than `max_depth`. Strings are not
 normalised: two Unicode spellings of one word are two values. Numbers leave RFC 8785 where a double would
-round them: see `oncekey.core.numbers`.
+round them: see `oncekey.canonical.numbers`.
 
 The C parser and the C writer of the standard library do the work. They agree with RFC 8785 on everything but
 some numbers and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16 code units); a text
@@ -31,8 +31,8 @@ from json.encoder import encode_basestring
 from math import isfinite
 from typing import Final
 
+from oncekey.canonical.numbers import BigInts, canonical_number
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
-from oncekey.core.numbers import BigInts, canonical_number
 
 __all__ = ["MAX_DEPTH", "BigInts", "Number", "canonical_json", "parse_json", "serialize", "serialize_parsed"]
 

@@ -17,11 +17,11 @@ from oncekey.core import signatures
 from oncekey.core.audit import Mover
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError, StoreError
 from oncekey.core.keys import key_digest
-from oncekey.core.resolution import Declined, Executed, Heard
+from oncekey.core.resolution import CallReport, Executed, Rejected
 from oncekey.core.transitions import Actor
 from oncekey.engine import reconcile
+from oncekey.engine.notifying import notify_failure
 from oncekey.engine.reconcile import Became
-from oncekey.engine.telling import tell_failure
 from oncekey.observe.events import Messaged
 from oncekey.resolvers import Sighting, to_text
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.reconcile import Received
     from oncekey.flow import Flow
-    from oncekey.observe.events import Tell
+    from oncekey.observe.events import Notify
     from oncekey.ports import Store
     from oncekey.resolvers import Resolvers
 
@@ -41,13 +41,13 @@ SHORTEST_SECRET: Final = 16
 _LONGEST_NAME: Final = 500
 
 
-class Rules(Protocol):
+class WebhookRules(Protocol):
     """What settling by a message needs of `Once`."""
 
     policy: Policy
     resolvers: Resolvers
 
-    tell: Tell | None
+    notify: Notify | None
 
     def policy_of(self, operation: str) -> Policy:
         """The policy of an operation."""
@@ -64,7 +64,7 @@ class WebhookOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WebhookReply:
     """What the sender is answered: 2xx to everything that need not be sent again."""
 
     status: int
@@ -77,19 +77,19 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Believed:
+class VerifiedEvent:
     """A message that one of our secrets signed just now, and what it tells."""
 
     sighting: Sighting
     body: bytes
 
 
-class Hearing:
+class WebhookReceiver:
     """The rules of one webhook; `path` is where it is served, if it is we who know that."""
 
     def __init__(
         self,
-        rules: Rules,
+        rules: WebhookRules,
         path: str | None,
         *,
         secret: Secret | Sequence[Secret],
@@ -110,75 +110,77 @@ class Hearing:
         self._clock = clock
         self._mover = Mover(Actor.WEBHOOK, name if path is None else f"{name} at {path}")
 
-    def judge(self, lines: Sequence[str], body: bytes | None) -> Believed | Told:
+    def verify(self, lines: Sequence[str], body: bytes | None) -> VerifiedEvent | WebhookReply:
         """Believe a request or not, before any store is asked; a body of None was too long to be read."""
-        judged = self._judged(lines, body)
-        return judged if isinstance(judged, Believed) else self._answered(judged)
+        verified = self._verified(lines, body)
+        return verified if isinstance(verified, VerifiedEvent) else self._counted(verified)
 
-    def _answered(self, told: Told) -> Told:
-        if self._rules.tell is not None:
-            self._rules.tell(Messaged(self._name, told.status))
-        return told
+    def _counted(self, reply: WebhookReply) -> WebhookReply:
+        if self._rules.notify is not None:
+            self._rules.notify(Messaged(self._name, reply.status))
+        return reply
 
-    def _judged(self, lines: Sequence[str], body: bytes | None) -> Believed | Told:
+    def _verified(self, lines: Sequence[str], body: bytes | None) -> VerifiedEvent | WebhookReply:
         if body is None or len(body) > self.max_body:
-            return Told(413, "The body is too large.")
+            return WebhookReply(413, "The body is too large.")
         header = lines[0] if len(lines) == 1 else ""
         if not signatures.is_genuine(header, body, self._secrets, self._clock(), self._tolerance):
             log.warning("oncekey: %s refused a message whose signature is missing, wrong or old", self._mover.who)
-            return Told(401, "The signature is missing, wrong or too old.")
+            return WebhookReply(401, "The signature is missing, wrong or too old.")
         try:
             sighting = self._parse(json.loads(body))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             log.error("oncekey: %s cannot read a signed message: %s", self._mover.who, type(error).__name__)
-            return Told(400, "The message cannot be understood.")
-        return Told(200, "Not about a call.") if sighting is None else Believed(sighting, body)
+            return WebhookReply(400, "The message cannot be understood.")
+        return WebhookReply(200, "Not about a call.") if sighting is None else VerifiedEvent(sighting, body)
 
-    def take(self, store: Store, believed: Believed) -> Flow[Told]:
+    def apply(self, store: Store, event: VerifiedEvent) -> Flow[WebhookReply]:
         """Keep what was believed and apply it; a store that fails is one more answer."""
-        return self._answered((yield from self._taken(store, believed)))
+        return self._counted((yield from self._applied(store, event)))
 
-    def _taken(self, store: Store, believed: Believed) -> Flow[Told]:
+    def _applied(self, store: Store, event: VerifiedEvent) -> Flow[WebhookReply]:
         try:
-            heard = self._heard(believed.sighting, believed.body)
+            report = self._report_of(event.sighting, event.body)
             rules = self._rules
-            receiving = reconcile.receive(store, heard, self._mover, rules.policy_of, rules.resolvers, tell=rules.tell)
-            return self._told((yield from receiving))
+            receiving = reconcile.receive(
+                store, report, self._mover, rules.policy_of, rules.resolvers, notify=rules.notify
+            )
+            return self._reply_to((yield from receiving))
         except ResultNotStorableError as error:
             log.error("oncekey: %s brought what cannot be stored: %s", self._mover.who, error)
-            return Told(422, "The message cannot be applied.")
+            return WebhookReply(422, "The message cannot be applied.")
         except StoreError as error:
-            tell_failure(self._rules.tell, "webhook", error)
+            notify_failure(self._rules.notify, "webhook", error)
             log.warning("oncekey: %s: the store did not answer (%s)", self._mover.who, type(error).__name__)
-            return Told(503, "Send it again later.")
+            return WebhookReply(503, "Send it again later.")
 
-    def _heard(self, sighting: Sighting, body: bytes) -> Heard:
+    def _report_of(self, sighting: Sighting, body: bytes) -> CallReport:
         resolution = sighting.resolution
-        ours = resolution.provider_id if isinstance(resolution, Executed | Declined) else None
-        heard = Heard(
+        ours = resolution.provider_id if isinstance(resolution, Executed | Rejected) else None
+        report = CallReport(
             source=self._name,
             event_id=_short(sighting.event_id) or hashlib.sha256(body).hexdigest(),
-            said=to_text(resolution, self._rules.policy),
+            resolution=to_text(resolution, self._rules.policy),
             downstream_key=_short(sighting.downstream_key),
             provider_id=_short(sighting.provider_id or ours),
         )
-        if heard.downstream_key is None and heard.provider_id is None:
+        if report.downstream_key is None and report.provider_id is None:
             raise ResultNotStorableError("a sighting names a downstream_key or a provider_id")
-        return heard
+        return report
 
-    def _told(self, received: Received) -> Told:
+    def _reply_to(self, received: Received) -> WebhookReply:
         digest = "" if received.target is None else key_digest(received.target.id.key)
         match received.became:
             case Became.CONTRADICTS:
                 log.error("oncekey: %s contradicts the record with digest %s; it stays", self._mover.who, digest)
-                return Told(200, "Kept; the record says otherwise.")
+                return WebhookReply(200, "Kept; the record says otherwise.")
             case Became.SETTLED:
                 log.info("oncekey: %s settled the record with digest %s", self._mover.who, digest)
-                return Told(200, "Settled.")
+                return WebhookReply(200, "Settled.")
             case Became.AGREES:
-                return Told(200, "Known.")
+                return WebhookReply(200, "Known.")
             case Became.KEPT:
-                return Told(200, "Kept.")
+                return WebhookReply(200, "Kept.")
 
 
 def _secrets(given: Secret | Sequence[Secret]) -> tuple[bytes, ...]:

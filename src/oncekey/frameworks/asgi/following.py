@@ -29,7 +29,7 @@ ASK_AGAIN: Final = (
 _ENDINGS: Final = frozenset({"commit", "executescript"})
 
 
-class Loan:
+class TransactionFollower:
     """A session and a connection that follow one request from transaction to transaction."""
 
     __slots__ = ("_connection", "_engine", "_kind", "_reading", "_session", "_within", "look")
@@ -39,12 +39,12 @@ class Loan:
         self._within: AsyncOpenTransaction | None = None
         self._reading: AsyncOpenTransaction | None = None
         self._session: SteppingSession | None = None
-        self._connection = LentConnection(self)
+        self._connection = FollowingConnection(self)
         self._kind: type = object
-        self.look: type = LentConnection
+        self.look: type = FollowingConnection
         """The class that `isinstance` sees on the connection: that of the driver's own."""
 
-    async def connection(self) -> LentConnection:
+    async def connection(self) -> FollowingConnection:
         """The connection. It opens a read-only transaction, unless it has joined one."""
         if self._within is None:
             await self._read()
@@ -98,7 +98,7 @@ class Loan:
         if self._session is not None:
             await self._session.close()
 
-    # Used by `LentConnection`.
+    # Used by `FollowingConnection`.
 
     def current(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
         """The connection in use, if there is one."""
@@ -141,28 +141,28 @@ class Loan:
         self._kind, self.look = type(connection), connection.__class__
 
 
-class LentConnection:
+class FollowingConnection:
     """What `once.connection` returns in a PHASED handler: the connection of the step, or else a read-only one."""
 
-    __slots__ = ("_loan",)
+    __slots__ = ("_follower",)
 
-    def __init__(self, loan: Loan) -> None:
-        object.__setattr__(self, "_loan", loan)
+    def __init__(self, follower: TransactionFollower) -> None:
+        object.__setattr__(self, "_follower", follower)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
         if name.startswith("__"):
             raise AttributeError(name)  # Python itself looks for these names; they are no part of a connection
-        return self._loan.attribute(name)
+        return self._follower.attribute(name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        connection = self._loan.current()
+        connection = self._follower.current()
         if connection is None:
             raise TransactionControlError(ASK_AGAIN.format(name=name))
         setattr(connection, name, value)
 
     @property  # type: ignore[misc]  # isinstance() reads it, and nothing sets it
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
-        return self._loan.look
+        return self._follower.look
 
     def __repr__(self) -> str:
-        return f"<lent {self._loan.current()!r}>"
+        return f"<lent {self._follower.current()!r}>"

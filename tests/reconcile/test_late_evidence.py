@@ -9,10 +9,10 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.memo import encode
 from oncekey.core.model import Completed, Effects, EntryKind, Lease, MemoEntry, Outcome, StoredResponse
 from oncekey.core.policy import Policy
-from oncekey.core.resolution import Executed, Unexecuted
+from oncekey.core.resolution import Executed, NotExecuted
 from oncekey.core.transitions import Actor
 from oncekey.effects import INLINE
-from oncekey.engine import reconcile, testimony
+from oncekey.engine import late_evidence, reconcile
 from oncekey.flow import adrive, drive
 from oncekey.resolvers import from_text
 from oncekey.stores.memory import MemoryStore
@@ -36,9 +36,9 @@ def calling(status):
 async def not_executed(process, bank):
     """Whoever is asked says that it was never done."""
     engine, record = process.once.asynchronous(), await bank.record()
-    target = reconcile.Target(record.id, record.incarnation, "", "")
+    target = reconcile.EvidenceTarget(record.id, record.incarnation, "", "")
     mover = Mover(Actor.RESOLVER, "test")
-    closed = Unexecuted(closed=True)
+    closed = NotExecuted(closed=True)
     flow = reconcile.settle(
         engine.store, target, closed, mover, process.once.policy_of, why="asked too early", waited=True
     )
@@ -86,7 +86,7 @@ def refused(world):
     """Somebody who announced a call, and its lease."""
     claim, lease = announced(world)
     entry = MemoEntry("charge", EntryKind.CALL, encode({"id": "ch_1"}, 1000))
-    return lambda: testimony.of_call(world.store, lease, claim.seed, entry, POLICY)
+    return lambda: late_evidence.keep_refused_result(world.store, lease, claim.seed, entry, POLICY)
 
 
 def test_the_same_testimony_twice_is_one_line(world):  # U2
@@ -94,7 +94,7 @@ def test_the_same_testimony_twice_is_one_line(world):  # U2
     for _ in range(3):
         world.go(testify())
     (kept,) = world.go(world.store.reconcile.undecided(10))
-    assert (kept.heard.source, from_text(kept.heard.said)) == ("owner", Executed({"id": "ch_1"}))
+    assert (kept.report.source, from_text(kept.report.resolution)) == ("owner", Executed({"id": "ch_1"}))
 
 
 def test_a_store_that_is_away_loses_the_evidence_and_nothing_else(world, caplog):
@@ -110,7 +110,9 @@ def test_a_store_that_is_away_loses_the_evidence_and_nothing_else(world, caplog)
 def answered(world, effects, outcome):
     _, lease = announced(world)
     lease = Lease(**{name: getattr(lease, name) for name in Lease.__slots__} | {"effects": effects})
-    return testimony.of_answer(world.store, lease, Completed(StoredResponse(201, (), b"{}"), outcome), POLICY)
+    return late_evidence.keep_refused_answer(
+        world.store, lease, Completed(StoredResponse(201, (), b"{}"), outcome), POLICY
+    )
 
 
 def test_only_what_was_executed_and_is_nowhere_else_is_told(world):
@@ -132,5 +134,5 @@ def test_a_store_without_evidence_has_the_alarm_only(world, caplog):
     def nothing(transaction):
         raise AssertionError(f"{transaction.name} was said to it")
 
-    drive(testimony.of_call(memory, lease, claim.seed, entry, POLICY), nothing)
+    drive(late_evidence.keep_refused_result(memory, lease, claim.seed, entry, POLICY), nothing)
     assert "charge was executed" in caplog.text

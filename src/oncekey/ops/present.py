@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.envelopes import key_of_answer, said_of
-from oncekey.core.model import HOUR, MINUTE, SECOND, State
+from oncekey.core.model import State, moment
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Duration, Instant, Record, StoredResponse
+    from oncekey.core.model import Record, StoredResponse
 
 
 def describe(record: Record) -> dict[str, Any]:
@@ -36,21 +35,6 @@ def describe(record: Record) -> dict[str, Any]:
 def in_flight(key: str) -> dict[str, Any]:
     """A LOCAL request, which has no row until it is done: all that is known is that it runs (L8)."""
     return {"key": key, "state": State.IN_PROGRESS.value}
-
-
-def moment(instant: Instant | None) -> str | None:
-    """RFC 3339, in UTC."""
-    if instant is None:
-        return None
-    return datetime.fromtimestamp(instant / SECOND, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def lapse(span: Duration) -> str:
-    """How long, for people."""
-    for unit, name in ((24 * HOUR, "d"), (HOUR, "h"), (MINUTE, "min")):
-        if span >= 2 * unit:
-            return f"{span // unit} {name}"
-    return f"{max(0, span) // SECOND} s"
 
 
 def _response(response: StoredResponse) -> dict[str, Any]:

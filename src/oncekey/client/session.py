@@ -15,10 +15,10 @@ from oncekey.client.attempts import (
     Attempts,
     Misused,
     Outcome,
-    Rules,
+    RetryRules,
+    Surroundings,
     Unknown,
     Unsettled,
-    World,
     attempts,
 )
 from oncekey.client.exchange import (
@@ -30,7 +30,7 @@ from oncekey.client.exchange import (
     PersonalKeyWarning,
     Reply,
 )
-from oncekey.client.journal import Entry, Journal
+from oncekey.client.journal import Journal, JournalEntry
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import looks_personal
 
@@ -45,12 +45,12 @@ def _new_key() -> str:
     return str(uuid4())
 
 
-def _real_world() -> World:
-    return World(clock=time.monotonic, time=time.time, chance=random.SystemRandom().random)
+def _real_world() -> Surroundings:
+    return Surroundings(clock=time.monotonic, time=time.time, chance=random.SystemRandom().random)
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class KeyedCall:
     """A call with its key in place, ready for any number of tries."""
 
     key: str
@@ -58,12 +58,12 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class RetrySession:
     """Rules, journal and surroundings. `max_age`: seconds after which a key from the journal is no longer sent."""
 
-    rules: Rules = field(default_factory=Rules)
+    rules: RetryRules = field(default_factory=RetryRules)
     journal: Journal | None = None
-    world: World = field(default_factory=_real_world)
+    world: Surroundings = field(default_factory=_real_world)
     new_key: Callable[[], str] = _new_key
     max_age: float = HOURS_23
 
@@ -71,7 +71,7 @@ class Desk:
         """Whether requests of this method carry a key."""
         return method.upper() in self.rules.methods
 
-    def begin(self, call: Call) -> Operation | Reply:
+    def begin(self, call: Call) -> KeyedCall | Reply:
         """Give the call its key, on disk if there is a journal; or return the answer that an earlier call got.
 
         Raises:
@@ -85,7 +85,7 @@ class Desk:
         if given is not None and looks_personal(given):
             warnings.warn("an Idempotency-Key looks like personal data, and keys are logged", PersonalKeyWarning, 4)
         key = given or self.new_key()
-        operation = Operation(key, profile.put(call, key))
+        operation = KeyedCall(key, profile.put(call, key))
         if self.journal is None:
             return operation
         entry = self.journal.begin(call, key, name=name, profile=profile.name)
@@ -93,23 +93,23 @@ class Desk:
             return entry.reply
         return self._checked(self.journal, entry, profile.put(call, entry.key))
 
-    def unfinished(self, only: Container[str] | None = None) -> list[Entry]:
+    def unfinished(self, only: Container[str] | None = None) -> list[JournalEntry]:
         """The entries of the journal without an answer, for the APIs of this client; `only` names the keys."""
         if self.journal is None:
             raise ConfigurationError("there is nothing to resume without a journal")
         ours = [entry for entry in self.journal.unfinished() if entry.profile == self.rules.profile.name]
         return [entry for entry in ours if only is None or entry.key in only]
 
-    def take_up(self, entry: Entry, call: Call) -> Operation:
+    def take_up(self, entry: JournalEntry, call: Call) -> KeyedCall:
         """Go on with an entry of the journal; `call` is its call, completed with what the journal does not keep."""
         assert self.journal is not None
         return self._checked(self.journal, entry, self.rules.profile.put(call, entry.key))
 
-    def tries(self, operation: Operation) -> Attempts:
+    def tries(self, operation: KeyedCall) -> Attempts:
         """The flow for an adapter to drive."""
         return attempts(operation.call, self.rules, self.world)
 
-    def conclude(self, operation: Operation, outcome: Outcome) -> Reply | Failure:
+    def conclude(self, operation: KeyedCall, outcome: Outcome) -> Reply | Failure:
         """Store the outcome and return it: an answer, or a failure before anything was sent; otherwise raise.
 
         Raises:
@@ -140,9 +140,9 @@ class Desk:
             case _:
                 assert_never(outcome)
 
-    def _checked(self, journal: Journal, entry: Entry, call: Call) -> Operation:
+    def _checked(self, journal: Journal, entry: JournalEntry, call: Call) -> KeyedCall:
         if journal.age(entry) > self.max_age:
             why = "its key is older than servers keep keys"
             journal.doubt(entry.key, why)
             raise KeyExpiredError(f"the operation may have happened: {why}", call=call, key=entry.key)
-        return Operation(entry.key, call)
+        return KeyedCall(entry.key, call)
