@@ -124,7 +124,7 @@ of all four kinds of effects, workers, sweeper, reaper, completer, resolver and 
 crash or a lost reply at every step, and a clock that moves whenever it may. It runs over these very tables and looks
 for a double effect, a lost or wrong answer, a stranger's answer, and a record that nothing ends. Then it leaves out one
 rule after the other and must find each hole again. What it changed is
-[a decision of its own](../adr/0009-what-the-model-changed-in-the-table.md)."""
+[a decision of its own](../adr/0009-the-models-findings-are-rows-of-the-table.md)."""
 
 
 def page() -> str:
