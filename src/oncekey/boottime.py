@@ -1,4 +1,4 @@
-"""The clock for trust windows: it goes on while the machine sleeps, and nobody can set it (A3)."""
+"""The clock for trust windows: it goes on while the machine sleeps, and cannot be set (A3)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def sent_key(ctx: Any) -> str:  # noqa: ANN401  (a Context of a package that may
 
 
 def tool(function: F) -> F:
-    """A protected function as a tool: a client that gives up does not end it, and a refusal is told in words.
+    """A protected function as a tool: a client that gives up does not end it, and a refusal is a sentence.
 
     The SDK cancels a tool whose client has waited for too long, and hides what is raised. Here the function runs to its
     end, so that the client's next try gets its result; and what oncekey raises becomes an error that the client reads.
@@ -63,7 +63,7 @@ def tool(function: F) -> F:
 
 
 def _text_of(error: OncekeyError) -> str:
-    """What the client is told; a rejection is the tool's own answer."""
+    """The text for the client; a rejection is the tool's own answer."""
     if isinstance(error, RejectedError):
         return str(error.value)
     wait = getattr(error, "retry_after", None)

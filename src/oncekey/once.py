@@ -85,7 +85,7 @@ class Once:
     database that its framework connects to (`oncekey.ports.Borrowed`); without one, SQLite in the working folder.
     `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations; otherwise
     `oncekey migrate up` does, which alone runs `post` ones.
-    `observers` are told what happens, event by event (`oncekey.observe`): metrics, traces, logs, or any function.
+    `observers` get every event (`oncekey.observe`): metrics, traces, logs, or any function.
     `workers=True` runs what `oncekey worker` would run inside of `lifespan`: one process is then enough.
     `seal` encrypts what the store keeps of answers, results, payloads and requests (`oncekey.sealing`).
     `survey=False` leaves out the line of the log that counts, at start-up, which routes are protected.

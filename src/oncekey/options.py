@@ -1,4 +1,4 @@
-"""What a route and an application may be told, and what is said to those who forgot something."""
+"""The options of a route and of an application, and the errors for options that are missing or wrong."""
 
 from __future__ import annotations
 

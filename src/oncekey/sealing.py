@@ -67,8 +67,8 @@ class AesGcm:
 
     Every place has a key of its own, derived from the named one by HMAC-SHA-256, and the nonce is an HMAC of the place
     and the content. So nonces can only meet among the few forms that one part of one record ever has, however much a
-    store keeps. And the same content in the same place is sealed into the same bytes: whoever says a settlement again,
-    because its reply was lost, is recognised by what is stored. More than that equality nobody learns.
+    store keeps. And the same content in the same place is sealed into the same bytes: an owner that writes
+    its settlement again, because the reply was lost, recognises what is stored. A reader learns only that equality.
     """
 
     __slots__ = ("_cipher", "_current", "_invalid", "_roots")

@@ -42,8 +42,8 @@ NO_AWAITING = (
     "a URL or an engine made by create_async_engine(...)"
 )
 ABOVE_A_LOGIN = (
-    "{handler}: @once.protect(...) is above {decorator}, so a stored answer would be given to whoever has the key, "
-    "without a login: put @once.protect directly above the function"
+    "{handler}: @once.protect(...) is above {decorator}, so a stored answer would be given to every caller who has the "
+    "key, without a login: put @once.protect directly above the function"
 )
 LOGINS = frozenset(
     {"authlib", "flask_httpauth", "flask_jwt_extended", "flask_login", "flask_principal", "flask_security"}
@@ -159,7 +159,7 @@ def check_handler(handler: Callable[..., Any]) -> None:
 
 
 def _check_order(handler: Callable[..., Any]) -> None:
-    """Above a login, who has a key would be given the answer of whoever sent it first."""
+    """Above a login, every caller who has a key would get the answer of the first one."""
     for layer in layers(handler):
         if not hasattr(layer, "__wrapped__"):
             return  # the function itself, whatever it is called
@@ -221,7 +221,7 @@ def log_protection(owner: Once) -> None:
         )
     if not owner.survey or not owner.served or not log.isEnabledFor(logging.INFO):
         return
-    from oncekey.surveying import summary, survey  # noqa: PLC0415  (read only where it is told)
+    from oncekey.surveying import summary, survey  # noqa: PLC0415  (read only where it is logged)
 
     owner.survey = False
     log.info("oncekey: %s", summary(one.line for one in survey([owner], owner.served)))

@@ -1,6 +1,6 @@
 """What changes something in an application, and how each of it is protected: routes, functions, consumers.
 
-It is listed by `oncekey routes`, judged by `oncekey audit`, and told in one line at start-up.
+`oncekey routes` lists it, `oncekey audit` judges it, and a line in the log counts it at start-up.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Protection(StrEnum):
 
     @property
     def is_finding(self) -> bool:
-        """Whether somebody has to do something about it."""
+        """Whether the application has to be changed."""
         return self in {Protection.OPEN, Protection.PUBLISHES}
 
 

@@ -68,7 +68,7 @@ def test_one_frame_says_what_the_consoles_overview_says(url):
 
     message = oncekey("top", "--store", url, "--once").stdout
 
-    assert "Somebody has to look: 3 of unknown outcome and 4 dead letters." in message
+    assert "An operator has to look: 3 of unknown outcome and 4 dead letters." in message
     assert "PostgreSQL 1" in message if url.startswith("postgresql") else "SQLite 3." in message
     assert message.index(PHASED_KEY) < message.index(INLINE_KEY) < message.index(OUTBOX_KEY)  # the oldest first
     assert "a call to the outside got no answer" in message
@@ -215,7 +215,7 @@ def test_what_happens_is_shown_by_itself(top, tmp_path):
         world.go(world.store.upkeep.beat("worker-z:7", ["relay"], 60 * SECOND))
         terminal.until("Nothing waits for a person.", "worker-z:7")
         put(world, State.UNKNOWN, Effects.INLINE, "a-new-doubt", last_error="handler_raised")
-        terminal.until("Somebody has to look: 1 of unknown outcome.", "a-new-doubt")
+        terminal.until("An operator has to look: 1 of unknown outcome.", "a-new-doubt")
         terminal.process.send_signal(signal.SIGHUP)
         assert terminal.ended() == 128 + signal.SIGHUP
         assert_whole(terminal)

@@ -33,7 +33,7 @@ def url(tmp_path_factory):
 
 def test_without_a_login_there_is_no_console(url):
     for options in ({}, {"tokens": TOKENS, "authenticate": lambda _: None}):
-        with pytest.raises(ConfigurationError, match="off until somebody can log in"):
+        with pytest.raises(ConfigurationError, match="off until an operator can log in"):
             Console(url, **options)
 
 

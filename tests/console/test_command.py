@@ -87,7 +87,7 @@ def test_tokens_come_from_a_file_or_the_environment(store, tmp_path):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ((), "nobody could log in: say --as NAME"),
+        ((), "no operator could log in: say --as NAME"),
         (("--as", "ann", "--host", "0.0.0.0"), "0.0.0.0 can be reached by others"),
         (("--as", "ann", "--host", "::"), ":: can be reached by others"),
         (("--as", "ann", "--role", "god"), "--role is read or operate"),

@@ -39,7 +39,7 @@ async def test_the_overview_says_how_things_are(url, trouble):  # R135, R213
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         words = said(await visitor.get(""))
-        assert "Somebody has to look: 3 of unknown outcome and 4 dead letters." in words
+        assert "An operator has to look: 3 of unknown outcome and 4 dead letters." in words
         for tile in ("Unknown 3", "Dead letters 4", "Stuck 1", "To be retried 7", "In progress 2", "Pending 1"):
             assert tile in words
         assert "worker-a:211 alive" in words
@@ -59,7 +59,7 @@ async def test_an_empty_store_is_said_to_be_well_but_for_its_workers(url):
             assert "No request was finished yet" in said(await visitor.get("records?state=completed"))
             assert "Nothing is unknown" in said(await visitor.get("unknown"))
             assert "There are no dead letters" in said(await visitor.get("letters"))
-            assert "Nobody has moved anything by hand" in said(await visitor.get("audit"))
+            assert "No operator has moved anything" in said(await visitor.get("audit"))
 
 
 async def test_the_charts_get_numbers(url, trouble):
@@ -125,7 +125,7 @@ async def test_the_page_of_a_record_tells_what_it_means_and_what_happened(url, t
         page = await visitor.get(await visitor.find(PHASED_KEY))
         words = said(page)
         assert "Unknown: the call 'charge_created' may have been made" in words
-        assert "Nothing is executed until somebody settles it" in words
+        assert "Nothing is executed until it is resolved" in words
         assert "A resolver has asked 3 times, and will ask again." in words
         story = trouble.record(RecordId(ACME, PHASED_KEY)).incarnation.hex
         assert f'href="https://traces.example/trace/{story}"' in page.text

@@ -16,8 +16,8 @@ from oncekey.sealing import from_environment
 TOKENS: Final = "ONCEKEY_CONSOLE_TOKENS"
 SECRET: Final = "ONCEKEY_CONSOLE_SECRET"  # noqa: S105  (the name of a variable, not a secret)
 NOBODY: Final = (
-    "nobody could log in: say --as NAME for a token that lasts as long as this command, --tokens FILE with lines of "
-    f"NAME:ROLE:TOKEN, or put those into {TOKENS}"
+    "no operator could log in: say --as NAME for a token that lasts as long as this command, --tokens FILE with lines "
+    f"of NAME:ROLE:TOKEN, or put those into {TOKENS}"
 )
 
 

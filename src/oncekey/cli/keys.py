@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 NO_KEY: Final = "there is no such key here"
 NOT_TOLD: Final = (
-    "the replay cache could not be told, so the old answer may be given until its `life` is over; busting goes on"
+    "the replay cache did not answer, so the old answer may be given until its `life` is over; busting goes on"
 )
 App = Annotated[
     str | None,

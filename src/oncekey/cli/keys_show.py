@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from oncekey.engine.operate import KeyView
 
 UNDER_WAY: Final = "In progress: a LOCAL request is under way, and has no row until it is done."
-_HEARD: Final = "A retry hears that the request is in progress. Nothing is executed beside it."
+_RUNNING: Final = "A retry gets the answer that the request is in progress. Nothing is executed beside it."
 _BY_ITSELF: Final = {
     Situation.STALE: "A worker releases it a minute after its lease ended. By hand, at once:",
     Situation.PENDING: "A worker makes the call. `oncekey doctor` says whether one lives.",
@@ -80,7 +80,7 @@ def shown(known: Known, key: str) -> dict[str, Any]:
     sight = known.sight
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or (sight.busy and situate(record, now) is Situation.EXPIRED):
-        return {**in_flight(key), "means": UNDER_WAY, "retry": _HEARD, "possible": [], "now": moment(now)}
+        return {**in_flight(key), "means": UNDER_WAY, "retry": _RUNNING, "possible": [], "now": moment(now)}
     shape = _result_shape(known)
     return {
         **describe(record),

@@ -95,7 +95,7 @@ def scope_named(tenant: str | None, namespace: str | None, principal: str | None
         return scope
     if tenant is None:
         if principal is not None:
-            raise ConfigurationError("--principal is somebody in a tenant: say --tenant too")
+            raise ConfigurationError("--principal names a caller within a tenant: say --tenant too")
         return None
     bind_to = BindTo.TENANT if principal is None else BindTo.PRINCIPAL
     return bound_scope(bind_to, namespace or NO_NAMESPACE, tenant, principal=principal)

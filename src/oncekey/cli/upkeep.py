@@ -172,7 +172,7 @@ def rekey(
     else:
         typer.echo(f"{done.looked} looked at, {done.resealed} sealed under {seal.current}.")
         for count, why in (
-            (done.owned, "somebody is at work on: run it again when they have ended"),
+            (done.owned, "a request or a worker is at work on: run it again when they have ended"),
             (done.moved, "changed just then: run it again"),
             (done.closed, "did not open: their key is not among those in " + KEYS_VARIABLE),
         ):

@@ -249,7 +249,7 @@ CLAUSES: Final = (
     Clause(
         id="failures.no-wedge",
         title="A failed request lets go of its key",
-        why="A lock that nobody releases answers 409 until the key expires.",
+        why="A lock that is never released answers 409 until the key expires.",
         area=Area.FAILURES,
         severity=Severity.HIGH,
         needs=(Need.FAIL,),

@@ -339,7 +339,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.explained",
         title="The refusal of a missing key leads to documentation",
-        why="Whoever reads it first is a developer who has never heard of keys.",
+        why="Its first reader is a developer who does not know what keys are.",
         area=Area.KEYS,
         severity=Severity.LOW,
         must=frozenset(),

@@ -210,7 +210,7 @@ CLAUSES: Final = (
     Clause(
         id="leaks.mismatch",
         title="The refusal of another body says nothing about the first one's answer",
-        why="Whoever guesses a key would read what was bought, and by whom.",
+        why="An attacker who guesses a key would read what was bought, and by whom.",
         area=Area.LEAKS,
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_BODY,),

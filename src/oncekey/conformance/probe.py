@@ -178,7 +178,7 @@ class Probe:
                 shots.cut_off(shot, self.target.timeout, sent=sent, stay=stay, listen=listen)
             except OSError as error:
                 return [shots.silence(error)]
-            return [shots.silence("nobody listened")]
+            return [shots.silence("no server listened")]
 
         self._noted([shot], act, how, Manner(Way.CUT, seconds=stay, sent=sent, listened=listen))
 

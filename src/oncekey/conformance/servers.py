@@ -365,7 +365,7 @@ CLAUSES: Final = (
     Clause(
         id="crashes.remembered",
         title="A crash does not make the API forget what it has answered",
-        why="Keys that are kept in memory only protect nobody from the retry after a restart.",
+        why="Keys that are kept in memory only do not protect against the retry after a restart.",
         area=Area.CRASHES,
         severity=Severity.CRITICAL,
         needs=(Need.CRASH,),

@@ -67,7 +67,7 @@ def _habits(probe: Probe, first: Answer) -> Habits:
         raise CannotCheckError(
             f"one request with a fresh key moved the count at {probe.target.count_address} by {effects}, not by 1: "
             "choose a --count-url and --count-pointer that count the effects of this operation, all of them, "
-            "and an API that nobody else uses meanwhile"
+            "and an API that has no other client meanwhile"
         )
     again = probe.send(key)
     together = probe.since(before)

@@ -101,7 +101,7 @@ CLAUSES: Final = (
     Clause(
         id="tenants.no-pass",
         title="A used key opens nothing to those without credentials",
-        why="Keys are in logs; a replay to whoever knows one is a leak.",
+        why="Keys are in logs; a replay to every caller who knows one is a leak.",
         area=Area.TENANTS,
         severity=Severity.CRITICAL,
         needs=(Need.CREDENTIALS,),

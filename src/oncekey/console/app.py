@@ -56,7 +56,7 @@ BY_ITSELF: Final = frozenset({"/live", "/series.json"})
 """Paths that an open page requests by itself: such a request does not extend the session."""
 LARGEST_FORM: Final = 2 * 1024 * 1024
 OFF: Final = (
-    "the console is off until somebody can log in: give it tokens='ann:operate:TOKEN', or authenticate=, a function "
+    "the console is off until an operator can log in: give it tokens='ann:operate:TOKEN', or authenticate=, a function "
     "that is handed the request and returns an Operator or None"
 )
 NO_TRACE: Final = (
@@ -306,7 +306,7 @@ class Console:
             return answer
         form = await _form(request)
         if not _from_here(request):
-            raise Refused(403, "This form is not from here", "Another site sent it. Nobody was logged in.")
+            raise Refused(403, "This form is not from here", "Another site sent it. You were not logged in.")
         ticket = self.tokens.ticket(form.get("token", "").strip())
         operator = None if ticket is None else self.tokens.operator(ticket)
         if ticket is None or operator is None:
@@ -350,7 +350,7 @@ class Console:
             "The connection was lost while the change was committed, so it may have been made. Look at the timeline of "
             "the record before you repeat it."
         )
-        return self._message(request, 503, "Nobody knows whether it was changed", sentence)
+        return self._message(request, 503, "It may have been changed", sentence)
 
     async def _on_mistake(self, request: Request, error: Exception) -> Response:
         log.error("console: %s", type(error).__name__)

@@ -40,7 +40,7 @@ TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(
         Trigger.DLQ_RETRY: "sent back to the outbox",
         Trigger.DEAD_LETTER: "its parcel became a dead letter",
         Trigger.TRY_AGAIN: "to be tried again",
-        Trigger.ABANDON: "ended: nobody ever took its parcel",
+        Trigger.ABANDON: "ended: no worker ever took its parcel",
         Trigger.PURGE: "deleted",
         Trigger.SUPERSEDE: "begun anew after it expired",
         Trigger.BUST: "its answer was taken away",
@@ -173,7 +173,7 @@ class Dossier:
             yield Event(call.at, f"call {call.phase} announced", f"as {call.downstream_key}{named}")
         for one in self.evidence:
             verdict = f": {one.verdict}" if one.verdict else ", not judged yet"
-            yield Event(one.at, f"heard from {one.report.source}", f"event {one.report.event_id}{verdict}")
+            yield Event(one.at, f"report from {one.report.source}", f"event {one.report.event_id}{verdict}")
         for parcel in self.parcels:
             yield Event(parcel.created_at, f"parcel {parcel.topic} written", parcel.kind.value)
             if parcel.died_at is not None:

@@ -60,9 +60,9 @@ REJECTED: Final = (
     "or a worker, and computes the answer itself."
 )
 PAPER: Final[Mapping[Order, str]] = {
-    Order.RETRY: "The message goes back to the outbox and is delivered again, from its first attempt. Whoever got it "
-    "already knows the repetition by its downstream key.",
-    Order.DISCARD: "The dead letter is deleted. Nobody hears of it any more, and no record is changed.",
+    Order.RETRY: "The message goes back to the outbox and is delivered again, from its first attempt. A receiver that "
+    "got it already knows the repetition by its downstream key.",
+    Order.DISCARD: "The dead letter is deleted: it is never delivered, and no record is changed.",
 }
 _FIELDS: Final = ("reason", "status", "content_type", "body", "result", "closed", "version")
 _ERRORS: Final = 400

@@ -271,7 +271,7 @@ class Pages:
         letter = await self._console.ask(lambda store: box_of(store).find_dead_letter(letter_id))
         if letter is None:
             raise Refused(
-                404, "There is no such dead letter", "Somebody may have sent it again or given it up: the audit tells."
+                404, "There is no such dead letter", "An operator may have sent it again or given it up: see the audit."
             )
         return letter
 

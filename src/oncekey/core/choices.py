@@ -136,7 +136,7 @@ _PROMISES: Final[Mapping[Choice, str]] = MappingProxyType(
     {
         Recovery.RETRY: "a crash may come after the outside call was made",
         On5xx.RETRY_FRESH: "a server error may come after the outside call was made",
-        StoreErrorPolicy.FAIL_OPEN: "without the store nobody notices a duplicate",
+        StoreErrorPolicy.FAIL_OPEN: "without the store a duplicate is not noticed",
     }
 )
 

@@ -262,12 +262,12 @@ _TOGETHER: Final = (
     _Agreement(
         lambda policy: policy.secret is not None or not _shares(policy),
         "replay_cache and lock_hint at a Redis need secret=...: what is kept there is sealed with it, so that a Redis "
-        "that was tampered with, or serves somebody else, is not believed",
+        "that was tampered with, or serves another application, is not believed",
     ),
     _Agreement(
         lambda policy: policy.lock_hint is None or policy.lock_hint.span <= micros(policy.lease),
-        "lock_hint={policy.lock_hint} is believed for longer than lease={policy.lease}: nobody holds a key for longer "
-        "without a sign of life",
+        "lock_hint={policy.lock_hint} is believed for longer than lease={policy.lease}: no owner holds a key for "
+        "longer without a sign of life",
     ),
     _Agreement(
         lambda policy: policy.replayed_header.lower() != policy.expires_header.lower(),

@@ -215,8 +215,8 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             slug="timed-out",
             status=408,
             title="The operation was not begun in time",
-            detail="The request was accepted, and nobody began its work before it expired. Nothing was executed, and "
-            "nothing will be. Send it again with a new key.",
+            detail="The request was accepted, and no worker began its work before it expired. Nothing was executed, "
+            "and nothing will be. Send it again with a new key.",
             fault_code="IDEMPOTENCY_REQUEST_TIMED_OUT",
             stripe_type=_OURS,
         ),

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 NOT_HERE = "this store has nothing for operators to work with: `oncekey stores` says which have"
 NO_LETTER = "there is no dead letter of this id"
-ORPHAN = (
-    "its request is gone, or settled without it, so there is nobody to call for: only `oncekey dlq discard` is left"
-)
+ORPHAN = "its request is gone, or settled without it, so no request needs the call: only `oncekey dlq discard` is left"
 
 GIVEN_UP = (
     "An operator gave the operation up: it will not be tried again, and this is its answer for good. "

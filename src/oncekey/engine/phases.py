@@ -55,7 +55,7 @@ NOT_STORABLE: Final = "result_not_storable"
 NOT_VALID: Final = "result_not_valid"
 OTHER_PARAMETERS: Final = "call_parameters_changed"
 TOO_LATE: Final = "the call was not made: too much time had passed since it was announced"
-LOST: Final = "somebody else owns this key now: what this handler still does is not stored"
+LOST: Final = "another owner has this key now: what this handler still does is not stored"
 
 
 @dataclass(slots=True)
@@ -303,10 +303,10 @@ class PhasedRun:
             )
         self._after_failure(name)
         if self.intent is not None and self.script.asked and self.script.asked[-1] == self.intent.phase:
-            raise CallUncertainError(f"nobody knows what became of {self.intent.phase!r}, so {name!r} is not begun")
+            raise CallUncertainError(f"the outcome of {self.intent.phase!r} is unknown, so {name!r} is not begun")
         if self.halted or self.stopping():
             self.halted = True
-            raise StoppingError(f"this process is being stopped, so {name!r} is left to whoever goes on")
+            raise StoppingError(f"this process is being stopped, so {name!r} is left to the next owner")
 
     def _after_failure(self, name: str) -> None:
         """Allow only the failed step again. After a call that was not made another one may follow; that is stored."""

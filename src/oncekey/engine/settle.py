@@ -153,7 +153,7 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
         return None
     if entered is None:
         return _record_says(run, ended.value)
-    log.warning("oncekey: somebody else stored an answer first (digest %s)", _digest(run))
+    log.warning("oncekey: another owner stored an answer first (digest %s)", _digest(run))
     return (yield from _after(run)) or refused(run, local.BUSY)
 
 

@@ -51,7 +51,7 @@ WRITES: Final = 8
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 
-ROLLED_BACK: Final = "the phase was rolled back: its commit was not heard of"
+ROLLED_BACK: Final = "the phase was rolled back: its commit got no reply"
 
 
 class Stepping:

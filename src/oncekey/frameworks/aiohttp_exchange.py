@@ -87,7 +87,7 @@ class Passing:
             self.scope[RESUMPTION] = request[RESUMPTION]
 
     async def receive(self) -> Message:
-        """The body, which aiohttp keeps for the handler; the client's leaving is nobody's concern here."""
+        """The body, which aiohttp keeps for the handler. That a client leaves is not handled here."""
         if self._read:
             await asyncio.Event().wait()
         self._read = True

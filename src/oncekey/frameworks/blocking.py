@@ -6,7 +6,7 @@ exchange by a context variable and claims when it is called,
  so logins, validation and error handlers stay the framework's own. `def` handlers that ASGI calls in a
 thread are called and settled by the functions at the end.
 
-Servers of this kind tell nobody when they start or stop, and may fork after everything was imported. So what has
+Servers of this kind do not report when they start or stop, and may fork after everything was imported. So what has
 connections, threads or locks is made with the first request of each process (`Threads.ready`), and what is still to be
 written when a process ends is waited for at its exit.
 """
@@ -348,7 +348,7 @@ class BlockingExchange:
 
     @property
     def unsettled(self) -> bool:
-        """Whether it was claimed, and nobody has said what came of it."""
+        """Whether it was claimed, and has no outcome yet."""
         return self._life is not None and inspect.getgeneratorstate(self._life) == inspect.GEN_SUSPENDED
 
     def finish(self, error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""One call of a protected function, from its claim to what its caller hears: what threads and event loops share.
+"""One call of a protected function, from its claim to its caller's result: what threads and event loops share.
 
 It is to a call what an exchange is to a request. While the flow of the engine rests at the function, it captures what
 comes of that: a value, a `RejectedError`, or an exception.
@@ -43,7 +43,7 @@ DECLINED: Final = 422
 _NO: Final = 400
 _FAULT: Final = 500
 _ABANDONED: Final = (408, 410)
-"""What a sweeper stores for an operation that nobody may finish any more."""
+"""What the sweeper stores for an operation that no process may finish any more."""
 _JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 
 NESTED: Final = (
@@ -104,7 +104,7 @@ class Calling:
         self._value: Any = None
         self._ours: Answer | None = None
         self._task: asyncio.Task[Any] | None = None
-        # What it is as an answer, and as somebody to be answered.
+        # The call as an answer, and as a request to be answered.
         self.status: int | None = None
         self.headers = _JSON
         self.kept: bytes | None = b""
@@ -114,7 +114,7 @@ class Calling:
 
     @property
     def unsettled(self) -> bool:
-        """Whether it was claimed, and nobody has said what came of it."""
+        """Whether it was claimed, and has no outcome yet."""
         return inspect.getgeneratorstate(self.life) == inspect.GEN_SUSPENDED
 
     def invoke(self, op: object) -> Any:  # noqa: ANN401  (what the function returns)
@@ -131,7 +131,7 @@ class Calling:
         return Stepping(drive, run.store, run.phased_run, run.parcels)
 
     def entered_by(self, task: asyncio.Task[Any] | None) -> None:
-        """The task that a stop may interrupt, where somebody else can go on with the call."""
+        """The task that a stop may interrupt, if a worker or another caller can go on with the call."""
         self._task = task
 
     def interrupt(self) -> None:
@@ -149,7 +149,7 @@ class Calling:
         self.status = DONE
 
     def raised(self, error: BaseException) -> None:
-        """It raised. A `RejectedError` is its answer, and everybody who asks again is told the same."""
+        """It raised. A `RejectedError` is its answer, and every later caller gets the same."""
         self.ended.error = error
         self.ended.cancelled = not isinstance(error, Exception)
         if isinstance(error, RejectedError):
@@ -166,7 +166,7 @@ class Calling:
         decision, self._ours = decided(self.run, self.ended, self, error)
         return decision
 
-    # What its caller hears.
+    # The caller's result.
 
     def over(self, settled: object) -> CallOutcome:
         """What came of a run, once it is settled."""

@@ -81,4 +81,4 @@ def _receiver(what: str) -> Receive:
 
 
 async def _nowhere(_: Message) -> None:
-    """The response of the one route is nobody's."""
+    """The response of the one route is not used."""

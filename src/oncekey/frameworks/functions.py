@@ -65,7 +65,7 @@ class Function:
         return self.run(args, kwargs).value if self.__oncekey__.blocking else _value(self.arun(args, kwargs))
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> CallOutcome:
-        """One call of a `def` function; `key` is given by whoever knows it better than the arguments do."""
+        """One call of a `def` function; a caller that knows the key passes it as `key`."""
         return self._in_thread(self._asked(args, kwargs, key))
 
     async def arun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> CallOutcome:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.functions import Function
 
 AGAIN: Final = 1
-"""Seconds after which a message is worth another try where nobody says better."""
+"""Seconds after which a message is worth another try, unless an error says otherwise."""
 
 
 class Handling(StrEnum):
@@ -60,7 +60,7 @@ class Handling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a consumer is told about one delivery."""
+    """The outcome of one delivery, for its consumer."""
 
     handling: Handling
     result: Any = None

@@ -44,7 +44,7 @@ COUNT_KEPT: Final = 1.0
 """Seconds for which a count of live keys is believed: counting costs the store more than claiming."""
 MOST_COUNTS: Final = 10_000
 FULL_WAIT: Final = 60
-"""Seconds that a tenant with too many live keys is told to wait: some expire, sooner or later."""
+"""The `Retry-After`, in seconds, for a tenant with too many live keys: some expire, sooner or later."""
 _FREE: Final = (Situation.ABSENT, Situation.EXPIRED)
 _FIRST_SENT: Final = field_name(FIRST_SENT)
 

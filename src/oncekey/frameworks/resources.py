@@ -50,7 +50,7 @@ _STYLE = "body{font:16px/1.6 system-ui,sans-serif;max-width:46rem;margin:2rem au
 
 
 def status_of(premises: Premises, store: Store, caller: Caller, key: str) -> Life[Answer]:
-    """The answer to a caller who asks about a key; who observes hears what it was."""
+    """The answer to a caller who asks about a key; the observers get an event of it."""
     began = time.monotonic()
     found = yield from _found(premises, store, caller, key)
     return answered(premises, found, time.monotonic() - began)

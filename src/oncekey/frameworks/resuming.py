@@ -96,7 +96,7 @@ async def resume(app: App, record: Record, policy: Policy) -> int | None:
 
 
 def wsgi_door(app: WSGIApplication) -> App:
-    """A WSGI application as `resume` sends a request through it: in a thread, and only its status is heard."""
+    """A WSGI application as `resume` sends a request through it: in a thread, and only its status is read."""
 
     def answered(environ: WSGIEnvironment) -> int:
         statuses: list[str] = []

@@ -1,4 +1,4 @@
-"""What all requests of one application share, whatever server it has: settings, counters, and what was heard lately."""
+"""What all requests of one application share, on every server: settings, counters, and recent answers of the store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Engines(Protocol):
         """The engine of all threads of this process."""
 
     def start_blocking(self) -> None:
-        """The checks before the first request of a process whose server tells nobody when it starts."""
+        """The checks before the first request of a process whose server does not report its start."""
 
 
 class Premises:
@@ -88,7 +88,7 @@ class Premises:
     def turn_away(
         self, refused: Refuse, enrolment: Enrolment | None, *, echo: bytes | None = None, status_url: str | None = None
     ) -> Answer:
-        """The answer to a request that is refused before it could claim; who observes hears of it."""
+        """The answer to a request that is refused before it could claim; the observers get an event of it."""
         if self.notify is not None:
             self.notify(TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
         policy = self.policy if enrolment is None else enrolment.policy
@@ -104,7 +104,7 @@ class Premises:
             boot=boottime,
             stopping=lambda: self.stopping,
             crowded=crowded,
-            wake=lambda: self.wake(),  # noqa: PLW0108  (whoever is told later replaces it)
+            wake=lambda: self.wake(),  # noqa: PLW0108  (replaced later)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             hints=self._hints,
             notify=self.notify,

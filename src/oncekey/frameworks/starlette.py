@@ -56,7 +56,7 @@ def place(app: Starlette, installation: Installation) -> None:
 
 
 class Directness:
-    """Whether nobody between the middleware and an endpoint may say no to a repeat of its request.
+    """Whether no code between the middleware and an endpoint may refuse a repeat of its request.
 
     True only for what is known by its exact type. The route is the application's own and not a mounted one's; nothing
     before it in the list chooses by more than method and path; its function is the one that `protect` made, without a
@@ -69,7 +69,7 @@ class Directness:
 
     def __call__(self, scope: Scope, endpoint: object) -> bool:
         """Judge an endpoint, once for as long as no route is added."""
-        # Whoever watches the routes that are taken has to see this one, too.
+        # Instrumentation that counts routes has to see this one, too.
         if scope.get("app") is not self._app or scope.get("fastapi.telemetry") is not None:
             return False
         routes = len(self._app.router.routes)

@@ -182,7 +182,7 @@ def _begun(app: WSGIApplication, environ: WSGIEnvironment, begun: list[_Begun]) 
 
 
 def _closing(body: Iterable[bytes], source: object = None) -> Generator[bytes, None, None]:
-    """The pieces of a body; where they come from is closed with the last of them, or when nobody wants more."""
+    """The pieces of a body; where they come from is closed with the last of them, or when the server wants no more."""
     try:
         yield from body
     finally:
@@ -192,7 +192,7 @@ def _closing(body: Iterable[bytes], source: object = None) -> Generator[bytes, N
 
 
 def _last(begun: list[_Begun]) -> _Begun:
-    """What `start_response` was told last, after an error say; an application that never called it is refused."""
+    """The last arguments of `start_response`; an application that never called it is refused."""
     if not begun:
         raise IncompleteError
     return begun[-1]

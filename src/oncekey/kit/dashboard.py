@@ -76,7 +76,7 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
             ),
             _stat(
                 "Oldest unknown outcome",
-                "How long nobody has known what became of it.",
+                "How long the outcome has been unknown.",
                 f'max ({waits},what="unknown"}})',
                 "s",
                 bad=seconds(values["unknown-age"]),
@@ -203,7 +203,7 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
                 stacked=True,
             ),
             Panel(
-                "What waits for somebody",
+                "What waits for an operator",
                 "Counted up to 10,000.",
                 {"{{what}}": f"max by (what) ({_PREFIX}waiting{{{of}}})"},
             ),
@@ -233,7 +233,7 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
         "Workers": (
             Panel(
                 "Living workers by task",
-                "0 where nobody does it. An application without phases needs no completer.",
+                "0 where no worker does it. An application without phases needs no completer.",
                 {"{{task}}": f"max by (task) ({_PREFIX}workers{{{of}}})"},
                 wide=6,
             ),
@@ -266,7 +266,7 @@ def _rows(label: str, values: Mapping[str, str]) -> Mapping[str, tuple[Panel, ..
         "Tenants": (
             Panel(
                 "Misused keys by tenant",
-                "Keys that came with another payload, per minute: a client's bug, or somebody who tries out keys.",
+                "Keys that came with another payload, per minute: a client's bug, or an attacker who tries out keys.",
                 {"{{tenant}}": f"60 * {_rate('tenant_key_misuse_total', of, 'tenant')}"},
                 wide=12,
             ),

@@ -86,7 +86,7 @@ SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType(
                 ValueKind.URL,
                 "where your people read the runbooks; each alert links there",
             ),
-            Setting("page", "critical", ValueKind.WORD, "the severity of what wakes somebody up"),
+            Setting("page", "critical", ValueKind.WORD, "the severity of what wakes an operator up"),
             Setting("ticket", "warning", ValueKind.WORD, "the severity of what can wait for the morning"),
             Setting(
                 "reservation-failures", "1%", ValueKind.SHARE, "requests that are refused because of the store", _SHOWN

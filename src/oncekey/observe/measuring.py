@@ -1,7 +1,7 @@
 """What metrics need beside events: how the store stands, and counts per tenant.
 
-How the store stands is asked when somebody looks: no event could tell. Counts per tenant have bounded memory: those who
-count for most have a line of their own, the others share one.
+The gauges are read from the store when they are collected: no event has these numbers. Counts per tenant
+have bounded memory: those who count for most have a line of their own, the others share one.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Prometheus:
         self._tenants = each = PerTenant(tenants)
         own.register(_Tenants({"tenant_key_misuse": each.misuse, "tenant_duplicates": each.duplicates}))
         self._records = _gauge(own, "records", "Records by state; of finished ones an estimate", "state")
-        self._waiting = _gauge(own, "waiting", "What waits for somebody", "what")
+        self._waiting = _gauge(own, "waiting", "What waits for an operator", "what")
         self._oldest = _gauge(own, "waiting_oldest_seconds", "How long the oldest of it waits", "what")
         self._workers = _gauge(own, "workers", "Living workers by task", "task")
         self._dead = _gauge(own, "dlq_depth", "Dead letters")

@@ -205,7 +205,7 @@ def indexes(migrations: Sequence[Migration], there: Rows) -> Iterator[Finding]:
             Level.NOTE,
             "indexes",
             f"not used since the statistics began: {', '.join(unused)}",
-            "whoever reads them has not run: sweeper, reaper, completer, resolver or relay",
+            "the worker that reads them has not run: sweeper, reaper, completer, resolver or relay",
             "see that an `oncekey worker` runs",
         )
     if not missing and not invalid:

@@ -108,14 +108,14 @@ def pooler(*, stands: bool, per_transaction: bool, declared: bool | None) -> Fin
             Level.WARNING,
             "pooler",
             "one lends the server's connections by the transaction, and the address does not say so",
-            "what is prepared or set in a session is met by somebody else",
+            "another client meets what is prepared or set in a session",
             "add ?pgbouncer=1 to the URL, and server_reset_query_always = 1 to PgBouncer",
         )
     return Finding(
         Level.NOTE,
         "pooler",
         "one stands before the server; whether it lends connections by the transaction was not seen",
-        "what is prepared or set in a session is met by somebody else if it does",
+        "another client meets what is prepared or set in a session if it does",
         "add ?pgbouncer=1 to the URL if its pool_mode is transaction",
     )
 
@@ -307,7 +307,7 @@ def redis(servers: Rows) -> Iterator[Finding]:
             yield Finding(
                 Level.ERROR,
                 "eviction",
-                f"{node}: maxmemory-policy is {policy or 'not told'}",
+                f"{node}: maxmemory-policy is {policy or 'not reported'}",
                 "a server that is full forgets keys, and their requests are executed again",
                 "CONFIG SET maxmemory-policy noeviction; a full server then refuses new keys",
             )
@@ -331,7 +331,7 @@ def _persistence(row: Mapping[str, Any]) -> Finding:
         return Finding(
             Level.WARNING,
             "persistence",
-            f"{node}: appendfsync is {fsync or 'not told'}",
+            f"{node}: appendfsync is {fsync or 'not reported'}",
             "a machine that stops forgets what was acknowledged in the last second or more",
             "CONFIG SET appendfsync always, which makes every write wait for the disk",
         )

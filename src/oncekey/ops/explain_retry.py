@@ -126,12 +126,10 @@ def prospect(record: Record | None, now: Instant) -> str:
         case Situation.EXPIRED:
             return "The key's time is over: a request with it is executed as a new one, whatever its body."
         case Situation.PENDING:
-            return (
-                "A retry hears that the request is accepted and not done yet; a worker makes the call. No handler runs."
-            )
+            return "A retry gets 202, accepted and not done yet; a worker makes the call. No handler runs."
         case Situation.LIVE:
             until = "" if record.lease_until is None else f", until {moment(record.lease_until)} at least"
-            return f"A retry hears that the request is in progress{until}. Nothing is executed."
+            return f"A retry gets the answer that the request is in progress{until}. Nothing is executed."
         case Situation.STALE:
             return _stale(record, now)
         case Situation.COMPLETED:
@@ -139,7 +137,7 @@ def prospect(record: Record | None, now: Instant) -> str:
         case Situation.RETRYABLE:
             return _again(record)
         case Situation.UNKNOWN:
-            return "A retry hears that the outcome is unknown. Nothing is executed until somebody settles it."
+            return "A retry gets the answer that the outcome is unknown. Nothing is executed until it is resolved."
         case _:
             assert_never(situation)
 
@@ -147,7 +145,7 @@ def prospect(record: Record | None, now: Instant) -> str:
 def _answered(record: Record) -> str:
     response = record.response
     if response is not None and response.body is None and record.state is State.COMPLETED:
-        return f"A retry hears that it is done ({response.status}), without the body. Nothing is executed."
+        return f"A retry gets the answer that it is done ({response.status}), without the body. Nothing is executed."
     status = "" if response is None else f" ({response.status})"
     return f"A retry gets the stored answer{status}. Nothing is executed."
 

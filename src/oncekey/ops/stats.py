@@ -285,7 +285,7 @@ def headline(tally: Tally, roll: Roll) -> tuple[str, str]:
     if unknown or dead:
         parts = [f"{unknown:,} of unknown outcome"] if unknown else []
         parts += [f"{dead:,} dead letters" if dead > 1 else "one dead letter"] if dead else []
-        return "wait", f"Somebody has to look: {' and '.join(parts)}."
+        return "wait", f"An operator has to look: {' and '.join(parts)}."
     if stuck:
         return "note", f"{stuck:,} stuck, which a worker releases soon. Nothing waits for a person."
     return "good", "Nothing waits for a person."

@@ -47,7 +47,7 @@ class Statements:
         return Statement(name, command, {**params, "now": now}, reads=reads, at_once=at_once)
 
     def fold(self, name: str, params: dict[str, Value], *, text_command: str, proof: str | None = None) -> Statement:
-        """A statement that may be sent in the message of a BEGIN or a COMMIT; `told` names its form as text."""
+        """A statement that may be sent in the message of a BEGIN or a COMMIT; `text_command` names its form as text."""
         text = self._commands[text_command]
         assert isinstance(text, str)
         if "now" not in params:

@@ -205,16 +205,16 @@ def _no_lost_ack(story: Story) -> Iterator[str]:
     for op in _ok(story):
         life = story.life_of(op)
         if _success(op) and not effects.get(life):
-            yield f"{op.id} was told {op.status}, and nothing was done for it"
+            yield f"{op.id} got {op.status}, and nothing was done for it"
         done = {effect.kind for effect in effects.get(life, [])}
         if _success(op) and (missing := [kind for kind in op.promises if kind not in done]):
-            yield f"{op.id} was told {op.status}, and there is no {', '.join(missing)}"
+            yield f"{op.id} got {op.status}, and there is no {', '.join(missing)}"
         if life in story.lives and story.lives[life].ended is None:
             record = next((one for one in story.records if one.incarnation == life), None)
             if record is None or record.state not in _ANSWERED:
-                yield f"{op.id} was told {op.status}, and its record now says {record and record.state}"
+                yield f"{op.id} got {op.status}, and its record now says {record and record.state}"
             elif (record.status, record.body) != (op.status, op.body):
-                yield f"{op.id} was told {op.status} {op.body!r}, its record says {record.status} {record.body!r}"
+                yield f"{op.id} got {op.status} {op.body!r}, its record says {record.status} {record.body!r}"
 
 
 def _one_answer(story: Story) -> Iterator[str]:
@@ -234,10 +234,10 @@ def _no_phantom(story: Story) -> Iterator[str]:
     for effect in story.effects:
         asked = (op.invoked for op in story.operations if op.fingerprint == effect.fingerprint)
         if min(asked, default=effect.at) >= effect.at:
-            yield f"{effect.id} was done for {effect.fingerprint}, which nobody had asked for"
+            yield f"{effect.id} was done for {effect.fingerprint}, which no client had sent"
         doer = by_id.get(effect.operation or "")
         if doer is not None and doer.kind is Ending.FAIL:
-            yield f"{doer.id} was told that nothing happened ({doer.code}), and it did {effect.id}"
+            yield f"{doer.id} got the answer that nothing happened ({doer.code}), and it did {effect.id}"
     for effect in story.effects:
         life = story.lives.get(story.life_of(effect))
         if life is not None and life.fingerprint not in {None, effect.fingerprint}:
@@ -252,7 +252,7 @@ def _no_phantom(story: Story) -> Iterator[str]:
         if op.code == Code.IN_PROGRESS and op.ended is not None:
             last = max((write for write in story.writes if write.at < op.ended), key=_at, default=None)
             if last is not None and last.operation == op.id and last.state == State.IN_PROGRESS:
-                yield f"{op.id} was told to wait for a claim that is its own: nobody runs it"
+                yield f"{op.id} had to wait for a claim that is its own: no process runs it"
 
 
 def _real_time(story: Story) -> Iterator[str]:
@@ -267,7 +267,7 @@ def _real_time(story: Story) -> Iterator[str]:
             if not (told_before and lasted and known.fingerprint == op.fingerprint):
                 continue
             if not (op.kind is Ending.OK and op.replayed and story.life_of(op) == life):
-                yield f"{op.id} came after {known.id} had its answer, and heard {op.code or op.status} instead"
+                yield f"{op.id} came after {known.id} had its answer, and got {op.code or op.status} instead"
                 break
 
 
@@ -279,7 +279,7 @@ def _mismatch(story: Story) -> Iterator[str]:
             other = life.fingerprint not in {None, op.fingerprint}
             stood = life.spans(op.invoked, op.ended) and life.binds(op)
             if other and stood and op.code != Code.KEY_REUSED:
-                yield f"{op.id} sent {op.fingerprint} for a key of {life.fingerprint}, and heard {op.code or op.status}"
+                yield f"{op.id} sent {op.fingerprint} for a key of {life.fingerprint}, and got {op.code or op.status}"
 
 
 def _legal(story: Story) -> Iterator[str]:
@@ -316,7 +316,7 @@ def _conserved(story: Story) -> Iterator[str]:
     answered = {write.incarnation for write in story.writes if write.state == State.COMPLETED}
     for effect in story.ledger:
         if not effect.undone and not lines and not open_ended and story.life_of(effect) not in answered:
-            yield f"{effect.id} was done, nobody was told of it, and nobody is due to look"
+            yield f"{effect.id} was done, no client got its answer, and no worker is due to look"
 
 
 def _empty(story: Story) -> Iterator[str]:
@@ -355,7 +355,7 @@ def _progress(story: Story) -> Iterator[str]:
         if record.state in _UNFINISHED:
             yield f"all is well again, and the record still says {record.state}"
         if record.state == State.UNKNOWN and not record.ticket:
-            yield "the record is unknown, and nobody is due to look at it"
+            yield "the record is unknown, and no worker is due to look at it"
 
 
 def _truth(story: Story) -> Iterator[str]:

@@ -25,7 +25,7 @@ class Ending(StrEnum):
     FAIL = "fail"
     """Refused or undone: the server said that this operation changed nothing."""
     INFO = "info"
-    """No answer told the client whether it happened."""
+    """The client got no answer that says whether it happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ def stories(history: History) -> list[Story]:
 
 def _answer_line(op: Operation) -> str:
     what = op.code or f"{op.status} {op.body!r}"
-    return f"{op.id} heard {op.kind}: {what}{' (replayed)' if op.replayed else ''}"
+    return f"{op.id} got {op.kind}: {what}{' (replayed)' if op.replayed else ''}"
 
 
 def _done(effect: Effect) -> str:

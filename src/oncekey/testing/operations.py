@@ -47,7 +47,7 @@ SEED: Final = bytes(32)
 _INCARNATION: Final = UUID(int=1)
 _POLICY: Final = Policy(max_attempts=1_000_000)
 _RESUMED: Final = "resumed_by_a_test"
-_OPEN: Final = "nobody goes on with this operation: what became of its call is not known, and it is not repeated"
+_OPEN: Final = "this operation cannot go on: the outcome of its call is unknown, and it is not repeated"
 
 
 @dataclass(frozen=True, slots=True)

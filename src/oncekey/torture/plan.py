@@ -46,7 +46,7 @@ class Settings:
         """Read the settings that the run has put into the environment of its processes."""
         missing = [name for name in (STORE, PROVIDER, TENANT) if not os.environ.get(name)]
         if missing:
-            raise ConfigurationError(f"{missing[0]} is not set: `oncekey torture` starts this application, nobody else")
+            raise ConfigurationError(f"{missing[0]} is not set: only `oncekey torture` starts this application")
         return cls(os.environ[STORE], os.environ[PROVIDER], os.environ[TENANT])
 
     def environment(self) -> dict[str, str]:

@@ -239,7 +239,7 @@ def _money(evidence: RunEvidence) -> Iterator[BrokenPromise]:
         cents = [line.cents for line in lines]
         if not intended.charges:
             if lines:
-                yield BrokenPromise(rule, key, "it was charged, and nobody may charge for it")
+                yield BrokenPromise(rule, key, "it was charged, and no charge was allowed")
         elif record is None or record.state is State.FAILED_RETRYABLE:
             if lines and not (record is not None and record.resumable):
                 yield BrokenPromise(rule, key, f"it was charged {cents}, and no record tells of it")
@@ -261,7 +261,7 @@ def _left(evidence: RunEvidence) -> Iterator[BrokenPromise]:
         if key not in evidence.answered:
             yield BrokenPromise(Rule.PROGRESS, key, "its client never got an answer")
         if record is not None and record.state is State.FAILED_RETRYABLE and record.resumable:
-            yield BrokenPromise(Rule.PROGRESS, key, "it can be gone on with, and nobody did")
+            yield BrokenPromise(Rule.PROGRESS, key, "it can be continued, and no worker did")
     for row in evidence.parcels:
         yield BrokenPromise(Rule.EMPTY, row["key"], f"a parcel of {row['topic']} is still {row['state']}")
 

@@ -85,7 +85,7 @@ class Sweeper:
         """
         if not self._healthy():
             self.failed += 1
-            log.error("sweeper: this process cannot renew its own leases, so nobody else's is judged")
+            log.error("sweeper: this process cannot renew its own leases, so it judges no others")
             self._watch.disturbed()
             return 0
         try:

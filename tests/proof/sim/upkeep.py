@@ -98,7 +98,7 @@ def take_up(table: Table, *, now: Instant, owner: str, intent: str | None, **pro
 
 
 def park(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:
-    """Rows 25 and 27: nobody may send it again, and nobody knows what became of it."""
+    """Rows 25 and 27: nobody may send it again, and it is unknown what became of it."""
     line = _mine(table, proof)
     if line is None:
         return []

@@ -15,7 +15,7 @@
     if (value < 7200) return `${Math.round(value / 60)} min`;
     return `${Number((value / 3600).toFixed(1))} h`;
   };
-  // Spans are read in their own steps: nobody counts hours by thousands of seconds.
+  // Spans are read in their own steps: hours are not counted by thousands of seconds.
   const steps = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
   const millis = (value) => {
     if (value == null) return "–";

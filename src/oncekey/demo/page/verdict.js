@@ -74,7 +74,7 @@ function ended(effect, { state, answers, charges, calls, route }) {
   if (same && answers.some(replayed)) {
     text = "Both answers have the same bytes; the one that was replayed is marked.";
   } else if (met) {
-    text = "One request came while the other one ran: it executed nothing and was told to come back after"
+    text = "One request came while the other one ran: it executed nothing and was asked to come back after"
       + ` ${waitOf(met)} s. “Send once” gets the stored answer.`;
   } else if (answers.some((answer) => answer.status === 202)) {
     text = "A worker made the charge after the request was accepted. “Send again” gets the stored answer.";

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NOT_LOCAL = (
     "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL or "
-    "PHASED, so nobody commits; enrol it, or use a connection of the application's own"
+    "PHASED, so it is not committed; enrol it, or use a connection of the application's own"
 )
 BLOCKING = "{operation} is a plain `def`: make it `async def` to use once.session or once.connection"
 UNSEEN = (

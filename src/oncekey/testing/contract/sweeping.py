@@ -109,7 +109,7 @@ class Sweeping:
         assert (parked.memo, parked.fence) == (seen.memo, seen.fence)
         failed = world.record(stand(world, _F).claim.id)
         world.advance(TTL)
-        assert not world.go(upkeep.sweep(failed, _U, "expired")), "what was never begun is nobody's to look at"
+        assert not world.go(upkeep.sweep(failed, _U, "expired")), "no worker looks at what was never begun"
 
     def test_what_is_finished_is_purged_when_its_time_is_over(self, world: World) -> None:
         """Answers and plain failures, not a moment before; what is unfinished stays for ever (30, P6)."""
