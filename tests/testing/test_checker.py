@@ -185,7 +185,7 @@ def test_an_owner_that_was_taken_over_may_be_told_to_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    "got",
+    "heard",
     [
         op("late", 20, 21, Ending.FAIL, code=Code.IN_PROGRESS),
         op("late", 20, 21, Ending.FAIL, code=Code.OUTCOME_UNKNOWN),
@@ -199,7 +199,7 @@ def test_an_operation_that_comes_after_an_answer_and_does_not_get_it(heard: Oper
 
 
 @pytest.mark.parametrize(
-    "got",
+    "heard",
     [
         op("late", 20, 21, replayed=True),
         op("late", 20, 21, Ending.FAIL, code=Code.STORE_UNAVAILABLE),
@@ -228,7 +228,7 @@ def test_a_new_life_after_expiry_owes_nothing_to_the_old_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "got",
+    "heard",
     [
         op("b", 3, 4, Ending.FAIL, code=Code.IN_PROGRESS, fingerprint=B),
         op("b", 3, 4, Ending.FAIL, code=Code.OUTCOME_UNKNOWN, fingerprint=B),

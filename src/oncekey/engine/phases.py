@@ -1,6 +1,6 @@
 """The state of one run of a phased handler: what is stored, what it has asked for, and what may come next (H1-H6).
 
-No I/O: the flows of `engine.steps` ask the course what to write, write it, and report the result to it.
+No I/O: the flows of `engine.steps` ask the `PhasedRun` what to write, write it, and report the result to it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class PhasedRun:
         *,
         stopping: Callable[[], bool] = bool,
     ) -> PhasedRun:
-        """The course for the current owner of the record."""
+        """The run of the current owner of the record."""
         phased_run = cls(
             lease=lease,
             policy=policy,

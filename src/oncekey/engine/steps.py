@@ -1,10 +1,10 @@
 """`op.phase`, `op.call` and `op.value` as flows, shared by asyncio, threads, unit tests and proofs.
 
-The course says what may come next and what is to be written. These flows say when it is written, and what happens if
-the store does not answer or the run is interrupted.
+The `PhasedRun` says what may come next and what is to be written. These flows say when it is written, and what happens
+if the store does not answer or the run is interrupted.
 
 An interrupted step leaves nothing open. A transaction is rolled back. After a COMMIT that was under way, the record is
-asked, as after a lost reply, so that the course knows what the record holds. An announcement is taken back as long as
+asked, as after a lost reply, so that the run knows what the record holds. An announcement is taken back as long as
 nothing was sent; after that the call stays open, because its outcome is not known. And a result that came back is
 stored before the flow ends: the call cannot be made a second time to get it.
 """
