@@ -65,8 +65,8 @@ def page() -> str:
         table(("Clause", "Why"), [(code(name), why) for name, why in _table("mutants").UNKILLED.items()]),
         "## Odd shops",
         "A tester that complains of everybody proves nothing either. These servers are odd, and not wrong: a test sees "
-        "that each is told what is true of it, by `ietf` or `strict-money`, and nothing else.",
-        table(("A shop that …", "is told", "undecided, with a count"), _ways()),
+        "that each report says what is true of it, by `ietf` or `strict-money`, and nothing else.",
+        table(("A shop that …", "is reported for", "undecided, with a count"), _ways()),
     )
 
 

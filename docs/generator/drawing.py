@@ -38,13 +38,13 @@ LEFT_OUT: Final = {30, 31}
 _STYLE: Final = """\
 svg { font: 13px system-ui, sans-serif; }
 text { fill: #1c2530; text-anchor: middle; }
-.told { text-anchor: start; }
+.description { text-anchor: start; }
 rect { fill: #eef3f8; stroke: #48647f; }
 path { fill: none; stroke: #7089a1; stroke-width: 1.3; }
 marker path { fill: #7089a1; stroke: none; }
 .label { font-size: 11px; fill: #3d5873; paint-order: stroke; stroke: #ffffff; stroke-width: 4px; }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e3ebf3; } .told { text-anchor: start; }
+  text { fill: #e3ebf3; } .description { text-anchor: start; }
 rect { fill: #223040; stroke: #8aa5bf; } path { stroke: #7f99b3; }
   marker path { fill: #7f99b3; } .label { fill: #b9cde0; stroke: #1e2129; }
 }"""
@@ -77,21 +77,22 @@ def layers() -> str:
     for row in rows:
         for name in (name.strip() for name in re.split("[|:]", row)):
             parts.append(_box((_WIDE / 2 + 10, top), name))
-            parts.append(f'<text class="told" x="{_WIDE + 30}" y="{top + 5}">{html.escape(_told(name))}</text>')
+            sentence = html.escape(_description(name))
+            parts.append(f'<text class="description" x="{_WIDE + 30}" y="{top + 5}">{sentence}</text>')
             top += _HIGH + 6
         parts.append(f'<path d="M10 {top - 17} H890"/>')
         top += 14
     return _svg(900, top - 24, "The packages of oncekey, each with what it is; imports point downwards", parts[:-1])
 
 
-def _told(name: str) -> str:
+def _description(name: str) -> str:
     """The first sentence of a module's docstring."""
     folder = _ROOT / "src" / "oncekey"
     file = folder / name / "__init__.py" if (folder / name).is_dir() else folder / f"{name}.py"
-    told = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-    if told is None:
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    if text is None:
         raise ValueError(f"{file.name} has no docstring")
-    return told.splitlines()[0].partition(". ")[0].rstrip(".").replace("`", "")
+    return text.splitlines()[0].partition(". ")[0].rstrip(".").replace("`", "")
 
 
 def _svg(wide: int, high: int, title: str, parts: Iterable[str]) -> str:

@@ -63,8 +63,8 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "Wait as long as `Retry-After` says, then send the same request with the same key.",
     ),
     Code.OUTCOME_UNKNOWN: Advice(
-        "Nothing was executed by this request. An earlier one may have been, and nobody can know: the process died or "
-        "the answer was lost after an outside call could have been made. No retry runs it again. `on_unknown` makes "
+        "Nothing was executed by this request. An earlier one may have been, which cannot be known: the process died "
+        "or the answer was lost after an outside call could have been made. No retry runs it again. `on_unknown` makes "
         "the status 202 or 503; after a settlement that could not be written it is 503.",
         "Ask again later with the same key, or read the status resource that `Location` names. Do not send it with a "
         "new key: that would run it again.",
@@ -79,7 +79,7 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "Find out whether the operation was executed; send it with a new key if it was not.",
     ),
     Code.KEY_NOT_FOUND: Advice(
-        "Only of the status resource. The key was never used, has expired, or belongs to somebody else; the answer "
+        "Only of the status resource. The key was never used, has expired, or belongs to another caller; the answer "
         "does not tell which.",
         "Send the request, if it was never sent.",
     ),

@@ -44,24 +44,24 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "body_timeout": "How long the server waits for the body, in all; then the request gets 408. A handler's "
         "connection is not taken before the body is there. Raise it with `max_request_bytes`.",
     },
-    "What a duplicate hears": {
+    "What a duplicate gets": {
         "on_in_progress": "While the first request runs: `conflict` is 409 with `Retry-After`, `accepted` is 202 with "
         "`Retry-After` and the `Location` of the status resource, `wait` waits for the first one's answer.",
         "wait_max": "How long `wait` waits; then it is 409.",
         "replay_cache": "Keep answers that were read from the store and give them again without asking it: "
         '`"memory"` in this process (a span alone is the same, for so long), `redis://…` for all processes. '
-        "`Front(place, life=…)` says for how long at most, else it is 60 s; a `keys bust` that nobody tells it of is "
+        "`Front(place, life=…)` says for how long at most, else it is 60 s; a `keys bust` in another process is "
         "noticed after that time. None asks every time. See [the guide](../howto/replay-cache.md).",
-        "lock_hint": "`redis://…`: remember keys that are being worked on, so that a duplicate is told 409 without "
+        "lock_hint": "`redis://…`: remember keys that are being worked on, so that a duplicate gets 409 without "
         "asking the store. It is believed for `life` after the claim, 2 s if nothing is said, and removed at the end.",
         "on_unknown": "The status of the answer while the outcome is unknown.",
-        "reconcile_interval": "The `Retry-After` of an unknown outcome that nobody will look at sooner.",
+        "reconcile_interval": "The `Retry-After` of an unknown outcome that no resolver will look at sooner.",
     },
     "What a crash, an error or an outage means": {
         "lease": "How long a claim holds without a sign of life. The owner renews it at a third of this.",
         "deadline": "Renewals end this long after the claim: a handler that hangs cannot hold a key for ever.",
         "call_timeout": "PHASED, OUTBOX: how long one outside call may take; then it is uncertain. Stored with the "
-        "claim, because whoever comes next has to wait for it.",
+        "claim, because the next owner has to wait for it.",
         "on_lease_expired": "What a lease that ran out means. Without it the effects decide; it may only be stricter "
         "than they are. `fail` is the same as `unknown` today.",
         "naturally_idempotent": "The promise that running this handler twice does no harm; some looser settings ask "
@@ -124,7 +124,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "and `Location`, which always are.",
         "replayed_header": "The header that marks a replay.",
         "expires_header": "The header that says until when an answer is replayed.",
-        "max_response_bytes": "A larger body is sent to the first caller and not stored: a retry hears 409 "
+        "max_response_bytes": "A larger body is sent to the first caller and not stored: a retry gets 409 "
         "`idempotency_response_not_stored` and where to look.",
         "max_spool_bytes": "The largest response that is captured at all; past it a LOCAL handler is rolled back and "
         "an INLINE one is unknown.",

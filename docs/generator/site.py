@@ -1,4 +1,4 @@
-"""The documentation as a site: what mkdocs is told beside its settings (`mkdocs.yml` names this file as a hook).
+"""The documentation as a site: what mkdocs needs beside its settings (`mkdocs.yml` names this file as a hook).
 
 The pages are written to be read in the repository, too. So the order of the site is the order in which the `README.md`
 of each folder lists its pages, links to files outside the documentation become their names, and the reference of the
@@ -78,8 +78,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the reference of the Python interface, and the list of changes, which lies beside the documentation."""
     from mkdocs.structure.files import File  # noqa: PLC0415  (only who builds the site has it)
 
-    for name, told in MODULES.items():
-        page = f"# {name}\n\n{told}\n\n::: {name}\n"
+    for name, sentence in MODULES.items():
+        page = f"# {name}\n\n{sentence}\n\n::: {name}\n"
         files.append(File.generated(config, _file(name), content=page))
     changes = (Path(config.docs_dir).parent / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changes.md", content=changes))

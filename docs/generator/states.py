@@ -16,21 +16,21 @@ NO_ROW: Final = "no row"
 
 _MEANINGS: Final[Mapping[State, str]] = {
     State.PENDING: "Deferred: the request is answered with 202, and a worker will make the outside call.",
-    State.IN_PROGRESS: "Somebody owns it and runs it, for as long as the lease lasts.",
+    State.IN_PROGRESS: "An owner runs it, for as long as the lease lasts.",
     State.COMPLETED: "Done, with an answer, be it a yes or a final no. Every retry gets this answer.",
     State.FAILED_RETRYABLE: "Proven to have done nothing, or stopped at a point that can be resumed. A retry runs.",
-    State.UNKNOWN: "It may have happened, and nobody knows. No retry runs it; a resolver or a person settles it.",
+    State.UNKNOWN: "It may have happened. No retry runs it; a resolver or a person settles it.",
     State.EXPIRED: "Completed once, kept for the record. The key may be used anew.",
 }
 
 _SITUATIONS: Final[Mapping[Situation, str]] = {
     Situation.ABSENT: "There is no record.",
     Situation.PENDING: "A worker will finish it.",
-    Situation.LIVE: "Somebody runs it, and the lease is not over.",
-    Situation.STALE: "Somebody ran it, and the lease is over.",
+    Situation.LIVE: "An owner runs it, and the lease is not over.",
+    Situation.STALE: "An owner ran it, and the lease is over.",
     Situation.COMPLETED: "It is done, and its time is not over.",
     Situation.RETRYABLE: "It may run again, or be resumed.",
-    Situation.UNKNOWN: "Nobody knows what became of it.",
+    Situation.UNKNOWN: "Its outcome is not known.",
     Situation.EXPIRED: "It is finished and its time is over, and nothing is left to resume.",
 }
 
@@ -110,7 +110,7 @@ was made, what the policy allows. The contract that ships with oncekey walks ove
 these facts, and a store has to accept exactly what the store's needs allow."""
 
 _INTRODUCTION: Final = """\
-What a key's record is, what a request hears that meets it, and every move that a record can make. The code decides by
+What a key's record is, what a request gets that meets it, and every move that a record can make. The code decides by
 two tables and nowhere else, and this page is drawn from them: a pair that is missing here cannot happen."""
 
 _HEARING: Final = """\
@@ -171,7 +171,7 @@ def _parts() -> Iterator[str]:
     yield title("States")
     yield _INTRODUCTION
     yield _table(("State", "Meaning"), ((f"`{state}`", _MEANINGS[state]) for state in State))
-    yield "## What a request hears"
+    yield "## What a request gets"
     yield _HEARING
     yield rulings()
     yield "## The moves"

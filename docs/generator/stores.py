@@ -42,7 +42,7 @@ def page() -> str:
         ),
         table(("Part", "What needs it"), [(name, MEANS[name]) for name in parts]),
         "A PHASED handler on a store that shares no transaction with the application has `op.call` and `op.value`, and "
-        "no `op.phase`. An application that asks for what its store does not have is told so in one sentence when it "
+        "no `op.phase`. An application that asks for what its store does not have is refused with one sentence when it "
         "starts.",
         "## For low stakes only",
         *(_low_stakes(one) for _, one in rows if one.low_stakes is not None),

@@ -215,7 +215,7 @@ _ALL: Final = (
     Mutant(
         "unconditional_unlock_of_calls",
         "a settlement proves nothing at all, after an outside call",
-        "a zombie ends somebody else's request",
+        "a zombie ends another owner's request",
         Rule.FENCED,
         _PHASED,
         Fault(Point.parse("after:claim"), Manner.OVERTAKE),
@@ -223,7 +223,7 @@ _ALL: Final = (
     ),
     Mutant(
         "ack_before_commit",
-        "the client hears of a success before it is committed",
+        "the client gets a success before it is committed",
         "a crash takes back what was promised",
         Rule.ONE_ANSWER,
         _LOCAL,
@@ -246,7 +246,7 @@ _ALL: Final = (
     Mutant(
         "intent_not_recorded",
         "a call is made without being announced",
-        "whoever comes back does not know of it, and makes it again",
+        "the next owner does not know of it, and makes it again",
         Rule.ONE_EFFECT,
         _BLIND,
         Fault(Point.parse("after:charge"), Manner.DIE),
@@ -302,7 +302,7 @@ _ALL: Final = (
     Mutant(
         "lost_commit_is_failure",
         "an error at COMMIT is taken for a roll-back",
-        "the client is told that nothing happened, and it happened",
+        "the client gets the answer that nothing happened, and it happened",
         Rule.NO_PHANTOM,
         _LOCAL,
         Fault(Point.parse("after:commit"), Manner.LOSE),

@@ -23,13 +23,13 @@ _INTRODUCTION: Final = """\
 
 This page is generated: `PYTHONPATH=tests python -m proof.crash.page > docs/explanation/crash-proof.md`.
 
-A request is cut off at every place where it can be cut off, somebody comes back for it, and then what is left is read
+A request is cut off at every place where that is possible, a retry or a worker comes back for it, and the rest is read
 from where no crash can falsify it: the provider's own ledger, the business rows, and a diary of every committed write
-that triggers keep in the database. What the clients heard is written down beside it.
+that triggers keep in the database. The answers that the clients got are written down beside it.
 
 There is no failpoint in the code that is proven. The *crasher* (`proof.crash.crasher`) stands where a driver
 stands: every statement has a name, so a place is called `after:announce:1` (after the first `announce`),
-`before:commit:2`, `after:charge:1` (the provider has answered, and nobody has written it down). A run without a fault
+`before:commit:2`, `after:charge:1` (the provider has answered, and the owner has not stored it). A run without a fault
 lists the places of a case, and then there is one run for each of them.
 
 The proof stands beside the tests, in `tests/proof/crash`. In a checkout, after `export PYTHONPATH=tests`,
@@ -45,9 +45,9 @@ PostgreSQL); `--mutants` runs the mutants below instead.
 _MANNERS: Final = {
     Manner.DIE: "the process is gone; what it had not committed is rolled back, and nothing is tidied up",
     Manner.PAUSE: "it stands still past its lease, others finish its work, and it goes on as a zombie",
-    Manner.OVERTAKE: "it stands still past its lease, somebody takes over and dies of it, and it goes on as a zombie",
+    Manner.OVERTAKE: "it stands still past its lease, a new owner takes over and dies, and it goes on as a zombie",
     Manner.INTERRUPT: "the request is cancelled, once; what it still has to do is done, and the clock stands still",
-    Manner.LOSE: "a write's reply is lost, or the write itself: whoever said it cannot know",
+    Manner.LOSE: "a write's reply is lost, or the write itself: the writer cannot know which",
     Manner.KILL: "`kill -9` of a real server or worker, by itself, at the place",
     Manner.STOP: "SIGSTOP of a real server or worker, by itself, at the place; SIGCONT when others are done",
 }
@@ -74,7 +74,7 @@ is repeatable, there is no doubt at all.
 """
 
 _MUTANTS: Final = """
-Beside them, the lock's own promise: while its holder runs, a duplicate is told so and does not run.
+Beside them, the lock's own promise: while its holder runs, a duplicate is refused and does not run.
 
 ## What the proof is worth
 
