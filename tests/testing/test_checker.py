@@ -398,5 +398,5 @@ def test_a_violation_reads_as_a_sentence_with_its_story() -> None:
     )
     assert "first sent with body-a" in text
     assert "business row committed: row again for body-a by first" in text
-    assert "first heard ok: 201 b'made'" in text
+    assert "first got ok: 201 b'made'" in text
     assert "completed: completed, incarnation 1111aaaa fence 1 version 2" in text

@@ -166,7 +166,7 @@ async def test_a_call_of_which_nobody_knows_is_made_again_only_if_it_may_be() ->
     op_blocking = sync_operation(connection=[])
     with pytest.raises(TimeoutError):
         await pay_blocking(breaks, op=op_blocking)
-    with pytest.raises(CallUncertainError, match="nobody goes on"):
+    with pytest.raises(CallUncertainError, match="cannot go on"):
         op_blocking.resumed()
 
 
