@@ -52,8 +52,8 @@ class Writer:
             driver._cleans = True  # noqa: SLF001
 
     async def write(self) -> None:
-        from oncekey.core.locks import lock_of  # noqa: PLC0415
         from oncekey.core.model import Effects, RecordId  # noqa: PLC0415
+        from oncekey.core.onecommit import lock_of  # noqa: PLC0415
         from oncekey.core.policy import Policy  # noqa: PLC0415
         from oncekey.engine import local  # noqa: PLC0415
         from oncekey.testing.claims import a_claim, answered  # noqa: PLC0415

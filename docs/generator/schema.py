@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from oncekey.stores.migrations import known
-from oncekey.stores.queries import load
+from oncekey.stores.statements import load
 
 from .markdown import page as put_together
 from .markdown import table, title

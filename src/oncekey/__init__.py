@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         StoreUnavailableError,
     )
     from oncekey.core.fronts import Front
-    from oncekey.core.model import Effects, Record, State, StoredResponse
+    from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED, Effects, Record, State, StoredResponse
     from oncekey.core.policy import Policy, lifetime
     from oncekey.core.refusals import (
         ExecutionFailedError,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         ResultNotKeptError,
     )
     from oncekey.drivers.sqlite.files import repaired_module
-    from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation, SyncOperation
     from oncekey.frameworks.inbox import Handling, Receipt
@@ -56,7 +55,7 @@ _PLACES = {
     ),
     "oncekey.canonical.fingerprint": ("Selection",),
     "oncekey.core.fronts": ("Front",),
-    "oncekey.core.model": ("Effects", "Record", "State", "StoredResponse"),
+    "oncekey.core.model": ("INLINE", "LOCAL", "OUTBOX", "PHASED", "Effects", "Record", "State", "StoredResponse"),
     "oncekey.core.policy": ("Policy", "lifetime"),
     "oncekey.core.refusals": (
         "ExecutionFailedError",
@@ -69,7 +68,6 @@ _PLACES = {
         "ResultNotKeptError",
     ),
     "oncekey.drivers.sqlite.files": ("repaired_module",),
-    "oncekey.effects": ("INLINE", "LOCAL", "OUTBOX", "PHASED"),
     "oncekey.engine.enrolment": ("Enrolment",),
     "oncekey.engine.operation": ("Operation", "SyncOperation"),
     "oncekey.frameworks.inbox": ("Handling", "Receipt"),

@@ -21,8 +21,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.engine.capture import Capture
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.asgi.protect import operation_parameter
 from oncekey.frameworks.blocking import BlockingExchange, current
 from oncekey.frameworks.resources import is_served
 from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying

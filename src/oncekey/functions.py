@@ -19,8 +19,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.annotations import operation_parameter
 from oncekey.frameworks.asgi.installation import Installation
+from oncekey.frameworks.asgi.protect import operation_parameter
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.functions import Function, protected
 from oncekey.frameworks.inbox import Receipt, received

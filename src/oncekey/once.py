@@ -21,15 +21,13 @@ from oncekey.frameworks.asgi import dependencies
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
-from oncekey.frameworks.asgi.webhooks import Webhook
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.shared import forget
-from oncekey.frameworks.webhook import Secret, WebhookOptions, WebhookReceiver
+from oncekey.frameworks.webhook import Secret, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
 from oncekey.frameworks.wsgi import OncekeyWsgi
-from oncekey.frameworks.wsgi_webhooks import WsgiWebhook
 from oncekey.functions import Functions, Protects, Receives
-from oncekey.observe.asking import watch, watch_blocking
 from oncekey.observe.events import telling
+from oncekey.observe.measuring import watch, watch_blocking
 from oncekey.options import (
     NO_LIFESPAN,
     NO_THREADS,

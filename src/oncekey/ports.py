@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from oncekey.core.audit import Note
     from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
-    from oncekey.core.locks import Lock
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
         Announcement,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
         Settlement,
         Snapshot,
     )
-    from oncekey.core.onecommit import Holder, Locked, Stored, WriteTarget
+    from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteTarget
     from oncekey.core.transitions import Trigger
     from oncekey.flow import Flow, Fold, Rows, Statement, Steps, Transaction
 

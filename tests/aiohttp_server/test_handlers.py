@@ -20,8 +20,8 @@ from harness.served import Wire
 from oncekey import SINGLE_TENANT
 from oncekey.aiohttp import install, middleware
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.resuming import resumed_as
 from oncekey.once import Once

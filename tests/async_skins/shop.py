@@ -16,8 +16,8 @@ from litestar import Litestar, Request, Response, post
 from harness.patience import PATIENCE
 from harness.served import Served
 from oncekey import aiohttp as ours
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation
 from oncekey.litestar import OncePlugin
 from oncekey.once import Once

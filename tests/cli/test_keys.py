@@ -19,7 +19,6 @@ from cli.operating import KEY, SCOPE, oncekey, refused
 from oncekey.canonical.digests import downstream_key
 from oncekey.cli.app import make_app
 from oncekey.core.keys import key_digest
-from oncekey.core.locks import lock_number
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -32,6 +31,7 @@ from oncekey.core.model import (
     Recovery,
     Retryable,
 )
+from oncekey.core.onecommit import lock_number
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
 from oncekey.flow import Mode, Statement, Transaction, drive

@@ -13,7 +13,7 @@ from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import KEY
 from harness.asgi import Caller
 from oncekey import Operation
-from oncekey.effects import INLINE, LOCAL, PHASED
+from oncekey.core.model import INLINE, LOCAL, PHASED
 
 TENANT = "acme"
 SAME = ("key", "state", "recovery_point", "attempts", "last_error", "expires_at", "outcome", "response", "last_run_at")

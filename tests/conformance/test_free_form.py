@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from conformance.aiming import JSON
 from harness.served import Served
 from oncekey.conformance import CLAUSES, Address, Passed, Profile, Target, check
-from oncekey.effects import INLINE
+from oncekey.core.model import INLINE
 from oncekey.once import Once
 
 COMPARED = {

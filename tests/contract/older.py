@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from oncekey.stores.postgres import FILES, PostgresStore
-from oncekey.stores.queries import load
+from oncekey.stores.statements import load
 
 _SINCE = ("console.sql", "reseal.sql")
 _SAID: Mapping[str, str] = load("contract.before_split", *(name for name in FILES if name not in _SINCE))

@@ -10,8 +10,7 @@ import pytest
 
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.stores.keystore import KeyStore
-from oncekey.stores.memory import COMMANDS
-from oncekey.stores.memory_upkeep import audit_commands, roll_commands
+from oncekey.stores.memory import COMMANDS, audit_commands, roll_commands
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.testing.claims import OTHER_FINGERPRINT
 from oncekey.testing.contract import StoreContract, blocking

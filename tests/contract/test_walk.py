@@ -16,8 +16,7 @@ from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrate
 from oncekey.flow import drive
 from oncekey.stores.keystore import KeyStore
-from oncekey.stores.memory import COMMANDS, MemoryStore
-from oncekey.stores.memory_upkeep import roll_commands
+from oncekey.stores.memory import COMMANDS, MemoryStore, roll_commands
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK
 from oncekey.stores.sqlite import SqliteStore

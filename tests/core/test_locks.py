@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from oncekey.core.locks import Lock, lock_number, lock_of
 from oncekey.core.model import RecordId
+from oncekey.core.onecommit import Lock, lock_number, lock_of
 
 SECRET = b"a secret of this deployment"
 PUBLISHED = -2_968_359_966_105_576_180

@@ -10,7 +10,7 @@ import pytest
 
 from oncekey.core.model import Effects, State
 from oncekey.core.policy import Policy
-from oncekey.engine.breaker import Breaker
+from oncekey.engine.admit import Breaker
 from oncekey.engine.effects import RESTS, Life
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site

@@ -12,8 +12,8 @@ from oncekey.core.model import Claim, Completed, Outcome, Proceed, Retryable, St
 from oncekey.core.policy import Policy
 from oncekey.engine.request import LOSSES, ROUNDS, begin, settle
 from oncekey.flow import Flow, Transaction, drive, step
-from oncekey.stores.execution import REPEATS
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.statements import REPEATS
 from oncekey.testing.claims import a_claim, again
 
 POLICY = Policy()

@@ -10,10 +10,9 @@ import pytest
 
 from frameworks.shop import Shop
 from harness.ledger import down
-from oncekey.core.model import SECOND, Code, Record, RecordId, Refuse, Replay, State
+from oncekey.core.model import INLINE, LOCAL, SECOND, Code, Record, RecordId, Refuse, Replay, State
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.local import record_as_claimed
 from oncekey.engine.operation import Operation
 from oncekey.engine.recent import OVERHEAD, Answers, Hints

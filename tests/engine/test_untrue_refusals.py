@@ -13,7 +13,7 @@ from oncekey.core.model import Code, Effects
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import steps
-from oncekey.engine.breaker import Breaker
+from oncekey.engine.admit import Breaker
 from oncekey.engine.effects import Beat, Call, Effect, Later, Life
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site

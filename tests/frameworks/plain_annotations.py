@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 import oncekey.engine.operation as ops
-from oncekey.effects import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.engine.operation import Operation as Op
 

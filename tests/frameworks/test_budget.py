@@ -16,7 +16,7 @@ from frameworks.shop import new_key
 from harness.calls import counted
 from harness.cutting import CuttingProxy
 from harness.dsn import through
-from oncekey.effects import LOCAL
+from oncekey.core.model import LOCAL
 from oncekey.engine.operation import Operation
 
 BUDGETS = {"asyncpg": (140, 78), "psycopg": (167, 86), "sqlite": (152, 62)}

@@ -15,12 +15,12 @@ from frameworks.shop import Shop, new_key
 from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
 from harness.asgi import until
 from oncekey.core.errors import StoreBusyError
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.drivers.slots import AsyncSlots, Slots
 from oncekey.drivers.sqlite.lane import Lane
 from oncekey.drivers.sqlite.writer import Writer
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine import local, shell
-from oncekey.engine.breaker import FAILURES
+from oncekey.engine.admit import FAILURES
 from oncekey.engine.local import peek
 from oncekey.engine.operation import Operation, SyncOperation
 

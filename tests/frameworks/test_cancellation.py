@@ -16,8 +16,7 @@ from frameworks.shop import Shop
 from harness.asgi import cancelled_at, until
 from harness.ledger import Gate, down
 from harness.patience import PATIENCE
-from oncekey.core.model import MINUTE, SECOND
-from oncekey.effects import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL, MINUTE, SECOND
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi import exchange
 from oncekey.frameworks.asgi.threads import ThreadedTransaction

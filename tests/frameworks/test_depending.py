@@ -11,8 +11,8 @@ from frameworks.shop import KEY, LedgerOnce, new_key
 from harness.asgi import Caller, Reply
 from harness.ledger import Ledger
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation
 from oncekey.once import Once
 

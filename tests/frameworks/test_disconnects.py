@@ -14,7 +14,7 @@ from frameworks.shop import Shop
 from harness.asgi import Caller, until
 from harness.ledger import Gate
 from harness.patience import PATIENCE
-from oncekey.effects import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.asgi.intake import Intake
 

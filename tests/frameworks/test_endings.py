@@ -14,7 +14,7 @@ from frameworks.shop import Shop
 from harness.patience import PATIENCE
 from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecutedError, StoreUnavailableError
-from oncekey.effects import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 
 

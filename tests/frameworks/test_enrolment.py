@@ -16,8 +16,7 @@ from frameworks import plain_annotations, postponed_annotations
 from frameworks.shop import KEY, LedgerOnce, Shop, new_key
 from harness.ledger import Ledger
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED, Effects
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.once import SINGLE_TENANT, Once

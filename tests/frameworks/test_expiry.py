@@ -8,9 +8,8 @@ import pytest
 
 from frameworks.shop import KEY, Shop
 from oncekey.core.choices import OnExpired
-from oncekey.core.model import HOUR, MINUTE, SECOND
+from oncekey.core.model import HOUR, INLINE, LOCAL, MINUTE, SECOND
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 from oncekey.testing.clock import ManualClock
 

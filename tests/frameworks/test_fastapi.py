@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from frameworks.shop import KEY, Shop
 from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.keys import HeaderSyntax, KeyFormat
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.routes import routed
 

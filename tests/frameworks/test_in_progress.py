@@ -11,8 +11,8 @@ from frameworks.shop import KEY, Shop, new_key
 from harness.asgi import until
 from harness.ledger import Gate
 from harness.patience import PATIENCE
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 
 

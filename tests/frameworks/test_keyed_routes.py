@@ -23,11 +23,10 @@ from frameworks.shop import Shop, new_key
 from harness.asgi import Reply
 from harness.ledger import down
 from oncekey.canonical.fingerprint import Selection
-from oncekey.core.model import SECOND
+from oncekey.core.model import LOCAL, SECOND
 from oncekey.core.policy import Policy
-from oncekey.effects import LOCAL
 from oncekey.engine.operation import Operation
-from oncekey.frameworks.asgi.keyed_routes import KeyedRoutes
+from oncekey.frameworks.asgi.middleware import KeyedRoutes
 from oncekey.once import Once
 from oncekey.testing.clock import ManualClock
 

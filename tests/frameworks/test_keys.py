@@ -13,9 +13,9 @@ from frameworks.shop import KEY, Shop, new_key
 from oncekey.canonical.fingerprint import Selection
 from oncekey.core.choices import PiiCheck
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
 from oncekey.core.scope import BindTo
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 
 

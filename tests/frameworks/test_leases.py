@@ -12,8 +12,7 @@ from harness.asgi import until
 from harness.ledger import Gate, down
 from harness.patience import PATIENCE
 from oncekey.core.errors import LeaseLostError
-from oncekey.core.model import MINUTE, SECOND
-from oncekey.effects import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL, MINUTE, SECOND
 from oncekey.engine.operation import Operation
 from oncekey.testing.clock import ManualClock
 

@@ -13,7 +13,7 @@ from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import new_key
 from harness.asgi import Caller
 from oncekey.core.keys import key_digest
-from oncekey.effects import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 
 INSTANCE = re.compile(r"urn:uuid:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")

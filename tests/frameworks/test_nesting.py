@@ -19,9 +19,8 @@ from harness.ledger import Ledger
 from harness.patience import PATIENCE
 from harness.served import Served
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
-from oncekey.core.model import SECOND
+from oncekey.core.model import INLINE, LOCAL, PHASED, SECOND
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation
 from oncekey.once import SINGLE_TENANT, Once
 from oncekey.testing.clock import ManualClock

@@ -15,7 +15,7 @@ from frameworks.shop import new_key
 from harness.asgi import Caller
 from harness.patience import PATIENCE
 from oncekey.core.errors import BodyInvalidError
-from oncekey.effects import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.asgi import claiming
 

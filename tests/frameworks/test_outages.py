@@ -11,9 +11,9 @@ from frameworks.shop import KEY, Shop
 from harness.ledger import Gate, down, reply_lost, request_lost
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
-from oncekey.engine.breaker import FAILURES, PAUSE, Breaker
+from oncekey.engine.admit import FAILURES, PAUSE, Breaker
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.runtimes import aio
 

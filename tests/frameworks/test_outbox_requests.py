@@ -20,9 +20,8 @@ from harness.asgi import Caller, Reply, until
 from harness.databases import DatabaseServer
 from harness.tables import database_with_tables, empty_tables
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import HOUR
+from oncekey.core.model import HOUR, INLINE, LOCAL, OUTBOX
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, OUTBOX
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing.clock import ManualClock

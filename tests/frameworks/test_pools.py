@@ -17,7 +17,7 @@ from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
 from harness.asgi import cancelled_at, until
 from harness.databases import DatabaseServer
 from oncekey.core.errors import TransactionControlError
-from oncekey.effects import INLINE, LOCAL, PHASED
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation
 
 DEFAULT: dict[str, Any] = {"pool_timeout": 10}  # 5 and 10 more, as SQLAlchemy has it

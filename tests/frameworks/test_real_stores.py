@@ -17,7 +17,7 @@ from frameworks.shop import new_key
 from harness.asgi import cancelled_at, until
 from harness.patience import PATIENCE
 from oncekey.core.errors import TransactionControlError
-from oncekey.effects import INLINE, LOCAL, PHASED
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.engine.shell import Engine
 from oncekey.frameworks.asgi import installation as installation_module

@@ -14,9 +14,8 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from frameworks.shop import KEY, Shop
 from oncekey.core.choices import ErrorFormat, Flavor
-from oncekey.core.model import SECOND
+from oncekey.core.model import INLINE, LOCAL, SECOND
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 from oncekey.testing.clock import ManualClock
 

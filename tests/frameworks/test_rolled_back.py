@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.sqlshop import opened
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 
 POSTGRES = ("asyncpg", "psycopg", "def")

@@ -16,7 +16,7 @@ from harness.asgi import until
 from harness.ledger import Ledger
 from harness.patience import PATIENCE, wait_until
 from harness.served import Served, Wire
-from oncekey.effects import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 
 HTTP = ["h11", "httptools"]

@@ -14,8 +14,8 @@ from frameworks.shop import KEY, LedgerOnce, Shop, new_key, tenant_of
 from frameworks.sqlshop import OrderIn, SqlShop, opened
 from harness.asgi import Caller, until
 from harness.ledger import Ledger
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 
 SLOW = (408, "idempotency_body_too_slow")

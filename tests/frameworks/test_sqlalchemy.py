@@ -21,8 +21,8 @@ from harness.asgi import cancelled_at, until
 from harness.dsn import through
 from harness.proxy import Proxy
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 
 COMMIT = {"asyncpg": b"COMMIT;", "psycopg": b"COMMIT\0", "aiomysql": b"\x03COMMIT"}

@@ -19,8 +19,8 @@ from frameworks.shop import KEY, LedgerOnce, Shop, new_key
 from harness.asgi import Caller, call
 from harness.ledger import Ledger
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 
 

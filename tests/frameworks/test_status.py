@@ -11,9 +11,8 @@ from fastapi.responses import Response
 
 from frameworks.shop import KEY, Shop
 from harness.asgi import until
-from oncekey.core.model import HOUR
+from oncekey.core.model import HOUR, INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.testing.clock import ManualClock
 
 

@@ -15,8 +15,8 @@ from starlette.routing import Route, Router
 
 from frameworks.shop import KEY, Shop
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 
 PATHSEND = {"http.response.pathsend": {}, "http.response.zerocopysend": {}, "http.response.trailers": {}}

@@ -20,7 +20,7 @@ from harness.asgi import Caller, cancelled_at, until
 from harness.ledger import Ledger, down
 from harness.patience import PATIENCE
 from oncekey.core.errors import ConfigurationError
-from oncekey.effects import INLINE, LOCAL, PHASED
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.exchange import current
 from oncekey.once import Once

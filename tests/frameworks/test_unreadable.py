@@ -14,8 +14,8 @@ from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import KEY
 from harness.asgi import Caller
 from oncekey.core.keys import key_digest
+from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 
 UNREADABLE = (500, "idempotency_record_unreadable")

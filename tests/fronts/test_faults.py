@@ -31,10 +31,9 @@ from harness.proxy import Proxy
 from harness.served import Served
 from oncekey import wire
 from oncekey.core.fronts import Front, entry_of
-from oncekey.core.model import RecordId
+from oncekey.core.model import LOCAL, RecordId
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
-from oncekey.effects import LOCAL
 from oncekey.engine.fronts import Vault
 from oncekey.engine.operation import Operation
 from oncekey.flow import drive
@@ -225,7 +224,7 @@ FAULTS = {
 
 
 def test_the_same_answers_whatever_becomes_of_it(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncekey.engine.breaker.PAUSE", 0.02)  # what is there again is soon asked again
+    monkeypatch.setattr("oncekey.engine.admit.PAUSE", 0.02)  # what is there again is soon asked again
     found: Counter[str] = Counter()
     with ExitStack() as stack:
         valkey = stack.enter_context(Valkey())

@@ -18,9 +18,8 @@ from harness.brokers import Valkey
 from harness.ledger import down
 from harness.proxy import Proxy
 from oncekey.core.fronts import GET, Command, Front
-from oncekey.core.model import SECOND, RecordId
+from oncekey.core.model import INLINE, LOCAL, SECOND, RecordId
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL
 from oncekey.engine.fronts import Fronts
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.shared import _line

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from oncekey.core.model import MINUTE
+from oncekey.core.model import INLINE, LOCAL, MINUTE, OUTBOX, PHASED
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.testing.clock import ManualClock
 from oncekey.topics import Message

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from harness.served import Served
-from oncekey.effects import INLINE, LOCAL, PHASED
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation
 from oncekey.litestar import OncePlugin
 from oncekey.once import Once

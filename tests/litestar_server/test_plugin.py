@@ -27,8 +27,8 @@ from harness.asgi import Caller, Reply, call
 from harness.served import Served
 from oncekey import SINGLE_TENANT
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.openapi import document_of
 from oncekey.frameworks.resuming import resumed_as

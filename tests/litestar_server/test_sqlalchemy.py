@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from harness.patience import wait_until
 from litestar_server.sqlshop import SQLAlchemyAsyncConfig, SQLAlchemyPlugin, SqlShop
 from oncekey.core.errors import ConfigurationError
-from oncekey.effects import LOCAL
+from oncekey.core.model import LOCAL
 from oncekey.litestar import OncePlugin
 from oncekey.once import Once
 from wsgi.shop import execute, send

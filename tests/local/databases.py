@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 
 from oncekey import wire
-from oncekey.core.locks import Lock, lock_of
 from oncekey.core.model import Claim
+from oncekey.core.onecommit import Lock, lock_of
 from oncekey.engine.enrolment import SCHEMA
 from oncekey.engine.shell import AsyncEngine
 

@@ -15,8 +15,8 @@ from fastapi.responses import JSONResponse
 from harness.asgi import Caller
 from local.databases import lock_for
 from oncekey import wire
+from oncekey.core.model import LOCAL
 from oncekey.core.policy import Policy
-from oncekey.effects import LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing.claims import a_claim

@@ -22,8 +22,8 @@ from harness.dsn import through
 from harness.patience import PATIENCE
 from harness.proxy import Proxy
 from local.databases import locks_held, rows
+from oncekey.core.model import LOCAL, OUTBOX
 from oncekey.core.policy import Policy
-from oncekey.effects import LOCAL, OUTBOX
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 

@@ -29,7 +29,7 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
-from oncekey.core.model import Completed, Outcome, RecordId, StoredResponse
+from oncekey.core.model import LOCAL, Completed, Outcome, RecordId, StoredResponse
 from oncekey.core.onecommit import Holder, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.mariadb.address import MariadbAddress
@@ -37,7 +37,6 @@ from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
 from oncekey.drivers.mariadb.errors import commit_error, statement_error
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
-from oncekey.effects import LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.stores.mariadb import MariadbStore

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from harness.asgi import Caller
 from harness.patience import PATIENCE
 from oncekey import SINGLE_TENANT, Executed, Message, NotExecutedError, Once, Policy, Question, Undecided
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.observe.events import Count, Event
 from oncekey.observe.opentelemetry import OpenTelemetry

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 
 from harness.asgi import Caller
 from oncekey import SINGLE_TENANT, Executed, Message, Once, Question
-from oncekey.effects import INLINE, OUTBOX, PHASED
+from oncekey.core.model import INLINE, OUTBOX, PHASED
 from oncekey.engine.operation import Operation
 from oncekey.observe import OpenTelemetry
 

@@ -23,7 +23,7 @@ from oncekey import Policy, Rejected, Sighting
 from oncekey.core import signatures
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, State
-from oncekey.engine.breaker import FAILURES
+from oncekey.engine.admit import FAILURES
 from oncekey.observe.events import (
     Beat,
     Bypassed,

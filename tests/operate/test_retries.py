@@ -10,7 +10,6 @@ import pytest
 
 from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.core.locks import lock_number
 from oncekey.core.model import (
     HOUR,
     MINUTE,
@@ -28,6 +27,7 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
+from oncekey.core.onecommit import lock_number
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor

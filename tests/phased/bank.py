@@ -24,9 +24,8 @@ from frameworks.realshop import MariadbDatabase, PostgresDatabase, SqliteFile
 from frameworks.shop import tenant_of
 from harness.asgi import Caller, Reply, until
 from oncekey.core.errors import RejectedError
-from oncekey.core.model import MINUTE, Record, RecordId
+from oncekey.core.model import MINUTE, PHASED, Record, RecordId
 from oncekey.core.policy import Policy
-from oncekey.effects import PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.once import Once

@@ -11,9 +11,8 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from frameworks.shop import tenant_of
 from harness.asgi import Caller
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import SECOND
+from oncekey.core.model import PHASED, SECOND
 from oncekey.core.policy import Policy
-from oncekey.effects import PHASED
 from oncekey.engine import kept_request
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.resuming import resumed_as

@@ -189,7 +189,7 @@ async def test_another_request_never_resumes(mixed_bank: Bank) -> None:
 
 async def test_a_route_that_became_local_does_not_run_over_stored_steps(async_bank: Bank) -> None:
     # F4, L3: a deploy while a payment was half-way
-    from oncekey.effects import LOCAL
+    from oncekey.core.model import LOCAL
 
     bank = async_bank
     async with bank.process() as dead, bank.process(steps(), effects=LOCAL) as alive:
@@ -202,7 +202,7 @@ async def test_a_route_that_became_local_does_not_run_over_stored_steps(async_ba
 
 async def test_the_way_back_is_free(async_bank: Bank) -> None:
     # and a request that had done nothing yet goes on under the new effects
-    from oncekey.effects import LOCAL
+    from oncekey.core.model import LOCAL
 
     bank = async_bank
 
@@ -219,7 +219,7 @@ async def test_the_way_back_is_free(async_bank: Bank) -> None:
 
 async def test_a_route_that_became_inline_is_not_run_again_after_its_crash(async_bank: Bank) -> None:
     # F4, P2, ADR 0015: what a crash means is what the handler that crashed does to the world
-    from oncekey.effects import INLINE, LOCAL
+    from oncekey.core.model import INLINE, LOCAL
 
     bank = async_bank
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.effects import OUTBOX, PHASED
+from oncekey.core.model import OUTBOX, PHASED
 from phased.bank import Bank, Call, Here, Phase
 
 

@@ -171,7 +171,7 @@ def _one(step: Any) -> Any:
 
 
 async def test_what_the_steps_of_other_effects_say(small_bank: Bank) -> None:
-    from oncekey.effects import INLINE
+    from oncekey.core.model import INLINE
 
     said: list[str] = []
 

@@ -17,7 +17,7 @@ from frameworks.realshop import MariadbDatabase, SqliteFile
 from frameworks.shop import tenant_of
 from harness.asgi import Caller, Reply
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.effects import PHASED
+from oncekey.core.model import PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from phased.bank import KEY

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from frameworks.realshop import MariadbDatabase
 from frameworks.shop import tenant_of
 from harness.asgi import Caller
+from oncekey.core.model import PHASED
 from oncekey.core.policy import Policy
-from oncekey.effects import PHASED
 from oncekey.engine.operation import Operation
 from oncekey.once import Once
 from oncekey.workers.completer import Completer

@@ -7,11 +7,10 @@ import pytest
 from oncekey.core.audit import Mover
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.memo import encode
-from oncekey.core.model import Completed, Effects, EntryKind, Lease, MemoEntry, Outcome, StoredResponse
+from oncekey.core.model import INLINE, Completed, Effects, EntryKind, Lease, MemoEntry, Outcome, StoredResponse
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import Executed, NotExecuted
 from oncekey.core.transitions import Actor
-from oncekey.effects import INLINE
 from oncekey.engine import late_evidence, reconcile
 from oncekey.flow import adrive, drive
 from oncekey.resolvers import from_text

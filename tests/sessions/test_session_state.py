@@ -16,7 +16,7 @@ from harness.patience import PATIENCE
 from harness.proxy import Proxy
 from harness.tables import make_tables
 from oncekey.core.errors import TransactionControlError
-from oncekey.effects import INLINE, LOCAL, PHASED
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from sessions.ways import SQLALCHEMY, WAYS, Shop
 
 RULES = """

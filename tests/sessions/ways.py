@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from frameworks.shop import new_key
 from harness.asgi import Caller, Reply
-from oncekey.effects import LOCAL
+from oncekey.core.model import LOCAL
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 

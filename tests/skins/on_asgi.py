@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from oncekey.effects import INLINE
+from oncekey.core.model import INLINE
 from skins.on_starlette import Authenticated
 from skins.service import ROUTES, Asked, Said, Service
 

@@ -30,9 +30,8 @@ import psycopg
 
 from harness.asgi import until as arrives
 from harness.patience import PATIENCE
-from oncekey.core.model import Effects
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED, Effects
 from oncekey.drivers.placeholders import numbered, pyformat
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.once import Once
 from oncekey.topics import Message, Reply
 

@@ -23,7 +23,7 @@ from harness.proxy import Proxy
 from harness.served import Wire
 from oncekey.conformance import Address, Profile, Target, check
 from oncekey.core.errors import ConfigurationError
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.listing import listed
 from oncekey.frameworks.openapi import document_of
 from oncekey.once import Once

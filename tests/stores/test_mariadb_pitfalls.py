@@ -23,7 +23,7 @@ from oncekey.core.policy import Policy
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.stores.mariadb import FILES, MariadbStore
-from oncekey.stores.queries import load
+from oncekey.stores.statements import load
 from oncekey.testing.claims import a_claim, answered
 
 STORE = MariadbStore()

@@ -9,7 +9,7 @@ import pytest
 
 from frameworks.realshop import PostgresDatabase, RealShop
 from harness.pages import ROOT
-from oncekey.effects import LOCAL
+from oncekey.core.model import LOCAL
 from oncekey.engine.operation import Operation
 from oncekey.workers.reaper import Reaper
 

@@ -22,12 +22,12 @@ from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.engine import migrate
 from oncekey.flow import Mode, Statement, Transaction, adrive, drive
 from oncekey.stores import postgres
-from oncekey.stores.execution import execute
 from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import memo_text, snapshot_of, version_proof
+from oncekey.stores.statements import execute
 from oncekey.testing.claims import LEASE, a_claim, again, answered
-from oncekey.testing.contract.phased import CALL, CHARGE, ORDER, OTHER_CHARGE, REPEATABLE, announced, begun
+from oncekey.testing.contract.standings import CALL, CHARGE, ORDER, OTHER_CHARGE, REPEATABLE, announced, begun
 from oncekey.testing.contract.world import World, blocking
 
 # A row for every state, kind of effects, and thing that lay in the record itself before the split.

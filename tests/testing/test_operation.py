@@ -17,7 +17,7 @@ from oncekey.core.errors import (
     RejectedError,
     ReplayDivergedError,
 )
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing import operation, sync_operation

@@ -10,9 +10,8 @@ import pytest
 
 from frameworks.shop import Shop, new_key
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import SECOND
+from oncekey.core.model import INLINE, SECOND
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE
 from oncekey.frameworks.limits import check
 from oncekey.once import Once
 from oncekey.testing.clock import ManualClock

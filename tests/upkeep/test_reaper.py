@@ -16,8 +16,8 @@ from oncekey.core.policy import Policy, micros
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, again, answered
-from oncekey.workers.clocks import ClockWatch
 from oncekey.workers.reaper import REST
+from oncekey.workers.service import ClockWatch
 from upkeep.keeping import (
     CALL,
     FR,

@@ -16,8 +16,8 @@ from oncekey.core.policy import Policy
 from oncekey.core.transitions import Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired, Reaping, Retention, reaping_of
 from oncekey.testing.claims import TTL, again, answered
-from oncekey.workers.clocks import ClockWatch
 from oncekey.workers.reaper import LONGEST_REST, REST, Rests
+from oncekey.workers.service import ClockWatch
 from upkeep.keeping import (
     LONG,
     Naps,

@@ -9,7 +9,7 @@ from oncekey.core.policy import Policy
 from oncekey.testing.claims import a_claim, answered
 from oncekey.wire import aconnect
 from oncekey.workers.service import Service
-from oncekey.workers.upkeep import upkeep_tasks
+from oncekey.workers.tasks import upkeep_tasks
 
 
 @asynccontextmanager

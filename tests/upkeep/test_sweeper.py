@@ -15,10 +15,10 @@ from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import SWEEP_GRACE
 from oncekey.flow import Mode, Statement, Transaction
-from oncekey.stores.execution import execute
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.statements import execute
 from oncekey.testing.claims import LEASE, again, answered
-from oncekey.workers.clocks import ClockWatch
+from oncekey.workers.service import ClockWatch
 from upkeep.keeping import (
     CALL,
     FR,

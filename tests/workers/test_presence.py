@@ -13,10 +13,10 @@ from oncekey.core.policy import Policy
 from oncekey.flow import adrive
 from oncekey.ops.stats import Worker
 from oncekey.wire import aconnect
-from oncekey.workers.declared import inline_calls_of
-from oncekey.workers.presence import FORGOTTEN, Presence
+from oncekey.workers.health import FORGOTTEN, Presence
 from oncekey.workers.reaper import Reaper
 from oncekey.workers.service import Service
+from oncekey.workers.tasks import inline_calls_of
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

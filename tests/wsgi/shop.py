@@ -27,8 +27,8 @@ import werkzeug.serving
 from flask.views import MethodView
 
 from harness.patience import PATIENCE
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.core.policy import Policy
-from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import SyncOperation
 from oncekey.once import Once
 

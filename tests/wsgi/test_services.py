@@ -15,9 +15,9 @@ import pytest
 
 from harness.patience import PATIENCE
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.core.policy import Policy
 from oncekey.core.scope import BindTo
-from oncekey.effects import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import SyncOperation
 from oncekey.frameworks.resuming import resumed_as
 from oncekey.once import Once

@@ -91,7 +91,7 @@ def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | 
     if app is None or result is None:
         return lambda _: None
     from oncekey.cli.worker import load
-    from oncekey.workers.declared import declared_by
+    from oncekey.workers.tasks import declared_by
 
     application, value = load(app), decode(encode(json.loads(result), _DEFAULTS.max_result_bytes))
 

@@ -18,8 +18,8 @@ from oncekey.cli.printing import as_json as to_json
 from oncekey.cli.printing import as_list, lines, table
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
-from oncekey.core.locks import lock_number
 from oncekey.core.model import Effects, RecordId, State
+from oncekey.core.onecommit import lock_number
 from oncekey.core.operate import Forbidden, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.engine import operate

@@ -17,8 +17,7 @@ from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, believed_from, pos
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import shown_scope
-from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
-from oncekey.ops.present import describe, in_flight
+from oncekey.ops.explain_retry import describe, downstream_keys, in_flight, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

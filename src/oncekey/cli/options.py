@@ -81,7 +81,7 @@ async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, .
             found[operation] = roll.inline_calls(operation)
     if app is not None:
         from oncekey.cli.worker import load
-        from oncekey.workers.declared import inline_calls_of
+        from oncekey.workers.tasks import inline_calls_of
 
         found |= inline_calls_of(load(app))
     return found
@@ -270,7 +270,7 @@ def age(since: Instant | None, now: Instant) -> str:
 
 def print_move(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
     """Print the move that was made, and what a retry will do now."""
-    from oncekey.ops.present import describe
+    from oncekey.ops.explain_retry import describe
 
     seen, after = moved.move.seen, moved.snapshot.record
     assert after is not None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from uuid import UUID
 
+
 Instant: TypeAlias = int
 """Microseconds since the epoch, by the store's clock."""
 
@@ -478,3 +479,13 @@ def lapse(span: Duration) -> str:
         if span >= 2 * unit:
             return f"{span // unit} {name}"
     return f"{max(0, span) // SECOND} s"
+
+
+LOCAL: Final = Effects.LOCAL
+"""The handler writes to its own database only, in the commit that stores its answer."""
+PHASED: Final = Effects.PHASED
+"""The handler does named steps, and each is done once, also if another process goes on after a crash."""
+OUTBOX: Final = Effects.OUTBOX
+"""The handler writes to its own database, and leaves one outside call to a worker."""
+INLINE: Final = Effects.INLINE
+"""The handler talks to the outside directly; after a crash it is unknown what was sent."""

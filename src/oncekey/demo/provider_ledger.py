@@ -19,7 +19,7 @@ from typing import Final, Self, TypeVar
 
 from oncekey.core.errors import OncekeyError
 from oncekey.drivers.sqlite.files import wal_is_safe
-from oncekey.stores.queries import load
+from oncekey.stores.statements import load
 
 LONGEST_DELAY: Final = 600.0
 

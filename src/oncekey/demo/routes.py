@@ -18,10 +18,10 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Header, Query, Response
 
 from oncekey.core.errors import RejectedError
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.demo.models import Money, Notification, Order, OrderIn, Payment, Receipt, Transfer, begin, place
 from oncekey.demo.problems import MEDIA_TYPE, ProblemError, Tenant
 from oncekey.demo.provider_ledger import NAMES, Fault, UnknownFaultError
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation
 from oncekey.topics import Message, Reply
 

@@ -17,8 +17,8 @@ from oncekey.drivers.placeholders import numbered, pyformat
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.queries import load
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.statements import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from oncekey.canonical.digests import Seeds
 from oncekey.canonical.fingerprint import Fingerprints
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.locks import Locks
 from oncekey.core.model import Duration, Effects, Recovery
+from oncekey.core.onecommit import Locks
 from oncekey.core.policy import Policy, micros
 
 if TYPE_CHECKING:

@@ -37,9 +37,8 @@ from oncekey.engine.request import NO_OUTBOX
 from oncekey.flow import Mode, Transaction
 
 if TYPE_CHECKING:
-    from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Completed, Deferred, Instant, Parcel, Snapshot
-    from oncekey.core.onecommit import Locked
+    from oncekey.core.onecommit import Lock, Locked
     from oncekey.core.policy import Policy
     from oncekey.flow import Flow, Steps
     from oncekey.ports import Inspect, Locks, Outbox, Recalls

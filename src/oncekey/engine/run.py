@@ -14,10 +14,10 @@ from oncekey.engine.recent import Hints
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Instant, Lease, Proceed, Record, Refuse
+    from oncekey.core.onecommit import Lock
     from oncekey.core.policy import Policy
-    from oncekey.engine.breaker import Breaker
+    from oncekey.engine.admit import Breaker
     from oncekey.engine.effects import Life, Pulse, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.fronts import Beside, Fronts

@@ -29,7 +29,7 @@ from oncekey.core.policy import micros
 from oncekey.core.settle import NOT_CALLED, Business, Decision
 from oncekey.engine import request
 from oncekey.engine.admit import admit
-from oncekey.engine.answering import answer_to, refused
+from oncekey.engine.deciding import answer_to, refused
 from oncekey.engine.effects import INVOKE, Beat, Begin, Commit, Flush, Interrupted, Keep, Rollback
 from oncekey.engine.parcels import Parcels
 from oncekey.engine.request import NO_OUTBOX

@@ -65,7 +65,7 @@ from oncekey.core.resolution import Call as RememberedCall
 from oncekey.core.rulings import answer_from
 from oncekey.core.settle import Business
 from oncekey.engine import late_evidence, local, request
-from oncekey.engine.answering import answer_to, fields_of, in_doubt, refused
+from oncekey.engine.deciding import answer_to, fields_of, in_doubt, refused
 from oncekey.engine.effects import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
 
 if TYPE_CHECKING:

@@ -14,17 +14,17 @@ from oncekey.core.choices import InProgress
 from oncekey.core.envelopes import check_open
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
-from oncekey.core.locks import lock_number
 from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State
+from oncekey.core.onecommit import lock_number
 from oncekey.core.problems import PROBLEMS
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import bound_scope
-from oncekey.engine.answering import refusal
+from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import NO_NAMESPACE, SAFE, SCHEMA
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operate import look
 from oncekey.observe.events import LookedUp
-from oncekey.ops.present import describe, in_flight
+from oncekey.ops.explain_retry import describe, in_flight
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy

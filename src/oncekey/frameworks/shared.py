@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from oncekey.boottime import boottime
 from oncekey.core.headers import field_name
-from oncekey.engine.answering import refusal
-from oncekey.engine.breaker import Breaker
+from oncekey.engine.admit import Breaker
+from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import Patterns
 from oncekey.engine.fronts import Fronts
 from oncekey.engine.recent import Hints

@@ -192,7 +192,7 @@ def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (Fas
     if callable(given):
         return by_request(given, what, Request)
     if hasattr(app, "openapi") and hasattr(given, "dependency"):
-        from oncekey.frameworks.depending import by_dependency  # noqa: PLC0415  (an optional package)
+        from oncekey.frameworks.fastapi import by_dependency  # noqa: PLC0415  (an optional package)
 
         return by_dependency(app, given, what)
     raise ConfigurationError(NO_RESOLVER.format(what=what))

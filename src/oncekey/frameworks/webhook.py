@@ -1,4 +1,4 @@
-"""Hearing a webhook: who is believed, and what a message does. One flow, whatever framework brought the request.
+"""Webhooks: which messages are verified, and what each one does. One flow, and its endpoints for ASGI and for WSGI.
 
 A webhook moves only UNKNOWN. On a live record it waits as evidence, and what a record says already it never changes.
 """
@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict
 
 from oncekey.core import signatures
@@ -22,16 +23,25 @@ from oncekey.core.transitions import Actor
 from oncekey.engine import reconcile
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.reconcile import Became
+from oncekey.flow import adrive, drive
+from oncekey.frameworks.blocking import TOO_LARGE
+from oncekey.frameworks.wsgi import read
 from oncekey.observe.events import Messaged
 from oncekey.resolvers import Sighting, to_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
     from oncekey.core.policy import Policy
     from oncekey.engine.reconcile import Received
+    from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.flow import Flow
+    from oncekey.frameworks.asgi.types import Receive, Scope, Send
     from oncekey.observe.events import Notify
     from oncekey.ports import Store
     from oncekey.resolvers import Resolvers
+
 
 log = logging.getLogger("oncekey")
 
@@ -198,3 +208,86 @@ def _short(text: str | None) -> str | None:
     if len(text) > _LONGEST_NAME or "\0" in text:
         raise ResultNotStorableError("a name of a call or an event is text of at most 500 characters")
     return text or None
+
+
+class BlockingHost(WebhookRules, Protocol):
+    """What a webhook needs of `Once`."""
+
+    def blocking(self) -> Engine:
+        """The engine of all threads."""
+
+
+class WsgiWebhook:
+    """The endpoint, as a WSGI application. It takes POST only, as there is no route before it that would see to it."""
+
+    def __init__(self, host: BlockingHost, receiver: WebhookReceiver) -> None:
+        self._host = host
+        self._receiver = receiver
+        self._header = "HTTP_" + receiver.header.upper().replace("-", "_")
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        posted = environ["REQUEST_METHOD"] == "POST"
+        reply = self._answer(environ) if posted else WebhookReply(405, "Webhooks are posted.")
+        body = reply.body
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        if not posted:
+            headers.append(("Allow", "POST"))
+        start_response(f"{reply.status} {HTTPStatus(reply.status).phrase}", headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    def _answer(self, environ: WSGIEnvironment) -> WebhookReply:
+        # A server joins several lines of one name by commas, and two times in one signature are refused.
+        lines = [environ[self._header]] if self._header in environ else []
+        body = read(environ, self._receiver.max_body)
+        taken = None if body is TOO_LARGE else body if isinstance(body, bytes) else b""
+        verified = self._receiver.verify(lines, taken)
+        if isinstance(verified, WebhookReply):
+            return verified
+        engine = self._host.blocking()
+        return drive(self._receiver.apply(engine.store, verified), engine.driver.run)
+
+
+class AsyncHost(WebhookRules, Protocol):
+    """The part of `Once` that a webhook needs."""
+
+    def asynchronous(self) -> AsyncEngine:
+        """The engine of the running loop."""
+
+
+class Webhook:
+    """The endpoint, as an ASGI application."""
+
+    def __init__(self, host: AsyncHost, receiver: WebhookReceiver) -> None:
+        self._host = host
+        self._receiver = receiver
+        self._header = receiver.header.encode("latin-1")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        reply = await self._answer(scope, receive)
+        body = reply.body
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> WebhookReply:
+        body = await _read(receive, self._receiver.max_body)
+        lines = [value.decode("latin-1") for name, value in scope["headers"] if name == self._header]
+        verified = self._receiver.verify(lines, body)
+        if isinstance(verified, WebhookReply):
+            return verified
+        engine = self._host.asynchronous()
+        return await adrive(self._receiver.apply(engine.store, verified), engine.driver.run)
+
+
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """The body, or None as soon as it is too long."""
+    body: bytes = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > limit:
+            return None
+        if not message.get("more_body", False):
+            return body

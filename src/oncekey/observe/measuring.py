@@ -1,25 +1,32 @@
-"""What metrics need beside events: how the store stands, and counts per tenant.
+"""What metrics need beside events: how the store stands, how long it takes, and counts per tenant.
 
-The gauges are read from the store when they are collected: no event has these numbers. Counts per tenant
-have bounded memory: those who count for most have a line of their own, the others share one.
+The gauges are read from the store when they are collected: no event has these numbers. Counts per tenant have bounded
+memory: those who count for most have a line of their own, the others share one.
+
+Only a driver that is observed is changed, and only in `run`; the engine still sees everything else that it can do. The
+begin and the commit of a LOCAL handler do not pass there; `Reserved.seconds` and `Settled.settling` have those times.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND, Code
 from oncekey.flow import adrive, drive
-from oncekey.observe.events import Refused, Replayed
+from oncekey.observe.events import Asked, Refused, Replayed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncekey.flow import Flow
-    from oncekey.observe.events import Event
+    from oncekey.flow import Flow, Transaction
+    from oncekey.observe.events import Event, Notify
     from oncekey.ops.stats import Backlog
     from oncekey.ports import AsyncDriver, Driver, Store
 
@@ -167,3 +174,37 @@ class PerTenant:
             self.duplicates.add(event.about.tenant)
         elif isinstance(event, Refused) and event.code is Code.KEY_REUSED:
             self.misuse.add(event.about.tenant)
+
+
+def watch(driver: AsyncDriver, notify: Notify) -> None:
+    """Report each transaction from now on."""
+    run = driver.run
+
+    async def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
+        with _measured(transaction.name, notify):
+            return await run(transaction)
+
+    setattr(driver, "run", timed)  # noqa: B010  (a method of one object)
+
+
+def watch_blocking(driver: Driver, notify: Notify) -> None:
+    """The same for threads."""
+    run = driver.run
+
+    def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
+        with _measured(transaction.name, notify):
+            return run(transaction)
+
+    setattr(driver, "run", timed)  # noqa: B010
+
+
+@contextmanager
+def _measured(name: str, notify: Notify) -> Iterator[None]:
+    began, failed = time.perf_counter(), None
+    try:
+        yield
+    except StoreError as error:
+        failed = type(error).__name__
+        raise
+    finally:
+        notify(Asked(name, time.perf_counter() - began, failed))

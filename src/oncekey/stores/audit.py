@@ -11,7 +11,7 @@ from oncekey.core.keys import key_digest
 from oncekey.core.model import State
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.execution import execute
+from oncekey.stores.statements import execute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

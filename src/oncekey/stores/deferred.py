@@ -33,10 +33,10 @@ from oncekey.core.memo import recovery_point
 from oncekey.core.model import Lease, ParcelKind, Settled, Snapshot, State
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.execution import execute_until_acknowledged
 from oncekey.stores.parcels import held_of, parcel_proof, parcels_text
 from oncekey.stores.phases import MARGIN
 from oncekey.stores.rows import memo_text, owner_proof, response_params, snapshot_of, version_proof
+from oncekey.stores.statements import execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Completed, Duration, HeldParcel, MemoEntry, Record, RecordId

@@ -11,7 +11,7 @@ from oncekey.core.migrations import Applied, Migration
 from oncekey.core.model import SECOND
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.cells import CellStore
-from oncekey.stores.execution import execute, execute_until_acknowledged
+from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking

@@ -27,7 +27,6 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.migrations import NoSchema
 from oncekey.stores.phases import PhaseStore, owned
 from oncekey.stores.rows import (
@@ -38,7 +37,7 @@ from oncekey.stores.rows import (
     snapshot_of,
     version_proof,
 )
-from oncekey.stores.statements import Statements
+from oncekey.stores.statements import Statements, execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Note

@@ -14,7 +14,6 @@ from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Holder, Locked, Stored, WriteKind, WriteTarget
 from oncekey.flow import Fold, Mode, Transaction
-from oncekey.stores.execution import execute
 from oncekey.stores.rows import (
     HALF_A_PAIR,
     LONGEST_FOLDED,
@@ -25,12 +24,13 @@ from oncekey.stores.rows import (
     snapshot_of,
     version_proof,
 )
+from oncekey.stores.statements import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Duration, Instant, Outcome, StoredResponse
+    from oncekey.core.onecommit import Lock
     from oncekey.flow import Flow, Row, Rows, Statement, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements

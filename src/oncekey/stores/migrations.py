@@ -16,8 +16,7 @@ from oncekey.core.errors import SchemaError
 from oncekey.core.migrations import Applied, Migration, MigrationPhase, changed, ordered
 from oncekey.core.sqltext import sentences
 from oncekey.flow import Mode, Statement, Transaction
-from oncekey.stores.execution import execute, execute_until_acknowledged
-from oncekey.stores.queries import load
+from oncekey.stores.statements import execute, execute_until_acknowledged, load
 
 if TYPE_CHECKING:
     from oncekey.core.sqltext import Dialect

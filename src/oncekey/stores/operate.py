@@ -19,8 +19,8 @@ from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, recover
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Backlog, Group, Letters, Queue, StoreStats, Waiting
-from oncekey.stores.execution import execute
 from oncekey.stores.rows import memo_of, memo_text, records_of, response_params, snapshot_of, version_proof
+from oncekey.stores.statements import execute
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Note

@@ -13,8 +13,8 @@ from uuid import UUID
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.deferred import DeferredCalls
-from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.parcels import dead_letter_of, held_of, held_text, ids_of, parcel_proof, parcels_text
+from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Duration, HeldParcel, Parcel

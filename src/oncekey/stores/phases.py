@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Snapshot, State
 from oncekey.flow import Fold, Mode, Transaction
-from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owner_proof, records_of, snapshot_of, written_of
+from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record

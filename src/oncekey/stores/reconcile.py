@@ -13,8 +13,8 @@ from oncekey.core.model import RecordId
 from oncekey.core.resolution import Call, CallReport, Evidence, Verdict
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.rows import record_of, records_of, version_proof
+from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Note

@@ -11,10 +11,10 @@ from uuid import UUID
 
 from oncekey.core.envelopes import InUse
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.parcels import parcel_of
 from oncekey.stores.reconcile import evidence_of
 from oncekey.stores.rows import memo_text, records_of, response_params, version_proof
+from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.model import Parcel, Record

@@ -1,4 +1,4 @@
-"""Listings for operators, as flows over named statements: lists by index, and bounded counts.
+"""Listings for operators and for `oncekey doctor`, as flows over named statements: lists by index, and bounded counts.
 
 Each state has a statement of its own, because the indexes are partial: with the state as a parameter no plan could use
 them. Several states are walked side by side and merged here.
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -31,10 +32,10 @@ from oncekey.ops.survey import (
     WalkPosition,
 )
 from oncekey.stores.audit import entry_of
-from oncekey.stores.execution import execute
 from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of
 from oncekey.stores.rows import records_of
+from oncekey.stores.statements import execute
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from oncekey.flow import Flow, Row, Rows, Steps, Value
     from oncekey.ops.survey import Walk
     from oncekey.stores.statements import Statements
+
 
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys")
 """The order of searches for a key by an index: the whole key, then as the beginning of unfinished ones."""
@@ -265,3 +267,37 @@ def _parcel(row: Row) -> ParcelView:
         last_error=row["last_error"],
         died_at=row["died_at"],
     )
+
+
+POSTGRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "diagnostic_clock": ("now",),
+        "diagnostic_indexes": ("name", "on_table", "valid", "scans", "rows"),
+        "diagnostic_tables": ("name", "live", "dead", "bytes", "last_autovacuum"),
+        "diagnostic_sessions": ("idle", "longest_idle", "oldest_transaction", "oldest_xmin", "hidden"),
+        "diagnostic_holders": ("prepared", "slot_xmin"),
+        "diagnostic_settings": ("name", "value"),
+        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
+        "diagnostic_rows": ("name", "records"),
+    }
+)
+
+SQLITE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "diagnostic_clock": ("now",),
+        "diagnostic_indexes": ("name", "on_table"),
+        "diagnostic_file": ("version", "path"),
+        "diagnostic_journal": ("journal_mode",),
+        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
+    }
+)
+
+MARIADB: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "diagnostic_clock": ("now",),
+        "diagnostic_indexes": ("name", "on_table"),
+        "diagnostic_server": ("Variable_name", "Value"),
+        "diagnostic_cluster": ("Variable_name", "Value"),
+        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
+    }
+)

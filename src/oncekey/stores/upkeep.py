@@ -22,8 +22,8 @@ from oncekey.core.transitions import Trigger
 from oncekey.core.upkeep import EXPIRED, START, Gone, Page, ReapPosition, Run
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Roll, Worker
-from oncekey.stores.execution import execute, execute_until_acknowledged
 from oncekey.stores.rows import records_of, response_params, version_proof
+from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.audit import Mover

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oncekey.core.errors import NotExecutedError, RejectedError
+from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.demo.charging import Charging, ProviderFailedError
-from oncekey.effects import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation
 from oncekey.once import Once
 from oncekey.topics import Message, Reply

@@ -30,9 +30,8 @@ from oncekey.engine import upkeep
 from oncekey.engine.notifying import notify_failure
 from oncekey.flow import adrive
 from oncekey.observe.events import PURGED, About, Doubted, Reaped
-from oncekey.workers.clocks import ClockWatch, boot, this_process
-from oncekey.workers.presence import FORGOTTEN
-from oncekey.workers.service import Pace
+from oncekey.workers.health import FORGOTTEN
+from oncekey.workers.service import ClockWatch, Pace, boot, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -38,8 +38,7 @@ from oncekey.observe.events import About, GivenUp
 from oncekey.resolvers import called_by, question_of
 from oncekey.topics import Topic
 from oncekey.workers.calling import call
-from oncekey.workers.clocks import boot, this_process
-from oncekey.workers.service import Pace
+from oncekey.workers.service import Pace, boot, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -1,12 +1,18 @@
-"""The service: runs each task in a loop of its own; busy tasks look again at once, idle ones more and more slowly."""
+"""The service: runs each task in a loop of its own; busy tasks look again at once, idle ones more and more slowly.
+
+Before a task acts on a lease, a watch compares the store's clock with those of this host (A3, F41).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import logging
+import os
 import random
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,11 +20,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.boottime import boottime
 from oncekey.core.errors import StoreError
+from oncekey.core.model import SECOND
+from oncekey.core.upkeep import Trust
 from oncekey.engine.notifying import notify_failure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from oncekey.core.model import Duration, Instant
     from oncekey.observe.events import Notify
     from oncekey.workers.calling import Sleep
+
 
 log = logging.getLogger("oncekey.worker")
 
@@ -226,3 +238,50 @@ class WorkerThread:
                 await self._ending.wait()
         except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
             log.error("oncekey: the workers beside the threads ended: %s", type(error).__name__)
+
+
+def wall() -> Instant:
+    """The host's own clock."""
+    return time.time_ns() // 1000
+
+
+def boot() -> Instant:
+    """A clock that cannot be set and that goes on while the machine sleeps."""
+    return round(boottime() * SECOND)
+
+
+def this_process() -> str:
+    """The name of this process in the audit."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class ClockWatch:
+    """Compares the store's clock, whenever it comes with a page, with the host's, and notes when it was last wrong.
+
+    The instant of the page decides what is due, so that instant is compared: a worker that read a clock first and then
+    stood still would decide by another one.
+    """
+
+    def __init__(self, *, wall: Callable[[], Instant] = wall, boot: Callable[[], Instant] = boot) -> None:
+        self._wall = wall
+        self._boot = boot
+        self._trust = Trust()
+
+    def look(self, store: Instant) -> bool:
+        """Whether the clocks agree."""
+        self._trust = self._trust.looked(store, self._wall(), self._boot())
+        return not self._trust.wrong
+
+    def disturbed(self) -> None:
+        """Note that the store failed: owners could not renew their leases either."""
+        self._trust = self._trust.disturbed(self._boot())
+
+    @property
+    def why(self) -> str:
+        """What is wrong, in a sentence; empty if nothing is."""
+        return self._trust.why
+
+    @property
+    def trusted_for(self) -> Duration | None:
+        """How long the clocks have agreed; None: always."""
+        return self._trust.trusted_for(self._boot())

@@ -22,8 +22,7 @@ from oncekey.engine import upkeep
 from oncekey.engine.notifying import of_sweep
 from oncekey.flow import adrive
 from oncekey.observe.events import ShortLease
-from oncekey.workers.clocks import ClockWatch, this_process
-from oncekey.workers.service import Pace
+from oncekey.workers.service import ClockWatch, Pace, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

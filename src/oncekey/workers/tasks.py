@@ -1,27 +1,37 @@
-"""Which tasks an application needs; each task is one line here."""
+"""Which tasks an application needs; each task is one line here.
+
+PHASED handlers need tasks by the calls that they make. What a handler's source code declares about its calls is parsed,
+not run; names are looked up in it.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.workers.completer import CompletedApplication, Completer
-from oncekey.workers.declared import inline_calls_of
-from oncekey.workers.presence import Presence
+from oncekey.workers.health import Presence
+from oncekey.workers.reaper import Reaper
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import Pace
-from oncekey.workers.upkeep import upkeep_tasks
+from oncekey.workers.sweeper import Sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from oncekey.core.policy import Policy
+    from oncekey.engine.shell import AsyncEngine
     from oncekey.observe.events import Notify
     from oncekey.resolvers import Resolvers
     from oncekey.topics import Topics
     from oncekey.workers.service import Task
+
 
 NO_OUTBOX = "topics need a store with an outbox: `oncekey stores` says which have one"
 
@@ -122,3 +132,62 @@ def _relay(once: Application, only: tuple[str, ...] | None, concurrency: int) ->
         concurrency=concurrency,
         notify=once.notify,
     )
+
+
+def upkeep_tasks(
+    engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True, notify: Notify | None = None
+) -> list[Task]:
+    """Both tasks, each with a watch of its own; none for a store that has no upkeep.
+
+    `healthy` returns whether this process can renew its own leases: where it serves requests, its breaker knows.
+    """
+    store, run = engine.store, engine.driver.run
+    if store.upkeep is None:
+        return []
+    return [
+        Sweeper(store.upkeep, run, policy, healthy=healthy, notify=notify),
+        Reaper(store.upkeep, store.audit, run, policy, notify=notify),
+    ]
+
+
+def declared_by(handler: Callable[..., Any], phase: str) -> Any:  # noqa: ANN401  (whatever was declared)
+    """The `result=` of `op.call(phase, ..., result=DECLARED)`; None if the code does not show it."""
+    for attribute, name, node in _asked(handler):
+        if (attribute, name) == ("call", phase):
+            given = next((one.value for one in node.keywords if one.arg == "result"), None)
+            return None if given is None else _looked_up(given, inspect.unwrap(handler))
+    return None
+
+
+def inline_calls_of(once: Application) -> dict[str, tuple[str, ...]]:
+    """By operation, the calls of INLINE handlers, which announce none: from resolvers and `op.downstream_key`."""
+    found: dict[str, tuple[str, ...]] = {operation: (name,) for operation, name in once.resolvers.inline_calls.items()}
+    for operation, handler in once.enrolled.items():
+        enrolment = once.enrolment_of(operation)
+        if enrolment is not None and enrolment.effects is Effects.INLINE:
+            names = (name for attribute, name, _ in _asked(handler) if attribute == "downstream_key")
+            found[operation] = tuple(dict.fromkeys((*found.get(operation, ()), *names)))
+    return {operation: names for operation, names in found.items() if names}
+
+
+def _asked(handler: Callable[..., Any]) -> Iterator[tuple[str, str, ast.Call]]:
+    """Every method call with a name as its first argument: the method, the name, and the call itself."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(handler))))
+    except (OSError, TypeError, SyntaxError):
+        return  # the handler was defined at a prompt, or by another program
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=attribute), args=[ast.Constant(value=str() as name), *_]):
+                yield attribute, name, node
+
+
+def _looked_up(node: ast.expr, function: Callable[..., Any]) -> Any:  # noqa: ANN401  (whatever it names)
+    match node:
+        case ast.Name(id=name):
+            seen = inspect.getclosurevars(function)
+            return {**seen.builtins, **seen.globals, **seen.nonlocals}.get(name)
+        case ast.Attribute(value=inner, attr=name):
+            return getattr(_looked_up(inner, function), name, None)
+        case _:
+            return None

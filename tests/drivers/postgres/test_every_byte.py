@@ -31,10 +31,9 @@ from harness.dsn import through
 from harness.patience import PATIENCE
 from harness.tables import database_with_tables
 from oncekey.core.answers import Answer
-from oncekey.core.model import UNAVAILABLE, MemoEntry
-from oncekey.effects import LOCAL, PHASED
+from oncekey.core.model import LOCAL, PHASED, UNAVAILABLE, MemoEntry
 from oncekey.engine import settle, steps
-from oncekey.engine.answering import refused
+from oncekey.engine.deciding import refused
 from oncekey.engine.effects import Life, Rollback
 from oncekey.engine.operation import Operation
 from oncekey.engine.phases import PhasedRun

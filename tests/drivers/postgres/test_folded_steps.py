@@ -19,7 +19,7 @@ from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED
 from oncekey.testing.claims import LEASE, a_claim
 from oncekey.testing.clock import START, ManualClock
-from oncekey.testing.contract.phased import CHARGE, ORDER, REQUEST
+from oncekey.testing.contract.standings import CHARGE, ORDER, REQUEST
 
 FIRST = (ORDER,)
 SECOND_ONE = MemoEntry("ship", EntryKind.PHASE, '"back\\\\slash \\"quoted\\" é, (1)"')

@@ -18,16 +18,15 @@ from oncekey.core import rulings
 from oncekey.core.model import UNAVAILABLE, Effects, State
 from oncekey.core.rulings import TakeOver
 from oncekey.engine import local, request, settle
-from oncekey.engine.answering import refused
+from oncekey.engine.deciding import refused
 from oncekey.engine.phases import PhasedRun
 from oncekey.engine.relay import ParcelEnded
 from oncekey.flow import Mode, Transaction
 from oncekey.frameworks.asgi import exchange
 from oncekey.runtimes.aio import AsyncRuntime
-from oncekey.stores.execution import execute
 from oncekey.stores.phases import PhaseStore
-from oncekey.stores.queries import load
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.statements import execute, load
 from oncekey.testing.checker import Rule
 from oncekey.wire import Kind
 from oncekey.workers.relay import Relay

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from harness.databases import DatabaseServer
 from oncekey import wire
 from oncekey.flow import Mode, Statement, Transaction
-from oncekey.stores.queries import load
+from oncekey.stores.statements import load
 from oncekey.wire import Kind
 
 if TYPE_CHECKING:

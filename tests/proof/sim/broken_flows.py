@@ -12,7 +12,7 @@ from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.model import UNAVAILABLE, Completed, Discarded, Lease, Replay, State
 from oncekey.core.onecommit import Stored
 from oncekey.engine import admit, request, serve, settle
-from oncekey.engine.answering import refused
+from oncekey.engine.deciding import refused
 from oncekey.engine.effects import Beat, Call, Commit, Life
 from proof.lives import CallReport
 from proof.sim.runtime import Serving

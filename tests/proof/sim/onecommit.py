@@ -20,9 +20,8 @@ from oncekey.stores.moves import MOVES
 from oncekey.stores.rows import snapshot_of
 
 if TYPE_CHECKING:
-    from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Deferred, Instant, Parcel
-    from oncekey.core.onecommit import Stored, WriteTarget
+    from oncekey.core.onecommit import Lock, Stored, WriteTarget
     from oncekey.flow import Command, Rows, Steps, Value
     from proof.sim.steps import OpenTransaction
 

@@ -15,7 +15,7 @@ from oncekey.core.choices import InProgress
 from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND, Claim, Code, Effects
 from oncekey.engine import request
-from oncekey.engine.breaker import Breaker
+from oncekey.engine.admit import Breaker
 from oncekey.engine.effects import (
     Aside,
     Beat,

@@ -18,7 +18,7 @@ from oncekey.core.errors import StoreBusyError
 from oncekey.core.onecommit import Holder
 
 if TYPE_CHECKING:
-    from oncekey.core.locks import Lock
+    from oncekey.core.onecommit import Lock
 
 TORN: Final = 1000
 """How many transactions that their handlers ended are remembered: each is looked up before the next request's."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from oncekey.engine.effects import Life
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.keyed_routes import KeyedRoute
+    from oncekey.frameworks.asgi.middleware import KeyedRoute
     from oncekey.frameworks.asgi.transactions import RequestTransaction
     from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send
     from oncekey.ports import AsyncOpenTransaction

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from oncekey.frameworks.asgi.keyed_routes import KeyedRoutes
+from oncekey.frameworks.asgi.middleware import KeyedRoutes
 from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.frameworks.shared import Premises
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork

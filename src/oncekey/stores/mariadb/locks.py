@@ -14,14 +14,13 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Deferred
 from oncekey.core.onecommit import Holder, Locked, Stored
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.execution import execute
 from oncekey.stores.locks import NO_OUTBOX, WRITTEN, LockStore
 from oncekey.stores.rows import snapshot_of
+from oncekey.stores.statements import execute
 
 if TYPE_CHECKING:
-    from oncekey.core.locks import Lock
     from oncekey.core.model import Claim, Completed
-    from oncekey.core.onecommit import WriteTarget
+    from oncekey.core.onecommit import Lock, WriteTarget
     from oncekey.flow import Flow, Fold, Steps, Value
 
 

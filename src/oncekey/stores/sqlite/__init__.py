@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 from oncekey.core.sqltext import Dialect
 from oncekey.stores.audit import AuditStore
-from oncekey.stores.diagnostics import SQLITE
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.migrations import SqlSchema
 from oncekey.stores.operate import OperateStore
 from oncekey.stores.outbox import OutboxStore
-from oncekey.stores.queries import load
 from oncekey.stores.reconcile import ReconcileStore
 from oncekey.stores.reseal import ResealStore
 from oncekey.stores.sqlite.locks import SqliteLocks
-from oncekey.stores.survey import SurveyStore
+from oncekey.stores.statements import load
+from oncekey.stores.survey import SQLITE, SurveyStore
 from oncekey.stores.upkeep import UpkeepStore
 
 if TYPE_CHECKING:

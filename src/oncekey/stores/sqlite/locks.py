@@ -19,9 +19,8 @@ from oncekey.stores.rows import snapshot_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.locks import Lock
     from oncekey.core.model import Claim
-    from oncekey.core.onecommit import WriteTarget
+    from oncekey.core.onecommit import Lock, WriteTarget
     from oncekey.flow import Flow, Row, Steps, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements

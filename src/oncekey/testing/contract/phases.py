@@ -17,7 +17,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.testing.claims import DEADLINE, LEASE, answered
-from oncekey.testing.contract.phased import (
+from oncekey.testing.contract.standings import (
     BUSY,
     CALL,
     CHARGE,
@@ -27,10 +27,10 @@ from oncekey.testing.contract.phased import (
     WINDOW,
     announced,
     begun,
+    forgeries,
     intent_of,
     stolen,
 )
-from oncekey.testing.contract.standings import forgeries
 
 if TYPE_CHECKING:
     from oncekey.testing.contract.world import World

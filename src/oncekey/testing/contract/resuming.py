@@ -16,7 +16,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.testing.claims import DEADLINE, LEASE, TTL, a_claim, again, answered
-from oncekey.testing.contract.phased import (
+from oncekey.testing.contract.standings import (
     CALL,
     CHARGE,
     ORDER,
@@ -26,9 +26,9 @@ from oncekey.testing.contract.phased import (
     WINDOW,
     announced,
     begun,
+    forgeries,
     stolen,
 )
-from oncekey.testing.contract.standings import forgeries
 
 if TYPE_CHECKING:
     from oncekey.testing.contract.world import World

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.model import MINUTE, SECOND, Effects, HandedBack, Recovery, State
 from oncekey.core.upkeep import Expired, ReapPosition
 from oncekey.testing.claims import LEASE, TTL, a_claim, again, answered
-from oncekey.testing.contract.phased import ORDER, begun
-from oncekey.testing.contract.standings import STATES, stand
+from oncekey.testing.contract.standings import ORDER, STATES, begun, stand
 
 if TYPE_CHECKING:
     from oncekey.core.model import Record, RecordId

@@ -51,9 +51,8 @@ from oncekey.core.operate import Move as Operators
 from oncekey.core.transitions import ROWS, Actor, Row, Trigger, upheld
 from oncekey.core.upkeep import Expired
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.execution import execute
 from oncekey.stores.rows import COLUMNS, memo_text, owner_proof, response_params, version_proof
-from oncekey.stores.statements import Statements
+from oncekey.stores.statements import Statements, execute
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 
 if TYPE_CHECKING:

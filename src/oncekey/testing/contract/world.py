@@ -14,7 +14,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine import request
 from oncekey.flow import Mode, Transaction, drive
 from oncekey.ports import AsyncShares, Shares
-from oncekey.stores.execution import execute
+from oncekey.stores.statements import execute
 from oncekey.testing.clock import ManualClock
 
 if TYPE_CHECKING:
