@@ -122,7 +122,7 @@ class DynamoCells(TalkingCells[Request]):
         return drive(self._dialogue.make(), self.send)
 
     def send(self, request: Request) -> Reply | Refused:
-        """Send a request, and twice more where that is safe: it only reads, or nothing was done by it."""
+        """Send a request, and twice more where that is safe: it reads, or the service says that nothing was done."""
         time.sleep(request.pause)
         for pause in PAUSES:
             described = self._sent(request)
