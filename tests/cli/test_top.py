@@ -51,7 +51,7 @@ def top(filled):
         terminal = Terminal(*MAIN, url, *options, **window)
         running.append(terminal)
         terminal.__enter__()
-        terminal.until("Somebody has to look" if url == filled[0] else "worker")
+        terminal.until("An operator has to look" if url == filled[0] else "worker")
         return terminal
 
     yield starting
@@ -263,7 +263,7 @@ def test_it_can_be_stopped_and_gone_on_with(top):
     assert_whole(terminal)
 
     terminal.process.send_signal(signal.SIGCONT)
-    terminal.until("Somebody has to look", "q quit")
+    terminal.until("An operator has to look", "q quit")
     assert terminal.screen.alternate
     terminal.press("\x03")
     assert terminal.ended() == 0

@@ -129,7 +129,7 @@ def find(page, key):
 def test_an_unknown_request_is_found_settled_and_audited(visit, served, world):
     page = visit()
     log_in(page, served)
-    expect(page.get_by_role("status")).to_contain_text("Somebody has to look")
+    expect(page.get_by_role("status")).to_contain_text("An operator has to look")
     find(page, INLINE_KEY)
     expect(page.locator(".meaning")).to_contain_text("Unknown: its handler may have called the provider")
     page.get_by_role("link", name="It happened").click()

@@ -66,7 +66,7 @@ def test_one_command_prints_a_link_that_logs_in(store):
         said = re.fullmatch(r"oncekey console: (http://127\.0\.0\.1:\d+)/login#([\w-]+)\n", line)
         page = entered(said[1], said[2])
         assert page.status_code == 200
-        assert "Somebody has to look" in page.text
+        assert "An operator has to look" in page.text
         assert entered(said[1], "wrong" * 5).status_code == 401
 
 

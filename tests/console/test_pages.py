@@ -44,7 +44,7 @@ async def test_the_overview_says_how_things_are(url, trouble):  # R135, R213
             assert tile in words
         assert "worker-a:211 alive" in words
         live = said(await visitor.get("live"))
-        assert "Somebody has to look" in live
+        assert "An operator has to look" in live
         assert "<html" not in live
 
 
