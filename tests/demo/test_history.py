@@ -125,7 +125,7 @@ def test_what_needs_a_person_is_there_with_all_that_a_person_needs(made, records
     assert {entry.note.actor for entry in lines} >= {Actor.OPERATOR, Actor.RESOLVER, Actor.WEBHOOK, Actor.SWEEPER}
     assert [entry.at for entry in lines] == sorted((entry.at for entry in lines), reverse=True)
     phased = next(one for one in unknown if one.effects is Effects.PHASED)
-    assert asked(url, lambda store: survey_of(store).heard((phased.intent.downstream_key,), ()))
+    assert asked(url, lambda store: survey_of(store).reports_about((phased.intent.downstream_key,), ()))
     assert oncekey("keys", "show", phased.id.key, "--store", url).exit_code == 0
 
 

@@ -195,7 +195,7 @@ ROUTES = (
     Route("/payments", PHASED, pay, {"lease": timedelta(seconds=1), "call_timeout": timedelta(seconds=1)}),
     Route("/transfers", OUTBOX, transfer),
     Route("/charges", INLINE, charge_card),
-    Route("/waiting", INLINE, charge_card, {"in_progress": "wait"}),
+    Route("/waiting", INLINE, charge_card, {"on_in_progress": "wait"}),
     Route("/exports", INLINE, export),
     Route("/events", INLINE, events),
 )

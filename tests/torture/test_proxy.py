@@ -34,7 +34,7 @@ async def test_a_lost_commit_is_there_or_not_and_its_client_cannot_tell(
 ) -> None:
     # F8
     async with Proxy(*address(postgres_dsn)) as proxy:
-        through = Plan(postgres_dsn, 5, 1).through(proxy.port)
+        through = Plan(postgres_dsn, 5, 1).url_through(proxy.port)
         straight = await asyncpg.connect(postgres_dsn)
         await straight.execute("CREATE TABLE t (n int)")
         proxy.lose(loss)
@@ -49,11 +49,11 @@ async def test_a_lost_commit_is_there_or_not_and_its_client_cannot_tell(
 
 async def test_any_reply_can_be_lost_and_connections_cut(postgres_dsn: str) -> None:
     async with Proxy(*address(postgres_dsn)) as proxy:
-        connection = await asyncpg.connect(Plan(postgres_dsn, 5, 1).through(proxy.port))
+        connection = await asyncpg.connect(Plan(postgres_dsn, 5, 1).url_through(proxy.port))
         proxy.lose(Loss.ANY_REPLY)
         with pytest.raises(LOST):
             await connection.fetchval("SELECT 1")
-        connection = await asyncpg.connect(Plan(postgres_dsn, 5, 1).through(proxy.port))
+        connection = await asyncpg.connect(Plan(postgres_dsn, 5, 1).url_through(proxy.port))
         proxy.hold()
         asked = asyncio.ensure_future(connection.fetchval("SELECT 1"))
         proxy.calm()
@@ -70,7 +70,7 @@ def test_the_same_on_mariadb(empty_mariadb: str, loss: Loss, rows: int) -> None:
 
     async def run() -> None:
         async with Proxy(*Plan(empty_mariadb, 5, 1).databases[0], is_whole=answered_mysql) as proxy:
-            driver = AiomysqlDriver(Plan(empty_mariadb, 5, 1).through(proxy.port))
+            driver = AiomysqlDriver(Plan(empty_mariadb, 5, 1).url_through(proxy.port))
             straight = AiomysqlDriver(empty_mariadb)
             await adrive(store.find(claim.id), driver.run)
             proxy.lose(loss)

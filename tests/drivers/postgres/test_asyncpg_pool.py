@@ -171,7 +171,7 @@ class TestWatch:
     """Deadlines of messages, as `asyncio.timeout` keeps them (R110)."""
 
     @staticmethod
-    async def told(watch: Watch, seconds: float) -> bool:
+    async def notice(watch: Watch, seconds: float) -> bool:
         """Wait for nothing; whether the deadline is what ended that."""
         wait = Wait(watch, seconds)
         try:

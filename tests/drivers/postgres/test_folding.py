@@ -74,7 +74,7 @@ async def entered(driver, claim, store=None):
 
 
 async def sealed(tx, look, claim, settlement=None, store=None):
-    fold = (store or PostgresStore()).locks.sealing(claim, NEW, settlement or answered(), look.begun)
+    fold = (store or PostgresStore()).locks.completing_at_commit(claim, NEW, settlement or answered(), look.begun)
     rows = await tx.commit_with(fold.statement)
     return None if rows is None else fold.read(rows)
 
@@ -273,17 +273,17 @@ class TestRecords:
 
     def test_what_is_not_folded(self):
         locks, claim = PostgresStore().locks, a_claim()
-        assert locks.sealing(claim, NEW, answered(b"x" * LONGEST_FOLDED), 1) is not None
-        assert locks.sealing(claim, NEW, answered(None), 1) is not None
-        assert locks.sealing(claim, NEW, answered(b"x" * (LONGEST_FOLDED + 1)), 1) is None
-        assert locks.sealing(claim, WriteTarget(WriteKind.REPLACE_EXPIRED), answered(), 1) is None
-        assert locks.sealing(claim, WriteTarget(WriteKind.RETRYABLE), answered(), 1) is None
-        assert locks.sealing(claim, NEW, Deferred(parcel=None), 1) is None
+        assert locks.completing_at_commit(claim, NEW, answered(b"x" * LONGEST_FOLDED), 1) is not None
+        assert locks.completing_at_commit(claim, NEW, answered(None), 1) is not None
+        assert locks.completing_at_commit(claim, NEW, answered(b"x" * (LONGEST_FOLDED + 1)), 1) is None
+        assert locks.completing_at_commit(claim, WriteTarget(WriteKind.REPLACE_EXPIRED), answered(), 1) is None
+        assert locks.completing_at_commit(claim, WriteTarget(WriteKind.RETRYABLE), answered(), 1) is None
+        assert locks.completing_at_commit(claim, NEW, Deferred(parcel=None), 1) is None
 
     def test_half_a_surrogate_pair_is_refused_as_any_value_that_cannot_be_stored(self):
         claim = replace(a_claim(), path="/\ud800")
         with pytest.raises(StoreError, match="surrogate"):
-            PostgresStore().locks.sealing(claim, NEW, answered(), 1)
+            PostgresStore().locks.completing_at_commit(claim, NEW, answered(), 1)
 
 
 class TestPlans:
@@ -327,7 +327,7 @@ class TestTaken:
 
 
 async def performed_without_lock(raw, claim) -> bool:
-    fold = PostgresStore().locks.sealing(claim, NEW, answered(b"theirs"), 0)
+    fold = PostgresStore().locks.completing_at_commit(claim, NEW, answered(b"theirs"), 0)
     raw.execute(as_text(fold.statement).encode())
     return there(raw, claim)[0] == 1
 
@@ -480,7 +480,7 @@ class TestCleaning:
             tx, look = await entered(driver, claim)
             await ask(tx, insert(item))
             monkeypatch.setattr(asyncpg_transactions, "RESET", "SELECT 1 / 0")
-            fold = PostgresStore().locks.sealing(claim, NEW, answered(), look.begun)
+            fold = PostgresStore().locks.completing_at_commit(claim, NEW, answered(), look.begun)
             with pytest.raises(CommitAmbiguousError):
                 await tx.commit_with(replace(fold.statement, proof="SELECT 1 / 0 AS committed"))
             monkeypatch.undo()

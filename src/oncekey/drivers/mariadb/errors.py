@@ -26,12 +26,13 @@ FAILURES: Final = (pymysql.MySQLError, OSError, asyncio.IncompleteReadError, Run
 
 UNLESS_TAKEN: Final = "/* unless taken */"
 RELEASE: Final = "RELEASE SAVEPOINT"
+DEADLOCK: Final = 1213
 _HELD: Final = frozenset({1205, 3572})
 _LAST_WORDS: Final = frozenset({1053, 1152, 1153, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
 _CLIENT: Final = range(2000, 3000)
 _CONFLICTS: Final = {
     1020: "somebody changed the row",
-    1213: "a deadlock, or another node of the cluster was first",
+    DEADLOCK: "a deadlock, or another node of the cluster was first",
 }
 _OTHER_SCHEMA: Final = frozenset({1146, 1054, 1305, 1091})
 _DEMOTED: Final = frozenset({1290, 1836})

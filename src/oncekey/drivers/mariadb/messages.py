@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 from oncekey.core.errors import StoreError, TransactionControlError
 from oncekey.core.sqltext import Dialect, sentences
 from oncekey.drivers.guard import ENDED_EARLY, UNDONE
-from oncekey.drivers.mariadb.errors import FAILURES, commit_error, is_answer, number_of, statement_error
+from oncekey.drivers.mariadb.errors import DEADLOCK, FAILURES, commit_error, is_answer, number_of, statement_error
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.slots import Shelf
 from oncekey.flow import Mode
@@ -181,6 +181,10 @@ def _executed(statement: Statement, mode: Mode, manner: Manner) -> Talk[Rows]:
         if alone and number is not None:
             yield from undoing()
         if is_answer(number, _text(statement), at_once=statement.at_once):
+            return []
+        if number == DEADLOCK and statement.at_once and mode is Mode.ATOMIC:
+            # The other side wants the same lock. The server has rolled this transaction back, so it is begun again.
+            yield from _executed_text(manner.begin, mode, statement.name)
             return []
         raise statement_error(error, mode, statement.name) from cause(error)
     with_columns = [result for result in results if result.columns is not None]
