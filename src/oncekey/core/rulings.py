@@ -53,16 +53,19 @@ class Ruling(StrEnum):
     MISMATCH = "mismatch"
 
 
+SAME, OTHER = True, False
+"""Whether the request has the fingerprint of the record."""
+
 RULINGS: Mapping[Situation, Mapping[bool, Ruling]] = MappingProxyType(
     {
-        Situation.ABSENT: {True: Ruling.CLAIM, False: Ruling.CLAIM},
-        Situation.PENDING: {True: Ruling.WAIT, False: Ruling.MISMATCH},
-        Situation.LIVE: {True: Ruling.WAIT, False: Ruling.MISMATCH},
-        Situation.STALE: {True: Ruling.RECOVER, False: Ruling.MISMATCH},
-        Situation.COMPLETED: {True: Ruling.REPLAY, False: Ruling.MISMATCH},
-        Situation.RETRYABLE: {True: Ruling.TAKE_OVER, False: Ruling.MISMATCH},
-        Situation.UNKNOWN: {True: Ruling.IN_DOUBT, False: Ruling.MISMATCH},
-        Situation.EXPIRED: {True: Ruling.SUPERSEDE, False: Ruling.SUPERSEDE},
+        Situation.ABSENT: {SAME: Ruling.CLAIM, OTHER: Ruling.CLAIM},
+        Situation.PENDING: {SAME: Ruling.WAIT, OTHER: Ruling.MISMATCH},
+        Situation.LIVE: {SAME: Ruling.WAIT, OTHER: Ruling.MISMATCH},
+        Situation.STALE: {SAME: Ruling.RECOVER, OTHER: Ruling.MISMATCH},
+        Situation.COMPLETED: {SAME: Ruling.REPLAY, OTHER: Ruling.MISMATCH},
+        Situation.RETRYABLE: {SAME: Ruling.TAKE_OVER, OTHER: Ruling.MISMATCH},
+        Situation.UNKNOWN: {SAME: Ruling.IN_DOUBT, OTHER: Ruling.MISMATCH},
+        Situation.EXPIRED: {SAME: Ruling.SUPERSEDE, OTHER: Ruling.SUPERSEDE},
     }
 )
 

@@ -337,10 +337,10 @@ def _taken_back(store: Store, claim: Claim) -> Flow[None]:
 
 
 FAILURES = 5
-"""How many outages in a row open it."""
+"""How many outages in a row open the breaker."""
 
 PAUSE = 1.0
-"""How many seconds it stays open before one request may try."""
+"""How many seconds the breaker stays open before one request may try."""
 
 
 class Breaker:

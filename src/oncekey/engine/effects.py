@@ -1,5 +1,7 @@
 """The effects: what a flow may ask of the runtime that performs it.
 
+These are not `Effects` (LOCAL, PHASED, OUTBOX, INLINE), which say what a handler does to the world.
+
 A flow of the lifecycle is a generator. It yields one of these effects, or a `Transaction` of the store, and a runtime
 (asyncio, threads, the simulator, the crasher) performs the effect and sends its result back; a failure is thrown into
 the flow at the same place. Nothing in a flow waits, reads a clock or talks to anything. So one frame can rest at the

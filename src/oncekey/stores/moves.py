@@ -243,7 +243,7 @@ def _unexecuted(line: Line, now: Instant, _: Line) -> Line:
     return {**kept, "state": "failed_retryable", "intent": None, "reconcile_after": None}
 
 
-def _pend(line: Line, _: Instant, given: Line) -> Line:
+def _requeue(line: Line, _: Instant, given: Line) -> Line:
     return {"state": "pending", "reconcile_after": None, "intent": None if given["forget"] else line["intent"]}
 
 
@@ -266,7 +266,7 @@ def _take_up(line: Line, now: Instant, given: Line) -> Line:
     }
 
 
-def _postpone(line: Line, _: Instant, given: Line) -> Line:
+def _pend(line: Line, _: Instant, given: Line) -> Line:
     intent = None if given["unsent"] else line["intent"]
     return {**_FREE, "state": "pending", "last_error": given["error"], "intent": intent}
 
@@ -309,6 +309,7 @@ def _rows(*numbers: int, trigger: Trigger | None = None) -> tuple[Row, ...]:
     return tuple(row for row in rows if trigger in (None, row.trigger))
 
 
+# The numbers are those of the table in docs/explanation/states.md.
 MOVES: Mapping[str, RowMove] = MappingProxyType(
     {
         "take_over": RowMove(_rows(13, 16), _take_over),
@@ -331,13 +332,13 @@ MOVES: Mapping[str, RowMove] = MappingProxyType(
         "purge": RowMove(_rows(30), _gone),
         "take_up": RowMove(_rows(24), _take_up, proof=Proof.VERSION),
         "park_record": RowMove(_rows(25, 27), _doubt, proof=Proof.VERSION),
-        "pend": RowMove(_rows(26), _postpone, proof=Proof.OWNER),
+        "pend": RowMove(_rows(26), _pend, proof=Proof.OWNER),
         "abandon": RowMove(_rows(28), _abandon),
         "operator_answer": RowMove(_rows(19), _complete),
         "operator_result": RowMove(_rows(20), _result_by_hand),
         "operator_replace": RowMove(_rows(34), _replace),
         "operator_unexecuted": RowMove(_rows(21), _unexecuted),
-        "operator_pend": RowMove(_rows(22), _pend),
+        "operator_pend": RowMove(_rows(22), _requeue),
         "operator_bust": RowMove(_rows(32), _bust),
     }
 )

@@ -176,7 +176,7 @@ class Relay:
 
     @property
     def size(self) -> int:
-        """How many parcels it holds now: as many as it can begin at once, or more if their calls are quick."""
+        """How many parcels it may hold: as many as it can begin at once, or more if their calls are quick."""
         return self._size
 
     async def run_once(self) -> int:
