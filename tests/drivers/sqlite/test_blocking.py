@@ -77,7 +77,7 @@ def test_commits_are_durable_and_the_log_is_used_only_where_it_is_safe(driver, m
 
 def test_a_version_that_may_lose_commits_is_told_of_once(tmp_path, module, caplog, monkeypatch):
     caplog.set_level(logging.INFO, logger="oncekey")
-    monkeypatch.setattr(sqlite_files, "_told", set())
+    monkeypatch.setattr(sqlite_files, "_warned", set())
     monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _: False)
     for name in ("a.db", "b.db"):
         driver = SqliteDriver(tmp_path / name, module=module)
