@@ -83,7 +83,7 @@ async def test_the_spans_of_a_request_behind_wsgi(store: Any) -> None:
         assert await shop.send("/phased", KEY) == 201
     found = spans(shop)
     assert found["oncekey phase noted"].parent.span_id == found["oncekey handler phased"].context.span_id
-    assert found["oncekey phase noted"].attributes["oncekey.core.model"] == "phased"
+    assert found["oncekey phase noted"].attributes["oncekey.effects"] == "phased"
 
 
 async def test_a_handler_that_lost_its_key_ends_its_span(shop: Any) -> None:
