@@ -118,6 +118,15 @@ FRAGMENTS = (
 )
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("mark", ["E'", "'", '"', "`", "$$", "/*"])
+def test_a_string_without_an_end_is_read_once(dialect, mark):
+    """It was read in every way in which a string can be parted, if it ended in a backslash."""
+    (found,) = sentences("SELECT " + mark + "some words " * 500 + "\\", dialect)
+
+    assert found.tokens[0] == "SELECT"
+
+
 @pytest.mark.parametrize("dialect", BOTH)
 @given(parts=st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=4)), max_size=30))
 def test_any_text_is_read_to_its_end_and_nothing_of_it_is_invented(dialect, parts):

@@ -40,9 +40,11 @@ _SQLITE: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+# What repeats in a string never gives back what it took: else a string that ends in a backslash would be parted anew in
+# every way that there is.
 _POSTGRES: Final = re.compile(
     rf"""
-    (?P<quoted>[eE]'(?:[^'\\]+|\\.|'')*(?:'|\Z) | {_STRING} | {_NAME}
+    (?P<quoted>[eE]'(?:[^'\\]++|\\(?:.|\Z)|'')*+(?:'|\Z) | {_STRING} | {_NAME}
       | \$(?P<tag>(?:[^\W\d]\w*)?)\$.*?(?:\$(?P=tag)\$|\Z))
   | (?P<line>--[^\r\n]*)
   | {_COMMON}
@@ -52,7 +54,8 @@ _POSTGRES: Final = re.compile(
 )
 _MARIADB: Final = re.compile(
     rf"""
-    (?P<quoted>'(?:[^'\\]+|\\.|'')*(?:'|\Z) | "(?:[^"\\]+|\\.|"")*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z))
+    (?P<quoted>'(?:[^'\\]++|\\(?:.|\Z)|'')*+(?:'|\Z) | "(?:[^"\\]++|\\(?:.|\Z)|"")*+(?:"|\Z)
+      | `[^`]*(?:``[^`]*)*(?:`|\Z))
   | (?P<line>--(?=\s|\Z)[^\n]* | \#[^\n]*)
   | (?P<execute>/\*M?!\d* | \*/)
   | {_COMMON}
