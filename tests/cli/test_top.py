@@ -223,7 +223,7 @@ def test_what_happens_is_shown_by_itself(top, tmp_path):
 
 def test_it_takes_the_size_of_its_window_and_leaves_colours_out_where_they_are_not_wanted(top):
     terminal = top(columns=160, lines=50, environment={"NO_COLOR": "1"})
-    wide = terminal.until("Audit, the newest first")
+    wide = terminal.until("Audit, the newest first", "q quit")  # its last line, so that it is drawn whole
     assert len(wide.splitlines()) == 50
     assert any("Unknown outcomes" in line and "Workers" in line for line in wide.splitlines())
     terminal.resize(60, 14)
