@@ -33,6 +33,8 @@ class Screen:
         self.styles: set[str] = set()
         """Every style that was sent."""
         self.resize(columns, lines)
+        self.stale = False
+        """Whether what was drawn for another size may still come."""
         self._rest = ""
 
     def resize(self, columns: int, lines: int) -> None:
@@ -40,6 +42,7 @@ class Screen:
         self.columns, self.rows = columns, lines
         self._cells = [[" "] * columns for _ in range(lines)]
         self._row = self._column = 0
+        self.stale = True
 
     @property
     def lines(self) -> list[str]:
@@ -88,6 +91,8 @@ class Screen:
             case "\n":
                 self._row += 1
             case _:
+                if self.alternate and self.stale and (self._row >= self.rows or self._column >= self.columns):
+                    return  # it was on its way before the window got smaller, and a terminal cuts it off
                 if self.alternate:  # who draws a screen knows its size; whoever only writes does not
                     assert self._row < self.rows, f"{letter!r} is written below the screen"
                     assert self._column < self.columns, f"{letter!r} is written beside the screen"
@@ -162,6 +167,7 @@ class Terminal:
     def until(self, *wanted: str, gone: Sequence[str] = ()) -> str:
         """Wait until all of this stands on the screen, and nothing of that: the screen."""
         self._wait(lambda: all(one in self.text for one in wanted) and not any(one in self.text for one in gone))
+        self.screen.stale = False
         return self.text
 
     def ended(self) -> int:

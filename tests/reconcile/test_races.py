@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
+from harness.patience import PATIENCE
 from oncekey.core.model import State
 from oncekey.core.transitions import Actor
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
@@ -26,7 +27,7 @@ async def test_webhook_against_poller_a_thousand_times(empty_dsn):  # R145
     with blocking(PostgresStore, PsycopgDriver(empty_dsn, pool_size=1)) as world:
         claims = [phased(world) if number % 2 else inline(world) for number in range(ROUNDS)]
     rng = random.Random(7)
-    driver, store = AsyncpgDriver(empty_dsn, pool_size=8), PostgresStore(clock=world.clock)
+    driver, store = AsyncpgDriver(empty_dsn, pool_size=8, timeout=PATIENCE), PostgresStore(clock=world.clock)
     resolvers, _ = resolving(Executed({"id": "ch_1"}))
     poller = Reconciler(store, driver.run, resolvers, POLICY, page=ABREAST, who="test")
 
