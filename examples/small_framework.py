@@ -21,8 +21,8 @@ from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Refuse
 from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.asgi.types import App as Door
-from oncekey.frameworks.asgi.types import Receive, Scope, Send
+from oncekey.frameworks.asgi import App as Door
+from oncekey.frameworks.asgi import Receive, Scope, Send
 from oncekey.frameworks.blocking import TOO_LARGE, BlockingExchange, Threads, current
 from oncekey.frameworks.listing import Served
 from oncekey.frameworks.resuming import RESUMPTION, Resumption

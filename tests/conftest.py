@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
@@ -13,13 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from harness import matrix, room
 from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
 from harness.mariadb import MariadbServer, MysqlInstallation, emptied, mariadb_with_tables
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
-from harness.sharing import Sharing
+from harness.sharing import Sharing, is_short
 
 pytest.register_assert_rewrite("oncekey.testing.contract")  # before any test imports it
 room.settle()
@@ -42,6 +44,24 @@ def pytest_configure() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let tests that share something expensive share it."""
     return Sharing(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the short tests to the end, where they fill what is left of both workers' time."""
+    items.sort(key=lambda item: is_short(item.nodeid))
+
+
+@settings(max_examples=1, database=None)
+@given(strategies.none())
+def one_example(_: None) -> None:
+    """Let Hypothesis make its random numbers: it asks who refers to them, and what is frozen is not found."""
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector what stays to the end: twenty thousand tests and every framework, half a second each time."""
+    one_example()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

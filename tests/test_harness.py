@@ -21,7 +21,7 @@ from harness.ports import free_port
 from harness.postgres import ForeignServer, PostgresMissingError, PostgresServer, installations
 from harness.processes import children, is_alive
 from harness.proxy import Proxy
-from harness.sharing import TOGETHER, group_of
+from harness.sharing import TOGETHER, group_of, is_short
 
 
 def _rows(dsn: str) -> list[int]:
@@ -367,6 +367,11 @@ def test_modules_that_share_something_go_to_one_worker() -> None:
     assert group_of(f"{demo}::test_one[a]") == group_of(f"{demo}::test_other") == demo
     assert group_of(f"{town}::test_it[sqlite-before:claim:1]") != group_of(f"{town}::test_it[postgresql+asyncpg-x]")
     assert group_of("tests/core/test_keys.py::test_one[a@b]") == "tests/core/test_keys.py::test_one[a@b]"
+
+
+def test_what_fills_the_end_of_a_run_is_short_and_shares_nothing() -> None:
+    assert is_short("tests/core/test_keys.py::test_one[a@b]")
+    assert not any(is_short(module) for module in TOGETHER)
 
 
 def test_workers_keep_to_the_groups(tmp_path: Path) -> None:

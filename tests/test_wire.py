@@ -23,8 +23,7 @@ from oncekey.once import Once
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
-from oncekey.testing.claims import a_claim
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock, a_claim
 from oncekey.wire import Address, Kind
 
 NOBODY = "postgresql://nobody:secret@127.0.0.1:1/nothing"

@@ -88,7 +88,8 @@ def layers() -> str:
 def _description(name: str) -> str:
     """The first sentence of a module's docstring."""
     folder = _ROOT / "src" / "oncekey"
-    file = folder / name / "__init__.py" if (folder / name).is_dir() else folder / f"{name}.py"
+    package = folder / name / "__init__.py"
+    file = package if package.is_file() else folder / f"{name}.py"
     text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
     if text is None:
         raise ValueError(f"{file.name} has no docstring")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.model import Code
-from oncekey.core.policy import Policy
+from oncekey.core.policy import ErrorFormat, Flavor, Policy
 from oncekey.core.problems import PROBLEMS, render, type_of
 
 from .markdown import page as put_together

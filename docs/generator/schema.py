@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from oncekey.stores.migrations import known
+from oncekey.stores.sql import known
 from oncekey.stores.statements import load
 
 from .markdown import page as put_together
@@ -163,7 +163,7 @@ def constraints() -> dict[str, tuple[str, str]]:
     work = [
         one["name"] for body in _WORK_TABLE.finditer(_migrations(POSTGRES)) for one in _CONSTRAINT.finditer(body[0])
     ]
-    looked_for = [one["name"] for one in _RULE.finditer(load(POSTGRES, "doctor.sql")["diagnostic_rows"])]
+    looked_for = [one["name"] for one in _RULE.finditer(load(POSTGRES, "queries.sql", "doctor.sql")["diagnostic_rows"])]
     kept: dict[str, tuple[str, str]] = {}
     for name in dict.fromkeys((*sqlite, *looked_for, *work)):
         postgres = "`work`" if name in work else "`doctor`" if name in looked_for else "`record`"

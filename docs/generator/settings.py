@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from oncekey.canonical.fingerprint import Selection
 from oncekey.core.checks import check_of
-from oncekey.core.choices import BY_EFFECTS, STANCES, On5xx, Stance, StoreErrorPolicy
 from oncekey.core.headers import NEVER_KEPT
 from oncekey.core.model import Effects, Recovery
-from oncekey.core.policy import Policy, never_proven
+from oncekey.core.policy import BY_EFFECTS, STANCES, On5xx, Policy, Stance, StoreErrorPolicy, never_proven
 from oncekey.options import OFFERED, Options
 
 from .markdown import code, table, title
@@ -204,8 +203,8 @@ def _strictness() -> list[str]:
     return [
         "## Which settings go with which effects",
         (
-            "A setting may make a crash mean less than the effects say, never more. Enrolling refuses the rest with "
-            f"the sentence that fixes it. Without `on_lease_expired`, {defaults}."
+            "A setting may forbid a second run that the effects allow, and never allow one that they forbid. "
+            f"Enrolling refuses the rest with the sentence that fixes it. Without `on_lease_expired`, {defaults}."
         ),
         table(("Setting", *(f"`{effects.name}`" for effects in _ALL)), rows),
     ]

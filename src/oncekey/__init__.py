@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oncekey.core.fronts import Front
     from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED, Effects, Record, State, StoredResponse
     from oncekey.core.policy import Policy, lifetime
-    from oncekey.core.refusals import (
+    from oncekey.core.problems import (
         ExecutionFailedError,
         InProgressError,
         KeyExpiredError,
@@ -57,7 +57,7 @@ _PLACES = {
     "oncekey.core.fronts": ("Front",),
     "oncekey.core.model": ("INLINE", "LOCAL", "OUTBOX", "PHASED", "Effects", "Record", "State", "StoredResponse"),
     "oncekey.core.policy": ("Policy", "lifetime"),
-    "oncekey.core.refusals": (
+    "oncekey.core.problems": (
         "ExecutionFailedError",
         "InProgressError",
         "KeyExpiredError",

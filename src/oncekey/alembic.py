@@ -13,7 +13,7 @@ from oncekey.stores import mariadb, postgres, sqlite
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncekey.stores.migrations import SqlSchema
+    from oncekey.stores.sql import SqlSchema
 
 SCHEMA: Final = "oncekey"
 """Where the tables are on PostgreSQL; elsewhere their names begin with it instead."""

@@ -1,4 +1,4 @@
-"""Flask: where a view is claimed, where its answer is captured, and what resolvers are handed.
+"""Flask: where a view is claimed, where its answer is captured, what resolvers are handed, and which routes there are.
 
 `once.flask(app, tenant=...)` puts it into an application, and `Once(database(db))` keeps the keys in Flask-SQLAlchemy's
 database, whose session then is the business transaction (`oncekey.drivers.sqlalchemy.flask`).
@@ -12,6 +12,7 @@ there, which is removed before the server is given the first byte. So what `afte
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import flask
@@ -19,22 +20,21 @@ import flask
 from oncekey.core.answers import marked_lines
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.engine.capture import Capture
-from oncekey.engine.enrolment import SAFE
+from oncekey.engine.deciding import Capture
+from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
-from oncekey.frameworks.blocking import BlockingExchange, current
+from oncekey.frameworks.blocking import BlockingExchange, Threads, current
+from oncekey.frameworks.listing import Served
 from oncekey.frameworks.resources import is_served
 from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
     from oncekey.drivers.sqlalchemy.flask import Database
-    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Run
-    from oncekey.frameworks.blocking import Threads
 
 __all__ = ["database"]
 
@@ -44,6 +44,8 @@ ABOVE_THE_ROUTE: Final = (
 )
 _METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
 ASYNC_PHASED: Final = "{operation} is PHASED and `async def`, whose steps Flask cannot await: make it a plain `def`"
+_PART: Final = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
+_OWN: Final = frozenset({"static", "idempotency_resource"})
 
 
 def database(db: Any) -> Database:  # noqa: ANN401  (Flask-SQLAlchemy's, which need not be installed)
@@ -226,3 +228,26 @@ def _with_lines(response: flask.Response, lines: Iterable[tuple[bytes, bytes]]) 
     for name, text in lines:
         response.headers.add(name.decode("latin-1"), text.decode("latin-1"))
     return response
+
+
+def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401  (an application of any kind)
+    """Every route; None: it is no Flask application."""
+    return _walk(app) if hasattr(app, "url_map") and hasattr(app, "view_functions") else None
+
+
+def _walk(app: Any) -> Iterator[Served]:  # noqa: ANN401
+    inner = app.wsgi_app
+    patterns = (inner.threads.patterns,) if isinstance(inner, OncekeyWsgi) else ()
+    for rule in app.url_map.iter_rules():
+        view = app.view_functions.get(rule.endpoint)
+        if view is None or rule.endpoint in _OWN:
+            continue
+        path, methods = _PART.sub(r"{\1}", rule.rule), frozenset(rule.methods or ())
+        of_class = getattr(view, "view_class", None)
+        if of_class is None:
+            yield Served(path, methods, view, patterns)
+            continue
+        for method in sorted(methods):
+            handler = getattr(of_class, method.lower(), None) or getattr(of_class, "dispatch_request", None)
+            if handler is not None:
+                yield Served(path, frozenset({method}), handler, patterns)

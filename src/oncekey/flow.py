@@ -3,7 +3,8 @@
 A `Flow` yields named `Transaction`s and is sent the result of each. The body of a transaction is itself a generator:
 it yields `Statement`s and is sent the rows of each. A driver supplies two functions: one that runs a transaction, and
 one that executes a statement. So the same logic serves blocking code, asyncio, a thread, the caller's own connection,
-the simulator and the crasher. Only the four functions below exist in a blocking and an asyncio version.
+the simulator and the crasher. Only the four functions below, and the two drivers that run everything inside of the
+caller's own transaction, exist in a blocking and an asyncio version.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from oncekey.core.errors import StoreError
 
@@ -27,6 +28,7 @@ Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Row]
 Command: TypeAlias = str | Callable[..., Rows]
 """SQL with `:name` placeholders, or, for stores without SQL, a function that executes it or yields verbs that do."""
+NOT_BEGUN: Final = "begin a transaction on the connection first: what is written here must commit with your own rows"
 
 
 class Mode(StrEnum):
@@ -79,7 +81,8 @@ class Fold(Generic[T]):
     """Turns its rows into the result."""
 
 
-Steps: TypeAlias = Generator[Statement, Rows, T]
+Body: TypeAlias = Generator[Statement, Rows, T]
+"""The statements of a transaction, one by one; each gets the rows of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +91,21 @@ class Transaction(Generic[T]):
 
     name: str
     mode: Mode
-    body: Callable[[], Steps[T]]
+    body: Callable[[], Body[T]]
 
 
 Flow: TypeAlias = Generator[Transaction[Any], Any, T]
+Thrown: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 
 
-def drive(flow: Generator[Q, Any, T], run: Callable[[Q], Any]) -> T:
-    """Run a flow to its end; an error of the store is thrown into the flow, which may go on."""
+def drive(flow: Generator[Q, Any, T], run: Callable[[Q], Any], thrown: Thrown = StoreError) -> T:
+    """Run a flow to its end; an error of the store, or of the kinds given, is thrown into the flow, which may go on."""
     try:
         transaction = next(flow)
         while True:
             try:
                 result = run(transaction)
-            except StoreError as error:
+            except thrown as error:
                 transaction = flow.throw(error)
             else:
                 transaction = flow.send(result)
@@ -109,14 +113,14 @@ def drive(flow: Generator[Q, Any, T], run: Callable[[Q], Any]) -> T:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
 
-async def adrive(flow: Generator[Q, Any, T], run: Callable[[Q], Awaitable[Any]]) -> T:
+async def adrive(flow: Generator[Q, Any, T], run: Callable[[Q], Awaitable[Any]], thrown: Thrown = StoreError) -> T:
     """`drive`, awaiting each transaction."""
     try:
         transaction = next(flow)
         while True:
             try:
                 result = await run(transaction)
-            except StoreError as error:
+            except thrown as error:
                 transaction = flow.throw(error)
             else:
                 transaction = flow.send(result)
@@ -124,25 +128,57 @@ async def adrive(flow: Generator[Q, Any, T], run: Callable[[Q], Awaitable[Any]])
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
 
-def step(steps: Steps[T], execute: Callable[[Statement], Rows]) -> T:
+def run_body(body: Body[T], execute: Callable[[Statement], Rows]) -> T:
     """Run a transaction's body, statement by statement; an error ends it where it stands."""
     try:
-        statement = next(steps)
+        statement = next(body)
         while True:
-            statement = steps.send(execute(statement))
+            statement = body.send(execute(statement))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
     finally:
-        steps.close()
+        body.close()
 
 
-async def astep(steps: Steps[T], execute: Callable[[Statement], Awaitable[Rows]]) -> T:
-    """`step`, awaiting each statement."""
+async def arun_body(body: Body[T], execute: Callable[[Statement], Awaitable[Rows]]) -> T:
+    """`run_body`, awaiting each statement."""
     try:
-        statement = next(steps)
+        statement = next(body)
         while True:
-            statement = steps.send(await execute(statement))
+            statement = body.send(await execute(statement))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
     finally:
-        steps.close()
+        body.close()
+
+
+class Within:
+    """A driver that runs everything in the caller's own connection and open transaction.
+
+    It begins, commits and repeats nothing, and sets no savepoint: the transaction is the caller's, and the result of a
+    flow is provisional until the caller commits (L7). The package of a database says how one statement is executed.
+    """
+
+    def __init__(self, execute: Callable[[Statement], Rows]) -> None:
+        self._execute = execute
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction's statements in the caller's."""
+        return run_body(transaction.body(), self._execute)
+
+    def close(self) -> None:
+        """Nothing to close: the connection is the caller's."""
+
+
+class AsyncWithin:
+    """The same for asyncio."""
+
+    def __init__(self, execute: Callable[[Statement], Awaitable[Rows]]) -> None:
+        self._execute = execute
+
+    async def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction's statements in the caller's."""
+        return await arun_body(transaction.body(), self._execute)
+
+    async def close(self) -> None:
+        """Nothing to close: the connection is the caller's."""

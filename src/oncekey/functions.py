@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, 
 
 from oncekey.canonical.fingerprint import Selection
 from oncekey.core.calls import Chooses, Shape, operation_name
-from oncekey.core.choices import InProgress
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
+from oncekey.core.policy import InProgress, Policy
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi.installation import Installation
@@ -28,7 +28,6 @@ from oncekey.options import NO_THREADS, SINGLE_TENANT, FunctionOptions, InboxOpt
 from oncekey.wire import check_stakes, has_threads
 
 if TYPE_CHECKING:
-    from oncekey.core.policy import Policy
     from oncekey.frameworks.shared import Engines, Premises
     from oncekey.observe.events import Notify
     from oncekey.resolvers import Resolvers

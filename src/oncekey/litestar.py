@@ -15,42 +15,37 @@ put around it is fresh on every replay. Guards, dependencies and validation come
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote
 
 from litestar import Litestar, Request, Response, get
+from litestar.exceptions import LitestarException
 from litestar.plugins import InitPlugin, ReceiveRoutePlugin
 from litestar.response import ServerSentEvent
-from litestar.routes import HTTPRoute
+from litestar.routes import BaseRoute, HTTPRoute
+from litestar.types import Empty, Guard
+from litestar.utils.scope.state import ScopeState
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.frameworks.asgi.claiming import by_request, caller_of
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.intake import TooSlowError
-from oncekey.frameworks.asgi.nesting import enrolment_of
-from oncekey.frameworks.listing import check_served
-from oncekey.frameworks.litestar_exchange import AnsweredError, AnswerResponse, HandlerMiddleware, answered, respond
-from oncekey.frameworks.litestar_routes import (
-    databases_of,
-    depends_on,
-    enrolment_by,
-    handlers_of,
-    installations_of,
-    walk,
-)
+from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer
+from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
+from oncekey.frameworks.asgi.nesting import UnsettledError, current, enrolment_of, layers
+from oncekey.frameworks.asgi.transactions import transaction_of
+from oncekey.frameworks.listing import Served, check_served
 from oncekey.frameworks.openapi import describe_one
 from oncekey.frameworks.resources import documentation, is_served, status_of
 
 if TYPE_CHECKING:
     from litestar.config.app import AppConfig
     from litestar.handlers import HTTPRouteHandler
-    from litestar.routes import BaseRoute
-    from litestar.types import Guard
 
     from oncekey.core.answers import Answer
     from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks.asgi import App, Receive, Scope, Send
     from oncekey.once import Once
 
     Named = Callable[[Request[Any, Any, Any]], str | Awaitable[str]]
@@ -230,3 +225,160 @@ def _described(operation: type[Any], enrolment: Enrolment) -> type[Any]:
         return about
 
     return type(operation.__name__, (operation,), {"to_schema": to_schema})
+
+
+# The middleware of one route handler, and answers of ours as responses of Litestar's.
+
+
+class HandlerMiddleware(OncekeyMiddleware):
+    """The middleware of one route handler."""
+
+    def __init__(
+        self,
+        app: App,
+        installation: Installation,
+        handler: HTTPRouteHandler,
+        *,
+        sessions: Sequence[str],
+        compresses: bool,
+    ) -> None:
+        super().__init__(self._lend if sessions else app, installation)
+        self._endpoint: Any = protected_in(handler)
+        self._inner = app
+        self._sessions = sessions
+        """Where the SQLAlchemy plugin looks for the sessions that the handler's transaction is lent as."""
+        self._compresses = compresses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; Litestar has made another exception of what tells us that there is nothing to add."""
+        scope["endpoint"] = self._endpoint
+        if self._compresses and any(name == KEY_FIELD for name, _ in scope["headers"]):
+            # Litestar compresses inside of all middleware, and what is stored is for clients of every kind.
+            scope["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
+            ScopeState.from_scope(scope).headers = Empty  # type: ignore[arg-type]  # a copy that somebody has read
+        try:
+            await super().__call__(scope, receive, send)
+        except LitestarException as error:
+            # A stream raises in a group.
+            cause = BaseExceptionGroup("", [error.__cause__ or error])
+            if cause.split((UnsettledError, ClientLeftError))[1] is not None:
+                raise
+
+    async def _lend(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Put our session where the SQLAlchemy plugin would put one of its own."""
+        from advanced_alchemy.extensions.litestar._utils import set_aa_scope_state  # noqa: PLC0415  (optional)
+
+        request = current.get()
+        assert request is not None
+        await request.read_ahead(self._endpoint.__oncekey__.policy)
+        for key in self._sessions:
+            set_aa_scope_state(scope, key, transaction_of(request).following())  # type: ignore[arg-type]
+        await self._inner(scope, receive, send)
+
+
+class AnswerResponse(Response[bytes]):
+    """An answer of ours, with its header lines as they are."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.body, status_code=answer.status)
+        self._answer = answer
+
+    def to_asgi_response(self, *_: Any, **__: Any) -> Any:  # noqa: ANN401  (as its parent's)
+        """Send it."""
+
+        async def say(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001
+            await send_answer(send, self._answer)
+
+        return say
+
+
+class AnsweredError(Exception):
+    """An answer that is given instead of the handler's, where Litestar would take it for the handler's data."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def respond(answer: Answer) -> Response[bytes]:
+    """An answer as what a handler returns; a DTO would read it as the handler's data, so there it is raised."""
+    request = current.get()
+    assert request is not None
+    if request.scope["route_handler"].resolve_return_dto() is not None:
+        raise AnsweredError(answer)
+    return AnswerResponse(answer)
+
+
+def answered(_: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """The answer that was raised."""
+    assert isinstance(error, AnsweredError)
+    return AnswerResponse(error.answer)
+
+
+# The routes, controllers and routers included, and what their handlers depend on.
+
+
+def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401  (an application of any kind)
+    """Every route; None: it is no Litestar application."""
+    return walk(app) if isinstance(app, Litestar) else None
+
+
+def walk(app: Litestar) -> Iterator[Served]:
+    """Every route."""
+    patterns = tuple(installation.patterns for installation in installations_of(app))
+    for route in app.routes:
+        if isinstance(route, HTTPRoute):
+            for handler in route.route_handlers:
+                methods = frozenset(map(str, handler.http_methods)) - {"OPTIONS"}
+                if methods:
+                    yield Served(route.path_format, methods, function_of(handler), patterns)
+
+
+def installations_of(app: Litestar) -> list[Installation]:
+    """What our plugins have put into it."""
+    found = {id(plugin): getattr(plugin, "installation", None) for plugin in app.plugins}
+    return [one for one in found.values() if isinstance(one, Installation)]
+
+
+def handlers_of(app: Litestar) -> Iterator[HTTPRouteHandler]:
+    """Its route handlers."""
+    for route in app.routes:
+        if isinstance(route, HTTPRoute):
+            yield from route.route_handlers
+
+
+def function_of(handler: HTTPRouteHandler) -> Callable[..., Any]:
+    """The function as it was written: Litestar calls a `def` in a thread, and binds a method to its controller."""
+    function: Any = getattr(handler.fn, "func", handler.fn)
+    return cast("Callable[..., Any]", getattr(function, "__func__", function))
+
+
+def protected_in(handler: HTTPRouteHandler) -> Callable[..., Any]:
+    """What `@once.protect` made, below whatever decorators; the function itself where there is no such."""
+    function = function_of(handler)
+    return next((layer for layer in layers(function) if hasattr(layer, "__oncekey__")), function)
+
+
+def enrolment_by(owner: object, handler: HTTPRouteHandler) -> Enrolment | None:
+    """How a `Once` protects a route handler, if it does."""
+    enrolment: Enrolment | None = getattr(protected_in(handler), "__oncekey__", None)
+    return enrolment if enrolment is not None and enrolment.owner is owner else None
+
+
+def databases_of(app: Litestar) -> Iterator[Any]:
+    """The configurations of the SQLAlchemy plugin, if it is there."""
+    for plugin in app.plugins:
+        if type(plugin).__name__ == "SQLAlchemyInitPlugin":  # of advanced-alchemy, which may not be there
+            yield from getattr(plugin, "config", ())
+
+
+def depends_on(handler: HTTPRouteHandler) -> set[str]:
+    """The names of the dependencies of a handler, and of theirs."""
+    provided, found = handler.resolve_dependencies(), set()
+    wanted = [*handler.parsed_fn_signature.parameters]
+    while wanted:
+        name = wanted.pop()
+        if name in provided and name not in found:
+            found.add(name)
+            wanted.extend(provided[name].parsed_fn_signature.parameters)
+    return found

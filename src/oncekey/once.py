@@ -14,19 +14,19 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from oncekey import starting
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects
+from oncekey.core.model import Effects, RecordId
 from oncekey.core.policy import Policy
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol
-from oncekey.frameworks.asgi import dependencies
+from oncekey.frameworks.asgi import App, Resolver, transactions
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.blocking import Threads
-from oncekey.frameworks.shared import forget
+from oncekey.frameworks.shared import Premises, forget
 from oncekey.frameworks.webhook import Secret, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
 from oncekey.frameworks.wsgi import OncekeyWsgi
 from oncekey.functions import Functions, Protects, Receives
-from oncekey.observe.events import telling
+from oncekey.observe.events import Observer, telling
 from oncekey.observe.measuring import watch, watch_blocking
 from oncekey.options import (
     NO_LIFESPAN,
@@ -47,8 +47,8 @@ from oncekey.options import (
     check_installing,
     settings_of,
 )
-from oncekey.resolvers import Resolvers
-from oncekey.sealing import check_seal
+from oncekey.resolvers import Question, Resolvers, Sighting
+from oncekey.sealing import Seal, check_seal
 from oncekey.topics import Topics
 from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
 from oncekey.workers.service import Service, WorkerThread
@@ -58,13 +58,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from wsgiref.types import WSGIApplication
 
-    from oncekey.core.model import RecordId
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.frameworks.asgi.types import App, Resolver
-    from oncekey.frameworks.shared import Premises
-    from oncekey.observe.events import Observer
-    from oncekey.resolvers import Question, Sighting
-    from oncekey.sealing import Seal
 
 A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,7 +111,7 @@ class Once:
         self._workers = workers
         self._service: Service | None = None
         self._aside: WorkerThread | None = None
-        self._lender = dependencies.TransactionDependency(self)
+        self._lender = transactions.TransactionDependency(self)
         self._running: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._lifespans: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._installed: dict[Any, Installation] = {}

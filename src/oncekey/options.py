@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, Required, TypedDict
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects
+from oncekey.core.model import Effects, Recovery
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
     from oncekey.canonical.fingerprint import Request, Selection
-    from oncekey.core.choices import InProgress, On5xx
     from oncekey.core.fronts import Front
     from oncekey.core.keys import HeaderSyntax, KeyFormat
-    from oncekey.core.model import Recovery
+    from oncekey.core.policy import InProgress, On5xx
     from oncekey.engine.enrolment import Enrolment
 
 NO_THREADS = (

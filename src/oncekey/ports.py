@@ -9,7 +9,6 @@ from oncekey.upkeep_ports import Audit, Operate, Reconcile, Reseal, Survey, Upke
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from oncekey.core.audit import Note
     from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
         Snapshot,
     )
     from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteTarget
-    from oncekey.core.transitions import Trigger
-    from oncekey.flow import Flow, Fold, Rows, Statement, Steps, Transaction
+    from oncekey.core.transitions import Note, Trigger
+    from oncekey.flow import Body, Flow, Fold, Rows, Statement, Transaction
 
 __all__ = [
     "AsyncDriver",
@@ -97,7 +96,7 @@ class Records(Protocol):
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
         """Write the outcome of the operation (O); repeating the same settlement changes nothing."""
 
-    def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
+    def settling(self, lease: Lease, settlement: Settlement) -> Body[Settled]:
         """`settle` as statements of a transaction that is already open (L4: the last before its commit)."""
 
 
@@ -106,7 +105,7 @@ class Phases(Protocol):
 
     def checkpointing(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
-    ) -> Steps[Snapshot | None]:
+    ) -> Body[Snapshot | None]:
         """Write a finished phase, as the last statement of its own transaction. None: not ours any more."""
 
     def keeping(
@@ -140,7 +139,7 @@ class Phases(Protocol):
 class Outbox(Protocol):
     """Parcels, in stores that share the application's transactions."""
 
-    def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
+    def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
         """Write parcels as part of an open transaction."""
 
     def due(
@@ -204,12 +203,12 @@ class Locks(Protocol):
     def one_writer(self) -> bool:
         """Whether the lock keeps all others from writing: then a reader must neither take it nor wait for it."""
 
-    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
+    def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
         """Try the lock, then read: the transaction's first statement, which sets its time-outs (L4). It folds."""
 
     def completing(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
-    ) -> Steps[Stored | None]:
+    ) -> Body[Stored | None]:
         """Write the finished record, as the last statement before the commit (L3). None: the key is not ours."""
 
     def completing_at_commit(
@@ -313,7 +312,7 @@ class OpenTransaction(Protocol):
     def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know: psycopg, asyncpg, sqlite3)
         """The connection for the handler; it refuses to end the transaction (L5)."""
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
 
     def commit(self) -> None:
@@ -330,7 +329,7 @@ class AsyncOpenTransaction(Protocol):
     def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know: psycopg, asyncpg, sqlite3)
         """The connection for the handler; it refuses to end the transaction (L5)."""
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
 
     async def commit(self) -> None:
@@ -403,7 +402,7 @@ class Borrowed(Protocol):
 class Folds(Protocol):
     """A blocking driver that sends the first statement of a business transaction in the message of its BEGIN."""
 
-    def begin_with(self, first: Steps[T]) -> tuple[SyncFoldingTransaction, T]:
+    def begin_with(self, first: Body[T]) -> tuple[SyncFoldingTransaction, T]:
         """Open a business transaction and run `first` in it; if that fails, nothing stays open."""
 
 
@@ -418,7 +417,7 @@ class SyncFoldingTransaction(OpenTransaction, Protocol):
 class AsyncFolds(Protocol):
     """An asyncio driver that sends the first statement of a business transaction in the message of its BEGIN."""
 
-    async def begin_with(self, first: Steps[T]) -> tuple[FoldingTransaction, T]:
+    async def begin_with(self, first: Body[T]) -> tuple[FoldingTransaction, T]:
         """Open a business transaction and run `first` in it; if that fails, nothing stays open."""
 
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from oncekey.canonical.digests import downstream_key
 from oncekey.core import memo
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError
-from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome
+from oncekey.core.model import Completed, Effects, EntryKind, Instant, Intent, MemoEntry, Outcome, Record
 from oncekey.core.operate import OperatorCommand, Order
 from oncekey.core.resolution import Executed, NotExecuted, Rejected, Resolution, Undecided
 from oncekey.topics import Reply, reply_of
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Instant, Intent, Record
     from oncekey.core.policy import Policy
 
 __all__ = ["Executed", "NotExecuted", "Question", "Rejected", "Resolver", "Resolvers", "Sighting", "Undecided"]

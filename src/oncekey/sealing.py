@@ -11,16 +11,13 @@ from __future__ import annotations
 import binascii
 import os
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from oncekey.canonical.digests import Hmac
 from oncekey.core.envelopes import KEY_ID
 from oncekey.core.errors import ConfigurationError, OncekeyError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["KEYS_VARIABLE", "AesGcm", "CannotOpenError", "Seal", "from_environment"]
 

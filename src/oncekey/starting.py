@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND, Effects
-from oncekey.core.policy import micros
+from oncekey.core.policy import Policy, micros
+from oncekey.engine.claiming import check_sealing
 from oncekey.engine.fronts import check_fronts
-from oncekey.engine.kept_request import check_sealing
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
-from oncekey.engine.shell import UNSHARED
+from oncekey.engine.shell import UNSHARED, AsyncEngine, Engine
 from oncekey.frameworks import limits
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.listing import check_handlers, listed
 from oncekey.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
-from oncekey.ports import Borrowed
+from oncekey.ports import Borrowed, Store
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import NO_COUNT
 from oncekey.stores.memory import MemoryStore
@@ -30,12 +30,9 @@ from oncekey.wire import abilities, has_threads
 from oncekey.workers.tasks import NO_OUTBOX
 
 if TYPE_CHECKING:
-    from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.once import Once
-    from oncekey.ports import Store
 
 NO_AWAITING = (
     "{operation} is `async def`, and Once was given blocking connections: make the handler a plain `def`, or give Once "
@@ -192,20 +189,20 @@ def check_routes(
         return
     if not hasattr(app, "routes") and not hasattr(app, "app"):
         return  # what it serves cannot be seen
-    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
+    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
-    served = list(routes.routed(app))
-    routes.check_owners(served, lambda one: cast("Installed", one).apps)
+    served = list(starlette.routed(app))
+    starlette.check_owners(served, lambda one: cast("Installed", one).apps)
     if installation is None:
         return
-    routes.check_patterns(app, served, installation)
+    starlette.check_patterns(app, served, installation)
     if installation.respond is None:
         return
-    routes.check_placing(app)
+    starlette.check_placing(app)
     if len(owner.apps) == 1:
         check_handlers(served, enrolled)
     else:
-        check_handlers([route for one in owner.apps for route in routes.routed(one)], enrolled)
+        check_handlers([route for one in owner.apps for route in starlette.routed(one)], enrolled)
     if hasattr(app, "openapi"):
         from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 
@@ -229,9 +226,9 @@ def log_protection(owner: Once) -> None:
 
 def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401
     """Refuse to serve before everything that protects a route of an application was started."""
-    from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
+    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
-    protecting = [route.enrolment.owner for route in routes.routed(app) if route.enrolment is not None]
+    protecting = [route.enrolment.owner for route in starlette.routed(app) if route.enrolment is not None]
     if not all(cast("Installed", one).running for one in (owner, *protecting)):
         raise ConfigurationError(NO_LIFESPAN)
 
@@ -247,10 +244,10 @@ def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[An
             if any(route.serves(handler) for route in listed(app) or ()):
                 return app
             continue
-        from oncekey.frameworks import routes  # noqa: PLC0415  (an optional package)
+        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
         # Where two installations of one Once are in each other, the inner one claims.
-        ours = [route for route in routes.routed(app) if route.serves(handler)]
+        ours = [route for route in starlette.routed(app) if route.serves(handler)]
         if any(sum(one.engines is owner for one in route.passed) == 1 for route in ours):
             return app
     return None

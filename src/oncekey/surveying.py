@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import CodeType, MappingProxyType
@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.frameworks.listing import listed
-from oncekey.outside_calls import outside_calls
+from oncekey.frameworks.listing import Served, listed
+from oncekey.outside_calls import OutsideCall, outside_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.listing import Served
     from oncekey.frameworks.shared import Premises
-    from oncekey.outside_calls import OutsideCall
 
 IDEMPOTENT: Final = frozenset({"PUT", "DELETE"})
 """Methods whose repetition is harmless by definition (RFC 9110, 9.2.2), unless the handler breaks that."""

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError
 from oncekey.core.memo import FINISHED, LONGEST_NAME, REPEATABLE, STARTED
-from oncekey.core.model import StoredResponse
-from oncekey.core.policy import micros
+from oncekey.core.model import Duration, StoredResponse
+from oncekey.core.policy import Policy, micros
 from oncekey.core.settle import NEVER_STORED, kept_headers
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from oncekey.core.model import Duration
-    from oncekey.core.policy import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
 

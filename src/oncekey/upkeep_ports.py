@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from oncekey.core.audit import AuditEntry, Mover, Note
     from oncekey.core.envelopes import InUse
     from oncekey.core.model import (
         Completed,
@@ -24,12 +23,11 @@ if TYPE_CHECKING:
     )
     from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, Search
     from oncekey.core.resolution import Call, CallReport, Evidence, Verdict
-    from oncekey.core.transitions import Actor
+    from oncekey.core.transitions import Actor, AuditEntry, Mover, Note
     from oncekey.core.upkeep import Expired, Gone, Page, ReapPosition, Run
-    from oncekey.flow import Flow, Steps
-    from oncekey.ops.stats import Backlog, Roll, StoreStats
-    from oncekey.ops.survey import End, Lines, ParcelView, Stretch, Tally, Walk
-    from oncekey.ops.survey import WalkPosition as Spot
+    from oncekey.flow import Body, Flow
+    from oncekey.ops.stats import Backlog, End, Lines, ParcelView, Roll, StoreStats, Stretch, Tally, Walk
+    from oncekey.ops.stats import WalkPosition as Spot
 
 
 class Upkeep(Protocol):
@@ -95,7 +93,7 @@ class Upkeep(Protocol):
 class Audit(Protocol):
     """The lines about moves: only added, and deleted after a time of their own."""
 
-    def noting(self, notes: Sequence[Note]) -> Steps[None]:
+    def noting(self, notes: Sequence[Note]) -> Body[None]:
         """Write lines as part of the transaction that makes the moves."""
 
     def history(self, record_id: RecordId, limit: int = ...) -> Flow[tuple[AuditEntry, ...]]:

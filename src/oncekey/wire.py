@@ -23,10 +23,10 @@ from oncekey import addresses
 from oncekey.addresses import Address, Kind
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.shell import AsyncEngine, Engine
+from oncekey.flow import AsyncWithin, Within
 from oncekey.ports import AsyncShares, Borrowed, Shares, Store
 from oncekey.stores import mariadb, postgres, sqlite
-from oncekey.stores.cells import CellStore
-from oncekey.stores.dynamodb import DynamoStore
+from oncekey.stores.cells import CellStore, DynamoStore
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Instant
     from oncekey.sealing import Seal
-    from oncekey.stores.migrations import SqlSchema
+    from oncekey.stores.sql import SqlSchema
 
 __all__ = [
     "FORMS",
@@ -485,7 +485,7 @@ def within(connection: Any, *, clock: Clock = None) -> Engine:  # noqa: ANN401  
     packages = _packages(connection)
     if packages & {"sqlite3", "pysqlite3"}:
         execute = _driver("sqlite.execute").sqlite_execute(connection)
-        return Engine(SqliteStore(clock=clock), _driver("within").Within(execute))
+        return Engine(SqliteStore(clock=clock), Within(execute))
     if "psycopg" in packages and hasattr(connection, "__enter__"):
         return Engine(PostgresStore(clock=clock), _psycopg("psycopg").PsycopgWithin(connection))
     if "pymysql" in packages:
@@ -498,7 +498,7 @@ def awithin(connection: Any, *, clock: Clock = None) -> AsyncEngine:  # noqa: AN
     packages = _packages(connection)
     if "aiosqlite" in packages:
         execute = _driver("sqlite.execute").aiosqlite_execute(connection)
-        return AsyncEngine(SqliteStore(clock=clock), _driver("within").AsyncWithin(execute))
+        return AsyncEngine(SqliteStore(clock=clock), AsyncWithin(execute))
     if "asyncpg" in packages:
         return AsyncEngine(PostgresStore(clock=clock), _driver("postgres.asyncpg").AsyncpgWithin(connection))
     if "psycopg" in packages and hasattr(connection, "__aenter__"):

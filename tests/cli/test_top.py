@@ -17,14 +17,12 @@ from cli.operating import oncekey
 from console.trouble import INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, fill, opened, put
 from harness.postgres import PostgresServer
 from harness.terminal import Terminal
-from oncekey.cli.top_data import LISTED, TopData
+from oncekey.cli.top import LISTED, TopData
 from oncekey.cli.top_frame import Position, Setting, Sheet, frame
 from oncekey.cli.top_screen import Keyboard
-from oncekey.core.audit import AuditEntry, Mover, Note
 from oncekey.core.model import MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
-from oncekey.core.transitions import Actor, Trigger
-from oncekey.ops.stats import Roll, Worker
-from oncekey.ops.survey import Count, Tally
+from oncekey.core.transitions import Actor, AuditEntry, Mover, Note, Trigger
+from oncekey.ops.stats import Count, Roll, Tally, Worker
 from operate.rows import a_row
 
 MAIN = (sys.executable, "-c", "from oncekey.cli import main; main()", "top", "--interval", "0.2", "--store")

@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from harness.demo import get
 from harness.patience import wait_until
 from oncekey import Once
-from oncekey.cli.worker import NOTHING_TO_DO, _place, load
+from oncekey.cli.applications import load
+from oncekey.cli.worker import NOTHING_TO_DO, _place
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND, Deferred, Effects, Parcel, ParcelKind, Proceed, State
 from oncekey.core.policy import Policy

@@ -11,8 +11,8 @@ from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
 from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
 from oncekey.client.aiohttp import OncekeyMiddleware
+from oncekey.client.attempts import RetrySession
 from oncekey.client.profiles import SQUARE
-from oncekey.client.session import RetrySession
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code
 

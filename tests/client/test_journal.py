@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from oncekey.client.attempts import Answered, Misused, Unknown, Unsettled
+from oncekey.client.attempts import Answered, KeyedCall, Misused, RetrySession, Unknown, Unsettled
 from oncekey.client.exchange import (
     Call,
     Failure,
@@ -23,7 +23,6 @@ from oncekey.client.exchange import (
     Reply,
 )
 from oncekey.client.journal import Journal, Progress
-from oncekey.client.session import KeyedCall, RetrySession
 
 SECRET = "Bearer s3cr3t-token"
 CALL = Call(

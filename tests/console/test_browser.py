@@ -23,10 +23,9 @@ from harness.served import Served
 from oncekey.console import Console, Ledger
 from oncekey.console.access import IDLE, Sessions
 from oncekey.console.dossier import token_of
-from oncekey.core.audit import Mover, Note
 from oncekey.core.model import Effects, EntryKind, Intent, MemoEntry, ParcelKind, RecordId, State, StoredResponse
 from oncekey.core.resolution import Call, CallReport
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.reconcile import LedgerEntry
 from operate.rows import a_parcel
 

@@ -16,7 +16,7 @@ from console.trouble import fill, opened
 from console.visiting import ANN
 from harness.demo import Demo
 from harness.ports import free_port
-from oncekey.console.serving import check_host
+from oncekey.cli.console import check_host
 from oncekey.core.errors import ConfigurationError
 
 COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "console")

@@ -16,8 +16,7 @@ from oncekey.console import Console, Ledger
 from oncekey.console.dossier import record_id_of, token_of
 from oncekey.core.model import MINUTE, SECOND, Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
 from oncekey.core.transitions import Actor, Trigger
-from oncekey.ops.stats import ENDINGS, Recent, Sample, series
-from oncekey.ops.survey import End
+from oncekey.ops.stats import ENDINGS, End, Recent, Sample, series
 from oncekey.reconcile import LedgerEntry
 
 

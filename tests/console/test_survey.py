@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from oncekey.core.audit import Mover, Note
 from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, Outcome, ParcelKind, RecordId, State, StoredResponse
 from oncekey.core.resolution import Call, CallReport, Verdict
 from oncekey.core.scope import scope_of
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.flow import Mode, Transaction
-from oncekey.ops.survey import FINISHED, UNFINISHED, Walk
+from oncekey.ops.stats import FINISHED, UNFINISHED, Walk
 from operate.rows import NOW, a_parcel, a_row, an_intent, write
 
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from oncekey import wire
-from oncekey.core.audit import Mover, Note
 from oncekey.core.model import (
     HOUR,
     MINUTE,
@@ -27,7 +26,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.resolution import Call, CallReport
 from oncekey.core.scope import scope_of
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.flow import Mode, Transaction

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from oncekey.stores.postgres import FILES, PostgresStore
+from oncekey.stores.postgres import PostgresStore
+from oncekey.stores.sql import FILES
 from oncekey.stores.statements import load
 
 _SINCE = ("console.sql", "reseal.sql")

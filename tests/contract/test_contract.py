@@ -13,9 +13,8 @@ from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.drivers.sqlite.execute import sqlite_execute
 from oncekey.drivers.threads import threaded
-from oncekey.drivers.within import Within
-from oncekey.engine import migrate
-from oncekey.flow import drive
+from oncekey.engine import upkeep
+from oncekey.flow import Within, drive
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
@@ -49,7 +48,7 @@ def sqlite_file(module, tmp_path):
     """A file with the tables, closed again."""
     path = tmp_path / "keys.db"
     driver = SqliteDriver(path, module=module)
-    drive(migrate.up(SqliteStore().schema), driver.run)
+    drive(upkeep.up(SqliteStore().schema), driver.run)
     driver.close()
     return path
 

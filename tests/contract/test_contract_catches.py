@@ -14,7 +14,7 @@ from oncekey.stores.memory import COMMANDS, audit_commands, roll_commands
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.testing.claims import OTHER_FINGERPRINT
 from oncekey.testing.contract import StoreContract, blocking
-from oncekey.testing.contract.racing import Racing
+from oncekey.testing.contract.claiming import Racing
 
 OWNERS = ("renew", "settle_completed", "settle_retryable", "settle_unknown", "discard")
 STRANGERS = ("take_over", "supersede", "doubt")

@@ -10,7 +10,6 @@ from uuid import UUID
 import pytest
 
 from oncekey.core.answers import LONGEST_WAIT, Answer, marks, refuse, replay, retry_after
-from oncekey.core.choices import ErrorFormat, Flavor, InProgress
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -25,7 +24,7 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.core.policy import Policy
+from oncekey.core.policy import ErrorFormat, Flavor, InProgress, Policy
 from oncekey.core.problems import PROBLEMS
 
 KEY = "0f9d1c6e-4b7a-4f0e-9d55-2f6a1f2b3c4d"

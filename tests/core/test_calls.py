@@ -17,7 +17,7 @@ from oncekey.core.calls import Shape
 from oncekey.core.errors import BodyInvalidError, ResultInvalidError
 from oncekey.core.model import Code, Refuse
 from oncekey.core.policy import Policy
-from oncekey.core.refusals import NotRunError, error_of
+from oncekey.core.problems import NotRunError, error_of
 
 
 class Model(BaseModel):

@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 
 from core.jcs_vectors import DOCUMENTS, DOUBLES_FILES, double, doubles
 from core.properties import stable, thorough
-from oncekey.canonical.jcs import BigInts, Number, canonical_json, parse_json, serialize, serialize_parsed
-from oncekey.canonical.numbers import MAX_LITERAL_LENGTH, canonical_number
+from oncekey.canonical.jcs import (
+    MAX_LITERAL_LENGTH,
+    BigInts,
+    Number,
+    canonical_json,
+    canonical_number,
+    parse_json,
+    serialize,
+    serialize_parsed,
+)
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 
 # ---------------------------------------------------------------------------------- the published vectors

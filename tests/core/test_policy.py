@@ -10,7 +10,11 @@ import pytest
 
 from oncekey.canonical.fingerprint import Selection
 from oncekey.canonical.jcs import BigInts
-from oncekey.core.choices import (
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.fronts import Front
+from oncekey.core.keys import HeaderSyntax, KeyFormat
+from oncekey.core.model import SECOND, Effects, Recovery
+from oncekey.core.policy import (
     BY_EFFECTS,
     STANCES,
     ErrorFormat,
@@ -20,13 +24,12 @@ from oncekey.core.choices import (
     On5xx,
     OnExpired,
     PiiCheck,
+    Policy,
     StoreErrorPolicy,
+    lifetime,
+    micros,
+    never_proven,
 )
-from oncekey.core.errors import ConfigurationError
-from oncekey.core.fronts import Front
-from oncekey.core.keys import HeaderSyntax, KeyFormat
-from oncekey.core.model import SECOND, Effects, Recovery
-from oncekey.core.policy import Policy, lifetime, micros, never_proven
 from oncekey.core.scope import BindTo
 
 DEFAULTS = {

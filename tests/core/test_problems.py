@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.model import Code
-from oncekey.core.policy import Policy
+from oncekey.core.policy import ErrorFormat, Flavor, Policy
 from oncekey.core.problems import PROBLEMS, documentation_of, render, type_of
 
 STATUSES = {

@@ -8,7 +8,6 @@ import pytest
 
 from core.records import INCARNATION, MEMO, NOW, a_claim, a_record, an_intent
 from oncekey.core.answers import LONGEST_WAIT
-from oncekey.core.choices import BY_EFFECTS
 from oncekey.core.guards import Facts
 from oncekey.core.model import (
     HOUR,
@@ -24,9 +23,9 @@ from oncekey.core.model import (
     Snapshot,
     State,
 )
-from oncekey.core.policy import OnExpired, Policy
+from oncekey.core.policy import BY_EFFECTS, OnExpired, Policy
 from oncekey.core.rulings import (
-    LOCK_EXPIRED,
+    LEASE_RAN_OUT,
     RULINGS,
     ClaimAgain,
     Doubt,
@@ -128,7 +127,7 @@ def test_a_request_meets_every_record():  # R77
             case Situation.PENDING | Situation.LIVE:
                 assert (heard.code, heard.record) == (Code.IN_PROGRESS, record)
             case Situation.STALE:
-                assert heard in {TakeOver(record), Doubt(record, LOCK_EXPIRED)}
+                assert heard in {TakeOver(record), Doubt(record, LEASE_RAN_OUT)}
             case Situation.COMPLETED:
                 assert heard == Replay(record, NOW)
             case Situation.RETRYABLE:
@@ -185,7 +184,7 @@ class TestStale:
         record = a_record(effects=stored, recovery=BY_EFFECTS[stored], lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
         again = stored is not Effects.INLINE
-        assert heard == (TakeOver(record) if again else Doubt(record, LOCK_EXPIRED))
+        assert heard == (TakeOver(record) if again else Doubt(record, LEASE_RAN_OUT))
 
     @pytest.mark.parametrize("route", Effects)
     @pytest.mark.parametrize("recovery", [Recovery.UNKNOWN, Recovery.FAIL])
@@ -193,7 +192,7 @@ class TestStale:
     def test_a_stricter_policy_that_was_stored_is_kept(self, stored, recovery, route):  # P2, C11
         record = a_record(effects=stored, recovery=recovery, lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
-        assert heard == Doubt(record, LOCK_EXPIRED)
+        assert heard == Doubt(record, LEASE_RAN_OUT)
 
     def test_inline_with_a_promise_runs_again(self):  # P2
         record = a_record(effects=Effects.INLINE, recovery=Recovery.RETRY, lease_until=NOW)
@@ -205,13 +204,13 @@ class TestStale:
         repeatable = replace(record, intent=an_intent(repeatable=True))
         assert ruled(repeatable) == TakeOver(repeatable)
         once = replace(record, intent=an_intent())
-        assert ruled(once) == Doubt(once, LOCK_EXPIRED)
-        assert ruled(repeatable, now=repeatable.intent.repeatable_until) == Doubt(repeatable, LOCK_EXPIRED)
+        assert ruled(once) == Doubt(once, LEASE_RAN_OUT)
+        assert ruled(repeatable, now=repeatable.intent.repeatable_until) == Doubt(repeatable, LEASE_RAN_OUT)
 
     def test_attempts_are_bounded_by_the_policy(self):  # H6
         record = a_record(effects=Effects.PHASED, recovery=Recovery.RESUME, lease_until=NOW, attempts=3)
         assert ruled(record, policy=Policy(max_attempts=4)) == TakeOver(record)
-        assert ruled(record, policy=Policy(max_attempts=3)) == Doubt(record, LOCK_EXPIRED)
+        assert ruled(record, policy=Policy(max_attempts=3)) == Doubt(record, LEASE_RAN_OUT)
 
     def test_a_deferred_record_in_its_workers_hands_is_never_stale(self):  # O1, F32
         record = a_record(effects=Effects.OUTBOX, lease_until=None, intent=an_intent())
@@ -221,7 +220,7 @@ class TestStale:
         """Even if a lease was left on it by mistake."""
         for begun in ({"memo": MEMO}, {"intent": an_intent(repeatable=True)}):
             record = a_record(effects=Effects.OUTBOX, lease_until=NOW, **begun)
-            assert ruled(record) == Doubt(record, LOCK_EXPIRED)
+            assert ruled(record) == Doubt(record, LEASE_RAN_OUT)
 
 
 class TestRetryAfter:

@@ -6,7 +6,6 @@ from uuid import UUID
 
 import pytest
 
-from oncekey.core.choices import On5xx
 from oncekey.core.model import (
     Completed,
     Deferred,
@@ -21,7 +20,7 @@ from oncekey.core.model import (
     Retryable,
     StoredResponse,
 )
-from oncekey.core.policy import Policy
+from oncekey.core.policy import On5xx, Policy
 from oncekey.core.settle import (
     ACTS,
     NEVER_STORED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.signatures import is_genuine, sign
+from oncekey.core.resolution import is_genuine, sign
 
 SECRET, OTHER = b"0123456789abcdef", b"fedcba9876543210"
 NOW = 1_800_000_000

@@ -433,14 +433,14 @@ class TestItems:
     def test_try_again_and_dead_letter(self):  # O3
         record = a_record(RUNNING, effects=Effects.OUTBOX, lease_until=None, intent=an_intent())
         assert number(T.TRY_AGAIN, A.WORKER, record) == 26
-        assert "item_safe" in number(T.TRY_AGAIN, A.WORKER, record, item_sent=True)
+        assert "parcel_safe" in number(T.TRY_AGAIN, A.WORKER, record, item_sent=True)
         assert number(T.DEAD_LETTER, A.WORKER, record, item_sent=True) == 27
         assert number(T.DOUBT, A.WORKER, record, item_sent=True) == 27
 
     def test_only_an_item_that_nobody_ever_had_is_abandoned(self):  # O4, F30
         record = a_record(PENDING, effects=Effects.OUTBOX, expires_at=NOW)
         assert number(T.ABANDON, A.REAPER, record) == 28
-        assert "item_never_claimed" in number(T.ABANDON, A.REAPER, record, item_claimed=True)
+        assert "parcel_never_claimed" in number(T.ABANDON, A.REAPER, record, item_claimed=True)
 
 
 class TestWithdraw:

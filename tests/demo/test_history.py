@@ -21,13 +21,11 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, Effects, State
 from oncekey.core.scope import shown_scope
 from oncekey.core.transitions import Actor
-from oncekey.demo.history import Wanted, write_history
 from oncekey.demo.provider_ledger import Ledger
-from oncekey.demo.serving import _try_once, serve
+from oncekey.demo.serving import Wanted, _try_once, serve, write_history
 from oncekey.engine.operate import box_of, survey_of
 from oncekey.flow import drive
-from oncekey.ops.stats import WINDOWS, series
-from oncekey.ops.survey import FINISHED, UNFINISHED, Walk
+from oncekey.ops.stats import FINISHED, UNFINISHED, WINDOWS, Walk, series
 
 LEDGER_OPTIONS = (
     "--column", "provider_id=id", "--column", "amount=amount_cents", "--amount", "/amount_cents", "--currency",

@@ -16,6 +16,7 @@ from harness.demo import Demo
 from harness.patience import PATIENCE, wait_until
 from harness.processes import children, is_alive
 from harness.provider import Provider
+from harness.tables import leases_run_out
 
 _until = partial(wait_until, every=0.05)
 LEASE = 1
@@ -69,6 +70,7 @@ def test_a_provider_that_deduplicates_has_one_charge_and_the_retry_gets_it(tmp_p
     # R117, R119, R120, F31
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:
         keys = _killed_after_the_charges(demo, provider, ("/payments", "/transfers"), repeatable=True, dedup=True)
+        leases_run_out(store)
         demo.start()
         # Nobody retries: the workers of the demo that was started again go on by themselves.
         _until(lambda: {demo.record(key)["state"] for key in keys.values()} == {"completed"})
@@ -89,6 +91,7 @@ def test_a_provider_that_does_not_is_asked_once_and_the_outcome_is_unknown(tmp_p
     routes = ("/payments", "/transfers", "/notifications")
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:
         keys = _killed_after_the_charges(demo, provider, routes, repeatable=False, dedup=False)
+        leases_run_out(store)
         demo.start()
         for route, key in keys.items():
             answers = [_end(demo, route, key) for _ in range(3)]
@@ -102,7 +105,7 @@ def test_what_the_client_wished_for_is_remembered_when_the_retry_lacks_it(tmp_pa
     store = f"sqlite:///{tmp_path / 'demo.db'}"
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:
         keys = _killed_after_the_charges(demo, provider, ("/payments",), repeatable=True, dedup=False)
-        demo.start()
+        demo.start()  # here the lease of the dead ends by itself
         assert _end(demo, "/payments", keys["/payments"]).status_code == 201
         # The shop believed that the provider deduplicates, and it did not: the ledger shows what that costs.
         one, two = provider.charges()

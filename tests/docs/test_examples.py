@@ -39,6 +39,7 @@ def charge(key, cents):
     return made
 """
 """What makes the provider charge at once, and answer when the file is gone."""
+LAST = "test_a_shop_that_is_killed"
 Paid = Future[tuple[httpx.Response, httpx.Response]]
 
 
@@ -115,32 +116,6 @@ def charged(folder: Path) -> list[int]:
     return [int(cents) for cents in re.findall(r", (\d+)\)", said)]
 
 
-@pytest.mark.parametrize("name", SHOPS)
-def test_a_shop_keeps_every_promise(name: str, folder: Path) -> None:
-    port = free_port()
-    with shop(name, port, folder) as log, acme(port) as client:
-
-        def send(path: str, body: object) -> httpx.Response:
-            return client.post(path, json=body, headers={"Idempotency-Key": f'"{KEY}-{path}"'})
-
-        assert client.post("/orders", json={}, headers={"Authorization": "Bearer no-token"}).status_code == 401
-        for path, body in (
-            ("/orders", {"product": "tea", "quantity": 1}),
-            ("/payments", {"cents": 5}),
-            ("/charges", {"cents": 6}),
-        ):
-            wrong = send(path, {"cents": "many"})  # it does not use up the key
-            assert wrong.status_code in {400, 422}, log.read_text()
-            first, again = send(path, body), send(path, body)
-            assert (first.status_code, again.status_code, again.content) == (201, 201, first.content), log.read_text()
-            assert again.headers["Idempotent-Replayed"] == "true"
-        assert client.get("/orders").json() == [{"id": 1, "product": "tea", "quantity": 1}]
-        assert send("/transfers", {"cents": 7}).status_code == 202
-        wait_until(lambda: send("/transfers", {"cents": 7}).status_code == 201, log.read_text, every=0.1)
-        assert charged(folder) == [5, 6, 7]
-        assert ", 0 failed, 0 advice, " in run(command("oncekey check", port), folder)
-
-
 def pay_around_a_kill(name: str, folder: Path) -> tuple[httpx.Response, httpx.Response]:
     """Kill a shop after its provider has charged, start it again, and pay until there is an answer; it and a repeat."""
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
@@ -167,20 +142,43 @@ def pay_around_a_kill(name: str, folder: Path) -> tuple[httpx.Response, httpx.Re
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Paid]]]:
-    """Every shop is killed at once: each has to wait until the lease of its dead owner is over."""
+    """Every shop is killed at once, and waits for the lease of its dead owner while other tests run."""
     folders = {name: tmp_path_factory.mktemp(name) for name in SHOPS}
     with ThreadPoolExecutor(len(SHOPS)) as pool:
         yield {name: (folder, pool.submit(pay_around_a_kill, name, folder)) for name, folder in folders.items()}
 
 
-@pytest.mark.parametrize("name", SHOPS)
-def test_a_shop_that_is_killed_after_the_charge_has_one_charge(name: str, killed: dict[str, tuple[Path, Paid]]) -> None:
-    folder, future = killed[name]
-    paid, again = future.result()
+@pytest.fixture(scope="module", autouse=True)
+def begun(request: pytest.FixtureRequest) -> None:
+    """Kill the shops before the first test of this page: the last one is about them."""
+    if any(item.name.startswith(LAST) for item in request.session.items):
+        request.getfixturevalue("killed")
 
-    assert (paid.status_code, paid.json()) == (201, {"id": 1, "charge": "ch_1"}), (folder / "log").read_text()
-    assert (again.content, again.headers["Idempotent-Replayed"]) == (paid.content, "true")
-    assert charged(folder) == [1999]
+
+@pytest.mark.parametrize("name", SHOPS)
+def test_a_shop_keeps_every_promise(name: str, folder: Path) -> None:
+    port = free_port()
+    with shop(name, port, folder) as log, acme(port) as client:
+
+        def send(path: str, body: object) -> httpx.Response:
+            return client.post(path, json=body, headers={"Idempotency-Key": f'"{KEY}-{path}"'})
+
+        assert client.post("/orders", json={}, headers={"Authorization": "Bearer no-token"}).status_code == 401
+        for path, body in (
+            ("/orders", {"product": "tea", "quantity": 1}),
+            ("/payments", {"cents": 5}),
+            ("/charges", {"cents": 6}),
+        ):
+            wrong = send(path, {"cents": "many"})  # it does not use up the key
+            assert wrong.status_code in {400, 422}, log.read_text()
+            first, again = send(path, body), send(path, body)
+            assert (first.status_code, again.status_code, again.content) == (201, 201, first.content), log.read_text()
+            assert again.headers["Idempotent-Replayed"] == "true"
+        assert client.get("/orders").json() == [{"id": 1, "product": "tea", "quantity": 1}]
+        assert send("/transfers", {"cents": 7}).status_code == 202
+        wait_until(lambda: send("/transfers", {"cents": 7}).status_code == 201, log.read_text, every=0.1)
+        assert charged(folder) == [5, 6, 7]
+        assert ", 0 failed, 0 advice, " in run(command("oncekey check", port), folder)
 
 
 def test_a_task_that_is_delivered_three_times_charges_once(folder: Path) -> None:
@@ -192,3 +190,13 @@ def test_a_task_that_is_delivered_three_times_charges_once(folder: Path) -> None
 
         wait_until(lambda: len(told()) == 3, log.read_text, every=0.1)
     assert told() == [("DUPLICATE", "ch_1"), ("DUPLICATE", "ch_1"), ("HANDLED", "ch_1")]
+
+
+@pytest.mark.parametrize("name", SHOPS)
+def test_a_shop_that_is_killed_after_the_charge_has_one_charge(name: str, killed: dict[str, tuple[Path, Paid]]) -> None:
+    folder, future = killed[name]
+    paid, again = future.result()
+
+    assert (paid.status_code, paid.json()) == (201, {"id": 1, "charge": "ch_1"}), (folder / "log").read_text()
+    assert (again.content, again.headers["Idempotent-Replayed"]) == (paid.content, "true")
+    assert charged(folder) == [1999]

@@ -11,7 +11,6 @@ import pytest
 from harness.pages import ROOT, Page, generator, pages
 from oncekey.canonical.fingerprint import Request, fingerprint
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.choices import Flavor
 from oncekey.core.headers import FIRST_SENT
 from oncekey.core.model import (
     Code,
@@ -25,10 +24,10 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Flavor, Policy
 from oncekey.core.problems import PROBLEMS
-from oncekey.stores.migrations import known
 from oncekey.stores.rows import COLUMNS, WORK
+from oncekey.stores.sql import known
 
 SOURCES = ROOT / "src" / "oncekey"
 

@@ -54,7 +54,7 @@ class Open:
         self.pool = pool
         self.connection = f"connection of {threading.current_thread().name}"
 
-    def step(self, steps):
+    def run(self, body):
         self.pool.said.append("step")
         return "stepped"
 
@@ -84,7 +84,7 @@ async def test_an_open_transaction_goes_on_while_every_thread_waits_for_its_conn
     claims = [asyncio.ensure_future(driver.run(named(f"claim {number}"))) for number in range(6)]
     await until(lambda: pool.waiting == 2)  # all threads for claims are taken, and all wait
 
-    assert await tx.step(iter(())) == "stepped"
+    assert await tx.run(iter(())) == "stepped"
     await tx.commit()
     await asyncio.gather(*claims)
 
@@ -166,7 +166,7 @@ async def test_each_transaction_has_a_thread_to_itself():
         await tx.commit()
         await tx.rollback()  # over is over
         with pytest.raises(TransactionControlError):
-            await tx.step(iter(()))
+            await tx.run(iter(()))
     await driver.close()
 
 
@@ -238,7 +238,7 @@ async def test_a_sqlite_transaction_in_threads(tmp_path):
     await driver.run(Transaction("create", Mode.SINGLE, create))
     tx = await driver.begin()
     await asyncio.to_thread(tx.connection.execute, "INSERT INTO t VALUES (1)")
-    assert await tx.step(count()) == 1
+    assert await tx.run(count()) == 1
     assert await driver.run(Transaction("count", Mode.READ, count)) == 0
     await tx.commit()
 

@@ -12,9 +12,8 @@ from oncekey.core.errors import ConfigurationError, SchemaError, StoreError
 from oncekey.core.model import Proceed, State
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.execute import aiosqlite_execute, sqlite_execute
-from oncekey.drivers.within import AsyncWithin, Within
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.flow import Mode
+from oncekey.flow import AsyncWithin, Mode, Within
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, answered
 

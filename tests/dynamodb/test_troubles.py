@@ -38,7 +38,7 @@ from oncekey.core.model import SECOND, Completed, Outcome, Proceed, Replay, Stat
 from oncekey.core.policy import Policy
 from oncekey.drivers.dynamodb import PAUSES, AsyncDynamoCells, DynamoCells, DynamoDriver, Table
 from oncekey.drivers.dynamodb_talk import Dialogue, Failed, Refused, Request, understood
-from oncekey.stores.dynamodb import DynamoStore
+from oncekey.stores.cells import DynamoStore
 from oncekey.testing.claims import a_claim, again, answered
 from oncekey.testing.contract import blocking
 from oncekey.testing.contract.cells import _lines
@@ -361,7 +361,7 @@ def test_a_heartbeat_between_settlement_and_commit_does_not_lose_the_answer(worl
     lease = world.owned(claim)
     tx = driver.begin()
     tx.connection.put(**put(theirs, "row"))
-    assert tx.step(world.store.settling(lease, answered())).ours
+    assert tx.run(world.store.settling(lease, answered())).ours
     assert world.renew(lease, claim.lease) is not None
     tx.commit()
     assert (world.record(claim.id).state, names(clients, moto, theirs)) == (State.COMPLETED, ["row"])
@@ -372,7 +372,7 @@ def test_what_somebody_else_owns_by_now_is_not_committed(world, driver, theirs, 
     lease = world.owned(claim)
     tx = driver.begin()
     tx.connection.put(**put(theirs, "row"))
-    assert tx.step(world.store.settling(lease, answered())).ours
+    assert tx.run(world.store.settling(lease, answered())).ours
     world.advance(claim.lease)
     assert isinstance(world.begin(again(claim)), Proceed)
     with pytest.raises(StoreUnavailableError):
@@ -384,8 +384,8 @@ def test_an_open_transaction_sees_what_it_has_written(world, driver):
     claim = a_claim()
     lease = world.owned(claim)
     tx = driver.begin()
-    assert tx.step(world.store.settling(lease, answered())).ours
-    assert tx.step(world.store.settling(lease, answered())).ours  # said again, it finds its own word
+    assert tx.run(world.store.settling(lease, answered())).ours
+    assert tx.run(world.store.settling(lease, answered())).ours  # said again, it finds its own word
     assert world.record(claim.id).state is State.IN_PROGRESS
     tx.rollback()
     assert world.record(claim.id).state is State.IN_PROGRESS
@@ -407,7 +407,7 @@ def test_items_that_are_refused_are_rolled_back(world, driver, theirs, clients, 
     tx = driver.begin()
     tx.connection.put(**{**put(theirs, "row"), **staged})
     tx.connection.put(**put(theirs, "other"))
-    tx.step(world.store.settling(lease, answered()))
+    tx.run(world.store.settling(lease, answered()))
     with pytest.raises(RolledBackError, match=why):
         tx.commit()
     assert (world.record(claim.id).state, names(clients, moto, theirs)) == (State.IN_PROGRESS, [])
@@ -427,7 +427,7 @@ def test_every_kind_of_item(world, driver, theirs, clients, moto):
         ExpressionAttributeValues={":a": {"N": "1"}},
     )
     tx.connection.check(TableName=theirs, Key={"pk": {"B": b"there"}}, ConditionExpression="attribute_exists(pk)")
-    tx.step(world.store.settling(lease, answered()))
+    tx.run(world.store.settling(lease, answered()))
     tx.commit()
     assert names(clients, moto, theirs) == ["new", "there", "updated"]
     with pytest.raises(TransactionControlError):

@@ -10,15 +10,13 @@ import pytest
 
 from oncekey.canonical.digests import seed_of
 from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of
-from oncekey.core.choices import PiiCheck
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Claim, Code, Effects, RecordId, Recovery, Refuse
-from oncekey.core.policy import Policy, micros
+from oncekey.core.policy import PiiCheck, Policy, micros
 from oncekey.core.scope import BindTo, bound_scope
-from oncekey.engine.claiming import PROCESS, Caller, Parts, about_of, chosen_of, claim_of, fingerprint_for
+from oncekey.engine.claiming import PROCESS, Caller, Parts, about_of, chosen_of, claim_of, fingerprint_for, unseal
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.kept_request import unseal
 
 KEY = b"8e03978e-40d5-43e8-bc93-6894a57f9324"
 BODY = b'{"currency": "EUR", "amount": 10.00}'

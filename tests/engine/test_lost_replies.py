@@ -11,7 +11,7 @@ from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailab
 from oncekey.core.model import Claim, Completed, Outcome, Proceed, Retryable, StoredResponse
 from oncekey.core.policy import Policy
 from oncekey.engine.request import LOSSES, ROUNDS, begin, settle
-from oncekey.flow import Flow, Transaction, drive, step
+from oncekey.flow import Flow, Transaction, drive, run_body
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.statements import REPEATS
 from oncekey.testing.claims import a_claim, again
@@ -42,7 +42,7 @@ class Wire:
             raise StoreUnavailableError(fate)
         if fate == "lost before":
             raise CommitAmbiguousError(fate)
-        result = step(transaction.body(), lambda said: said.command(self.table, **said.params))
+        result = run_body(transaction.body(), lambda said: said.command(self.table, **said.params))
         if fate == "lost":
             raise CommitAmbiguousError(fate)
         if fate == "lost, and asleep for a day":
@@ -59,7 +59,7 @@ class Wire:
         self.now += 30 * HOURS
 
     def _quietly(self, transaction: Transaction[Any]) -> Any:
-        return step(transaction.body(), lambda said: said.command(self.table, **said.params))
+        return run_body(transaction.body(), lambda said: said.command(self.table, **said.params))
 
 
 CLAIM: Claim = a_claim()

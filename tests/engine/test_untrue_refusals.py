@@ -13,8 +13,8 @@ from oncekey.core.model import Code, Effects
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import steps
+from oncekey.engine.actions import Action, Beat, Call, Later, Life
 from oncekey.engine.admit import Breaker
-from oncekey.engine.effects import Beat, Call, Effect, Later, Life
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Transaction
@@ -35,13 +35,13 @@ def heard(
     site = Site(store, Breaker(), float, float)
     flow = life(Run(site, claim, Enrolment("pay", effects, POLICY, None), Unasked()), handler)
 
-    def perform(effect: Effect) -> Any:
-        match effect:
+    def perform(action: Action) -> Any:
+        match action:
             case Transaction(name="settle"):
                 settling(driver)
-                return driver.run(effect)
+                return driver.run(action)
             case Transaction():
-                return driver.run(effect)
+                return driver.run(action)
             case Call(fn=fn, arguments=arguments):
                 return fn(*arguments)
             case Beat():
@@ -52,14 +52,14 @@ def heard(
                 return None
 
     try:
-        effect = next(flow)
+        action = next(flow)
         while True:
             try:
-                result = perform(effect)
+                result = perform(action)
             except Exception as error:
-                effect = flow.throw(error)
+                action = flow.throw(error)
             else:
-                effect = flow.send(result)
+                action = flow.send(result)
     except StopIteration as stop:
         told: CallReport = stop.value
         return told

@@ -16,7 +16,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.once import Once
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 KEY = "key-000000000000001"
 _keys = count(1)

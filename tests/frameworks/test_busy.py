@@ -17,8 +17,8 @@ from harness.asgi import until
 from oncekey.core.errors import StoreBusyError
 from oncekey.core.model import INLINE, LOCAL
 from oncekey.drivers.slots import AsyncSlots, Slots
+from oncekey.drivers.sqlite.files import Writer
 from oncekey.drivers.sqlite.lane import Lane
-from oncekey.drivers.sqlite.writer import Writer
 from oncekey.engine import local, shell
 from oncekey.engine.admit import FAILURES
 from oncekey.engine.local import peek

@@ -19,9 +19,9 @@ from harness.patience import PATIENCE
 from oncekey.core.model import INLINE, LOCAL, MINUTE, SECOND
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi import exchange
-from oncekey.frameworks.asgi.threads import ThreadedTransaction
+from oncekey.frameworks.asgi.installation import ThreadedTransaction
 from oncekey.runtimes import aio
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 MANY = 60
 
@@ -567,7 +567,7 @@ class OneAtATime:
 
     connection = None
 
-    def step(self, steps: Any) -> Any:
+    def run(self, body: Any) -> Any:
         return self._do("step")
 
     def commit(self) -> None:
@@ -591,7 +591,7 @@ async def test_a_blocking_transaction_is_in_one_thread_at_a_time(what: str) -> N
     tx = OneAtATime()
     with ThreadPoolExecutor(4) as executor:
         threaded = ThreadedTransaction(tx, executor)
-        work = threaded.step(None) if what == "step" else threaded.commit()  # type: ignore[arg-type]
+        work = threaded.run(None) if what == "step" else threaded.commit()  # type: ignore[arg-type]
         task = asyncio.create_task(work)  # type: ignore[arg-type]
         await until(lambda: tx.inside)
         task.cancel()

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from frameworks.shop import Shop
 from harness.patience import PATIENCE
-from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecutedError, StoreUnavailableError
 from oncekey.core.model import INLINE, LOCAL
+from oncekey.core.policy import On5xx
 from oncekey.engine.operation import Operation
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from frameworks.shop import KEY, Shop
-from oncekey.core.choices import OnExpired
 from oncekey.core.model import HOUR, INLINE, LOCAL, MINUTE, SECOND
-from oncekey.core.policy import Policy
+from oncekey.core.policy import OnExpired, Policy
 from oncekey.engine.operation import Operation
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 
 def ordering(effects: Any = LOCAL, *, policy: Policy | None = None, **options: Any) -> Shop:

@@ -9,12 +9,11 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Response
 from pydantic import BaseModel
 
 from frameworks.shop import KEY, Shop
-from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import INLINE, LOCAL
-from oncekey.core.policy import Policy
+from oncekey.core.policy import ErrorFormat, Flavor, Policy
 from oncekey.engine.operation import Operation
-from oncekey.frameworks.routes import routed
+from oncekey.frameworks.starlette import routed
 
 
 class Item(BaseModel):

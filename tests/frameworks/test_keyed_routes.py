@@ -26,9 +26,9 @@ from oncekey.canonical.fingerprint import Selection
 from oncekey.core.model import LOCAL, SECOND
 from oncekey.core.policy import Policy
 from oncekey.engine.operation import Operation
-from oncekey.frameworks.asgi.middleware import KeyedRoutes
+from oncekey.frameworks.asgi.installation import KeyedRoutes
 from oncekey.once import Once
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 NOW = 1_700_000_000 * SECOND
 

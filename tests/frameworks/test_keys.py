@@ -11,10 +11,9 @@ from pydantic import BaseModel
 
 from frameworks.shop import KEY, Shop, new_key
 from oncekey.canonical.fingerprint import Selection
-from oncekey.core.choices import PiiCheck
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import INLINE, LOCAL
-from oncekey.core.policy import Policy
+from oncekey.core.policy import PiiCheck, Policy
 from oncekey.core.scope import BindTo
 from oncekey.engine.operation import Operation, SyncOperation
 

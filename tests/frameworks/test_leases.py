@@ -14,7 +14,7 @@ from harness.patience import PATIENCE
 from oncekey.core.errors import LeaseLostError
 from oncekey.core.model import INLINE, LOCAL, MINUTE, SECOND
 from oncekey.engine.operation import Operation
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 
 def stolen(shop: Shop) -> None:

@@ -23,7 +23,7 @@ from oncekey.core.model import INLINE, LOCAL, PHASED, SECOND
 from oncekey.core.policy import Policy
 from oncekey.engine.operation import Operation
 from oncekey.once import SINGLE_TENANT, Once
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 from oncekey.workers.completer import Completer
 from phased.bank import ClockedOnce
 

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from openapi_spec_validator import validate
 
 from oncekey import INLINE, LOCAL, OUTBOX, SINGLE_TENANT, Once, Operation, Policy, SyncOperation, cli
-from oncekey.core.choices import Flavor
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.policy import Flavor
 from oncekey.frameworks.listing import listed
 from oncekey.frameworks.openapi import transformed
 

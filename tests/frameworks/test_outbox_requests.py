@@ -24,7 +24,7 @@ from oncekey.core.model import HOUR, INLINE, LOCAL, OUTBOX
 from oncekey.core.policy import Policy
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 from oncekey.topics import Message
 from oncekey.topics import Reply as Delivered
 from oncekey.workers.service import Service

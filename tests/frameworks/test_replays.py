@@ -13,11 +13,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from frameworks.shop import KEY, Shop
-from oncekey.core.choices import ErrorFormat, Flavor
 from oncekey.core.model import INLINE, LOCAL, SECOND
-from oncekey.core.policy import Policy
+from oncekey.core.policy import ErrorFormat, Flavor, Policy
 from oncekey.engine.operation import Operation
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 
 def answering(response: Any, **options: Any) -> Shop:

@@ -13,7 +13,7 @@ from frameworks.shop import KEY, Shop
 from harness.asgi import until
 from oncekey.core.model import HOUR, INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 
 def ordering(effects: Any = INLINE, **shopping: Any) -> Shop:

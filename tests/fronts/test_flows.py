@@ -24,7 +24,7 @@ from oncekey.engine.fronts import Fronts
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.shared import _line
 from oncekey.observe.events import Consulted
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 SECRET = b"a secret of the shop's"
 STORE = ("recall", "find", "claim", "lock", "begin", "holder")

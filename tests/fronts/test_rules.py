@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.choices import OnExpired
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fronts import (
     FRESH,
@@ -28,9 +27,9 @@ from oncekey.core.fronts import (
 from oncekey.core.migrations import Applied, MigrationPhase
 from oncekey.core.model import SECOND, Finished, Record, RecordId, Refuse, Replay, Snapshot, State, StoredResponse
 from oncekey.core.onecommit import WriteKind, WriteTarget
-from oncekey.core.policy import Policy, micros
+from oncekey.core.policy import OnExpired, Policy, micros
 from oncekey.core.rulings import rule, rule_finished, rule_held
-from oncekey.engine.effects import Consult
+from oncekey.engine.actions import Consult
 from oncekey.engine.fronts import GONE, SharedAnswers, Shelf, Vault, check_fronts, identity_of
 from oncekey.engine.local import BUSY, record_as_claimed
 from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
@@ -50,10 +49,10 @@ class Box:
 
     def run(self, flow: Any) -> Any:
         try:
-            effect = next(flow)
+            action = next(flow)
             while True:
-                assert isinstance(effect, Consult)
-                effect = flow.send([self._do(command) for command in effect.commands])
+                assert isinstance(action, Consult)
+                action = flow.send([self._do(command) for command in action.commands])
         except StopIteration as stop:
             return stop.value
 

@@ -42,7 +42,7 @@ from oncekey import (
 from oncekey.core.errors import BodyInvalidError, KeyMalformedError, ResultInvalidError, ResultNotStorableError
 from oncekey.core.model import MINUTE
 from oncekey.core.policy import Policy
-from oncekey.frameworks.calling import running
+from oncekey.frameworks.functions import running
 from oncekey.observe.events import Replayed, Reserved, Settled
 from oncekey.testing import operation, sync_operation
 from oncekey.workers.completer import Completer

@@ -1,4 +1,4 @@
-"""A call that is interrupted before and after every effect of its life: by a signal in a thread, by a cancellation."""
+"""A call that is interrupted before and after every action of its life: by a signal in a thread, by a cancellation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Interrupting:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["local", "inline", "phased"])
-async def test_a_call_may_be_interrupted_at_every_effect(small_stage: Stage, kind: str, when: str) -> None:
+async def test_a_call_may_be_interrupted_at_every_action(small_stage: Stage, kind: str, when: str) -> None:
     # P4, P7: nothing stays open, no key is left owned, and nothing is done twice
     stage, unknown = small_stage, set()
     call = stage.function(kind)

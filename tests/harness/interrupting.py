@@ -1,4 +1,4 @@
-"""Runtimes that are interrupted before or after one of the effects that they perform."""
+"""Runtimes that are interrupted before or after one of the actions that they perform."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.engine.effects import Begin, Commit, Effect, Rollback
+from oncekey.engine.actions import Action, Begin, Commit, Rollback
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.flow import Transaction
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
@@ -26,30 +26,30 @@ class Trial:
     at: int
     when: str
     faults: dict[str, list[BaseException]] = field(default_factory=dict)
-    """By an effect's name, what it meets the first times: a `CommitAmbiguousError` comes after it was done."""
+    """By an action's name, what it meets the first times: a `CommitAmbiguousError` comes after it was done."""
     names: list[str] = field(default_factory=list)
     open: list[Any] = field(default_factory=list)
     interrupted: str | None = None
     blocking: bool = True
 
-    def begins(self, effect: Effect) -> BaseException | None:
-        """An effect is about to be performed; what it meets."""
-        name = effect.name if isinstance(effect, Transaction) else type(effect).__name__
+    def begins(self, action: Action) -> BaseException | None:
+        """An action is about to be performed; what it meets."""
+        name = action.name if isinstance(action, Transaction) else type(action).__name__
         self.names.append(name)
         self._interrupt("before")
         waiting = self.faults.get(name)
         return waiting.pop(0) if waiting else None
 
-    def ended(self, effect: Effect, result: Any) -> None:
+    def ended(self, action: Action, result: Any) -> None:
         """It was performed."""
-        if isinstance(effect, Begin):
+        if isinstance(action, Begin):
             self.open.append(result[0])
-        elif isinstance(effect, Commit | Rollback) and effect.tx in self.open:
-            self.open.remove(effect.tx)
+        elif isinstance(action, Commit | Rollback) and action.tx in self.open:
+            self.open.remove(action.tx)
 
     @staticmethod
     def keeps_from(fault: BaseException | None) -> bool:
-        """Whether the effect is not performed at all."""
+        """Whether the action is not performed at all."""
         return fault is not None and not isinstance(fault, CommitAmbiguousError)
 
     def goes_on(self) -> None:
@@ -67,18 +67,18 @@ class InterruptedThreads(ThreadRuntime):
         super().__init__(engine)
         self.trial = trial
 
-    def perform(self, effect: Effect) -> Any:
-        trial, fault = self.trial, self.trial.begins(effect)
+    def perform(self, action: Action) -> Any:
+        trial, fault = self.trial, self.trial.begins(action)
         try:
-            result = None if trial.keeps_from(fault) else super().perform(effect)
+            result = None if trial.keeps_from(fault) else super().perform(action)
         except Exception as error:
             fault = error
         else:
-            trial.ended(effect, result)
+            trial.ended(action, result)
         try:
             trial.goes_on()
         except BaseException:
-            if isinstance(effect, Begin):  # as a runtime promises: what no flow was told of is not left open
+            if isinstance(action, Begin):  # as a runtime promises: what no flow was told of is not left open
                 trial.open.pop().rollback()
             raise
         if fault is not None:
@@ -95,29 +95,29 @@ class InterruptedLoop(AsyncRuntime):
     async def transact(self, transaction: Transaction[Any]) -> Any:
         return await self._watched(transaction, lambda: self.engine.driver.run(transaction))
 
-    async def begin(self, effect: Begin) -> Any:
-        return await self._watched(effect, lambda: super(InterruptedLoop, self).begin(effect))
+    async def begin(self, action: Begin) -> Any:
+        return await self._watched(action, lambda: super(InterruptedLoop, self).begin(action))
 
-    async def commit(self, effect: Commit) -> Any:
-        return await self._watched(effect, lambda: super(InterruptedLoop, self).commit(effect))
+    async def commit(self, action: Commit) -> Any:
+        return await self._watched(action, lambda: super(InterruptedLoop, self).commit(action))
 
-    async def perform(self, effect: Effect) -> Any:
-        if isinstance(effect, Begin | Commit | Transaction):
-            return await super().perform(effect)  # each is watched on its own way
-        return await self._watched(effect, lambda: super(InterruptedLoop, self).perform(effect))
+    async def perform(self, action: Action) -> Any:
+        if isinstance(action, Begin | Commit | Transaction):
+            return await super().perform(action)  # each is watched on its own way
+        return await self._watched(action, lambda: super(InterruptedLoop, self).perform(action))
 
-    async def _watched(self, effect: Effect, perform: Callable[[], Any]) -> Any:
-        trial, fault = self.trial, self.trial.begins(effect)
+    async def _watched(self, action: Action, perform: Callable[[], Any]) -> Any:
+        trial, fault = self.trial, self.trial.begins(action)
         try:
             result = None if trial.keeps_from(fault) else await perform()
         except Exception as error:
             fault = error
         else:
-            trial.ended(effect, result)
+            trial.ended(action, result)
         try:
             trial.goes_on()
         except BaseException:
-            if isinstance(effect, Begin):
+            if isinstance(action, Begin):
                 await trial.open.pop().rollback()
             raise
         if fault is not None:

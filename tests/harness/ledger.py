@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError, TransactionControlError
 from oncekey.drivers.memory import MemoryDriver
-from oncekey.flow import Rows, Statement, Steps, Transaction, step
+from oncekey.flow import Body, Rows, Statement, Transaction, run_body
 
 T = TypeVar("T")
 Fault = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -74,13 +74,13 @@ class Book:
             raise TransactionControlError("the transaction is over")
         self._rows.append(row)
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Statements on a copy of the table, which nobody else sees before the commit."""
         table = self._ledger.memory.table
         if self._staged is None:
             self._staged = {name: dict(line) for name, line in table.items()}
             self._seen = {name: line["version"] for name, line in table.items()}
-        return step(steps, self._execute)
+        return run_body(body, self._execute)
 
     def commit(self) -> None:
         """Publish rows and records; what somebody else wrote meanwhile makes it fail, as a real store does."""
@@ -122,9 +122,9 @@ class OpenBook:
         """What the handler gets."""
         return self._book
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
-        return await self._ledger.meet("step", lambda: self._book.step(steps))  # type: ignore[no-any-return]
+        return await self._ledger.meet("step", lambda: self._book.run(body))  # type: ignore[no-any-return]
 
     async def commit(self) -> None:
         """Commit."""
@@ -238,10 +238,10 @@ class LockedBook:
         """What the handler gets."""
         return self._book
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         with self._lock:
-            return self._book.step(steps)
+            return self._book.run(body)
 
     def commit(self) -> None:
         """Commit."""

@@ -55,11 +55,28 @@ def group_of(test: str) -> str:
     return f"{group} on {part[1]}" if part else group
 
 
+def is_short(test: str) -> bool:
+    """Whether a test takes milliseconds: the rules of `core` need neither a server nor a process."""
+    return test.startswith("tests/core/")
+
+
 class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist says nothing of its types
     """Gives groups away, the largest first, and then one test after the other."""
 
+    def __init__(self, config: Any, log: Any = None) -> None:
+        super().__init__(config, log)
+        self._numbers: dict[str, int] = {}
+
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """Give a worker the next group, by numbers: pytest-xdist would search a list of all tests for each."""
+        if not self._numbers:
+            self._numbers = {test: number for number, test in enumerate(self.collection)}
+        group, unit = self.workqueue.popitem(last=False)
+        self.assigned_work[node][group] = unit
+        node.send_runtest_some([self._numbers[test] for test, done in unit.items() if not done])
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
         """Forget what is done: pytest-xdist counts all that a worker was ever given, several times for every test."""

@@ -1,15 +1,17 @@
-"""oncekey's tables in a PostgreSQL database of the test's own, and what other sessions are doing there."""
+"""oncekey's tables in a database of the test's own: made, emptied, and with time that passes for them."""
 
 from __future__ import annotations
 
+import re
+import sqlite3
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import psycopg
 
 from harness.databases import DatabaseServer
-from harness.patience import wait_until
+from harness.patience import PATIENCE, wait_until
 from oncekey import wire
 
 _WAITING = """
@@ -32,6 +34,10 @@ _EMPTY = """
     END
     $$
 """
+_OVER = (
+    "UPDATE {schema}record SET lease_until = 1 WHERE lease_until IS NOT NULL",
+    "UPDATE {schema}outbox SET due_at = 1",
+)
 
 
 def make_tables(dsn: str) -> str:
@@ -54,6 +60,18 @@ def empty_tables(dsn: str) -> str:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_EMPTY)
     return dsn
+
+
+def leases_run_out(url: str) -> None:
+    """Let time pass for a store of SQLite or PostgreSQL: the dead do not renew their leases."""
+    if url.startswith("sqlite:///"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=PATIENCE)) as file, file:
+            for statement in _OVER:
+                file.execute(statement.format(schema="oncekey_"))
+        return
+    with psycopg.connect(re.sub(r"^postgresql\+\w+:", "postgresql:", url)) as connection:
+        for statement in _OVER:
+            connection.execute(statement.format(schema="oncekey.").encode())
 
 
 def await_waiters(dsn: str, count: int = 1) -> None:

@@ -71,7 +71,8 @@ class Screen:
                 row, _, column = words.partition(";")
                 self._row, self._column = int(row or 1) - 1, int(column or 1) - 1
             case "K":
-                self._cells[self._row] = [" "] * self.columns
+                if self._row < self.rows or not self.stale:  # else it was on its way before the window got smaller
+                    self._cells[self._row] = [" "] * self.columns
             case "J":
                 self._cells = [[" "] * self.columns for _ in range(self.rows)]
             case "m":

@@ -106,7 +106,7 @@ def stall(url: str, key: str, lease_ms: int) -> None:
         claim = a_claim(key, lease=lease_ms * 1000)
         tx = await engine.open()
         assert engine.store.locks is not None
-        look = await tx.step(engine.store.locks.locking(lock_for(claim), claim))
+        look = await tx.run(engine.store.locks.locking(lock_for(claim), claim))
         await tx.connection.execute(f"INSERT INTO effects VALUES ('{key}', {os.getpid()})")
         print("in" if look.got else "out", flush=True)
         await asyncio.sleep(PATIENCE)

@@ -31,13 +31,12 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import Holder, Locked, Stored, WriteKind
 from oncekey.core.policy import OnExpired, Policy
 from oncekey.engine import local
-from oncekey.engine.local import ClaimFirst, Entered, Entry
+from oncekey.engine.local import ClaimFirst, Entry, LockHeld
 from oncekey.engine.shell import AsyncEngine
 from oncekey.flow import adrive
 from oncekey.ports import AsyncOpenTransaction
 from oncekey.stores.locks import Guess
-from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.clock import START, ManualClock
+from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a_claim, again, answered
 
 RECORD = "SELECT state, fence, version, attempts, incarnation::text, response_body, effects FROM oncekey.record"
 
@@ -54,7 +53,7 @@ class Desk:
         """Open a transaction and try the lock of a key."""
         tx = await self.engine.open()
         try:
-            look = await tx.step(self.locks.locking(lock_for(claim), claim))
+            look = await tx.run(self.locks.locking(lock_for(claim), claim))
         except StoreError:
             await tx.rollback()
             raise
@@ -64,9 +63,9 @@ class Desk:
         self, claim: Claim, entered: Entry, tx: AsyncOpenTransaction, body: bytes = b"done"
     ) -> Stored | None:
         """Write the business and the record, and commit both or neither."""
-        assert isinstance(entered, Entered)
+        assert isinstance(entered, LockHeld)
         await write(self.engine, tx.connection, claim.id.key)
-        sealed = await tx.step(self.locks.completing(claim, entered.target, answered(body), entered.begun))
+        sealed = await tx.run(self.locks.completing(claim, entered.target, answered(body), entered.begun))
         await (tx.commit() if sealed else tx.rollback())
         return sealed
 
@@ -110,7 +109,7 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(package: str,
     async with desk(package, dsn) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         assert (entry.target.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (WriteKind.NEW, 1, 1)
         assert (locks_held(dsn), marks_held(dsn)) == (1, 1)
         assert await adrive(at.locks.held(lock_for(claim).number), at.engine.driver.run)
@@ -201,7 +200,7 @@ async def test_a_record_that_waits_for_its_own_request_is_not_anothers(package: 
         glance = local.peek(at.engine.store, at.locks, lock_for(retry), retry, Policy())
         assert await adrive(glance, at.engine.driver.run) == local.BUSY
         await tx.rollback()
-        assert isinstance(await at.look(retry), Entered)
+        assert isinstance(await at.look(retry), LockHeld)
 
 
 async def test_a_new_life_of_an_expired_key_is_its_first_requests(package: str, dsn: str) -> None:
@@ -293,7 +292,7 @@ async def test_a_retryable_record_is_completed_in_its_own_life(package: str, dsn
         await at.engine.settle(verdict.lease, Retryable("x"))
         second = again(first)
         entry, tx = await at.enter(second)
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         lease = entry.proceed.lease
         assert (entry.target.kind, lease.fence, lease.attempt, lease.incarnation) == (
             WriteKind.RETRYABLE,
@@ -318,7 +317,7 @@ async def test_an_expired_record_begins_a_new_life(package: str, dsn: str, ended
         second = again(first, fingerprint=OTHER_FINGERPRINT)
         assert await at.look(second, Policy(on_expired=OnExpired.GONE)) == Refuse(Code.KEY_EXPIRED)
         entry, tx = await at.enter(second)
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         assert (entry.target.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (
             WriteKind.REPLACE_EXPIRED,
             2,
@@ -341,7 +340,7 @@ async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, k
             at.clock.advance(TTL)
         late = again(first)
         entry, tx = await at.enter(late)
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         assert entry.target.kind is kind
         # Somebody who claims first needs no lock; his record is of a later version.
         assert await at.engine.begin(again(first), Policy())
@@ -357,7 +356,7 @@ async def test_two_who_both_saw_no_row_store_one_answer(package: str, dsn: str) 
         other = await at.engine.begin(again(claim), Policy())
         assert await at.finish(claim, entry, tx) is None
         assert at.effects == 0
-        assert await adrive(local.after(at.engine.store, claim, Policy()), at.engine.driver.run) == Refuse(
+        assert await adrive(local.answer_of_record(at.engine.store, claim, Policy()), at.engine.driver.run) == Refuse(
             Code.IN_PROGRESS,
             retry_after=1,
             record=other.record,  # type: ignore[union-attr]
@@ -399,10 +398,10 @@ async def test_a_handler_that_commits_by_itself_is_noticed(package: str, dsn: st
     async with desk(package, dsn) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         await write(at.engine, tx.connection, claim.id.key)
         await tx._raw.execute("COMMIT")  # type: ignore[attr-defined]
-        sealed = await tx.step(at.locks.completing(claim, entry.target, answered(), entry.begun))
+        sealed = await tx.run(at.locks.completing(claim, entry.target, answered(), entry.begun))
         await tx.commit()
         assert sealed is not None
         assert not sealed.in_one_commit
@@ -444,7 +443,7 @@ async def test_an_absent_record_proves_a_roll_back_only_to_who_holds_the_lock(pa
         assert await ask() == UNAVAILABLE
         await at.finish(claim, *await at.enter(claim))
         assert (await ask()).record.incarnation == claim.incarnation
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
 
 
 async def test_a_record_by_itself(package: str, dsn: str) -> None:
@@ -481,7 +480,7 @@ async def test_from_17_on_the_deadline_ends_a_transaction_that_hangs_inside_a_me
 def test_the_lease_of_a_new_key_is_that_of_the_record_that_it_would_have_been(now: int) -> None:
     claim = a_claim()
     entry = local.enter(Locked(got=True, snapshot=Snapshot(None, now), begun=1), claim, Policy())
-    assert isinstance(entry, Entered)
+    assert isinstance(entry, LockHeld)
     lease, known = entry.proceed.lease, Lease.of(local.record_as_claimed(claim, entry.target, now))
     assert (lease, lease.alone) == (known, known.alone)
 

@@ -34,7 +34,7 @@ from oncekey.core.onecommit import Holder, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.mariadb.address import MariadbAddress
 from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
-from oncekey.drivers.mariadb.errors import commit_error, statement_error
+from oncekey.drivers.mariadb.messages import commit_error, statement_error
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.engine.operation import Operation, SyncOperation
@@ -56,7 +56,7 @@ def driver(empty_either):
 
 def locked(driver, claim):
     tx = driver.begin()
-    return tx, tx.step(STORE.locks.locking(lock_for(claim), claim))
+    return tx, tx.run(STORE.locks.locking(lock_for(claim), claim))
 
 
 def said(driver, flow):
@@ -76,7 +76,7 @@ def test_a_duplicate_in_flight_is_refused_and_the_first_one_commits_once(driver)
     assert said(driver, STORE.locks.holder(lock_for(a_claim("twice", fingerprint="another")))) is Holder.OTHER
     for tx in (again, other):
         tx.rollback()
-    sealed = first.step(STORE.locks.completing(claim, NEW, ANSWER, look.begun))
+    sealed = first.run(STORE.locks.completing(claim, NEW, ANSWER, look.begun))
     assert sealed is not None
     assert sealed.in_one_commit
     # Its uncommitted answer is not shown to who reads the lock before it is committed.
@@ -121,7 +121,7 @@ def test_a_commit_inside_a_procedure_is_noticed_by_its_savepoint(driver, empty_e
     tx, look = locked(driver, claim)
     with tx.connection.cursor() as cursor:
         cursor.execute("CALL sneak()")
-    sealed = tx.step(STORE.locks.completing(claim, NEW, ANSWER, look.begun))
+    sealed = tx.run(STORE.locks.completing(claim, NEW, ANSWER, look.begun))
     assert sealed is not None
     assert not sealed.in_one_commit
     tx.commit()
@@ -161,7 +161,7 @@ def test_no_sql_mode_of_a_handler_opens_a_literal(driver):
     tx, look = locked(driver, claim)
     with tx.connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES,ANSI_QUOTES'")
-    assert tx.step(STORE.locks.completing(claim, NEW, ANSWER, look.begun)) is not None
+    assert tx.run(STORE.locks.completing(claim, NEW, ANSWER, look.begun)) is not None
     tx.commit()
     assert said(driver, STORE.find(claim.id)).record.id.key == key
     assert said(driver, STORE.find(a_claim("a").id)).record is None
@@ -210,11 +210,11 @@ def test_a_killed_server_keeps_what_it_committed(crashable):
     with closing(PymysqlDriver(url)) as driver:
         done, under_way = a_claim("done"), a_claim("under-way")
         tx, look = locked(driver, done)
-        assert tx.step(STORE.locks.completing(done, NEW, ANSWER, look.begun)) is not None
+        assert tx.run(STORE.locks.completing(done, NEW, ANSWER, look.begun)) is not None
         tx.commit()
         claimed = said(driver, STORE.claim(a_claim("claimed"))).record
         tx, look = locked(driver, under_way)
-        assert tx.step(STORE.locks.completing(under_way, NEW, ANSWER, look.begun)) is not None
+        assert tx.run(STORE.locks.completing(under_way, NEW, ANSWER, look.begun)) is not None
         crashable.kill()
         with pytest.raises(CommitAmbiguousError):
             tx.commit()
@@ -264,7 +264,7 @@ async def test_a_server_that_was_demoted_is_left(empty_either, either_server, wa
         seen.append(await connection())
         tx = await done(driver.begin())
         with pytest.raises(StoreUnavailableError, match="only reads"):
-            await done(tx.step(STORE.locks.locking(lock_for(a_claim("demoted")), a_claim("demoted"))))
+            await done(tx.run(STORE.locks.locking(lock_for(a_claim("demoted")), a_claim("demoted"))))
         await done(tx.rollback())
         seen.append(await connection())
     finally:
@@ -362,7 +362,7 @@ def test_a_crowd_of_threads_on_one_key_executes_once(driver, empty_either, eithe
                 if look.got and look.snapshot.record is None:
                     with tx.connection.cursor() as cursor:
                         cursor.execute("INSERT INTO effect VALUES (%s)", (f"crowd-{turn}",))
-                    assert tx.step(STORE.locks.completing(claim, NEW, ANSWER, look.begun)) is not None
+                    assert tx.run(STORE.locks.completing(claim, NEW, ANSWER, look.begun)) is not None
                     tx.commit()
                 else:
                     tx.rollback()
@@ -405,7 +405,7 @@ def test_a_success_after_a_deadlock_is_refused(driver, empty_either, either_serv
             ours.execute(rows[0])
         waiting.join()
     with pytest.raises(TransactionControlError, match="rolled the handler's transaction back"):
-        tx.step(STORE.locks.completing(claim, NEW, ANSWER, look.begun))
+        tx.run(STORE.locks.completing(claim, NEW, ANSWER, look.begun))
     tx.rollback()
     assert said(driver, STORE.find(claim.id)).record is None
 
@@ -423,7 +423,7 @@ def test_a_crowd_whose_first_ones_roll_back_is_refused_and_not_broken(driver):
                 tx, look = locked(driver, a_claim(f"undone-{turn}"))
                 if look.got:
                     got.append(turn)
-                assert tx.step(STORE.locks.locking(lock_for(a_claim(f"free-{id(tx)}")), a_claim(f"free-{id(tx)}"))).got
+                assert tx.run(STORE.locks.locking(lock_for(a_claim(f"free-{id(tx)}")), a_claim(f"free-{id(tx)}"))).got
                 tx.rollback()
         except BaseException as error:
             failures.append(error)

@@ -38,16 +38,14 @@ from oncekey.core.onecommit import Holder, Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver, SqliteTransaction
-from oncekey.drivers.sqlite.writer import writer_of
+from oncekey.drivers.sqlite.files import writer_of
 from oncekey.engine import local
-from oncekey.engine.local import ClaimFirst, Entered, Entry
+from oncekey.engine.local import ClaimFirst, Entry, LockHeld
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.flow import Statement, adrive
 from oncekey.ports import AsyncFolds
-from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.sqlite.locks import SqliteLocks
-from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.clock import START, ManualClock
+from oncekey.stores.sqlite import SqliteLocks, SqliteStore
+from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a_claim, again, answered
 
 RECORD = "SELECT state, fence, version, attempts, response_body, effects FROM oncekey_record"
 INSERT = "INSERT INTO effects VALUES (?)"
@@ -96,9 +94,9 @@ class Desk:
 
     async def finish(self, claim: Claim, entered: Entry, tx: Any, body: bytes = b"done") -> Stored | None:
         """Write the business and the record, and commit both or neither."""
-        assert isinstance(entered, Entered)
+        assert isinstance(entered, LockHeld)
         await tx.connection.execute(INSERT, (claim.id.key,))
-        sealed: Stored | None = await tx.step(
+        sealed: Stored | None = await tx.run(
             self.locks.completing(claim, entered.target, answered(body), entered.begun)
         )
         await (tx.commit() if sealed else tx.rollback())
@@ -155,7 +153,7 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(path: Path, m
         claim = a_claim()
         other = again(claim, fingerprint=OTHER_FINGERPRINT)
         entry, tx = await at.enter(claim)
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         assert (entry.target.kind, entry.proceed.lease.fence, entry.proceed.lease.attempt) == (WriteKind.NEW, 1, 1)
         assert await adrive(at.locks.held(lock_for(claim).number), at.driver.run)
         assert not await adrive(at.locks.held(lock_for(a_claim()).number), at.driver.run)
@@ -176,11 +174,11 @@ async def test_a_rollback_leaves_neither_row_nor_lock(path: Path, module: Module
     async with desk(path, module) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         await tx.connection.execute(INSERT, ("x",))
         await tx.rollback()
         assert (at.rows(), at.effects, await at.glance(again(claim))) == ([], 0, None)
-        assert isinstance(await at.look(again(claim)), Entered)
+        assert isinstance(await at.look(again(claim)), LockHeld)
 
 
 async def test_what_is_there_is_settled_by_its_version(path: Path, module: ModuleType) -> None:  # L3, F14
@@ -190,7 +188,7 @@ async def test_what_is_there_is_settled_by_its_version(path: Path, module: Modul
         assert await at.look(again(first)) == Refuse(Code.IN_PROGRESS, retry_after=1, record=verdict.record)
         await at.engine.settle(verdict.lease, Retryable("x"))
         entry, tx = await at.enter(again(first))
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         assert entry.target.kind is WriteKind.RETRYABLE
         assert await at.finish(first, entry, tx)
         assert at.rows() == [("completed", 2, 3, 2, b"done", "local")]
@@ -198,7 +196,7 @@ async def test_what_is_there_is_settled_by_its_version(path: Path, module: Modul
         at.clock.advance(TTL + HOUR)
         second = again(first, fingerprint=OTHER_FINGERPRINT)
         entry, tx = await at.enter(second)
-        assert isinstance(entry, Entered)
+        assert isinstance(entry, LockHeld)
         assert entry.target.kind is WriteKind.REPLACE_EXPIRED
         assert await at.finish(second, entry, tx, b"anew")
         assert at.rows() == [("completed", 3, 4, 1, b"anew", "local")]
@@ -223,11 +221,11 @@ async def test_a_deferred_answer_is_one_commit_with_its_parcel(path: Path, modul
             (again(first, effects=Effects.OUTBOX), WriteKind.REPLACE_EXPIRED),
         ):
             entry, tx = await at.enter(claim)
-            assert isinstance(entry, Entered)
+            assert isinstance(entry, LockHeld)
             assert entry.target.kind is kind
             parcel = Parcel(uuid4(), ParcelKind.DEFER, claim.id, claim.incarnation, "pay", "{}", f"down-{kind}")
             assert at.locks.completing_at_commit(claim, entry.target, Deferred(parcel), entry.begun) is None
-            assert await tx.step(at.locks.completing(claim, entry.target, Deferred(parcel), entry.begun))
+            assert await tx.run(at.locks.completing(claim, entry.target, Deferred(parcel), entry.begun))
             await tx.commit()
         assert at.rows() == [("pending", 2, 2, 1, None, "outbox"), ("pending", 1, 1, 1, None, "outbox")]
         assert len(at.rows("SELECT 1 FROM oncekey_outbox")) == 2
@@ -275,7 +273,7 @@ async def test_a_place_that_was_taken_meanwhile_rolls_the_business_back(path: Pa
 
 async def folded(at: Desk, claim: Claim, entered: Entry, tx: Any) -> Any:
     """The business, and the record in the same breath as its commit."""
-    assert isinstance(entered, Entered)
+    assert isinstance(entered, LockHeld)
     await tx.connection.execute(INSERT, (claim.id.key,))
     fold = at.locks.completing_at_commit(claim, entered.target, answered(b"done"), entered.begun)
     assert fold is not None
@@ -307,7 +305,7 @@ async def test_what_fails_with_its_commit_leaves_nothing_open(path: Path, module
         with pytest.raises(StoreError):
             await at.driver.begin_with(wrong())
         assert not at.driver.crowded
-        assert isinstance(await at.look(claim), Entered)
+        assert isinstance(await at.look(claim), LockHeld)
 
 
 def wrong() -> Any:
@@ -351,7 +349,7 @@ async def test_who_only_asks_proves_nothing_against_another_body(path: Path, mod
             await queueing
         assert (await at.glance(again(claim)), await at.glance(other)) == (None, None)
         await holder.rollback()
-        assert isinstance(await at.look(other), Entered)
+        assert isinstance(await at.look(other), LockHeld)
 
 
 async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleType, stranger: Any) -> None:
@@ -367,7 +365,7 @@ async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleTy
             await at.enter(a_claim())
         assert not at.driver.crowded
         stranger.execute("ROLLBACK")
-        assert isinstance(await at.look(a_claim()), Entered)
+        assert isinstance(await at.look(a_claim()), LockHeld)
 
 
 async def test_a_stored_answer_waits_for_no_handler(path: Path, module: ModuleType) -> None:
@@ -379,7 +377,7 @@ async def test_a_stored_answer_waits_for_no_handler(path: Path, module: ModuleTy
         assert isinstance(await at.look(again(claim)), Replay)
         assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
         blocking = SqliteDriver(path, look_after=0.001, module=module)
-        look = blocking.begin().step(at.locks.locking(lock_for(claim), claim))
+        look = blocking.begin().run(at.locks.locking(lock_for(claim), claim))
         assert isinstance(local.enter(look, claim, Policy()), Replay)
         blocking.close()
         await holder.rollback()
@@ -451,11 +449,11 @@ async def test_all_drivers_of_a_process_share_the_writer(path: Path, module: Mod
         _, tx = await at.enter(claim)
         assert (blocking.crowded, blocking.writer.holder(lock_for(claim))) == (True, Holder.SOMEBODY)
         with pytest.raises(StoreBusyError, match="of this process"):
-            blocking.begin().step(store.locks.locking(lock_for(a_claim()), a_claim()))
+            blocking.begin().run(store.locks.locking(lock_for(a_claim()), a_claim()))
         await tx.rollback()
 
         theirs = blocking.begin()
-        theirs.step(store.locks.locking(lock_for(claim), claim))
+        theirs.run(store.locks.locking(lock_for(claim), claim))
         assert at.driver.crowded
         assert await at.glance(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.TAKEN
         theirs.rollback()

@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "src" / "oncekey").rglob("*.py"))
 LONGEST_MODULE = 600
+LARGEST_SHARE_OF_IMPORTS = 0.07
+DEEPEST_PACKAGE = 2
 STORES_OF_REQUESTS = ("src/oncekey/drivers/redis_talk.py", "examples/sqlite_cells.py")
 LONGEST_STORE = 400
 
@@ -40,6 +42,24 @@ def _private_paths(root: Path) -> re.Pattern[str]:
 def _text(path: Path) -> str:
     content = path.read_bytes()
     return "" if b"\0" in content else content.decode("utf-8")
+
+
+def test_few_lines_are_imports() -> None:
+    # crumbs import each other: their share of the lines shows them
+    lines = imports = 0
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        lines += len(text.splitlines())
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imports += (node.end_lineno or node.lineno) - node.lineno + 1
+    assert imports / lines < LARGEST_SHARE_OF_IMPORTS
+
+
+def test_no_package_is_deep() -> None:
+    # Django looks for its commands at `management/commands`, and for nothing else
+    deep = {path.parent.relative_to(ROOT / "src" / "oncekey") for path in MODULES}
+    assert {str(one) for one in deep if len(one.parts) > DEEPEST_PACKAGE} == {"django/management/commands"}
 
 
 def test_no_file_names_a_private_folder() -> None:

@@ -20,11 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from core.records import a_record
 from observe.shop import AsgiShop, WsgiShop
-from oncekey.core.audit import Mover
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, Effects, RecordId, State
 from oncekey.core.scope import BindTo, bound_scope, scope_of, tenant_of
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover
 from oncekey.engine.notifying import how_of
 from oncekey.observe.events import (
     MEANING,

@@ -15,13 +15,12 @@ from harness.asgi import Caller
 from harness.patience import PATIENCE
 from observe.shop import EXECUTED, AsgiShop, Shop, Stranger
 from oncekey import Sighting
-from oncekey.core import signatures
-from oncekey.core.audit import Mover
 from oncekey.core.keys import key_digest
 from oncekey.core.model import RecordId, State
 from oncekey.core.operate import Moved, OperatorCommand, Order
+from oncekey.core.resolution import SIGNATURE_HEADER, sign
 from oncekey.core.scope import scope_of
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, Mover, Trigger
 from oncekey.engine import operate
 from oncekey.engine.enrolment import NO_NAMESPACE
 from oncekey.flow import adrive
@@ -280,10 +279,10 @@ async def test_a_webhook_knows(asgi_shop: AsgiShop) -> None:
     shop.webhook("/hooks", secret=SECRET, parse=lambda event: Sighting(EXECUTED, event["key"]))
     await unknown(shop)
     body = json.dumps({"key": shop.charged[0]}).encode()
-    signed = signatures.sign(body, SECRET, int(time.time()))
+    signed = sign(body, SECRET, int(time.time()))
     before = shop.counts()
     async with shop.serving():
-        lines = [(signatures.HEADER.decode(), signed)]
+        lines = [(SIGNATURE_HEADER.decode(), signed)]
         assert (await Caller(shop.app, "POST", "/hooks", headers=lines, body=body).run()).status == 200
     assert shop.moved(before) == {"api.idempotency.reconcile.resolved.count": 1}
     assert shop.told(Resolved)[0].by is Actor.WEBHOOK

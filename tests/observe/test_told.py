@@ -20,9 +20,9 @@ from console.trouble import INLINE_KEY, OUTBOX_KEY, PHASED_KEY, fill, opened
 from observe.shop import EXECUTED, AsgiShop, Stranger, labelled, read
 from observe.test_counters import SECRET
 from oncekey import Policy, Rejected, Sighting
-from oncekey.core import signatures
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, State
+from oncekey.core.resolution import SIGNATURE_HEADER, sign
 from oncekey.engine.admit import FAILURES
 from oncekey.observe.events import (
     Beat,
@@ -201,7 +201,7 @@ async def test_messages_of_providers(either: Any) -> None:
 
 
 def _signed(body: bytes, secret: bytes) -> dict[str, str]:
-    return {signatures.HEADER.decode(): signatures.sign(body, secret, int(time.time()))}
+    return {SIGNATURE_HEADER.decode(): sign(body, secret, int(time.time()))}
 
 
 # Commands

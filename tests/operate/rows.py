@@ -30,7 +30,7 @@ from oncekey.core.model import (
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK, headers_text, memo_text
-from oncekey.testing.clock import START
+from oncekey.testing.claims import START
 from oncekey.testing.contract.world import World
 
 NOW = START

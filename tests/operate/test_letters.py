@@ -6,11 +6,10 @@ import uuid
 
 import pytest
 
-from oncekey.core.audit import Mover
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.model import HOUR, MINUTE, SECOND, Completed, Effects, Outcome, ParcelKind, State, StoredResponse
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, Mover, Trigger
 from oncekey.engine import operate
 from oncekey.engine.operate import LetterMoved
 from operate.rows import NOW, a_parcel, a_row, an_intent, look, write

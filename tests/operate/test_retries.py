@@ -8,7 +8,6 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from oncekey.core.audit import Mover
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.core.model import (
     HOUR,
@@ -30,7 +29,7 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import lock_number
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate
 from oncekey.engine import request as requests
 from oncekey.ops.explain_retry import prospect

@@ -7,11 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from oncekey.core.audit import Mover
 from oncekey.core.guards import Facts
 from oncekey.core.model import SECOND, Completed, Effects, Outcome, ParcelKind, Snapshot, State, StoredResponse
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, ParcelLocation, decide, possible
-from oncekey.core.transitions import Actor, Fence, Illegal, Row, Trigger, find_row
+from oncekey.core.transitions import Actor, Fence, Illegal, Mover, Row, Trigger, find_row
 from oncekey.engine import operate
 from oncekey.ops.explain_retry import prospect
 from operate.rows import NOW, a_parcel, copy_of, every_row, look, write

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from oncekey.core.model import MINUTE, SECOND, Outcome, State
-from oncekey.ops.stats import pace
-from oncekey.ops.survey import End
+from oncekey.ops.stats import End, pace
 
 NOW = 10_000 * MINUTE
 

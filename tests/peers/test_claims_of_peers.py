@@ -12,8 +12,7 @@ import pytest
 from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
 from oncekey.core.policy import Policy
 from oncekey.engine.shell import Engine
-from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, ManualClock, a_claim, again, answered
 from oncekey.wire import connect
 
 POLICY = Policy()

@@ -29,7 +29,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.once import Once
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 from oncekey.wire import aconnect, connect
 
 KEY = "key-000000000000001"

@@ -1,4 +1,4 @@
-"""Steps that are interrupted before and after every effect, on real stores: by a signal in a thread, by a cancellation.
+"""Steps that are interrupted before and after every action, on real stores: by a signal in a thread, by a cancellation.
 
 The clock stands still, so nothing is helped by a lease that runs out: whoever goes on goes on at once.
 """
@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from harness.interrupting import InterruptedLoop, InterruptedThreads, Signal, Trial
-from oncekey.boottime import boottime
 from oncekey.core.errors import CommitAmbiguousError, NotExecutedError, RejectedError, StoreUnavailableError
 from oncekey.core.model import Effects, Lease, Proceed, Record, Recovery, Refuse
 from oncekey.core.policy import Policy
 from oncekey.core.settle import Ending, decide
 from oncekey.engine import steps
-from oncekey.engine.effects import Life
-from oncekey.engine.parcels import Parcels
+from oncekey.engine.actions import Life
 from oncekey.engine.phases import PhasedRun
+from oncekey.engine.run import Parcels
 from oncekey.engine.shell import AsyncEngine, Engine
+from oncekey.runtimes import boottime
 from oncekey.testing.claims import a_claim, again
 from oncekey.wire import aconnect, connect
 from phased.bank import Bank
@@ -229,13 +229,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_step_may_be_interrupted_at_every_effect(bank: Bank, when: str) -> None:
+async def test_a_step_may_be_interrupted_at_every_action(bank: Bank, when: str) -> None:
     await interrupted_everywhere(bank, paying, "no fault", when)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("script", "fault"), CASES, ids=[f"{script.__name__}-{fault}" for script, fault in CASES])
-async def test_a_step_in_trouble_may_be_interrupted_at_every_effect(
+async def test_a_step_in_trouble_may_be_interrupted_at_every_action(
     small_bank: Bank, script: Script, fault: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "FIRST_PAUSE", 0.0)

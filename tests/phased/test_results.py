@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from oncekey.core.audit import Mover
 from oncekey.core.errors import ResultInvalidError
 from oncekey.core.model import State
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate
 from oncekey.flow import adrive
 from oncekey.testing import operation, sync_operation

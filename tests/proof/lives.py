@@ -1,7 +1,7 @@
-"""One request as one generator: the lifecycle that ships, with the handler's own effects in the place of `Invoke`.
+"""One request as one generator: the lifecycle that ships, with the handler's own actions in the place of `Invoke`.
 
 An adapter leaves the flow at `Invoke` and runs a handler that it does not control. A proof wants to stop, kill or
-interrupt at every effect, the handler's among them. So here the handler is a flow, too, and `life` splices the two: a
+interrupt at every action, the handler's among them. So here the handler is a flow, too, and `life` splices the two: a
 runtime sees one flow from the claim to what the client hears. Everything between is `serve` and `decided`, as they are.
 """
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oncekey.core.model import Bypass, Code, Effects
 from oncekey.engine import serve as lifecycle
+from oncekey.engine.actions import Interrupted, Invoke, Life
 from oncekey.engine.deciding import HandlerEnded, decided
-from oncekey.engine.effects import Interrupted, Invoke, Life
 from oncekey.testing.history import Ending
 
 if TYPE_CHECKING:
@@ -97,18 +97,18 @@ def life(run: Run, handler: Handler) -> Life[CallReport]:
     said: Said | None = None
     flow = lifecycle.serve(run)
     try:
-        effect = next(flow)
+        action = next(flow)
         while True:
-            if type(effect) is Invoke:
+            if type(action) is Invoke:
                 said, (decision, ours) = yield from _invoked(run, handler)
-                effect = flow.send(decision)
+                action = flow.send(decision)
                 continue
             try:
-                result = yield effect
+                result = yield action
             except (Exception, Interrupted) as error:
-                effect = flow.throw(error)
+                action = flow.throw(error)
             else:
-                effect = flow.send(result)
+                action = flow.send(result)
     except StopIteration as stop:
         told: Answer | Bypass | None = stop.value
     assert not isinstance(told, Bypass)

@@ -6,7 +6,7 @@ import pytest
 
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import Completed, Lease, Outcome, Retryable, StoredResponse
-from oncekey.flow import Rows, Statement, step
+from oncekey.flow import Rows, Statement, run_body
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.rows import record_of
 from oncekey.testing.claims import a_claim
@@ -34,7 +34,7 @@ def database(clock: Clock) -> Database:
 @pytest.fixture
 def lease(database: Database) -> Lease:
     transaction = next(MemoryStore().claim(CLAIM))
-    step(transaction.body(), lambda said: _rows(database.execute(said, "owner", 1)))
+    run_body(transaction.body(), lambda said: _rows(database.execute(said, "owner", 1)))
     return Lease.of(record_of(database.table[CLAIM.id.scope, CLAIM.id.key]))
 
 

@@ -1,4 +1,4 @@
-"""An error that nobody has foreseen, at every effect of a life: a listener of the application, a fault of our own.
+"""An error that nobody has foreseen, at every action of a life: a listener of the application, a fault of our own.
 
 It is answered by the application's error page. But no transaction stays open, and with it no lock; no heartbeat goes on
 and keeps the key for its whole deadline; and who comes again when the lease is over is answered.
@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from oncekey.core.model import Effects
-from oncekey.engine.effects import Beat, Effect
+from oncekey.engine.actions import Action, Beat
 from oncekey.engine.shell import Engine
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 from oncekey.wire import Kind
 from proof.crash.crasher import Crasher
 from proof.crash.places import Place, a_place, keys
@@ -47,7 +47,7 @@ class Pulse:
 
 
 class Failing(MortalThreads):
-    """A runtime whose n-th effect fails."""
+    """A runtime whose n-th action fails."""
 
     def __init__(self, engine: Engine, at: int) -> None:
         super().__init__(engine, Crasher())
@@ -55,14 +55,14 @@ class Failing(MortalThreads):
         self.names: list[str] = []
         self.pulses: list[Pulse] = []
 
-    def perform(self, effect: Effect) -> Any:
-        self.names.append(name_of(effect))
+    def perform(self, action: Action) -> Any:
+        self.names.append(name_of(action))
         if len(self.names) == self.at:
             raise UnforeseenError
-        if isinstance(effect, Beat):
+        if isinstance(action, Beat):
             self.pulses.append(Pulse())
             return self.pulses[-1]
-        return super().perform(effect)
+        return super().perform(action)
 
 
 @pytest.fixture

@@ -22,10 +22,9 @@ from oncekey import wire
 from oncekey.core.model import Proceed, Retryable
 from oncekey.core.policy import Policy
 from oncekey.drivers.dynamodb_items import table_of
-from oncekey.engine import migrate
+from oncekey.engine import upkeep
 from oncekey.flow import drive
-from oncekey.testing.claims import LEASE, TTL, a_claim, answered
-from oncekey.testing.clock import START, ManualClock
+from oncekey.testing.claims import LEASE, START, TTL, ManualClock, a_claim, answered
 from race.racing import EFFECTS, PhasedRun, Report, Track, race
 
 MARKS = f"CREATE TABLE {EFFECTS} (key_name VARCHAR(255) NOT NULL, racer BIGINT NOT NULL)"
@@ -63,7 +62,7 @@ class OnSqlite:
         self._path = path
         self.track = Track(f"sqlite:///{path}")
         with closing(wire.connect(self.track.url)) as engine:
-            drive(migrate.up(engine.store.schema), engine.driver.run)
+            drive(upkeep.up(engine.store.schema), engine.driver.run)
         self._say(MARKS)
 
     def executed(self) -> list[tuple[str, int]]:

@@ -27,8 +27,7 @@ from oncekey import INLINE, LOCAL, InProgressError, Once, SyncOperation, wire
 from oncekey.core.model import Claim, Code, Lease, Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
 from oncekey.engine.shell import Engine
-from oncekey.testing.claims import a_claim, answered
-from oncekey.testing.clock import START, ManualClock
+from oncekey.testing.claims import START, ManualClock, a_claim, answered
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue

@@ -5,11 +5,10 @@ from __future__ import annotations
 import uuid
 
 from oncekey.canonical.digests import downstream_key
-from oncekey.core.audit import Mover
 from oncekey.core.model import SECOND, Announcement, Deferred, Doubtful, Effects, Parcel, ParcelKind, Recovery
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import CallReport
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, Mover, Trigger
 from oncekey.engine import reconcile
 from oncekey.resolvers import Resolvers, to_text
 from oncekey.testing.claims import LEASE, a_claim

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.audit import Mover
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.memo import encode
 from oncekey.core.model import INLINE, Completed, Effects, EntryKind, Lease, MemoEntry, Outcome, StoredResponse
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import Executed, NotExecuted
-from oncekey.core.transitions import Actor
-from oncekey.engine import late_evidence, reconcile
+from oncekey.core.transitions import Actor, Mover
+from oncekey.engine import reconcile
 from oncekey.flow import adrive, drive
 from oncekey.resolvers import from_text
 from oncekey.stores.memory import MemoryStore
@@ -85,7 +84,7 @@ def refused(world):
     """Somebody who announced a call, and its lease."""
     claim, lease = announced(world)
     entry = MemoEntry("charge", EntryKind.CALL, encode({"id": "ch_1"}, 1000))
-    return lambda: late_evidence.keep_refused_result(world.store, lease, claim.seed, entry, POLICY)
+    return lambda: reconcile.keep_refused_result(world.store, lease, claim.seed, entry, POLICY)
 
 
 def test_the_same_testimony_twice_is_one_line(world):  # U2
@@ -109,9 +108,7 @@ def test_a_store_that_is_away_loses_the_evidence_and_nothing_else(world, caplog)
 def answered(world, effects, outcome):
     _, lease = announced(world)
     lease = Lease(**{name: getattr(lease, name) for name in Lease.__slots__} | {"effects": effects})
-    return late_evidence.keep_refused_answer(
-        world.store, lease, Completed(StoredResponse(201, (), b"{}"), outcome), POLICY
-    )
+    return reconcile.keep_refused_answer(world.store, lease, Completed(StoredResponse(201, (), b"{}"), outcome), POLICY)
 
 
 def test_only_what_was_executed_and_is_nowhere_else_is_told(world):
@@ -133,5 +130,5 @@ def test_a_store_without_evidence_has_the_alarm_only(world, caplog):
     def nothing(transaction):
         raise AssertionError(f"{transaction.name} was said to it")
 
-    drive(late_evidence.keep_refused_result(memory, lease, claim.seed, entry, POLICY), nothing)
+    drive(reconcile.keep_refused_result(memory, lease, claim.seed, entry, POLICY), nothing)
     assert "charge was executed" in caplog.text

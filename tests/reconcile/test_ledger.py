@@ -11,11 +11,20 @@ from typer.testing import CliRunner
 from oncekey.cli.app import make_app
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import migrate
+from oncekey.engine import upkeep
 from oncekey.flow import drive
-from oncekey.reconcile import DifferenceKind, LedgerEntry, compare
-from oncekey.reconcile.books import Books, Pointers, entries, read
-from oncekey.reconcile.ledger import MEANING, Belief, Expected
+from oncekey.reconcile import (
+    MEANING,
+    Belief,
+    Books,
+    DifferenceKind,
+    Expected,
+    LedgerEntry,
+    Pointers,
+    compare,
+    entries,
+    read,
+)
 from oncekey.resolvers import Executed, Rejected
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking
@@ -87,7 +96,7 @@ def test_our_side_is_what_records_say(world):
 
 def test_calls_are_read_page_by_page(world, monkeypatch):
     claims = [phased(world) for _ in range(5)]
-    monkeypatch.setattr("oncekey.reconcile.books.PAGE", 2)
+    monkeypatch.setattr("oncekey.reconcile.PAGE", 2)
     found = world.go(read(world.store, Books()))
     assert {one.downstream_key for one in found} == {key_of(claim) for claim in claims}
 
@@ -113,7 +122,7 @@ def test_a_ledger_from_files(tmp_path):
 def shop(tmp_path):
     """A store with one payment that was made, and its provider's books."""
     driver = SqliteDriver(tmp_path / "shop.db")
-    drive(migrate.up(SqliteStore().schema), driver.run)
+    drive(upkeep.up(SqliteStore().schema), driver.run)
     with blocking(SqliteStore, driver) as world:
         claim = phased(world)
         receive(world, claim, Executed({"id": "ch_1", "amount": 700}))

@@ -12,7 +12,7 @@ import pytest
 from harness.tables import empty_tables
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import migrate
+from oncekey.engine import upkeep
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -90,7 +90,7 @@ def test_postgresql(postgres, name):
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_sqlite(tmp_path, name):
     driver = SqliteDriver(tmp_path / "many.db")
-    drive(migrate.up(SqliteStore().schema), driver.run)
+    drive(upkeep.up(SqliteStore().schema), driver.run)
     driver.close()
     command = SqliteStore()._statements._commands[name]
     with closing(sqlite3.connect(tmp_path / "many.db")) as connection:

@@ -7,12 +7,11 @@ import json
 
 import pytest
 
-from oncekey.core.audit import Mover
 from oncekey.core.model import HOUR, MINUTE, SECOND, Doubtful, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
 from oncekey.core.operate import OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import EXHAUSTED, Verdict
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate, reconcile
 from oncekey.engine.reconcile import Became, EvidenceTarget
 from oncekey.resolvers import Executed, NotExecuted, Rejected, Resolvers, Undecided

@@ -16,7 +16,7 @@ from harness.asgi import Caller
 from harness.patience import PATIENCE
 from oncekey import INLINE, Once, Operation
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
-from oncekey.core.signatures import sign
+from oncekey.core.resolution import sign
 from oncekey.resolvers import Executed, Rejected, Sighting, Undecided
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.tasks import reconciler_of

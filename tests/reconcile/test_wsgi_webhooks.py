@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
-from oncekey.core.signatures import sign
+from oncekey.core.resolution import sign
 from oncekey.once import Once
 from phased.bank import paying
 from phased.conftest import make_bank

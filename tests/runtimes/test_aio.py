@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncekey.drivers.memory import AsyncMemoryDriver
-from oncekey.engine.effects import Call, Interrupted, Life, Sleep
+from oncekey.engine.actions import Call, Interrupted, Life, Sleep
 from oncekey.engine.shell import AsyncEngine
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.stores.memory import MemoryStore

@@ -14,8 +14,8 @@ from oncekey.core.model import Glimpse, Lease, RecordId
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import request
 from oncekey.flow import Transaction, drive
-from oncekey.runtimes import recalls
-from oncekey.runtimes.recalls import AT_ONCE, Recaller
+from oncekey.runtimes import aio
+from oncekey.runtimes.aio import AT_ONCE, Recaller
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim, answered
 
@@ -163,7 +163,7 @@ async def test_a_record_that_cannot_be_read_keeps_nobody_else_from_an_answer() -
 
 
 async def test_a_statement_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recalls, "MOST", 2)
+    monkeypatch.setattr(aio, "MOST", 2)
     server = Server()
     async with crowd(server):
         waiting = await server.asked(*[server.stored(b"%d" % number) for number in range(5)])

@@ -18,7 +18,7 @@ from oncekey.core.model import Proceed, Settled
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import request
-from oncekey.engine.effects import (
+from oncekey.engine.actions import (
     INVOKE,
     RELEASE_CONNECTIONS,
     REST,
@@ -29,6 +29,7 @@ from oncekey.engine.effects import (
     Call,
     Commit,
     Drop,
+    Execute,
     Flush,
     Interrupted,
     Keep,
@@ -37,11 +38,10 @@ from oncekey.engine.effects import (
     Pulse,
     Rollback,
     Sleep,
-    Step,
 )
 from oncekey.engine.shell import Engine
-from oncekey.flow import Flow, Fold, Mode, Statement, Steps, Transaction
-from oncekey.runtimes import chores
+from oncekey.flow import Body, Flow, Fold, Mode, Statement, Transaction
+from oncekey.runtimes import threads
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim, answered
@@ -56,10 +56,10 @@ class Opened:
         self.log = log
         self.connection = self
 
-    def step(self, steps: Steps[Any]) -> Any:
+    def run(self, body: Body[Any]) -> Any:
         self.log.append("step")
         try:
-            next(steps)
+            next(body)
         except StopIteration as stop:
             return stop.value
         raise AssertionError("nothing is said here")
@@ -116,7 +116,7 @@ def runtime(driver: Shared) -> Iterator[ThreadRuntime]:
     assert runtime.shut_down(PATIENCE)
 
 
-def saying(answer: object) -> Steps[Any]:
+def saying(answer: object) -> Body[Any]:
     return answer
     yield
 
@@ -134,7 +134,7 @@ def test_effects_are_performed_in_order(runtime: ThreadRuntime, driver: Shared) 
         yield RELEASE_CONNECTIONS
         yield Sleep(0)
         tx, first = yield Begin(saying("first"))
-        said = yield Step(tx, saying("second"))
+        said = yield Execute(tx, saying("second"))
         returned = yield Call(lambda connection, word: (connection, word), (tx.connection, "word"), within=tx)
         yield Flush(tx)
         kept = yield Commit(tx, saying(Keep("kept")))
@@ -155,10 +155,10 @@ def test_what_is_dropped_is_rolled_back(runtime: ThreadRuntime, driver: Shared) 
 
 
 def test_statements_travel_with_begin_and_commit_where_a_driver_can(runtime: ThreadRuntime, driver: Shared) -> None:
-    def begin_with(first: Steps[Any]) -> Any:
+    def begin_with(first: Body[Any]) -> Any:
         driver.log.append("begin with")
         tx = Folding(driver.log)
-        return tx, tx.step(first)
+        return tx, tx.run(first)
 
     driver.begin_with = begin_with  # type: ignore[attr-defined]
 
@@ -178,7 +178,7 @@ def test_statements_travel_with_begin_and_commit_where_a_driver_can(runtime: Thr
 
 
 def test_a_begin_that_fails_leaves_nothing_open(runtime: ThreadRuntime, driver: Shared) -> None:
-    def breaks(error: BaseException) -> Steps[Any]:
+    def breaks(error: BaseException) -> Body[Any]:
         raise error
         yield
 
@@ -357,7 +357,7 @@ def test_all_leases_share_a_few_threads(runtime: ThreadRuntime) -> None:
         pulse.__enter__()
     for _ in range(200):
         assert beats.acquire(timeout=PATIENCE)
-    assert 1 <= len(seen) <= chores.THREADS
+    assert 1 <= len(seen) <= threads.THREADS
     for pulse in pulses:
         pulse.__exit__(None, None, None)
     until(lambda: not any(thread.is_alive() for thread in seen))  # an idle process has no thread of ours
@@ -388,7 +388,7 @@ def test_a_slow_renewal_keeps_no_other_waiting(runtime: ThreadRuntime) -> None:
 def test_an_errand_is_repeated_until_the_store_answers(
     runtime: ThreadRuntime, driver: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chores, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(threads, "FIRST_PAUSE", 0.001)
     lease, store = claimed(runtime).lease, runtime.engine.store
     driver.away = 3
 

@@ -12,8 +12,7 @@ from fastapi import FastAPI, Response
 from harness.asgi import Reply, call
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, SINGLE_TENANT, Once, Operation
 from oncekey.core.errors import NotExecutedError
-from oncekey.core.resolution import Executed
-from oncekey.core.signatures import sign
+from oncekey.core.resolution import Executed, sign
 from oncekey.resolvers import Sighting
 from oncekey.topics import Message
 from oncekey.workers.tasks import tasks_for

@@ -21,6 +21,7 @@ from harness.patience import wait_until
 from harness.provider import Provider
 from harness.proxy import Proxy
 from harness.served import Wire
+from harness.tables import leases_run_out
 from oncekey.conformance import Address, Profile, Target, check
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
@@ -270,6 +271,7 @@ def test_killed_after_each_step_and_sent_again(stage: Stage) -> None:
     before, orders = stage.charges, {step: ({"die": step}, new_key()) for step in STEPS}
     for order, key in orders.values():
         stage.dies("/payments", order, key)
+    leases_run_out(stage.url)
     for step, (order, key) in orders.items():
         reply = stage.settled("/payments", order, key)
         again = stage.send("/payments", order, key=key)

@@ -22,14 +22,15 @@ from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.flow import Mode, Statement, Transaction, drive
-from oncekey.stores.mariadb import FILES, MariadbStore
+from oncekey.stores.mariadb import MariadbStore
+from oncekey.stores.sql import ONE_ROW
 from oncekey.stores.statements import load
 from oncekey.testing.claims import a_claim, answered
 
 STORE = MariadbStore()
 SAID = {
     name: re.sub(r"--[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
-    for name, text in load("oncekey.stores.mariadb", *FILES, shared="oncekey.stores.onerow").items()
+    for name, text in load("oncekey.stores.mariadb", *ONE_ROW, shared="oncekey.stores.onerow").items()
 }
 """Every statement of the store, without its comments."""
 CLOCK = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
@@ -152,13 +153,13 @@ def test_the_clock_goes_on_in_a_transaction_and_is_the_worlds(driver, session):
     """Instants are of the sentence and not of the transaction's begin, in UTC, whatever zone a handler has chosen."""
     claim = a_claim("zone")
     tx = driver.begin()
-    look = tx.step(STORE.locks.locking(lock_for(claim), claim))
+    look = tx.run(STORE.locks.locking(lock_for(claim), claim))
     with tx.connection.cursor() as cursor:
         cursor.execute("SET time_zone = '+05:00'")
         assert asked(cursor, "SELECT TIMESTAMPDIFF(HOUR, UTC_TIMESTAMP(6), NOW(6))") == 5
         cursor.execute("DO SLEEP(0.002)")
     before = asked(session, CLOCK)
-    sealed = tx.step(STORE.locks.completing(claim, WriteTarget(WriteKind.NEW), answered(), look.begun))
+    sealed = tx.run(STORE.locks.completing(claim, WriteTarget(WriteKind.NEW), answered(), look.begun))
     assert look.snapshot.now < before <= sealed.expires_at - claim.ttl <= asked(session, CLOCK)
     tx.commit()
 
@@ -171,7 +172,7 @@ def test_who_has_looked_at_a_free_key_has_not_got_it(driver, session):
     session.execute("START TRANSACTION")
     session.execute(f"SELECT 1 FROM oncekey_lock WHERE number = {lock.number} FOR UPDATE")
     tx = driver.begin()
-    assert tx.step(STORE.locks.locking(lock, claim)).got
+    assert tx.run(STORE.locks.locking(lock, claim)).got
     with pytest.raises(pymysql.OperationalError, match=r"1205|3572"):
         session.execute(f"SELECT 1 FROM oncekey_lock WHERE number = {lock.number} FOR UPDATE NOWAIT")
     tx.rollback()

@@ -39,8 +39,7 @@ from oncekey.stores.keystore import STATEMENTS
 from oncekey.stores.phases import STATEMENTS as PHASES
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK, claim_params, owner_proof, response_params, version_proof
-from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, ManualClock, a_claim, again, answered
 
 COMMANDS = PostgresStore()._statements._commands
 ROW = "SELECT ctid, xmin, xmax, * FROM oncekey.record WHERE key = %s"

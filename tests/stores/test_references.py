@@ -11,7 +11,7 @@ from frameworks.realshop import PostgresDatabase, RealShop
 from harness.pages import ROOT
 from oncekey.core.model import LOCAL
 from oncekey.engine.operation import Operation
-from oncekey.workers.reaper import Reaper
+from oncekey.workers.upkeep import Reaper
 
 ORDERS = "CREATE TABLE bills (item text, key_scope text, key_text text)"
 AGO = "(extract(epoch FROM now()) * 1000000)::bigint - 100 * 86400000000::bigint"

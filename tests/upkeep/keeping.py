@@ -23,9 +23,8 @@ from oncekey.core.model import (
 from oncekey.core.policy import Policy
 from oncekey.flow import Mode, Transaction
 from oncekey.testing.claims import LEASE, TTL, a_claim, answered
-from oncekey.workers.reaper import Reaper
 from oncekey.workers.service import ClockWatch
-from oncekey.workers.sweeper import Sweeper
+from oncekey.workers.upkeep import Reaper, Sweeper
 
 STEP = MemoEntry("order", EntryKind.PHASE, '{"id":7}')
 CALL = Announcement(

@@ -14,7 +14,7 @@ from oncekey.core.model import INLINE, SECOND
 from oncekey.core.policy import Policy
 from oncekey.frameworks.limits import check
 from oncekey.once import Once
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 
 HOURS_3 = 3 * 3600
 

@@ -16,8 +16,8 @@ from oncekey.core.policy import Policy, micros
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, again, answered
-from oncekey.workers.reaper import REST
 from oncekey.workers.service import ClockWatch
+from oncekey.workers.upkeep import SHORTEST_REST
 from upkeep.keeping import (
     CALL,
     FR,
@@ -282,7 +282,7 @@ async def test_the_audit_has_a_time_of_its_own_and_goes_in_batches(world):
     reaper = a_reaper(world, policy, sleep=naps, clock=lambda: next(ticks))
     assert await reaper.run_once() == 0
     assert reaper.counts["notes"] == 7
-    assert naps.seconds == [REST * 0.25, REST * 0.25]
+    assert naps.seconds == [SHORTEST_REST * 0.25, SHORTEST_REST * 0.25]
     assert all(notes_of(world, claim) == () for claim in claims)
 
 
@@ -294,7 +294,7 @@ async def test_it_goes_in_batches_and_rests_in_proportion_to_each(world):
     naps, ticks = Naps(), iter(range(0, 10_000_000, 250_000))
     reaper = a_reaper(world, Policy(reap_batch=4), sleep=naps, clock=lambda: next(ticks))
     assert await reaper.run_once() == 10
-    assert naps.seconds == [REST * 0.25, REST * 0.25]
+    assert naps.seconds == [SHORTEST_REST * 0.25, SHORTEST_REST * 0.25]
 
 
 async def test_a_batch_that_times_out_is_halved_and_grows_again(world):

@@ -14,9 +14,9 @@ from oncekey.flow import adrive
 from oncekey.ops.stats import Worker
 from oncekey.wire import aconnect
 from oncekey.workers.health import FORGOTTEN, Presence
-from oncekey.workers.reaper import Reaper
 from oncekey.workers.service import Service
 from oncekey.workers.tasks import inline_calls_of
+from oncekey.workers.upkeep import Reaper
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

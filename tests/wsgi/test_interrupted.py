@@ -1,4 +1,4 @@
-"""A request that is interrupted before and after every effect of its life, as servers end a worker by an exception."""
+"""A request that is interrupted before and after every action of its life, as servers end a worker by an exception."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ask(app: Any, path: str, item: str, key: str) -> int:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("path", ["/local", "/inline", "/phased"])
-def test_a_request_may_be_interrupted_at_every_effect(shop: Shop, path: str, when: str) -> None:
+def test_a_request_may_be_interrupted_at_every_action(shop: Shop, path: str, when: str) -> None:
     # P4, P7: nothing stays open, no key is left owned, and nothing is done twice
     app = shop.application("plain")
     (installation,) = shop.once._threaded.values()

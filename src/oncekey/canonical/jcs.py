@@ -3,7 +3,7 @@ r"""RFC 8785 (JCS): the one spelling of a JSON text, from bytes to bytes.
 Where the standard library is lenient, this is strict: UTF-8 only and no byte order mark, no name twice in
 one object, no NaN or Infinity, no lone surrogate, no nesting deeper than `max_depth`. Strings are not
 normalised: two Unicode spellings of one word are two values. Numbers leave RFC 8785 where a double would
-round them: see `oncekey.canonical.numbers`.
+round them: `canonical_number` never makes two different amounts one.
 
 The C parser and the C writer of the standard library do the work. They agree with RFC 8785 on everything but
 some numbers and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16 code units); a text
@@ -25,18 +25,35 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 from json.encoder import encode_basestring
 from math import isfinite
 from typing import Final
 
-from oncekey.canonical.numbers import BigInts, canonical_number
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 
-__all__ = ["MAX_DEPTH", "BigInts", "Number", "canonical_json", "parse_json", "serialize", "serialize_parsed"]
+
+class BigInts(StrEnum):
+    """What happens to a number that a double cannot hold."""
+
+    EXACT = "exact"
+    """It keeps its exact value in the canonical form."""
+    REJECT = "reject"
+    """It is refused, and so is an integer outside of +-(2**53 - 1): the rule of I-JSON (RFC 7493).
+
+    A double holds a fraction if the shortest text of the double has the same value: `0.1` is taken and
+    `0.10000000000000001` is not.
+    """
+
 
 MAX_DEPTH: Final = 100
+MAX_LITERAL_LENGTH: Final = 2_000
+MAX_SAFE_INTEGER: Final = 2**53 - 1
+_PLAIN_INTEGER_DIGITS: Final = 21
+_LEADING_ZEROS: Final = 6
+_LITERAL: Final = re.compile(r"-?([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?")
 _ASTRAL: Final = re.compile("[\U00010000-\U0010ffff]")
 _BRACKETS: Final = b"[]{}"
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(_BRACKETS))
@@ -315,3 +332,55 @@ def _decoder_for(body: bytes, big_ints: BigInts) -> json.JSONDecoder:
     """The one with the C integer parser, unless a run of digits is too long to be written as it is."""
     long_digits = _LONG_DIGITS[big_ints] in body.translate(_DIGITS_AS_ZERO)
     return (_CAREFUL if long_digits else _QUICK)[big_ints]
+
+
+def canonical_number(literal: str, big_ints: BigInts = BigInts.EXACT) -> str:
+    """The canonical text of a JSON number; equal values give equal texts.
+
+    Raises:
+        BodyInvalidError: The number is too long, too large for a double, or one that `big_ints` refuses.
+    """
+    if len(literal) > MAX_LITERAL_LENGTH:
+        raise BodyInvalidError(
+            f"The JSON has a number of more than {MAX_LITERAL_LENGTH} characters; send it as a string."
+        )
+    double = float(literal)
+    if not isfinite(double):
+        raise BodyInvalidError("The JSON has a number beyond the range of a double; send it as a string.")
+    digits, point = _exact(literal)
+    if big_ints is BigInts.REJECT and not (_is_safe(literal) and (digits, point) == _exact(repr(double))):
+        raise BodyInvalidError(
+            "The JSON has a number that a double cannot hold exactly, such as an integer outside of "
+            f"+-{MAX_SAFE_INTEGER}; send it as a string."
+        )
+    text = _layout(digits, point)
+    return f"-{text}" if literal.startswith("-") and digits else text
+
+
+def _is_safe(literal: str) -> bool:
+    """Whether it is not an integer literal outside of the range that I-JSON allows."""
+    return not literal.removeprefix("-").isdigit() or abs(int(literal)) <= MAX_SAFE_INTEGER
+
+
+def _exact(literal: str) -> tuple[str, int]:
+    """The significant digits and where the point is: the value is 0.DIGITS times ten to the POINT."""
+    found = _LITERAL.fullmatch(literal)
+    assert found is not None, "the caller hands in JSON numbers and the repr of doubles"
+    whole, fraction, exponent = found.groups(default="")
+    digits = (whole + fraction).lstrip("0")
+    point = len(digits) - len(fraction) + int(exponent or 0)
+    return digits.rstrip("0"), point if digits else 0
+
+
+def _layout(digits: str, point: int) -> str:
+    """ECMAScript's Number::toString, from the digits on."""
+    if not digits:
+        return "0"
+    if len(digits) <= point <= _PLAIN_INTEGER_DIGITS:
+        return digits.ljust(point, "0")
+    if 0 < point <= _PLAIN_INTEGER_DIGITS:
+        return f"{digits[:point]}.{digits[point:]}"
+    if -_LEADING_ZEROS < point <= 0:
+        return f"0.{'0' * -point}{digits}"
+    mantissa = f"{digits[0]}.{digits[1:]}" if len(digits) > 1 else digits
+    return f"{mantissa}e{point - 1:+d}"

@@ -21,19 +21,19 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "doctor": ("doctor", "Check a store for what is wrong, or will be."),
         "keys": ("keys", "Look at keys, and settle by hand what nothing else can."),
         "kit": ("kit", "Write alerts, a dashboard, units, manifests and runbooks."),
-        "migrate": ("migrate", "Create and update oncekey's own tables."),
+        "migrate": ("stores", "Create and update oncekey's own tables."),
         "openapi": ("routes", "Print an OpenAPI document that describes what keys protect."),
         "provider": ("demo", "Serve a simulated payment provider that can fail in any way."),
-        "reap": ("upkeep", "Remove expired keys."),
+        "reap": ("worker", "Remove expired keys."),
         "reconcile": ("reconcile", "Ask resolvers about unknown keys; compare the provider's books."),
-        "rekey": ("upkeep", "Seal what is stored under the current key."),
+        "rekey": ("worker", "Seal what is stored under the current key."),
         "routes": ("routes", "List the routes that change something, and how each is protected."),
         "stats": ("stats", "Count keys, and what waits."),
         "stores": ("stores", "List the stores, what is installed, and what each can do."),
-        "sweep": ("upkeep", "Move keys whose owner did not come back."),
+        "sweep": ("worker", "Move keys whose owner did not come back."),
         "top": ("top", "Watch a store in a terminal: what waits, and how requests end."),
         "torture": ("torture", "Inject crashes and lost replies, and check that it happened once."),
-        "unknown": ("unknown", "Keys whose outcome is unknown."),
+        "unknown": ("reconcile", "Keys whose outcome is unknown."),
         "worker": ("worker", "Run the background tasks until SIGTERM."),
     }
 )
@@ -107,7 +107,7 @@ def _options(
 ) -> None:
     """Make state-changing HTTP requests safe to retry."""
     if log or observe is not None:
-        from oncekey.cli.observing import begin
+        from oncekey.cli.applications import begin
 
         context.call_on_close(begin(log=log, observe=observe))
 

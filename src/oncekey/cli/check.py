@@ -16,28 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
-from oncekey.conformance import Address, Failed, Profile, Target, check, chosen, planned
-from oncekey.conformance.reports import (
-    dangers,
-    further,
-    missing,
-    plain,
-    rows,
-    run_line,
-    to_html,
-    to_json,
-    to_junit,
-    verdict_line,
-)
+from oncekey.conformance import Address, Clause, Failed, Profile, Report, Target, check, chosen, planned, reports
 from oncekey.conformance.running import BadBaselineError, Baseline, written
 from oncekey.conformance.scripts import script
-from oncekey.conformance.shots import KEY, MARKER, Carrier
+from oncekey.conformance.shots import KEY, MARKER, Carrier, Header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from oncekey.conformance import Clause, Report
-    from oncekey.conformance.shots import Header
 
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -147,7 +132,10 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     ] = None,
     count_pointer: Annotated[
         str,
-        typer.Option(help="Where the number or the list is in it, as a JSON pointer: /total. Empty: all of it."),
+        typer.Option(
+            help="Where the number or the list is in the answer of --count-url, as a JSON pointer: /total. "
+            "Empty: all of it."
+        ),
     ] = "",
     other_tenant_header: Annotated[
         list[str],
@@ -173,7 +161,7 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     ] = None,
     invalid_body: Annotated[
         str | None,
-        typer.Option(help="A body that is refused. Else --body is broken.", metavar="TEXT|@FILE"),
+        typer.Option(help="A body that is refused. Default: --body, made invalid.", metavar="TEXT|@FILE"),
     ] = None,
     declined_body: Annotated[
         str | None,
@@ -331,8 +319,8 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         report = known.applied(report)
     wanted = (
         ("--write-baseline", write_baseline, written),
-        ("--junit", junit, to_junit),
-        ("--html", html, to_html),
+        ("--junit", junit, reports.to_junit),
+        ("--html", html, reports.to_html),
     )
     for option, path, write in wanted:
         if path is not None:
@@ -469,11 +457,11 @@ def _clear() -> None:
 
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(to_json(report))
+        typer.echo(reports.to_json(report))
     elif _is_terminal(sys.stdout):
         _richly(report)
     else:
-        typer.echo(plain(report))
+        typer.echo(reports.plain(report))
 
 
 def _richly(report: Report) -> None:
@@ -482,16 +470,18 @@ def _richly(report: Report) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    for danger in dangers(report):
+    for danger in reports.dangers(report):
         console.print(Text(f"{danger}\n", style="red" if report.failed else "yellow"), soft_wrap=True)
-    for line in further(report):
+    for line in reports.further(report):
         console.print(Text(f"Also wrong: {line}", style="red"), soft_wrap=True)
-    for area, lines in rows(report):
+    for area, lines in reports.rows(report):
         table = Table("result", "clause", "", title=area.value, title_justify="left", title_style="bold", expand=True)
         for word, title, note in lines:
             table.add_row(Text(word, style=_STYLES[word]), Text(title), Text(note, style="dim"))
         console.print(table)
-    for line in missing(report):
+    for line in reports.missing(report):
         console.print(Text(line, style="dim"), soft_wrap=True)
-    console.print(Text(run_line(report), style="dim"), soft_wrap=True)
-    console.print(Text(verdict_line(report), style="bold red" if report.failed else "bold green"), soft_wrap=True)
+    console.print(Text(reports.run_line(report), style="dim"), soft_wrap=True)
+    console.print(
+        Text(reports.verdict_line(report), style="bold red" if report.failed else "bold green"), soft_wrap=True
+    )

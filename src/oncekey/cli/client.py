@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oncekey.client.journal import Journal, JournalEntry
 
 JournalFile = Annotated[Path, typer.Option("--journal", envvar="ONCEKEY_JOURNAL", help="The journal's file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -58,8 +58,8 @@ def resume(
     The fields of --header go to every origin that a request is sent to: name one with --origin if there are several.
     """
     from oncekey.client import PROFILES, RetryRules
+    from oncekey.client.attempts import RetrySession
     from oncekey.client.httpx import OncekeyTransport
-    from oncekey.client.session import RetrySession
 
     book, fields = _open(journal), dict(_field(text) for text in header or ())
     unfinished = [entry for entry in book.unfinished() if origin is None or _origin(entry) == origin.rstrip("/")]

@@ -72,8 +72,7 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
 ) -> None:
     """Serve a small shop with idempotency keys, and a simulated payment provider beside it."""
     try:
-        from oncekey.demo.history import Wanted
-        from oncekey.demo.serving import serve
+        from oncekey.demo.serving import Wanted, serve
     except ImportError as error:
         fail(f"the demo needs {error.name}: pip install 'oncekey[demo]'")
     try:

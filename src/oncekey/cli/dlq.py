@@ -7,25 +7,18 @@ from uuid import UUID
 
 import typer
 
-from oncekey.cli import observing, options
-from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of
-from oncekey.cli.options import typed
-from oncekey.cli.printing import as_json as as_json_document
-from oncekey.cli.printing import as_list, lines, pairs, table
+from oncekey.cli import applications, options, printing
 from oncekey.core.envelopes import shown_text
-from oncekey.core.model import ParcelKind, moment
-from oncekey.core.operate import Forbidden, OperatorCommand, Order
+from oncekey.core.model import DeadLetter, ParcelKind, RecordId, moment
+from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
 from oncekey.engine import operate
 from oncekey.engine.operate import LetterMoved
-from oncekey.flow import adrive
+from oncekey.flow import Flow, adrive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncekey.core.model import DeadLetter, RecordId
-    from oncekey.core.operate import Moved
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Flow
 
 LetterId = Annotated[UUID, typer.Argument(help="The parcel's id, as `dlq list` shows it.", metavar="ID")]
 
@@ -54,12 +47,12 @@ def list_letters(store: options.StoreUrl, *, limit: options.Limit = 100, as_json
 
     letters = options.work(store, looking)
     if as_json:
-        as_list([line_of(letter) for letter in letters])
+        printing.as_list([line_of(letter) for letter in letters])
         return
     head = ("id", "kind", "topic", "key", "attempts", "died_at", "last_error")
     rows = [[line[name] for name in head] for line in map(line_of, letters)]
     first = ("id", "kind", "topic", "last_error", "died_at", "attempts")
-    table(head, rows, empty="there are no dead letters", first=first)
+    printing.table(head, rows, empty="there are no dead letters", first=first)
     if rows:
         typer.echo("What to do about one: oncekey dlq show ID", err=True)
 
@@ -77,21 +70,23 @@ def show(letter_id: LetterId, store: options.StoreUrl, *, as_json: options.AsJso
     if letter is None:
         options.refuse(Forbidden(operate.NO_LETTER), json_wanted=as_json)
     if as_json:
-        as_json_document(_shape(letter))
+        printing.as_json(_shape(letter))
     else:
-        lines(letter_lines(letter))
+        printing.lines(letter_lines(letter))
 
 
 def letter_lines(letter: DeadLetter) -> Iterator[str]:
     """A dead letter, and the commands that an operator may give, line by line."""
     parcel = letter.parcel
-    yield from pairs([(name.replace("_", " "), value) for name, value in _shape(letter).items() if value is not None])
+    yield from printing.pairs(
+        [(name.replace("_", " "), value) for name, value in _shape(letter).items() if value is not None]
+    )
     yield from ("", "Try it again, or give it up:")
     for verb in ("retry", "discard"):
         yield f"  oncekey dlq {verb} {parcel.id} --reason '...'"
     if parcel.kind is ParcelKind.DEFER:
         yield "If its call was made, say so instead; this shows how:"
-        yield f"  oncekey keys show {typed(parcel.record_id)}"
+        yield f"  oncekey keys show {options.typed(parcel.record_id)}"
 
 
 def retry(
@@ -113,14 +108,14 @@ def retry(
     `oncekey keys resolve`. A retry of the client is answered that the request is accepted and not done yet.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} for a `defer`, {"changed": true, "letter"} for an
-    `emit`, or {"changed": false, "why", "possible"}.
+    `emit`, or {"changed": false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.
     """
     command = OperatorCommand(Order.RETRY, options.required_reason(reason))
     mover = options.operator(by)
     _settle(
         store,
         letter_id,
-        lambda engine: operate.retry(engine.store, letter_id, command, mover, notify=observing.notify()),
+        lambda engine: operate.retry(engine.store, letter_id, command, mover, notify=applications.notify()),
         verbose,
         json_wanted=as_json,
     )
@@ -131,10 +126,10 @@ def discard(
     store: options.StoreUrl,
     *,
     reason: options.Reason,
-    status: Status = None,
-    body: Body = None,
-    content_type: ContentType = "application/json",
-    header: Header = None,
+    status: options.Status = None,
+    body: options.Body = None,
+    content_type: options.ContentType = "application/json",
+    header: options.Header = None,
     by: options.By = None,
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
@@ -149,15 +144,15 @@ def discard(
     --executed` instead.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": true, "letter"}, or
-    {"changed": false, "why", "possible"}.
+    {"changed": false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.
     """
-    answer = answer_of(status, body, content_type, header, final_no=True) or operate.given_up()
+    answer = options.answer_of(status, body, content_type, header, final_no=True) or operate.given_up()
     command = OperatorCommand(Order.DISCARD, options.required_reason(reason), answer=answer)
     mover = options.operator(by)
     _settle(
         store,
         letter_id,
-        lambda engine: operate.discard(engine.store, letter_id, command, mover, notify=observing.notify()),
+        lambda engine: operate.discard(engine.store, letter_id, command, mover, notify=applications.notify()),
         verbose,
         json_wanted=as_json,
     )
@@ -184,7 +179,7 @@ def _settle(
             options.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
         case LetterMoved(letter, trigger):
             if json_wanted:
-                as_json_document({"changed": True, "letter": {**line_of(letter), "trigger": trigger.value}})
+                printing.as_json({"changed": True, "letter": {**line_of(letter), "trigger": trigger.value}})
                 return
             again = letter.parcel.kind is ParcelKind.EMIT and trigger.value == "dlq_retry"
             typer.echo(f"{letter.parcel.id} {'is due again' if again else 'is deleted'} (audited)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from oncekey import wire
-from oncekey.cli import options
-from oncekey.cli.printing import as_json as as_json_document
-from oncekey.cli.printing import colours, plain
+from oncekey.cli import options, printing
 from oncekey.core.errors import StoreError
-from oncekey.core.migrations import MigrationPhase, MigrationState
-from oncekey.core.model import SECOND, moment
+from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationStatus
+from oncekey.core.model import SECOND, Duration, Instant, moment
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.files import wal_is_safe
-from oncekey.engine import migrate, operate, rekey
+from oncekey.engine import operate, upkeep
 from oncekey.flow import adrive
 from oncekey.ops import doctor as rules
 from oncekey.ops import doctor_servers as servers
@@ -28,11 +26,7 @@ from oncekey.ops.doctor import Finding, Level
 from oncekey.sealing import from_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from oncekey.core.envelopes import InUse
-    from oncekey.core.migrations import MigrationStatus
-    from oncekey.core.model import Duration, Instant
     from oncekey.core.upkeep import Run
     from oncekey.drivers.postgres.address import Pooling
     from oncekey.engine.shell import AsyncEngine
@@ -101,7 +95,7 @@ def doctor(
     ] = "5m",
     dead_after: Annotated[str, typer.Option(help="Dead letters that are older are a warning.", metavar="SPAN")] = "0",
     replay_cache: options.ReplayCache = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only what is not in order.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only findings.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Check a store: schema, indexes, clock, workers, what waits, dead rows, old transactions, settings.
@@ -134,7 +128,7 @@ def doctor(
     if as_json:
         now = time.time_ns() // 1000
         items = [asdict(one) for one in shown]
-        as_json_document({"now": moment(now), "items": items, "next": None, "level": level.value})
+        printing.as_json({"now": moment(now), "items": items, "next": None, "level": level.value})
     else:
         _say(shown)
     raise typer.Exit(_EXIT[level])
@@ -178,7 +172,7 @@ def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Findi
         )
     elif "diagnostic_cells" in diagnostics:
         about = servers.dynamodb if kind is wire.Kind.DYNAMODB else servers.redis
-        yield from about([row["told"] for row in diagnostics["diagnostic_cells"]])
+        yield from about([row["reported"] for row in diagnostics["diagnostic_cells"]])
     elif "diagnostic_server" in diagnostics:
         yield from servers.mariadb(diagnostics["diagnostic_server"], diagnostics.get("diagnostic_cluster", ()))
     else:
@@ -209,7 +203,7 @@ def _front(place: str) -> Finding:
 async def _examine(engine: AsyncEngine) -> _Checkup:
     """Read everything that the findings need. A schema that does not fit is a finding, and does not end the command."""
     store, run = engine.store, engine.driver.run
-    entries = await adrive(migrate.status(store.schema), run)
+    entries = await adrive(upkeep.status(store.schema), run)
     fits = all(entry.state is MigrationState.APPLIED or _may_wait(entry) for entry in entries)
     operations = operate.operations_of(store)
     before = time.time_ns() // 1000
@@ -219,8 +213,8 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     runs = await adrive(store.upkeep.runs(_RUNS), run) if fits and store.upkeep is not None else ()
     roll = await adrive(store.upkeep.workers(), run) if fits and store.upkeep is not None else None
     seal = from_environment()
-    kept = await adrive(rekey.seals(store, _SAMPLE if seal is None else _ALL), run) if fits else ()
-    unopened = 0 if seal is None or not fits else await adrive(rekey.unopened(store, seal, _OPENED), run)
+    kept = await adrive(upkeep.seals(store, _SAMPLE if seal is None else _ALL), run) if fits else ()
+    unopened = 0 if seal is None or not fits else await adrive(upkeep.unopened(store, seal, _OPENED), run)
     pooling = None
     if hasattr(engine.driver, "pooling"):
         with suppress(StoreError):  # this store may allow only one connection at a time
@@ -248,9 +242,9 @@ def _say(findings: list[Finding]) -> None:
         typer.echo("all is in order")
     for one in findings:
         level = one.level.value.upper().ljust(7)
-        if colours():
+        if printing.colours():
             level = typer.style(level, fg=_COLOURS[one.level], bold=one.level is not Level.OK)
-        typer.echo(f"{level}  {one.about.replace('_', ' ')}: {plain(one.seen)}")
+        typer.echo(f"{level}  {one.about.replace('_', ' ')}: {printing.plain(one.seen)}")
         if one.means:
             typer.echo(f"         {one.means}")
         if one.todo:

@@ -10,26 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
-from oncekey.cli import observing, options
-from oncekey.cli.answering import Body, ContentType, Header, Status, answer_of, checked_by, result_of
-from oncekey.cli.keys_show import FIRST, HEAD, Known, line_of, record_lines, row_of, shown, shown_entry
-from oncekey.cli.options import Several, called, find, scope_named
-from oncekey.cli.printing import as_json as to_json
-from oncekey.cli.printing import as_list, lines, table
+from oncekey.cli import applications, keys_show, options, printing
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import Effects, RecordId, State
+from oncekey.core.model import Effects, Record, RecordId, State
 from oncekey.core.onecommit import lock_number
-from oncekey.core.operate import Forbidden, OperatorCommand, Order, Search
+from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.engine import operate
 from oncekey.engine.fronts import check_fronts
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
-    from oncekey.core.audit import AuditEntry
-    from oncekey.core.model import Record
-    from oncekey.core.operate import Moved
+    from oncekey.core.transitions import AuditEntry
     from oncekey.core.upkeep import Page
     from oncekey.engine.shell import AsyncEngine
 
@@ -41,9 +34,7 @@ NOT_TOLD: Final = (
 )
 App = Annotated[
     str | None,
-    typer.Option(
-        "--app", metavar="MODULE:NAME", help="INLINE: the application's Once object, whose resolvers name calls."
-    ),
+    typer.Option("--app", metavar="MODULE:NAME", help="The Once object; it knows the names of INLINE calls."),
 ]
 _PAGE: Final = 500
 _SCHEMA: Final = "oncekey"
@@ -75,9 +66,9 @@ def list_keys(
     namespace: options.Namespace = None,
     principal: options.Principal = None,
     scope: options.Scope = None,
-    state: Annotated[State | None, typer.Option(help="Only these.")] = None,
+    state: Annotated[State | None, typer.Option(help="Only keys in this state.")] = None,
     operation: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
-    effects: Annotated[Effects | None, typer.Option(help="Only of this kind.")] = None,
+    effects: Annotated[Effects | None, typer.Option(help="Only handlers with these effects.")] = None,
     older_than: Annotated[str, typer.Option(help="Only what is older: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
     stale: Annotated[bool, typer.Option("--stale", help="Only what is in progress with a lease that is over.")] = False,
     digest: Annotated[
@@ -85,7 +76,7 @@ def list_keys(
     ] = None,
     limit: options.Limit = 50,
     before: Annotated[
-        str | None, typer.Option(help="Go on where the last list ended: its `next`.", metavar="PLACE")
+        str | None, typer.Option(help="Start after this place, which the last list printed.", metavar="PLACE")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -97,7 +88,7 @@ def list_keys(
     "last_error", "status", "created_at", "last_run_at", "lease_until", "expires_at", "digest", "stale"}], "next"}.
     """
     wanted = Search(
-        scope=scope_named(tenant, namespace, principal, scope),
+        scope=options.scope_named(tenant, namespace, principal, scope),
         state=state,
         operation=operation,
         effects=effects,
@@ -106,9 +97,11 @@ def list_keys(
     )
     now, records, place = options.work(store, lambda engine: _list(engine, wanted, limit, _place(before), digest))
     if as_json:
-        as_list([line_of(record, now) for record in records], now=now, following=place)
+        printing.as_list([keys_show.line_of(record, now) for record in records], now=now, following=place)
         return
-    table(HEAD, [row_of(one, now) for one in records], empty="no such keys", first=FIRST)
+    printing.table(
+        keys_show.HEAD, [keys_show.row_of(one, now) for one in records], empty="no such keys", first=keys_show.FIRST
+    )
     if place is not None:
         typer.echo(f"more: --before {place}")
 
@@ -146,20 +139,20 @@ def show(
 
     Exit code 1 if there is no such key, or if several fit.
     """
-    whose = scope_named(tenant, namespace, principal, scope)
+    whose = options.scope_named(tenant, namespace, principal, scope)
 
-    async def looking(engine: AsyncEngine) -> Known | Several | Forbidden:
-        found = await find(engine, key, whose)
+    async def looking(engine: AsyncEngine) -> keys_show.Known | options.Several | Forbidden:
+        found = await options.find(engine, key, whose)
         if not isinstance(found, RecordId):
             return found
         return await known_of(engine, found, tuple(call or ()), app)
 
     known = _one(options.work(store, looking), key, json_wanted=as_json)
-    shape = shown(known, key)
+    shape = keys_show.shown(known, key)
     if as_json:
-        to_json(shape)
+        printing.as_json(shape)
     else:
-        lines(record_lines(known, shape, verbose=verbose))
+        printing.lines(keys_show.record_lines(known, shape, verbose=verbose))
         if not verbose and "scope" in shape:
             typer.echo("\n--verbose shows all there is, `oncekey keys history` what was done to it.", err=True)
 
@@ -182,10 +175,10 @@ def history(
     JSON: {"now", "items": [{"at", "from", "to", "trigger", "actor", "who", "why", "fence", "operation",
     "incarnation"}], "next"}.
     """
-    whose = scope_named(tenant, namespace, principal, scope)
+    whose = options.scope_named(tenant, namespace, principal, scope)
 
-    async def looking(engine: AsyncEngine) -> tuple[AuditEntry, ...] | Several | Forbidden:
-        found = await find(engine, key, whose)
+    async def looking(engine: AsyncEngine) -> tuple[AuditEntry, ...] | options.Several | Forbidden:
+        found = await options.find(engine, key, whose)
         if not isinstance(found, RecordId):
             return found
         audit = engine.store.audit
@@ -194,13 +187,15 @@ def history(
         return await adrive(audit.history(found), engine.driver.run)
 
     found = _one(options.work(store, looking), key, json_wanted=as_json)
-    entries = [shown_entry(entry) for entry in found]
+    entries = [keys_show.shown_entry(entry) for entry in found]
     if as_json:
-        as_list(entries)
+        printing.as_list(entries)
         return
     head = ("at", "from", "to", "trigger", "actor", "who", "why", "fence")
     rows = [[entry[name] for name in head] for entry in entries]
-    table(head, rows, empty="the audit has no line about it", first=("at", "to", "why", "who", "trigger", "from"))
+    printing.table(
+        head, rows, empty="the audit has no line about it", first=("at", "to", "why", "who", "trigger", "from")
+    )
 
 
 def resolve(
@@ -228,10 +223,10 @@ def resolve(
     provider_lag: Annotated[
         str, typer.Option(help="How long the provider may take to show what it did.", metavar="SPAN")
     ] = "60s",
-    status: Status = None,
-    body: Body = None,
-    content_type: ContentType = "application/json",
-    header: Header = None,
+    status: options.Status = None,
+    body: options.Body = None,
+    content_type: options.ContentType = "application/json",
+    header: options.Header = None,
     result: Annotated[str | None, typer.Option(help="PHASED: the open call's result, as JSON.", metavar="JSON")] = None,
     version: options.Version = None,
     by: options.By = None,
@@ -259,6 +254,7 @@ def resolve(
     Refused on everything else. Exit code 1: refused, nothing was changed.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
+    "row" is the number of the move in docs/explanation/states.md.
     """
     if [executed, declined, not_executed].count(True) != 1:
         raise ConfigurationError("say what you found out: one of --executed, --declined and --not-executed")
@@ -270,15 +266,15 @@ def resolve(
     command = OperatorCommand(
         order,
         options.required_reason(reason),
-        answer=answer_of(status, body, content_type, header, final_no=declined),
-        result=None if result is None else result_of(result, final_no=declined),
+        answer=options.answer_of(status, body, content_type, header, final_no=declined),
+        result=None if result is None else options.result_of(result, final_no=declined),
         closed=closed,
         asked_at=None if asked_at is None else options.instant(asked_at),
         version=version,
         lag=options.span(provider_lag),
     )
-    whose = scope_named(tenant, namespace, principal, scope)
-    check = checked_by(None if declined else app, result)
+    whose = options.scope_named(tenant, namespace, principal, scope)
+    check = options.checked_by(None if declined else app, result)
     _act(RecordOptions(store, key, whose), command, by, check, verbose=verbose, json_wanted=as_json)
 
 
@@ -306,9 +302,10 @@ def release(
     `keys resolve`. Never on a live lease: a retry would run beside its owner.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
+    "row" is the number of the move in docs/explanation/states.md.
     """
     command = OperatorCommand(Order.RELEASE, options.required_reason(reason), version=version)
-    whose = scope_named(tenant, namespace, principal, scope)
+    whose = options.scope_named(tenant, namespace, principal, scope)
     _act(RecordOptions(store, key, whose), command, by, verbose=verbose, json_wanted=as_json)
 
 
@@ -322,7 +319,7 @@ def bust(
     principal: options.Principal = None,
     scope: options.Scope = None,
     runs_again: Annotated[
-        bool, typer.Option("--runs-again", help="I know that it succeeded, and that a retry executes it again.")
+        bool, typer.Option("--runs-again", help="Confirm that a stored success will be executed again.")
     ] = False,
     replay_cache: options.ReplayCache = None,
     version: options.Version = None,
@@ -341,9 +338,10 @@ def bust(
     there first. The copies that processes keep in their own memory last until their `life` is over.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
+    "row" is the number of the move in docs/explanation/states.md.
     """
     command = OperatorCommand(Order.BUST, options.required_reason(reason), runs_again=runs_again, version=version)
-    whose, cache = scope_named(tenant, namespace, principal, scope), _cache_of(replay_cache)
+    whose, cache = options.scope_named(tenant, namespace, principal, scope), _cache_of(replay_cache)
 
     async def first(engine: AsyncEngine, record_id: RecordId) -> None:
         if cache is not None and not await _forgotten(engine, cache, record_id):
@@ -398,8 +396,8 @@ def _act(
     mover = options.operator(by)
     about: list[RecordId] = []
 
-    async def doing(engine: AsyncEngine) -> Moved | Several | Forbidden:
-        found = await find(engine, target.key, target.scope)
+    async def doing(engine: AsyncEngine) -> Moved | options.Several | Forbidden:
+        found = await options.find(engine, target.key, target.scope)
         if not isinstance(found, RecordId):
             return found
         record = (await engine.find(found)).record
@@ -409,7 +407,7 @@ def _act(
         about.append(found)
         await first(engine, found)
         return await adrive(
-            operate.act(engine.store, found, command, mover, notify=observing.notify()), engine.driver.run
+            operate.act(engine.store, found, command, mover, notify=applications.notify()), engine.driver.run
         )
 
     done = options.work(target.store, doing)
@@ -418,9 +416,9 @@ def _act(
     options.print_move(_one(done, target.key, json_wanted=json_wanted), json_wanted=json_wanted, verbose=verbose)
 
 
-def _one(found: T | Several | Forbidden, key: str, *, json_wanted: bool) -> T:
+def _one(found: T | options.Several | Forbidden, key: str, *, json_wanted: bool) -> T:
     """The result of a search; if it is not exactly one, print why and exit."""
-    if isinstance(found, Several):
+    if isinstance(found, options.Several):
         options.refuse_several(found, key, json_wanted=json_wanted)
     if isinstance(found, Forbidden):
         options.refuse(found, json_wanted=json_wanted)
@@ -429,7 +427,7 @@ def _one(found: T | Several | Forbidden, key: str, *, json_wanted: bool) -> T:
 
 async def known_of(
     engine: AsyncEngine, record_id: RecordId, calls: tuple[str, ...] = (), app: str | None = None
-) -> Known | Forbidden:
+) -> keys_show.Known | Forbidden:
     """A key with its record, and what else is known of its call: its name, and what it returned the last time."""
     number = lock_number(_SCHEMA, record_id, options.secret())
     sight = await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
@@ -437,15 +435,15 @@ async def known_of(
         return Forbidden(NO_KEY)
     record = sight.snapshot.record
     if record is None:
-        return Known(sight)
+        return keys_show.Known(sight)
     if record.effects is Effects.INLINE:
-        calls = (*calls, *(await called(engine, app)).get(record.operation, ()))
+        calls = (*calls, *(await options.called(engine, app)).get(record.operation, ()))
     by_hand = record.memo[-1].name if record.memo and record.memo[-1].by_hand else None
     phase = by_hand if record.intent is None else record.intent.phase
     if phase is None or record.effects is not Effects.PHASED:
-        return Known(sight, calls=calls)
+        return keys_show.Known(sight, calls=calls)
     last = await adrive(operate.operations_of(engine.store).last_result(record.operation, phase), engine.driver.run)
-    return Known(sight, last, calls)
+    return keys_show.Known(sight, last, calls)
 
 
 async def _list(

@@ -12,8 +12,8 @@ from oncekey.cli.printing import broken, pairs, plain
 from oncekey.core.envelopes import key_of_text, shown_text
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
-from oncekey.core.model import Effects, State, moment
-from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, believed_from, possible
+from oncekey.core.model import Duration, Effects, Instant, Intent, MemoEntry, Record, State, moment
+from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, Possibility, believed_from, possible
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import shown_scope
@@ -22,9 +22,7 @@ from oncekey.ops.explain_retry import describe, downstream_keys, in_flight, mean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from oncekey.core.audit import AuditEntry
-    from oncekey.core.model import Duration, Instant, Intent, MemoEntry, Record
-    from oncekey.core.operate import Possibility
+    from oncekey.core.transitions import AuditEntry
     from oncekey.engine.operate import KeyView
 
 UNDER_WAY: Final = "In progress: a LOCAL request is under way, and has no row until it is done."

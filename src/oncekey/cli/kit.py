@@ -10,13 +10,12 @@ import typer
 
 from oncekey.cli.printing import as_list, plain, table
 from oncekey.core.errors import ConfigurationError
-from oncekey.kit.making import ALERTS, DASHBOARD, MANIFESTS, OPERATOR_RULES, Fate, made, write
+from oncekey.kit.making import ALERTS, DASHBOARD, MANIFESTS, OPERATOR_RULES, Fate, File, made, write
 from oncekey.kit.settings import SETTINGS, Part, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from oncekey.kit.making import File
 
 REFUSED: Final = 1
 """The exit code for files that are in the way: nothing was written."""
@@ -37,7 +36,7 @@ def kit(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that have another content.")] = False,
     settings: Annotated[bool, typer.Option("--settings", help="List what --set takes, and write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the files that a team needs to watch oncekey and to run it. They are yours to change from then on.
 

@@ -1,4 +1,4 @@
-"""What the operators' commands share: the options for the store and for a record, and the output of a move.
+"""What the operators' commands share: the options for the store, a record and an answer, and the output of a move.
 
 An operator names a record by its key, and by its tenant or scope if several have that key. The output of a command
 names it in full.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import json
 import os
 import shlex
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,24 +22,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from oncekey import wire
+from oncekey.cli.applications import load
 from oncekey.cli.printing import as_json, broken, plain
-from oncekey.core.audit import Mover
-from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
+from oncekey.core import model
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, ResultInvalidError, ResultNotStorableError
 from oncekey.core.fronts import MEMORY, Front
-from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, RecordId, lapse
-from oncekey.core.operate import Forbidden
+from oncekey.core.memo import decode, encode, rejected
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, Record, RecordId, lapse
+from oncekey.core.operate import Forbidden, Moved, Possibility
+from oncekey.core.policy import Policy
+from oncekey.core.results import fitted
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of, shown_scope
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover
 from oncekey.engine.operate import operations_of
 from oncekey.flow import adrive
 from oncekey.ops.explain_retry import prospect
 from oncekey.sealing import from_environment
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Record
-    from oncekey.core.operate import Moved, Possibility
     from oncekey.engine.shell import AsyncEngine
-
 
 NAMESPACE: Final = "ONCEKEY_NAMESPACE"
 SHORTEST: Final = 4
@@ -80,7 +83,6 @@ async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, .
         for operation in {name for one in roll.workers for name in one.calls}:
             found[operation] = roll.inline_calls(operation)
     if app is not None:
-        from oncekey.cli.worker import load
         from oncekey.workers.tasks import inline_calls_of
 
         found |= inline_calls_of(load(app))
@@ -134,13 +136,16 @@ CODES: Final = "Exit code: 0 done, 1 not there or not allowed (nothing was chang
 StoreUrl = Annotated[
     str, typer.Option("--store", envvar="ONCEKEY_STORE", help=f"The store's URL: {wire.FORMS}.", metavar="URL")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
+OnlyOnce = Annotated[
+    bool, typer.Option("--once", help="Do what is due now, and exit; without it, go on until SIGTERM.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Key = Annotated[str, typer.Argument(help="The Idempotency-Key, without quotes, or the beginning of it.", metavar="KEY")]
 Tenant = Annotated[
     str | None,
     typer.Option("--tenant", help="Whose key it is, as the application names its tenants; needed if several fit."),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all details, with the names of the table.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all details, with the column names.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", envvar=NAMESPACE, help="The policy's `namespace`, if it has one.")
 ]
@@ -337,3 +342,96 @@ def possibility(one: Possibility, about: RecordId | None = None) -> dict[str, An
     target, last = words_of(about)
     command = one.typed(target, last=last)
     return {"command": command, "row": one.row, "to": one.to.value, "note": one.note}
+
+
+_ERRORS: Final = 400
+_DEFAULTS: Final = Policy()
+
+Body = Annotated[str | None, typer.Option("--body", help="The answer's body: a file, or - for standard input.")]
+ContentType = Annotated[str, typer.Option("--content-type", help="The body's media type.")]
+Status = Annotated[int | None, typer.Option("--status", min=200, max=599, help="The answer's status code.")]
+Header = Annotated[
+    list[str] | None,
+    typer.Option("--header", help="'Name: value' of the answer; may be given again.", metavar="FIELD"),
+]
+
+
+def answer_of(
+    status: int | None, body: str | None, content_type: str, header: list[str] | None, *, final_no: bool
+) -> model.Completed | None:
+    """The answer that the client gets from now on; None if the options give none."""
+    if status is None:
+        if body is not None:
+            raise ConfigurationError("an answer has a status: say --status too")
+        return None
+    if final_no and status < _ERRORS:
+        raise ConfigurationError(f"--declined is a failure, and {status} is none: say --status 402 or the like")
+    if not final_no and status >= _ERRORS:
+        raise ConfigurationError(f"--executed is a success, and {status} is none: say --declined for a final no")
+    content = b"" if body is None else _read(body)
+    if len(content) > _DEFAULTS.max_response_bytes:
+        raise ConfigurationError(f"the body has {len(content)} bytes, and {_DEFAULTS.max_response_bytes} are kept")
+    kind: model.Headers = ((b"content-type", _field(content_type)),) if content else ()
+    headers = (*kind, *(_header(line) for line in header or ()))
+    return model.Completed(
+        model.StoredResponse(status, headers, content), model.Outcome.FAILURE if final_no else model.Outcome.SUCCESS
+    )
+
+
+def result_of(text: str, *, final_no: bool) -> str:
+    """The stored form of a call's result, or of the provider's final no."""
+    try:
+        stored = encode(json.loads(text), _DEFAULTS.max_result_bytes)
+    except (ValueError, ResultNotStorableError) as error:
+        raise ConfigurationError(f"--result is no JSON that can be stored: {error}") from None
+    entry = model.MemoEntry("-", model.EntryKind.CALL, stored)
+    return rejected(entry).result if final_no else stored
+
+
+def _read(body: str) -> bytes:
+    if body == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(body).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"--body {body} cannot be read: {error.strerror}") from None
+
+
+def _header(line: str) -> tuple[bytes, bytes]:
+    name, colon, value = line.partition(":")
+    if not colon or not name.strip().isascii() or not name.strip():
+        raise ConfigurationError("--header takes 'Name: value'")
+    return _field(name.strip().lower()), _field(value.strip())
+
+
+def _field(text: str) -> bytes:
+    if not text.isprintable():
+        raise ConfigurationError("a header field has no control characters")
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise ConfigurationError("a header field is Latin-1 text") from None
+
+
+def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | None]:
+    """A check of a result against what the handler's code declares: it returns why the result does not fit, or None."""
+    if app is None or result is None:
+        return lambda _: None
+    from oncekey.workers.tasks import declared_by
+
+    application, value = load(app), decode(encode(json.loads(result), _DEFAULTS.max_result_bytes))
+
+    def check(record: Record) -> str | None:
+        handler = application.enrolled.get(record.operation)
+        last = record.memo[-1].name if record.memo else None
+        phase = last if record.intent is None else record.intent.phase
+        declared = None if handler is None or phase is None else declared_by(handler, phase)
+        if declared is None:
+            return None
+        try:
+            fitted(value, declared)
+        except ResultInvalidError as error:
+            return f"--result is {error}, which the handler declares for {phase!r}"
+        return None
+
+    return check

@@ -1,4 +1,7 @@
-"""`oncekey reconcile`: asks resolvers about unknown outcomes, and compares the provider's books with the store."""
+"""Unknown outcomes: `oncekey unknown list` lists them, and `oncekey reconcile` asks resolvers about them.
+
+`oncekey reconcile ledger` compares the provider's books with the store.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,122 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncekey.cli import observing, options
-from oncekey.cli.printing import as_json as as_json_document
-from oncekey.cli.printing import table
+from oncekey.cli import applications, options, printing
+from oncekey.cli.keys_show import in_doubt
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.model import State
+from oncekey.core.operate import Search
+from oncekey.core.scope import shown_scope
+from oncekey.engine import operate
+from oncekey.flow import adrive
+from oncekey.ops.explain_retry import downstream_keys
 
 if TYPE_CHECKING:
+    from oncekey.core.upkeep import Page
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.once import Once as Application
-    from oncekey.reconcile import Difference, Expected, Report
-    from oncekey.reconcile.books import Books
+    from oncekey.once import Once
+    from oncekey.reconcile import Books, Difference, Expected, Report
 
 App = Annotated[
     str | None,
     typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once object is, for its resolvers."),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Do what is due now, and exit; without it, go on until SIGTERM.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group `reconcile`."""
-    group = typer.Typer(invoke_without_command=True)
-    group.callback(help=reconcile.__doc__)(reconcile)
-    group.command("ledger")(ledger)
-    app.add_typer(group, name="reconcile")
+    """Add the groups `unknown` and `reconcile`."""
+    unknown = typer.Typer(
+        help="Keys whose outcome is unknown: no retry executes them until they are settled.",
+        no_args_is_help=True,
+    )
+    unknown.callback()(lambda: None)
+    unknown.command("list")(list_unknown)
+    app.add_typer(unknown, name="unknown")
+    reconciling = typer.Typer(invoke_without_command=True)
+    reconciling.callback(help=reconcile.__doc__)(reconcile)
+    reconciling.command("ledger")(ledger)
+    app.add_typer(reconciling, name="reconcile")
 
 
-def reconcile(context: typer.Context, *, app: App = None, once: Once = False, as_json: options.AsJson = False) -> None:
+def list_unknown(
+    store: options.StoreUrl,
+    *,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
+    older_than: Annotated[str, typer.Option(help="Only what is older: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
+    given_up: Annotated[
+        bool, typer.Option("--given-up", help="Only keys that no resolver is asked about any more: operators have to.")
+    ] = False,
+    call: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="INLINE: an operation's call, as in op.downstream_key(NAME). Repeatable.", metavar="OPERATION=NAME"
+        ),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:NAME", help="The Once object; it knows the names of INLINE calls."),
+    ] = None,
+    limit: options.Limit = 100,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the keys whose outcome is unknown, the newest first. Changes nothing.
+
+    The downstream key is what the provider knows the call by: look there, then say what you found with
+    `oncekey keys resolve KEY --executed | --declined | --not-executed`. The reconciler asks resolvers by itself; keys
+    that it has given up are listed, too.
+
+    An INLINE handler announces no call. Workers write down which ones their application's code names; --call
+    OPERATION=NAME or --app names them where no worker runs.
+
+    JSON: {"now", "items": [what `keys list` shows, and "open_call", "downstream_keys",
+    "not_executed_is_believed_from", "reconcile_after", "reconcile_tries", "given_up"], "next"}.
+    """
+    wanted = Search(
+        scope=options.scope_named(tenant, namespace, principal, scope),
+        state=State.UNKNOWN,
+        older_than=options.span(older_than),
+    )
+
+    async def looking(engine: AsyncEngine) -> tuple[Page, dict[str, tuple[str, ...]]]:
+        page = await adrive(operate.operations_of(engine.store).search(wanted, limit), engine.driver.run)
+        return page, await options.called(engine, app)
+
+    page, calls = options.work(store, looking)
+    records = [one for one in page.records if one.reconcile_after is None or not given_up]
+    for operation, name in option_pairs(call, "--call").items():
+        calls[operation] = (name,)
+    if as_json:
+        printing.as_list([in_doubt(one, page.now, calls=calls.get(one.operation, ())) for one in records], now=page.now)
+        return
+    printing.table(
+        ("key", "downstream key", "whose", "operation", "effects", "last error", "open call", "looks", "age"),
+        [
+            (
+                one.id.key,
+                ", ".join(downstream_keys(one, calls.get(one.operation, ())).values()),
+                shown_scope(one.id.scope),
+                one.operation,
+                one.effects,
+                one.last_error,
+                None if one.intent is None else one.intent.phase,
+                "given up" if one.reconcile_after is None else one.reconcile_tries,
+                options.age(one.created_at, page.now),
+            )
+            for one in records
+        ],
+        empty="nothing is unknown",
+        first=("key", "downstream key", "whose", "age", "operation", "last error"),
+    )
+    if records:
+        typer.echo("What to do about one: oncekey keys show KEY", err=True)
+
+
+def reconcile(
+    context: typer.Context, *, app: App = None, once: options.OnlyOnce = False, as_json: options.AsJson = False
+) -> None:
     """Ask the application's resolvers about keys whose outcome is unknown, and apply what webhooks brought.
 
     A call that was executed or declined is settled at once. "Not executed" is believed only if the resolver was asked
@@ -49,19 +141,17 @@ def reconcile(context: typer.Context, *, app: App = None, once: Once = False, as
         return
     if app is None:
         raise ConfigurationError("resolvers are functions of the application: say --app MODULE:NAME")
-    from oncekey.cli.worker import load
-
-    observing.log_plainly()
-    counts = asyncio.run(_reconcile(observing.joined(load(app)), only_once=once))
+    applications.log_plainly()
+    counts = asyncio.run(_reconcile(applications.joined(applications.load(app)), only_once=once))
     if counts is None:
         return
     if as_json:
-        as_json_document(counts)
+        printing.as_json(counts)
     else:
         typer.echo(", ".join(f"{count} {name}" for name, count in counts.items()))
 
 
-async def _reconcile(application: Application, *, only_once: bool) -> dict[str, int] | None:
+async def _reconcile(application: Once, *, only_once: bool) -> dict[str, int] | None:
     from oncekey.workers.service import Service
     from oncekey.workers.tasks import reconciler_of
 
@@ -126,8 +216,7 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
 
     Exit code: 0 the books agree, 1 they differ, 2 a mistake or no store.
     """
-    from oncekey.reconcile import compare
-    from oncekey.reconcile.books import FIELDS, Books, Pointers, entries
+    from oncekey.reconcile import FIELDS, Books, Pointers, compare, entries
 
     columns = option_pairs(column, "--column")
     for name in columns:
@@ -141,7 +230,7 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
     theirs = list(entries(books, columns))
     report = compare(theirs, _read(store, ours))
     if as_json:
-        as_json_document(_shape(report))
+        printing.as_json(_shape(report))
     else:
         _show(report)
     if not report.agree:
@@ -150,7 +239,7 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
 
 def _read(store: str, ours: Books) -> list[Expected]:
     from oncekey.flow import adrive
-    from oncekey.reconcile.books import read
+    from oncekey.reconcile import read
 
     async def reading(engine: AsyncEngine) -> list[Expected]:
         return await adrive(read(engine.store, ours), engine.driver.run)
@@ -162,9 +251,7 @@ def inline_calls(app: str | None) -> dict[str, str]:
     """The calls of INLINE operations that the application's resolvers name."""
     if app is None:
         return {}
-    from oncekey.cli.worker import load
-
-    return dict(load(app).resolvers.inline_calls)
+    return dict(applications.load(app).resolvers.inline_calls)
 
 
 def option_pairs(given: list[str] | None, option: str) -> dict[str, str]:
@@ -185,9 +272,9 @@ def _pointer(text: str | None, option: str) -> str | None:
 
 
 def _show(report: Report) -> None:
-    from oncekey.reconcile.ledger import MEANING
+    from oncekey.reconcile import MEANING
 
-    table(
+    printing.table(
         ("difference", "downstream key", "provider id", "operation", "ours", "theirs", "charges"),
         [
             (line["kind"], line["downstream_key"], line["provider_id"], line["operation"], *_amounts(line))
@@ -217,7 +304,7 @@ def _shape(report: Report) -> dict[str, Any]:
 
 
 def _line(one: Difference) -> dict[str, Any]:
-    from oncekey.reconcile.ledger import MEANING
+    from oncekey.reconcile import MEANING
 
     ours, theirs = one.ours, one.theirs
     key = (theirs.downstream_key if theirs else None) or (ours.downstream_key if ours else None)

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from oncekey.cli.printing import as_json as as_json_document
-from oncekey.cli.printing import as_list, plain, table
-from oncekey.cli.worker import named
+from oncekey.cli import printing
+from oncekey.cli.applications import named
 from oncekey.core.errors import ConfigurationError
-from oncekey.surveying import TODO, UNANNOUNCED, summary, survey
+from oncekey.surveying import TODO, UNANNOUNCED, Surveying, summary, survey
 
 if TYPE_CHECKING:
     from oncekey.once import Once
-    from oncekey.surveying import Surveying
 
 
 NO_APPLICATION: Final = (
@@ -60,13 +58,13 @@ def routes(
     """
     lines = [one.line for one in survey(*applications(app), frozenset(declared or ()))]
     if json_wanted:
-        as_list([asdict(line) for line in lines])
+        printing.as_list([asdict(line) for line in lines])
     else:
         rows = [
             (line.method, line.path, line.verdict, line.operation, line.effects, line.key, line.front) for line in lines
         ]
         head = ("method", "path", "verdict", "operation", "effects", "key", "front")
-        table(head, rows, empty="no route changes anything", first=("path", "method", "verdict"))
+        printing.table(head, rows, empty="no route changes anything", first=("path", "method", "verdict"))
         for line in lines:
             if line.verdict.is_finding:
                 typer.echo(f"{line.named}: {TODO[line.verdict]}")
@@ -116,7 +114,7 @@ def audit(
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Write today's findings into --baseline FILE.")
     ] = False,
-    json_wanted: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    json_wanted: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that every route that changes something is protected, and that handlers announce their outside calls.
 
@@ -166,7 +164,7 @@ def _tell_programs(
     def calls(one: Surveying) -> list[dict[str, Any]]:
         return [] if one.handler is None else [asdict(call) for call in outside_calls(one.handler)]
 
-    as_json_document(
+    printing.as_json(
         {
             "lines": [{**asdict(one.line), "calls": calls(one)} for one in surveyed],
             "findings": [{**asdict(one), "known": one.id in known} for one in findings],
@@ -179,12 +177,13 @@ def _notify(surveyed: list[Surveying], findings: list[AuditFinding], known: froz
     lines = [one.line for one in surveyed]
     rows = [(line.method, line.path, line.verdict, line.operation, line.effects, line.key) for line in lines]
     head = ("method", "path", "verdict", "operation", "effects", "key")
-    table(head, rows, empty="nothing changes anything", first=("path", "method", "verdict"))
+    printing.table(head, rows, empty="nothing changes anything", first=("path", "method", "verdict"))
     typer.echo(summary(lines) + ".")
     for one in findings:
-        typer.echo(f"{'known' if one.id in known else 'FINDING'}: {plain(one.id)} ({plain(one.where)})\n  {one.todo}")
+        place = f"{printing.plain(one.id)} ({printing.plain(one.where)})"
+        typer.echo(f"{'known' if one.id in known else 'FINDING'}: {place}\n  {one.todo}")
     for name in gone:
-        typer.echo(f"gone: {plain(name)}: take it out of the baseline (--write-baseline)")
+        typer.echo(f"gone: {printing.plain(name)}: take it out of the baseline (--write-baseline)")
     typer.echo(BEYOND_SOURCE)
 
 
@@ -228,7 +227,7 @@ def openapi(
     made, missing = transformed(document, [route for one in apps for route in listed(one) or ()])
     typer.echo(json.dumps(made, indent=2, ensure_ascii=False))
     for name in missing:
-        typer.echo(f"oncekey: {plain(name)} is protected, and the document does not have it", err=True)
+        typer.echo(f"oncekey: {printing.plain(name)} is protected, and the document does not have it", err=True)
     if missing:
         raise typer.Exit(LEFT)
 

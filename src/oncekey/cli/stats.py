@@ -6,17 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from oncekey.cli import options
-from oncekey.cli.printing import as_json as as_json_document
-from oncekey.cli.printing import table
-from oncekey.core.model import SECOND, moment
+from oncekey.cli import options, printing
+from oncekey.core.model import SECOND, Instant, moment
 from oncekey.engine import operate
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.model import Instant
     from oncekey.engine.shell import AsyncEngine
     from oncekey.ops.stats import Group, StoreStats
 
@@ -48,7 +45,7 @@ def stats(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
 
     stats = options.work(store, counting)
     if as_json:
-        as_json_document(shape_of(stats))
+        printing.as_json(shape_of(stats))
         return
     _say(stats)
 
@@ -135,7 +132,7 @@ def _seconds(since: Instant | None, now: Instant) -> int | None:
 
 def _say(stats: StoreStats) -> None:
     now = stats.now
-    table(
+    printing.table(
         ("state", "effects", "operation", "keys", "stale", "resumable", "expired", "oldest", "newest"),
         [
             (
@@ -155,7 +152,7 @@ def _say(stats: StoreStats) -> None:
         first=("operation", "state", "keys", "effects", "oldest", "stale", "resumable"),
     )
     typer.echo("")
-    table(
+    printing.table(
         ("waiting", "count", "oldest since"),
         [(one.what.replace("_", " "), one.count, options.age(one.oldest, now)) for one in stats.waiting],
         empty="",
@@ -163,9 +160,9 @@ def _say(stats: StoreStats) -> None:
     if stats.queues:
         typer.echo("")
         rows = [(one.topic, one.kind, one.parcels, one.held, options.age(one.oldest_due, now)) for one in stats.queues]
-        table(("outbox topic", "kind", "parcels", "held", "due since"), rows, empty="")
+        printing.table(("outbox topic", "kind", "parcels", "held", "due since"), rows, empty="")
     if stats.letters:
         typer.echo("")
         dead = [(one.topic, one.kind, one.letters, options.age(one.oldest, now)) for one in stats.letters]
-        table(("dead letters' topic", "kind", "letters", "oldest since"), dead, empty="")
+        printing.table(("dead letters' topic", "kind", "letters", "oldest since"), dead, empty="")
     typer.echo(f"\n{UNKNOWABLE}")

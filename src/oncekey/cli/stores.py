@@ -1,19 +1,25 @@
-"""`oncekey stores`: lists every store with its URL, the drivers that are installed, and what it can do."""
+"""`oncekey stores` lists the stores and what each can do; `oncekey migrate status|up|sql` makes the tables of one."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncekey.cli.options import AsJson
-from oncekey.cli.printing import as_json as as_json_document
-from oncekey.cli.printing import table
-from oncekey.wire import STORES, abilities
+from oncekey import wire
+from oncekey.cli import options, printing
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationStatus
+from oncekey.core.sqltext import Dialect
+from oncekey.engine import upkeep
+from oncekey.flow import adrive
 
 if TYPE_CHECKING:
-    from oncekey.wire import Abilities, Declared, DriverChoice
+    from oncekey.engine.shell import AsyncEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +36,12 @@ class Listed:
     """The drivers for threads that can be used here."""
     install: tuple[str, ...]
     """The commands that install the missing drivers."""
-    can: Abilities | None
+    can: wire.Abilities | None
     """What the store can do; None: none of its drivers is installed, so it cannot be found out."""
     low_stakes: str | None
 
 
-def listed(row: Declared) -> Listed:
+def listed(row: wire.Declared) -> Listed:
     """One store, from its row and from the protocols that it and its drivers satisfy."""
     ways = (*row.asynchronous, *row.blocking)
     there = [way for way in ways if way.missing is None]
@@ -48,21 +54,26 @@ def listed(row: Declared) -> Listed:
         asynchronous=tuple(_name(way) for way in row.asynchronous if way in there),
         blocking=tuple(_name(way) for way in row.blocking if way in there),
         install=tuple(missing),
-        can=abilities(row.store(), *(way.load() for way in there)) if there else None,
+        can=wire.abilities(row.store(), *(way.load() for way in there)) if there else None,
         low_stakes=row.low_stakes,
     )
 
 
-def _name(way: DriverChoice) -> str:
+def _name(way: wire.DriverChoice) -> str:
     return way.package or (way.needs[0] if way.needs else "standard library")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command `stores`."""
+    """Add the command `stores` and the group `migrate`."""
     app.command("stores")(stores)
+    group = typer.Typer(help="Create and update oncekey's own tables.", no_args_is_help=True)
+    group.command("status")(status)
+    group.command("up")(up)
+    group.command("sql")(sql)
+    app.add_typer(group, name="migrate")
 
 
-def stores(*, as_json: AsJson = False) -> None:
+def stores(*, as_json: options.AsJson = False) -> None:
     """List the stores: how their URLs begin, what is installed here, and what each can do.
 
     The command connects to nothing. It finds out what a store can do from the protocols that the store and its
@@ -72,12 +83,12 @@ def stores(*, as_json: AsJson = False) -> None:
     [commands], "can": {"effects", "phase", "outbox", "audit", "upkeep", "operate", "survey", "reconcile", "tables"} or
     null, "low_stakes"}], "next": null}.
     """
-    rows = [listed(row) for row in STORES]
+    rows = [listed(row) for row in wire.STORES]
     if as_json:
-        as_json_document({"items": [asdict(row) for row in rows], "next": None})
+        printing.as_json({"items": [asdict(row) for row in rows], "next": None})
         return
     head = ("store", "url", "asyncio", "threads", "effects", "besides")
-    table(head, [_line(row) for row in rows], empty="none", first=("store", "effects", "url"))
+    printing.table(head, [_line(row) for row in rows], empty="none", first=("store", "effects", "url"))
     for row in rows:
         for command in row.install:
             typer.echo(f"{row.title}: {command}")
@@ -97,12 +108,12 @@ def _line(row: Listed) -> tuple[str, ...]:
     )
 
 
-def effects_of(able: Abilities) -> list[str]:
+def effects_of(able: wire.Abilities) -> list[str]:
     """The effects, and what PHASED lacks where it lacks something."""
     return [f"{one} (call, value)" if one == "PHASED" and not able.phase else one for one in able.effects]
 
 
-def parts_of(able: Abilities) -> list[str]:
+def parts_of(able: wire.Abilities) -> list[str]:
     """What else the store can do: audit, upkeep, and so on."""
     parts: dict[str, Any] = {
         "outbox": able.outbox,
@@ -113,3 +124,80 @@ def parts_of(able: Abilities) -> list[str]:
         "resolvers": able.reconcile,
     }
     return [name for name, has in parts.items() if has]
+
+
+_SAMPLES = {Dialect.SQLITE: "sqlite:///any.db", Dialect.POSTGRES: "postgresql://any"}
+
+
+def status(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
+    """List the migrations that the store has and lacks. Exit code 1 if any is pending or not as it should be.
+
+    JSON: {"now", "items": [{"number", "phase", "name", "status"}], "next"}.
+    """
+    entries = asyncio.run(_status(store))
+    lines = [_migration_line(entry) for entry in entries]
+    if as_json:
+        printing.as_list(lines)
+    else:
+        rows = [(f"{line['number']:04}", line["phase"], line["name"], line["status"]) for line in lines]
+        printing.table(("migration", "phase", "name", "status"), rows, empty="there are none")
+    if any(entry.state in {MigrationState.PENDING, MigrationState.CHANGED} for entry in entries):
+        raise typer.Exit(1)
+
+
+def up(
+    store: options.StoreUrl,
+    *,
+    phase: Annotated[
+        MigrationPhase | None,
+        typer.Option(help="`pre`: stop before the first migration that older code could not live with."),
+    ] = None,
+) -> None:
+    """Run the migrations that the store lacks, each in a transaction of its own."""
+    if phase is MigrationPhase.POST:
+        raise ConfigurationError("`post` migrations build on `pre` ones: say --phase pre, or nothing for all")
+    asyncio.run(_up(store, phase))
+
+
+def sql(
+    store: Annotated[str | None, typer.Option("--store", help="The store's URL; it is not connected to.")] = None,
+    dialect: Annotated[Dialect | None, typer.Option(help="The database, if you have no URL.")] = None,
+) -> None:
+    """Print all migrations as SQL, to be run by other means. The command connects to nothing."""
+    if (store is None) == (dialect is None):
+        raise ConfigurationError("say --store URL or --dialect, one of the two")
+    url = store if store is not None else _SAMPLES[Dialect(dialect or "")]
+    typer.echo(wire.migrations_for(url).script(), nl=False)
+
+
+async def _status(url: str) -> tuple[MigrationStatus, ...]:
+    async with _engine(url) as engine:
+        return await adrive(upkeep.status(engine.store.schema), engine.driver.run)
+
+
+async def _up(url: str, phase: MigrationPhase | None) -> None:
+    async with _engine(url) as engine:
+        schema = engine.store.schema
+        pending = await adrive(upkeep.plan(schema, only=phase), engine.driver.run)
+        for migration in pending:
+            ran = await adrive(schema.migrate(migration), engine.driver.run)
+            typer.echo(f"{'applied' if ran else 'was there'} {migration.label}.sql")
+        if not pending:
+            typer.echo("nothing to do")
+
+
+@asynccontextmanager
+async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
+    """The engine of a store, under asyncio, because every database has a driver for that."""
+    engine = wire.aconnect(url)
+    if not engine.store.schema.migrations:
+        wire.migrations_for(url)  # it raises the error that this store has no tables
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def _migration_line(entry: MigrationStatus) -> dict[str, str | int]:
+    one = entry.migration
+    return {"number": one.number, "phase": one.phase.value, "name": one.name, "status": entry.state.value}

@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from oncekey.cli.printing import plain
-from oncekey.cli.top_data import LISTED, TILES
-from oncekey.core.model import SECOND, DeadLetter, lapse
+from oncekey.cli.top import LISTED, TILES, TopData, Waiting
+from oncekey.core.model import SECOND, DeadLetter, Duration, Instant, lapse
 from oncekey.core.scope import shown_scope
 from oncekey.ops.explain_retry import WHY, why
-from oncekey.ops.stats import ENDINGS
+from oncekey.ops.stats import ENDINGS, Worker
 
 if TYPE_CHECKING:
-    from oncekey.cli.top_data import TopData, Waiting
-    from oncekey.core.audit import AuditEntry
-    from oncekey.core.model import Duration, Instant
-    from oncekey.ops.stats import Worker
+    from oncekey.core.transitions import AuditEntry
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SMALLEST: Final = (40, 12)

@@ -19,25 +19,19 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 
 from oncekey import wire
-from oncekey.cli.dlq import letter_lines as lines_of_letter
+from oncekey.cli import dlq, keys_show, options, printing
 from oncekey.cli.keys import known_of
-from oncekey.cli.keys_show import record_lines as lines_of_record
-from oncekey.cli.keys_show import shown, shown_entry
-from oncekey.cli.options import Several, age, find, typed
-from oncekey.cli.printing import address, pairs
-from oncekey.cli.top_data import read_top, server_of
+from oncekey.cli.top import TopData, Waiting, read_top, server_of
 from oncekey.cli.top_frame import HELP, Panel, Position, Setting, Sheet, frame
 from oncekey.core.errors import StoreError
-from oncekey.core.model import DeadLetter, moment
+from oncekey.core.model import DeadLetter, RecordId, moment
 from oncekey.core.operate import Forbidden
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from oncekey.cli.top_data import TopData, Waiting
-    from oncekey.core.audit import AuditEntry
-    from oncekey.core.model import RecordId
+    from oncekey.core.transitions import AuditEntry
     from oncekey.engine.shell import AsyncEngine
     from oncekey.ops.stats import Worker
 
@@ -177,7 +171,7 @@ class Live:
         self._screen = Screen(target)
         self._keyboard = Keyboard()
         self._place = Position(every=every)
-        self._setting = Setting(address(url), "", datetime.now().astimezone())
+        self._setting = Setting(printing.address(url), "", datetime.now().astimezone())
         self._seen: TopData | None = None
         self._engine: AsyncEngine | None = None
         self._connecting = asyncio.Lock()
@@ -391,7 +385,7 @@ class Live:
 
     async def _open(self, one: Waiting) -> None:
         if isinstance(one, DeadLetter):
-            self._turn(Sheet(f"Dead letter {one.parcel.id}", tuple(lines_of_letter(one))))
+            self._turn(Sheet(f"Dead letter {one.parcel.id}", tuple(dlq.letter_lines(one))))
         else:
             await self._show(one.id)
 
@@ -400,17 +394,18 @@ class Live:
         if isinstance(known, Forbidden):
             self._place.message = f"{known.why[0].upper()}{known.why[1:]}."
         else:
-            lines = lines_of_record(known, shown(known, record_id.key), verbose=False)
+            lines = keys_show.record_lines(known, keys_show.shown(known, record_id.key), verbose=False)
             self._turn(Sheet(f"Key {record_id.key}", tuple(lines)))
 
     async def _find(self, wanted: str) -> None:
-        found = await find(await self._connected(), wanted, None)
+        found = await options.find(await self._connected(), wanted, None)
         match found:
             case Forbidden():
                 self._place.message = f"{found.why[0].upper()}{found.why[1:]}."
-            case Several():
+            case options.Several():
                 lines = tuple(
-                    f"{typed(one.id)}  {one.state}, {one.operation}, {age(one.created_at, found.now)} old"
+                    f"{options.typed(one.id)}  {one.state}, {one.operation}, "
+                    f"{options.age(one.created_at, found.now)} old"
                     for one in found.records
                 )
                 more = "More than " * found.more
@@ -428,12 +423,12 @@ def _about_worker(worker: Worker) -> Sheet:
         ("is seen every", f"{worker.every / 1_000_000:g} s"),
         *((f"calls of {operation}", ", ".join(calls)) for operation, calls in worker.calls.items()),
     ]
-    return Sheet(f"Worker {worker.name}", tuple(pairs(rows)))
+    return Sheet(f"Worker {worker.name}", tuple(printing.pairs(rows)))
 
 
 def _about_line(entry: AuditEntry) -> Sheet:
-    shape = {**shown_entry(entry), "scope": entry.note.scope, "digest of the key": entry.note.key_digest}
-    lines = pairs([(name, value) for name, value in shape.items() if value is not None])
+    shape = {**keys_show.shown_entry(entry), "scope": entry.note.scope, "digest of the key": entry.note.key_digest}
+    lines = printing.pairs([(name, value) for name, value in shape.items() if value is not None])
     command = f"  oncekey keys list --digest {entry.note.key_digest}"
     return Sheet("A line of the audit", (*lines, "", "The audit keeps no key. This looks for it:", command))
 

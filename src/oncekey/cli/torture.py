@@ -16,9 +16,8 @@ import typer
 from oncekey.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from oncekey.torture.outcome import Outcome
     from oncekey.torture.plan import Plan
-    from oncekey.torture.running import RunProgress, Watch
+    from oncekey.torture.running import Outcome, RunProgress, Watch
 
 VIOLATED = 1
 
@@ -45,7 +44,7 @@ def torture(  # noqa: PLR0917  (typer reads the parameters)
         bool, typer.Option("--allow-existing", help="Use a store that holds records of others; they are left alone.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave records and tables in the store afterwards.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     shop: Annotated[str | None, typer.Option("--shop", hidden=True, metavar="MODULE")] = None,
 ) -> None:
     """Run servers, workers and a provider, kill and stop them, lose their replies, and check that it happened once.

@@ -18,9 +18,8 @@ from aiohttp.client_middlewares import ClientHandlerType
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from yarl import URL
 
-from oncekey.client.attempts import RetryRules, adrive
+from oncekey.client.attempts import KeyedCall, RetryRules, RetrySession, adrive
 from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
-from oncekey.client.session import KeyedCall, RetrySession
 from oncekey.core.errors import ConfigurationError
 
 _HOPELESS: Final = (

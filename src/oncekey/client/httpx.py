@@ -15,20 +15,15 @@ from collections.abc import Awaitable, Callable, Container, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from oncekey.client.attempts import RetryRules, adrive, drive
-from oncekey.client.exchange import Call, Failure, Loss, Reply, fields
+from oncekey.client.attempts import KeyedCall, RetryRules, RetrySession, adrive, drive
+from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
 from oncekey.client.journal import Journal, JournalEntry
-from oncekey.client.session import KeyedCall, RetrySession
 from oncekey.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from httpx import AsyncBaseTransport, BaseTransport, Request, Response
-
-    from oncekey.client.exchange import OutcomeUnknownError
 else:
     # Clients call the methods, and do not check the class; the class is for type checkers.
     BaseTransport = AsyncBaseTransport = object

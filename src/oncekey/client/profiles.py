@@ -1,4 +1,6 @@
-"""Profiles of APIs: where the key goes, and what an answer means.
+"""What each answer means for the operation: the profiles of APIs, and the retry matrix.
+
+A profile says where the key goes and what an answer says about it; the matrix says what the client does next.
 
 What a server says about a key is parsed the same way for all profiles, because the codes do not collide; a profile
 adds what only its vendor uses.
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
+from oncekey.client.exchange import Call, Failure, Loss, Reply
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import NotAStringItemError, parse_string_item
 from oncekey.core.model import Code
@@ -19,8 +22,6 @@ from oncekey.core.problems import PROBLEMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from oncekey.client.exchange import Call, Reply
 
 _QUOTABLE: Final = re.compile(r"[\x20-\x7e]+", re.ASCII)
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]+", re.ASCII)
@@ -181,3 +182,126 @@ def _words(body: bytes) -> Iterator[str]:
             for name in ("code", "errorCode", "issue", "name", "title", "type"):
                 if isinstance(word := members.get(name), str):
                     yield word
+
+
+class NextMove(StrEnum):
+    """What to do after an answer."""
+
+    ACCEPT = "accept"
+    """It is the operation's answer."""
+    RETRY = "retry"
+    """Send the same again after a while; counts as an attempt."""
+    WAIT = "wait"
+    """It is in progress: ask again with the same key. Bounded by the deadline only."""
+    POLL = "poll"
+    """Accepted, not finished: look where `Location` points, or ask again with the same key."""
+    REDIRECT = "redirect"
+    """Send the same to where `Location` points."""
+    STOP = "stop"
+    """Refused before the key was looked at: the same key may be sent once the caller has corrected the request."""
+    EXPIRED = "expired"
+    """The server has forgotten the key: the caller has to find out by other means, and not send it again."""
+    MISUSED = "misused"
+    """The key belongs to another request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. `doubt`: after this answer the operation may have happened, although nothing says so."""
+
+    move: NextMove
+    doubt: bool = False
+
+
+_ACCEPT: Final = Row(NextMove.ACCEPT)
+_RETRY_UNDONE: Final = Row(NextMove.RETRY)
+_RETRY_DOUBTFUL: Final = Row(NextMove.RETRY, doubt=True)
+_WAIT: Final = Row(NextMove.WAIT, doubt=True)
+
+BY_SIGN: Final[Mapping[Sign, Row]] = {
+    Sign.IN_PROGRESS: _WAIT,
+    Sign.UNKNOWN: _WAIT,
+    Sign.MISMATCH: Row(NextMove.MISUSED),
+    Sign.EXPIRED: Row(NextMove.EXPIRED, doubt=True),
+    Sign.NOT_EXECUTED: _RETRY_UNDONE,
+    Sign.RETRY: _RETRY_DOUBTFUL,
+    Sign.FINAL: _ACCEPT,
+}
+
+BY_LOSS: Final[Mapping[Loss, Row]] = {
+    Loss.NOT_SENT: _RETRY_UNDONE,
+    Loss.LOST: _RETRY_DOUBTFUL,
+    Loss.HOPELESS: Row(NextMove.STOP),
+}
+
+BY_STATUS: Final[Mapping[int, Row]] = {
+    202: Row(NextMove.POLL, doubt=True),
+    307: Row(NextMove.REDIRECT),
+    308: Row(NextMove.REDIRECT),
+    401: Row(NextMove.STOP),
+    403: Row(NextMove.STOP),
+    407: Row(NextMove.STOP),
+    408: _RETRY_DOUBTFUL,
+    423: _RETRY_UNDONE,
+    425: _RETRY_UNDONE,
+    429: _RETRY_UNDONE,
+    501: _ACCEPT,
+    505: _ACCEPT,
+}
+"""Statuses that differ from their class; of the others, 5xx are tried again and everything else is the answer."""
+
+_ACCEPTED: Final = 202
+_CONFLICT: Final = 409
+_FIRST_ERROR: Final = 400
+_FIRST_SERVER_ERROR: Final = 500
+
+
+def next_move(reply: Reply | Failure, profile: Profile) -> Row:
+    """The row for an answer, or for the lack of one."""
+    if isinstance(reply, Failure):
+        return BY_LOSS[reply.loss]
+    # First, because a stored 408 or 500 comes back as often as the key is sent.
+    if profile.is_replay(reply):
+        return _ACCEPT
+    if reply.status >= _FIRST_ERROR and (sign := profile.read(reply)) is not None:
+        return BY_SIGN[sign]
+    match reply.status:
+        case status if status == _CONFLICT:
+            # Another server's wording, but it says that waiting helps: it is in progress.
+            return _ACCEPT if reply.field("Retry-After") is None else _WAIT
+        case status if status == _ACCEPTED:
+            return BY_STATUS[status] if _unfinished(reply, profile) else _ACCEPT
+        case status if status in BY_STATUS:
+            return BY_STATUS[status]
+        case status:
+            return _RETRY_DOUBTFUL if status >= _FIRST_SERVER_ERROR else _ACCEPT
+
+
+def polled(reply: Reply | Failure) -> NextMove:
+    """The meaning of a status resource's answer: poll again, or it is over."""
+    if isinstance(reply, Failure):
+        return NextMove.WAIT
+    match reply.status:
+        case 202 | 408 | 423 | 425 | 429:
+            return NextMove.WAIT
+        case status if status >= _FIRST_SERVER_ERROR:
+            return NextMove.WAIT
+        case _:
+            return NextMove.WAIT if reply.field("Retry-After") is not None else NextMove.ACCEPT
+
+
+def is_ours(reply: Reply, profile: Profile) -> bool:
+    """Whether a 202 means "in progress under this key", so that the answer is fetched with the key."""
+    sign = profile.read(reply)
+    match sign:
+        case Sign.IN_PROGRESS | Sign.UNKNOWN:
+            return True
+        case None | Sign.MISMATCH | Sign.EXPIRED | Sign.NOT_EXECUTED | Sign.RETRY | Sign.FINAL:
+            return False
+        case _:
+            assert_never(sign)
+
+
+def _unfinished(reply: Reply, profile: Profile) -> bool:
+    """Whether the operation is not finished; a 202 that does not say when to come back is the final answer."""
+    return reply.field("Retry-After") is not None or is_ours(reply, profile)

@@ -17,10 +17,9 @@ from requests.structures import CaseInsensitiveDict
 from urllib3.exceptions import NewConnectionError
 from urllib3.response import HTTPResponse
 
-from oncekey.client.attempts import RetryRules, drive
+from oncekey.client.attempts import KeyedCall, RetryRules, RetrySession, drive
 from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
 from oncekey.client.journal import Journal, JournalEntry
-from oncekey.client.session import KeyedCall, RetrySession
 
 PATIENCE: Final = 30.0
 """Seconds for each try of `ask_again` and `resume`, by default."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from oncekey.conformance import failures, keys, leaks, mismatches, others, races, replays, servers, tenants
+from oncekey.conformance import failures, keys, leaks, mismatches, others, races, replays, servers
 from oncekey.conformance.clauses import Clause
 from oncekey.core.errors import OncekeyError
 
@@ -21,7 +21,7 @@ CLAUSES: Final[tuple[Clause, ...]] = (
     *replays.CLAUSES,
     *mismatches.CLAUSES,
     *races.CLAUSES,
-    *tenants.CLAUSES,
+    *leaks.TENANTS,
     *failures.CLAUSES,
     *leaks.CLAUSES,
     *others.CLAUSES,

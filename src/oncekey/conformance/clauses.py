@@ -84,6 +84,25 @@ class Area(StrEnum):
     OTHERS = "other methods and description"
 
 
+_AREAS: Final = {
+    "keys": Area.KEYS,
+    "replays": Area.REPLAYS,
+    "mismatches": Area.MISMATCHES,
+    "races": Area.RACES,
+    "tenants": Area.TENANTS,
+    "failures": Area.FAILURES,
+    "hang-ups": Area.HANGUPS,
+    "finals": Area.FINALS,
+    "instances": Area.INSTANCES,
+    "leases": Area.INSTANCES,
+    "crashes": Area.CRASHES,
+    "outages": Area.CRASHES,
+    "leaks": Area.LEAKS,
+    "others": Area.OTHERS,
+}
+"""The first word of a clause's id -> its area."""
+
+
 class Severity(IntEnum):
     """What may follow when a clause is broken."""
 
@@ -175,7 +194,6 @@ class Clause:
     id: str
     title: str
     why: str
-    area: Area
     severity: Severity
     shots: int
     judge: Callable[[Probe], Verdict]
@@ -183,6 +201,11 @@ class Clause:
     should: frozenset[Profile] = frozenset()
     needs: tuple[Need, ...] = ()
     sight: bool = False
+
+    @property
+    def area(self) -> Area:
+        """What the clause is about: the first word of its id says it."""
+        return _AREAS[self.id.partition(".")[0]]
 
 
 class UndecidedError(Exception):

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from oncekey.conformance.clauses import EVERY, Area, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
+from oncekey.conformance.clauses import EVERY, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
 from oncekey.conformance.judging import is_marked, shown
 from oncekey.conformance.probe import KEY, Probe
 from oncekey.conformance.shots import Address, Shot
@@ -122,7 +122,6 @@ CLAUSES: Final = (
         id="others.get",
         title="GET with a key is an ordinary GET",
         why="A client that sends its key with everything would read old answers.",
-        area=Area.OTHERS,
         severity=Severity.MEDIUM,
         shots=3,
         judge=get_untouched,
@@ -132,7 +131,6 @@ CLAUSES: Final = (
         id="others.get-current",
         title="GET with a key shows what is there now",
         why="An answer to GET that is kept under a key hides everything that happens afterwards.",
-        area=Area.OTHERS,
         severity=Severity.HIGH,
         shots=10,
         judge=get_is_current,
@@ -142,7 +140,6 @@ CLAUSES: Final = (
         id="others.get-takes-no-key",
         title="A key that was sent with GET is not used up",
         why="A client that looks first and orders then would be answered with what it looked at.",
-        area=Area.OTHERS,
         severity=Severity.HIGH,
         shots=6,
         judge=get_takes_no_key,
@@ -152,7 +149,6 @@ CLAUSES: Final = (
         id="others.put-delete",
         title="PUT and DELETE do not need a key, and are not replayed",
         why="They may be repeated anyway; a stored answer would hide what is there now.",
-        area=Area.OTHERS,
         severity=Severity.LOW,
         must=frozenset(),
         should=EVERY,
@@ -164,7 +160,6 @@ CLAUSES: Final = (
         id="others.described",
         title=f"OpenAPI names {KEY}",
         why="What is not described, generated clients do not send.",
-        area=Area.OTHERS,
         severity=Severity.LOW,
         must=frozenset(),
         should=EVERY,

@@ -28,9 +28,8 @@ from oncekey.conformance.clauses import (
 )
 from oncekey.conformance.headlines import Evidence, Group, Harm, grouped, told_of
 from oncekey.conformance.judging import is_marked
-from oncekey.conformance.probe import Probe
+from oncekey.conformance.probe import Probe, take_aim
 from oncekey.conformance.shots import Answer
-from oncekey.conformance.sighting import take_aim
 from oncekey.conformance.target import Target
 from oncekey.core.errors import OncekeyError
 

@@ -22,7 +22,6 @@ from typing import Final
 from oncekey.conformance import shots
 from oncekey.conformance.clauses import (
     EVERY,
-    Area,
     Clause,
     Exchange,
     Failed,
@@ -35,9 +34,8 @@ from oncekey.conformance.clauses import (
     Way,
 )
 from oncekey.conformance.judging import shown, tally
-from oncekey.conformance.probe import Probe
+from oncekey.conformance.probe import CannotCheckError, Probe
 from oncekey.conformance.shots import Answer, Shot
-from oncekey.conformance.sighting import CannotCheckError
 from oncekey.conformance.target import replaced
 
 STORE_UP: Final = "--store-up-command"
@@ -333,7 +331,6 @@ CLAUSES: Final = (
         id="instances.replayed",
         title="A second instance answers a key that the first one has finished",
         why="A load balancer sends the retry wherever it likes.",
-        area=Area.INSTANCES,
         severity=Severity.CRITICAL,
         needs=(Need.ALSO,),
         shots=4,
@@ -344,7 +341,6 @@ CLAUSES: Final = (
         id="instances.race",
         title=f"{2 * _PAIRS} identical requests at two instances at the same moment have one effect",
         why="A lock in the memory of one process does not hold the other one.",
-        area=Area.INSTANCES,
         severity=Severity.CRITICAL,
         needs=(Need.ALSO,),
         shots=2 * _PAIRS + 12,
@@ -355,7 +351,6 @@ CLAUSES: Final = (
         id="leases.one-effect",
         title="A request that is slower than its lease has one effect, and one answer",
         why="A retry that takes the slow request for a dead one runs beside it.",
-        area=Area.INSTANCES,
         severity=Severity.CRITICAL,
         needs=(Need.LEASE, Need.SLOW, Need.COUNT),
         shots=12,
@@ -366,7 +361,6 @@ CLAUSES: Final = (
         id="crashes.remembered",
         title="A crash does not make the API forget what it has answered",
         why="Keys that are kept in memory only do not protect against the retry after a restart.",
-        area=Area.CRASHES,
         severity=Severity.CRITICAL,
         needs=(Need.CRASH,),
         shots=6,
@@ -377,7 +371,6 @@ CLAUSES: Final = (
         id="crashes.one-effect",
         title="A request that is killed in the middle has one effect at most, retries included",
         why="It is the moment in which effect and answer come apart.",
-        area=Area.CRASHES,
         severity=Severity.CRITICAL,
         needs=(Need.CRASH, Need.SLOW, Need.COUNT),
         shots=12,
@@ -388,7 +381,6 @@ CLAUSES: Final = (
         id="crashes.answered",
         title="A request that is killed in the middle lets go of its key",
         why="A lock of a dead server answers 409 until the key expires.",
-        area=Area.CRASHES,
         severity=Severity.HIGH,
         needs=(Need.CRASH, Need.SLOW),
         shots=12,
@@ -398,7 +390,6 @@ CLAUSES: Final = (
         id="outages.closed",
         title="While the store is down nothing is executed",
         why="Whatever runs without a stored key runs again with its retry.",
-        area=Area.CRASHES,
         severity=Severity.CRITICAL,
         needs=(Need.OUTAGE,),
         shots=4,
@@ -408,7 +399,6 @@ CLAUSES: Final = (
         id="outages.told",
         title="While the store is down clients get 503 with Retry-After",
         why="A client that knows that nothing happened, and when to come back, does no harm.",
-        area=Area.CRASHES,
         severity=Severity.LOW,
         must=frozenset(),
         should=EVERY,
@@ -420,7 +410,6 @@ CLAUSES: Final = (
         id="outages.recovered",
         title="After an outage of the store the same key is executed, once",
         why="An outage that leaves its keys locked goes on for their clients.",
-        area=Area.CRASHES,
         severity=Severity.HIGH,
         needs=(Need.OUTAGE,),
         shots=10,
@@ -431,7 +420,6 @@ CLAUSES: Final = (
         id="outages.remembered",
         title="An outage of the store does not make the API forget what it has answered",
         why="A cache that is emptied by a restart is no store.",
-        area=Area.CRASHES,
         severity=Severity.CRITICAL,
         needs=(Need.OUTAGE,),
         shots=8,

@@ -13,6 +13,6 @@ for _package in ("starlette", "jinja2"):
 
 from oncekey.console.access import Operator, Role, Tokens  # noqa: E402
 from oncekey.console.app import Console  # noqa: E402
-from oncekey.reconcile.books import Ledger  # noqa: E402
+from oncekey.reconcile import Ledger  # noqa: E402
 
 __all__ = ["Console", "Ledger", "Operator", "Role", "Tokens"]

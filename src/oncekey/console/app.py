@@ -11,7 +11,7 @@ import inspect
 import ipaddress
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
@@ -23,28 +23,23 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from oncekey.console.access import Attempts, Operator, Role, Sessions, Tokens
+from oncekey.console.access import Attempts, Operator, Role, Session, Sessions, Tokens
 from oncekey.console.moves import Moves
 from oncekey.console.pages import Pages
 from oncekey.console.views import HEADERS, Handler, Refused, Views, Visit, base_of, readable
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
 from oncekey.engine.operate import NOT_HERE
-from oncekey.flow import adrive
-from oncekey.ops.stats import Recent
+from oncekey.flow import Flow, adrive
+from oncekey.ops.stats import History, Recent
 from oncekey.wire import aconnect, declared, sealing, understand
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from starlette.types import Message, Receive, Scope, Send
 
-    from oncekey.console.access import Session
     from oncekey.core.model import Record, RecordId
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Flow
     from oncekey.once import Once
-    from oncekey.ops.stats import History
-    from oncekey.reconcile.books import Ledger
+    from oncekey.reconcile import Ledger
     from oncekey.sealing import Seal
 
 T = TypeVar("T")

@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.envelopes import key_of_answer, key_of_text, said_of, shown_text
 from oncekey.core.memo import decode
-from oncekey.core.model import Effects, RecordId, State
-from oncekey.core.operate import PROVIDER_LAG, Order, believed_from, possible
+from oncekey.core.model import Effects, Instant, MemoEntry, Record, RecordId, State, StoredResponse
+from oncekey.core.operate import PROVIDER_LAG, Move, Order, Possibility, believed_from, possible
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, AuditEntry, Trigger
 from oncekey.engine.operate import look, operations_of, survey_of
 from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
-    from oncekey.core.audit import AuditEntry
-    from oncekey.core.model import Instant, MemoEntry, Record, StoredResponse
-    from oncekey.core.operate import Move, Possibility
     from oncekey.core.resolution import Call, Evidence
     from oncekey.flow import Flow
-    from oncekey.ops.survey import ParcelView
+    from oncekey.ops.stats import ParcelView
     from oncekey.ports import Store
 
 TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(

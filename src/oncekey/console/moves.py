@@ -10,30 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 
 from oncekey.console.access import Role
-from oncekey.console.dossier import after, gather, token_of
-from oncekey.console.pages import SLUGS
-from oncekey.console.views import Refused
-from oncekey.core.audit import Mover
+from oncekey.console.dossier import Dossier, after, gather, token_of
+from oncekey.console.pages import SLUGS, Pages
+from oncekey.console.views import Handler, Refused, Visit
 from oncekey.core.errors import ResultNotStorableError
 from oncekey.core.memo import encode, rejected
 from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome, ParcelKind, Snapshot, StoredResponse
 from oncekey.core.operate import Forbidden, Move, OperatorCommand, Order, decide
 from oncekey.core.policy import Policy
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate
 from oncekey.engine.operate import operations_of
 from oncekey.ops.explain_retry import prospect
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
-
     from oncekey.console.app import Console
-    from oncekey.console.dossier import Dossier
-    from oncekey.console.pages import Pages
-    from oncekey.console.views import Handler, Visit
     from oncekey.core.model import DeadLetter, Headers, Record
 
 ORDERS: Final[Mapping[str, Order]] = {slug: Order(order) for order, slug in SLUGS.items()}

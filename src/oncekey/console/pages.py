@@ -9,30 +9,24 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 from uuid import UUID
 
-from starlette.responses import JSONResponse, RedirectResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from oncekey.console.access import Role
-from oncekey.console.dossier import TRIGGERS, gather, is_text, record_id_of, token_of
-from oncekey.console.views import Refused
-from oncekey.core.audit import Mover
+from oncekey.console.dossier import TRIGGERS, Dossier, gather, is_text, record_id_of, token_of
+from oncekey.console.views import Handler, Refused, Visit
 from oncekey.core.model import HOUR, MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover
 from oncekey.engine.operate import box_of, disclose, pulse, roll_of, survey_of
 from oncekey.ops.explain_retry import downstream_keys
-from oncekey.ops.stats import ENDS, FRESH, WINDOWS, headline, sample_of, series
-from oncekey.ops.survey import FINISHED, UNFINISHED, Walk
-from oncekey.reconcile.ledger import MEANING
+from oncekey.ops.stats import ENDS, FINISHED, FRESH, UNFINISHED, WINDOWS, Walk, headline, sample_of, series
+from oncekey.reconcile import MEANING
 
 if TYPE_CHECKING:
-    from starlette.responses import Response
-
     from oncekey.console.app import Console
-    from oncekey.console.dossier import Dossier
-    from oncekey.console.views import Handler, Visit
     from oncekey.core.model import Duration, Instant
     from oncekey.flow import Flow
-    from oncekey.ops.survey import End, Stretch, WalkPosition
+    from oncekey.ops.stats import End, Stretch, WalkPosition
     from oncekey.ports import Store
 
 PAGE: Final = 50

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from oncekey.console.dossier import body_of, indented, token_of
-from oncekey.core.model import SECOND, Outcome, State, lapse, moment
+from oncekey.core.model import SECOND, Instant, Outcome, Record, State, lapse, moment
 from oncekey.core.scope import shown_scope
 from oncekey.ops.explain_retry import WHY
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from oncekey.console.access import Session
-    from oncekey.core.model import Instant, Record
 
 _MEDIA_TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 ASSETS: Final = (

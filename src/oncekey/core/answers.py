@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from oncekey.core.choices import Flavor, InProgress
 from oncekey.core.headers import PRINTABLE, field_name, first, http_date, target
 from oncekey.core.model import SECOND, Code, Duration, Effects, Headers, Instant, Refuse, Replay
-from oncekey.core.policy import micros
-from oncekey.core.problems import PROBLEMS, documentation_of, render
-
-if TYPE_CHECKING:
-    from oncekey.core.policy import Policy
+from oncekey.core.policy import Flavor, InProgress, Policy
+from oncekey.core.problems import PROBLEMS, documentation_of, render, wait_of
 
 LONGEST_WAIT: Final = 60
 """The longest `Retry-After` in seconds that is sent: widespread clients ignore a longer one."""
@@ -154,14 +150,6 @@ def _status_of(refusal: Refuse, policy: Policy) -> int:
 def _is_asynchronous(refusal: Refuse) -> bool:
     """Whether the first request was also answered with 202: then waiting for the worker is not a conflict."""
     return refusal.record is not None and refusal.record.effects is Effects.OUTBOX
-
-
-def wait_of(refusal: Refuse, policy: Policy) -> int:
-    """Whole seconds after which the client may get another answer."""
-    if refusal.retry_after is not None:
-        return max(1, refusal.retry_after)
-    # Before the reconciler's next question to the provider, the answer cannot change.
-    return _ceil(micros(policy.reconcile_interval)) if refusal.code is Code.OUTCOME_UNKNOWN else 1
 
 
 def _tombstone(  # noqa: PLR0917  (what a replay knows)

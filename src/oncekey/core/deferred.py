@@ -32,14 +32,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncekey.core.guards import Facts
-from oncekey.core.model import Effects, HeldParcel, Lease, Record, Snapshot, State
+from oncekey.core.model import Completed, Effects, HeldParcel, Instant, Lease, MemoEntry, Record, Snapshot, State
 from oncekey.core.transitions import Actor, Row, Trigger, find_row
-
-if TYPE_CHECKING:
-    from oncekey.core.model import Completed, Instant, MemoEntry
 
 DEAD_LETTER: Final = "dead_letter"
 """The error code of a record whose parcel was tried too often (O3)."""

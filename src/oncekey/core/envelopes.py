@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Final
 from oncekey.canonical.digests import frame, raw
 from oncekey.core.errors import RecordUnreadableError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import SEALED_SCHEMA, StoredResponse
+from oncekey.core.model import SEALED_SCHEMA, Finished, Headers, Record, RecordId, StoredResponse
 
 if TYPE_CHECKING:
     from uuid import UUID
-
-    from oncekey.core.model import Finished, Headers, Record, RecordId
 
 KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 """What the name of a key looks like; it is stored in clear with everything that was sealed under it."""

@@ -13,12 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING
 
-from oncekey.core.model import Effects, Outcome, Recovery, State
-
-if TYPE_CHECKING:
-    from oncekey.core.model import Duration, Finished, Instant, Record
+from oncekey.core.model import Duration, Effects, Finished, Instant, Outcome, Record, Recovery, State
 
 MAX_ATTEMPTS = 10
 """How often a phased handler may start before its record is parked (H6); a policy may set another number."""
@@ -136,7 +132,7 @@ def _nothing_open(record: Record) -> bool:
     return record.effects is not Effects.INLINE and record.intent is None
 
 
-def _item_safe(facts: Facts) -> bool:
+def _parcel_safe(facts: Facts) -> bool:
     """Whether claiming the parcel cannot lead to a second effect; with a stored result no worker calls (O1)."""
     stored = facts.record is not None and bool(facts.record.memo)
     return stored or not facts.item_sent or facts.item_repeatable
@@ -189,13 +185,13 @@ class Guard(Enum):
     DEFERRED = (_record(_deferred), CheckedBy.STORE)
     NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)), CheckedBy.STORE)
     WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)), CheckedBy.MOVER)
-    WAITED_OR_ITEM_REPEATABLE = (lambda f: f.waited or f.item_repeatable, CheckedBy.MOVER)
+    WAITED_OR_PARCEL_REPEATABLE = (lambda f: f.waited or f.item_repeatable, CheckedBy.MOVER)
     LAST_RESULT_BY_HAND = (_record(lambda r, _: bool(r.memo) and r.memo[-1].by_hand), CheckedBy.MOVER)
     RESULT_GIVEN = (lambda f: f.result_given, CheckedBy.MOVER)
     LOCKED = (lambda f: f.locked, CheckedBy.MOVER)
-    ITEM_SAFE = (_item_safe, CheckedBy.MOVER)
-    ITEM_UNSAFE = (lambda f: not _item_safe(f), CheckedBy.MOVER)
-    ITEM_NEVER_CLAIMED = (lambda f: not f.item_claimed, CheckedBy.MOVER)
+    PARCEL_SAFE = (_parcel_safe, CheckedBy.MOVER)
+    PARCEL_UNSAFE = (lambda f: not _parcel_safe(f), CheckedBy.MOVER)
+    PARCEL_NEVER_CLAIMED = (lambda f: not f.item_claimed, CheckedBy.MOVER)
     SOFT = (lambda f: f.soft, CheckedBy.MOVER)
     REASON = (lambda f: f.reason, CheckedBy.MOVER)
     CONFIRMED_IF_SUCCESS = (_record(lambda r, f: r.outcome is not Outcome.SUCCESS or f.runs_again), CheckedBy.MOVER)

@@ -6,15 +6,11 @@ import re
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote
 
 from oncekey.core.errors import MalformedError
-from oncekey.core.model import SECOND
-
-if TYPE_CHECKING:
-    from oncekey.core.model import Duration, Headers, Instant
-
+from oncekey.core.model import SECOND, Duration, Headers, Instant
 
 KEY_HEADER: Final = "Idempotency-Key"
 

@@ -18,12 +18,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from oncekey.core.envelopes import key_of_text, said_of
-from oncekey.core.errors import (
-    ConfigurationError,
-    RecordUnreadableError,
-    ReplayDivergedError,
-    ResultNotStorableError,
-)
+from oncekey.core.errors import ConfigurationError, RecordUnreadableError, ReplayDivergedError, ResultNotStorableError
 from oncekey.core.model import EntryKind, MemoEntry
 
 STARTED: Final = "started"

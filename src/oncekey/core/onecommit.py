@@ -13,15 +13,12 @@ from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncekey.canonical.digests import frame, raw
 from oncekey.core.guards import Facts
-from oncekey.core.model import Effects
+from oncekey.core.model import Claim, Effects, Instant, Record, RecordId, Snapshot
 from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, find_row
-
-if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Instant, Record, RecordId, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,23 +18,24 @@ from oncekey.core.model import (
     MINUTE,
     SECOND,
     Completed,
+    Duration,
     Effects,
     EntryKind,
+    Instant,
     MemoEntry,
     Outcome,
     ParcelKind,
     Record,
+    Snapshot,
     State,
     StoredResponse,
     moment,
 )
-from oncekey.core.rulings import LOCK_EXPIRED
+from oncekey.core.rulings import LEASE_RAN_OUT
 from oncekey.core.transitions import TRANSITIONS, Actor, Illegal, Row, Trigger, find_row
 
 if TYPE_CHECKING:
     from uuid import UUID
-
-    from oncekey.core.model import Duration, Instant, Snapshot
 
 PROVIDER_LAG: Final[Duration] = 60 * SECOND
 """How long a provider may take until it can find a call that it has executed."""
@@ -202,9 +203,9 @@ WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
         Guard.DEFERRED: "no worker ever had a parcel of it",
         Guard.WAITED_OR_NOTHING_OPEN: "a call may still be under way: it is believed that nothing was executed only if "
         "the provider is asked after {believed} (or say --closed, if the reference was closed there)",
-        Guard.WAITED_OR_ITEM_REPEATABLE: "sending it again is not known to be safe: its window has passed or it never "
-        "had one; it is believed that nothing was executed only if the provider is asked after {believed} (or say "
-        "`oncekey keys resolve --not-executed --closed`, if the reference was closed there)",
+        Guard.WAITED_OR_PARCEL_REPEATABLE: "sending it again is not known to be safe: its window has passed or it "
+        "never had one; it is believed that nothing was executed only if the provider is asked after {believed} (or "
+        "say `oncekey keys resolve --not-executed --closed`, if the reference was closed there)",
         Guard.REASON: _NO_REASON,
         Guard.NOT_OUTBOX: "an OUTBOX answer is not busted: its handler must not run again",
         Guard.CONFIRMED_IF_SUCCESS: "it succeeded. Without its answer a retry would execute it again, and what it did "
@@ -338,7 +339,7 @@ def _judged(
     letter = next((one.id for one in deferred if one.dead), None)
     match row.number:
         case 14 | 15:
-            return Move(row, record, last_error=LOCK_EXPIRED)
+            return Move(row, record, last_error=LEASE_RAN_OUT)
         case 19:
             missing = _ONLY_PHASED if command.result is not None else _NO_ANSWER if command.answer is None else None
             return Forbidden(missing) if missing else Move(row, record, answer=command.answer, letter=letter)

@@ -1,22 +1,28 @@
-"""The catalogue of refusals: one problem for every `Code`, and the three shapes it can be written in.
+"""The catalogue of refusals: for every `Code` one problem, the three shapes of its body, and one exception.
 
-No body ever repeats the key, the fingerprint or anything else of the request.
+An HTTP client gets a status and a body, and no body ever repeats the key, the fingerprint or anything else of the
+request. The caller of a protected function gets an exception instead, of one class for each reaction: wait, ask again,
+look for the bug, or leave it to a person.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 from uuid import UUID
 
-from oncekey.core.choices import ErrorFormat, Flavor
-from oncekey.core.model import Code
-
-if TYPE_CHECKING:
-    from oncekey.core.policy import Policy
+from oncekey.core.errors import (
+    BodyInvalidError,
+    KeyMalformedError,
+    OncekeyError,
+    RecordUnreadableError,
+    StoreUnavailableError,
+)
+from oncekey.core.model import SECOND, Code, Effects, Refuse
+from oncekey.core.policy import ErrorFormat, Flavor, Policy, micros
 
 PROBLEM_JSON: Final = b"application/problem+json"
 JSON: Final = b"application/json"
@@ -246,6 +252,14 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
 """Every code has its problem; a test checks it."""
 
 
+def wait_of(refusal: Refuse, policy: Policy) -> int:
+    """Whole seconds after which the client may get another answer."""
+    if refusal.retry_after is not None:
+        return max(1, refusal.retry_after)
+    # Before the reconciler's next question to the provider, the answer cannot change.
+    return -(-micros(policy.reconcile_interval) // SECOND) if refusal.code is Code.OUTCOME_UNKNOWN else 1
+
+
 def type_of(code: Code, policy: Policy) -> str:
     """The URI that names this kind of problem, and no other (RFC 9457, 3.1.1)."""
     return f"{policy.problem_types}{PROBLEMS[code].slug}"
@@ -306,3 +320,89 @@ def _fault(code: Code, detail_text: str, fault_id: str, trace_id: str) -> dict[s
 
 def _page(media_type: bytes, members: Mapping[str, object]) -> ProblemBody:
     return ProblemBody(media_type, json.dumps(members, separators=(",", ":")).encode("ascii"))
+
+
+class NotRunError(OncekeyError):
+    """This call did not run the protected function; the subclass says why.
+
+    `retry_after` (seconds) is given where the same call may get another answer later.
+    """
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class InProgressError(NotRunError):
+    """Another call with this key is running, or a worker has it: call again later for the result.
+
+    `accepted` is true if the key's own rows are committed already, and a worker makes the outside call.
+    """
+
+    def __init__(self, message: str, *, retry_after: int | None = None, accepted: bool = False) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.accepted = accepted
+
+
+class OutcomeUnknownError(NotRunError):
+    """It may have happened. The outcome is being resolved, and the function does not run again meanwhile."""
+
+
+class KeyReusedError(NotRunError):
+    """The key belongs to a call with other arguments."""
+
+
+class KeyExpiredError(NotRunError):
+    """The key was used so long ago that its record is gone."""
+
+
+class LimitedError(NotRunError):
+    """There are too many new keys: this one was not used."""
+
+
+class ResultNotKeptError(NotRunError):
+    """It was run once, and its result was too large to be kept."""
+
+
+class ExecutionFailedError(NotRunError):
+    """It was run and failed for good, or its run could not be finished; the log of that run has the reason."""
+
+
+_SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = MappingProxyType(
+    {
+        Code.KEY_MISSING: (KeyMalformedError, "it has no key"),
+        Code.KEY_MALFORMED: (KeyMalformedError, "it has no key that can be used"),
+        Code.KEY_NOT_FOUND: (NotRunError, "its key is not known"),
+        Code.BODY_INVALID: (BodyInvalidError, "its arguments have no canonical form"),
+        Code.BODY_LENGTH_MISSING: (BodyInvalidError, "its arguments do not say how long they are"),
+        Code.BODY_TOO_LARGE: (BodyInvalidError, "its arguments are larger than max_request_bytes"),
+        Code.BODY_TOO_SLOW: (BodyInvalidError, "its arguments did not arrive"),
+        Code.KEY_REUSED: (KeyReusedError, "its key belongs to a call with other arguments"),
+        Code.KEY_EXPIRED: (KeyExpiredError, "its key was used too long ago"),
+        Code.IN_PROGRESS: (InProgressError, "a call with its key is under way"),
+        Code.OUTCOME_UNKNOWN: (OutcomeUnknownError, "whether it happened is not known yet"),
+        Code.RESPONSE_NOT_STORED: (ResultNotKeptError, "it was run, and its result was too large to be kept"),
+        Code.STORE_UNAVAILABLE: (StoreUnavailableError, "the store could not be asked"),
+        Code.RECORD_UNREADABLE: (RecordUnreadableError, "the record of its key cannot be read"),
+        Code.EXECUTION_FAILED: (ExecutionFailedError, "it failed"),
+        Code.TIMED_OUT: (ExecutionFailedError, "it was not finished in time"),
+        Code.RATE_LIMITED: (LimitedError, "there are too many new keys"),
+        Code.REQUEST_TOO_OLD: (LimitedError, "it is too old"),
+    }
+)
+"""The exception for each refusal, and what its message says about the function."""
+
+
+def error_of(refusal: Refuse, policy: Policy, operation: str) -> OncekeyError:
+    """The exception that the caller of a function gets instead of its result."""
+    code = refusal.code
+    kind, sentence = _SAID[code]
+    message = f"{operation}: {refusal.detail or sentence}"
+    wait = wait_of(refusal, policy) if PROBLEMS[code].waiting_helps else None
+    if kind is InProgressError:
+        accepted = refusal.record is not None and refusal.record.effects is Effects.OUTBOX
+        return InProgressError(message, retry_after=wait, accepted=accepted)
+    error = kind(message)
+    if isinstance(error, NotRunError):
+        error.retry_after = wait
+    return error

@@ -1,6 +1,6 @@
-"""RULINGS: which answer a request gets, by what its key's record is and whether it is the same request.
+"""RULINGS: which answer a request gets, by the situation of the record and whether it is the same request.
 
-`situate` looks at the state first, so only what may expire is ever expired (P6). The fingerprint is compared
+`situate` looks at the state first, so an unfinished record never counts as expired (P6). The fingerprint is compared
 before anything else is considered, in every live situation: a different request never takes a lease,
 never resumes work and never learns more than that the key is taken.
 """
@@ -17,38 +17,59 @@ from oncekey.canonical.fingerprint import same
 from oncekey.core.answers import retry_after
 from oncekey.core.envelopes import check_open, check_steps
 from oncekey.core.guards import Facts, is_past_expiry, is_plain
-from oncekey.core.model import SEALED_SCHEMA, UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
-from oncekey.core.policy import OnExpired
+from oncekey.core.model import (
+    SEALED_SCHEMA,
+    UNAVAILABLE,
+    Claim,
+    Code,
+    Finished,
+    Instant,
+    Lease,
+    Proceed,
+    Record,
+    Refuse,
+    Replay,
+    Snapshot,
+    State,
+    Verdict,
+)
+from oncekey.core.policy import OnExpired, Policy
 from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, find_row
 
 if TYPE_CHECKING:
     from oncekey.core.fronts import Held
-    from oncekey.core.model import Claim, Finished, Instant, Snapshot, Verdict
-    from oncekey.core.policy import Policy
 
 
 class Situation(StrEnum):
     """What a record means to a request that meets it."""
 
     ABSENT = "absent"
+    """The key has no record."""
     PENDING = "pending"
+    """The request was accepted, and waits for a worker."""
     LIVE = "live"
+    """An owner is executing it, and its lease has not run out."""
     STALE = "stale"
+    """An owner began it, and let its lease run out: it crashed, hangs or cannot reach the store."""
     COMPLETED = "completed"
+    """It has ended, and the record has the answer."""
     RETRYABLE = "retryable"
+    """It failed in a way that a retry may mend: the next request with the key may execute it."""
     UNKNOWN = "unknown"
+    """It may have been executed, and no retry may execute it again."""
     EXPIRED = "expired"
+    """It has ended, and the time for which its answer is kept is over."""
 
 
 class Ruling(StrEnum):
     """What the flow does about a situation."""
 
     CLAIM = "claim"
-    WAIT = "wait"
+    REFUSE_IN_PROGRESS = "refuse_in_progress"
     RECOVER = "recover"
     REPLAY = "replay"
     TAKE_OVER = "take_over"
-    IN_DOUBT = "in_doubt"
+    OUTCOME_UNKNOWN = "outcome_unknown"
     SUPERSEDE = "supersede"
     MISMATCH = "mismatch"
 
@@ -59,12 +80,12 @@ SAME, OTHER = True, False
 RULINGS: Mapping[Situation, Mapping[bool, Ruling]] = MappingProxyType(
     {
         Situation.ABSENT: {SAME: Ruling.CLAIM, OTHER: Ruling.CLAIM},
-        Situation.PENDING: {SAME: Ruling.WAIT, OTHER: Ruling.MISMATCH},
-        Situation.LIVE: {SAME: Ruling.WAIT, OTHER: Ruling.MISMATCH},
+        Situation.PENDING: {SAME: Ruling.REFUSE_IN_PROGRESS, OTHER: Ruling.MISMATCH},
+        Situation.LIVE: {SAME: Ruling.REFUSE_IN_PROGRESS, OTHER: Ruling.MISMATCH},
         Situation.STALE: {SAME: Ruling.RECOVER, OTHER: Ruling.MISMATCH},
         Situation.COMPLETED: {SAME: Ruling.REPLAY, OTHER: Ruling.MISMATCH},
         Situation.RETRYABLE: {SAME: Ruling.TAKE_OVER, OTHER: Ruling.MISMATCH},
-        Situation.UNKNOWN: {SAME: Ruling.IN_DOUBT, OTHER: Ruling.MISMATCH},
+        Situation.UNKNOWN: {SAME: Ruling.OUTCOME_UNKNOWN, OTHER: Ruling.MISMATCH},
         Situation.EXPIRED: {SAME: Ruling.SUPERSEDE, OTHER: Ruling.SUPERSEDE},
     }
 )
@@ -124,7 +145,7 @@ class ClaimAgain:
 Next = Proceed | Replay | Refuse | TakeOver | Supersede | Doubt | ClaimAgain
 """What the flow does with a snapshot: give an answer, or try one more compare-and-swap."""
 
-LOCK_EXPIRED = "in_progress_lock_expired"
+LEASE_RAN_OUT = "in_progress_lock_expired"
 """The error code of a record whose owner let its lease run out."""
 
 
@@ -135,13 +156,15 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSI
     if record is None:
         return ClaimAgain()
     if record.state is State.IN_PROGRESS and record.owner == claim.owner:
+        # Our own claim: it was made, and only the reply was lost (P7).
         return Proceed(Lease.of(record), record, now)
     ruling = RULINGS[situation][same(record.fingerprint, claim.fingerprint)]
     match ruling:
         case Ruling.CLAIM:
+            # Not reached: only a key without a record is ABSENT, and that has returned above.
             return ClaimAgain()
-        case Ruling.WAIT:
-            return Refuse(Code.IN_PROGRESS, retry_after=_patience(record, now), record=record)
+        case Ruling.REFUSE_IN_PROGRESS:
+            return Refuse(Code.IN_PROGRESS, retry_after=_retry_after(record, now), record=record)
         case Ruling.RECOVER:
             _check_steps(record)
             return _recover(record, now, policy, table)
@@ -150,7 +173,7 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSI
         case Ruling.TAKE_OVER:
             _check_steps(record)
             return TakeOver(record)
-        case Ruling.IN_DOUBT:
+        case Ruling.OUTCOME_UNKNOWN:
             return doubtful(record, now)
         case Ruling.SUPERSEDE:
             return Refuse(Code.KEY_EXPIRED) if policy.on_expired is OnExpired.GONE else Supersede(record)
@@ -198,7 +221,7 @@ def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
         case State.UNKNOWN | State.EXPIRED:
             return doubtful(record, now)
         case State.PENDING | State.IN_PROGRESS | State.FAILED_RETRYABLE:
-            return Refuse(Code.IN_PROGRESS, retry_after=_patience(record, now), record=record)
+            return Refuse(Code.IN_PROGRESS, retry_after=_retry_after(record, now), record=record)
         case _:
             assert_never(record.state)
 
@@ -228,10 +251,10 @@ def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next
     facts = Facts(record, now, max_attempts=policy.max_attempts)
     if isinstance(find_row(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Row):
         return TakeOver(record)
-    return Doubt(record, LOCK_EXPIRED)
+    return Doubt(record, LEASE_RAN_OUT)
 
 
-def _patience(record: Record, now: Instant) -> int:
+def _retry_after(record: Record, now: Instant) -> int:
     """How long the client should wait for the owner: never past its lease."""
     left = 0 if record.lease_until is None else record.lease_until - now
     return retry_after(left, running_for=now - record.last_run_at)

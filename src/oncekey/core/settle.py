@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final, assert_never
 
-from oncekey.core.choices import On5xx
 from oncekey.core.headers import ALWAYS_KEPT, NEVER_KEPT, field_name
 from oncekey.core.model import (
     Completed,
@@ -31,9 +30,7 @@ from oncekey.core.model import (
     Settlement,
     StoredResponse,
 )
-
-if TYPE_CHECKING:
-    from oncekey.core.policy import Policy
+from oncekey.core.policy import On5xx, Policy
 
 NEVER_STORED: Final = frozenset({401, 403, 408, 425, 429})
 """Answers about the caller or the moment, not about the request: they cannot be a key's result."""

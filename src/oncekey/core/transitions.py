@@ -1,4 +1,4 @@
-"""TRANSITIONS: every legal move of a record, who may make it and what it must prove.
+"""TRANSITIONS: every legal move of a record, who may make it, what it must prove, and what the audit keeps of it.
 
 A pair of state and trigger that is missing here is illegal. Where a pair has several rows, their guards tell
 them apart, and at most one holds. `None` as a state is "no row". The numbers are those of the protocol.
@@ -7,6 +7,9 @@ Proofs are checked by the store in the same statement as the write: OWNER is inc
 incarnation and version as read, NO_ROW is the primary key, ITEM is the parcel's own claim. Every write raises the
 version by one. All guards are decided here, from a snapshot. Those that are the store's are compared once more in the
 write, so a store accepts a move exactly if its proof fits and the store's guards of a row hold (`upheld`).
+
+The audit does not keep the key itself. An operator who knows a key finds its lines by its digest, which does not reveal
+the key.
 """
 
 from __future__ import annotations
@@ -16,10 +19,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from oncekey.core.guards import CheckedBy, Facts, Guard
-from oncekey.core.model import State
+from oncekey.core.keys import key_digest
+from oncekey.core.model import Instant, Record, State
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 
 class Actor(StrEnum):
@@ -174,15 +181,15 @@ def _rows() -> tuple[Row, ...]:  # noqa: PLR0915  (a table)
     row(19, (_UNKNOWN,), t.EXECUTED, _DONE, _SETTLERS, v, same, (g.INLINE_OR_OUTBOX,), (*_ANSWER, "item"))
     row(20, (_UNKNOWN,), t.EXECUTED, _FR, _SETTLERS, v, same, (g.PHASED, g.INTENT_OPEN, g.RESULT_GIVEN), ("memo", "intent"))
     row(21, (_UNKNOWN,), t.NOT_EXECUTED, _FR, _SETTLERS, v, same, (g.NOT_DEFERRED, g.WAITED_OR_NOTHING_OPEN), ("intent",))
-    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.DEFERRED, g.WAITED_OR_ITEM_REPEATABLE), ("item", "intent"))
-    row(22, (_UNKNOWN,), t.DLQ_RETRY, _PENDING, (Actor.OPERATOR,), v, same, (g.DEFERRED, g.WAITED_OR_ITEM_REPEATABLE), ("item", "intent"))
+    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.DEFERRED, g.WAITED_OR_PARCEL_REPEATABLE), ("item", "intent"))
+    row(22, (_UNKNOWN,), t.DLQ_RETRY, _PENDING, (Actor.OPERATOR,), v, same, (g.DEFERRED, g.WAITED_OR_PARCEL_REPEATABLE), ("item", "intent"))
     row(23, (_UNKNOWN,), t.STILL_UNKNOWN, _UNKNOWN, (Actor.RESOLVER,), v, same, (), ("reconcile_after", "reconcile_tries"))
-    row(24, (_PENDING, _RUNNING), t.WORKER_CLAIM, _RUNNING, (Actor.WORKER,), Proof.ITEM, up, (g.OUTBOX, g.ITEM_SAFE), ("intent", "item"))
-    row(25, (_PENDING, _RUNNING), t.WORKER_CLAIM, _UNKNOWN, (Actor.WORKER,), Proof.ITEM, same, (g.OUTBOX, g.ITEM_UNSAFE), ("item",))
-    row(26, (_RUNNING,), t.TRY_AGAIN, _PENDING, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX, g.ITEM_SAFE), ("item",))
+    row(24, (_PENDING, _RUNNING), t.WORKER_CLAIM, _RUNNING, (Actor.WORKER,), Proof.ITEM, up, (g.OUTBOX, g.PARCEL_SAFE), ("intent", "item"))
+    row(25, (_PENDING, _RUNNING), t.WORKER_CLAIM, _UNKNOWN, (Actor.WORKER,), Proof.ITEM, same, (g.OUTBOX, g.PARCEL_UNSAFE), ("item",))
+    row(26, (_RUNNING,), t.TRY_AGAIN, _PENDING, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX, g.PARCEL_SAFE), ("item",))
     for doubt in (t.DEAD_LETTER, t.DOUBT):
         row(27, (_RUNNING,), doubt, _UNKNOWN, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX,), ("item", "last_error"))
-    row(28, (_PENDING,), t.ABANDON, _DONE, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.ITEM_NEVER_CLAIMED), (*_ANSWER, "item"))
+    row(28, (_PENDING,), t.ABANDON, _DONE, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.PARCEL_NEVER_CLAIMED), (*_ANSWER, "item"))
     row(29, (_DONE,), t.EXPIRE, _EXPIRED, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.SOFT))
     row(30, _EXPIRABLE, t.PURGE, None, (Actor.REAPER,), v, Fence.GONE, (g.FREE,))
     row(31, _EXPIRABLE, t.SUPERSEDE, _RUNNING, req, v, up, (g.FREE,), _ANEW)
@@ -230,3 +237,53 @@ def upheld(row: Row, facts: Facts) -> bool:
     """Whether a store has to accept a write by this row if its proof fits: the guards that are the store's hold."""
     source = facts.record.state if facts.record else None
     return source is row.source and all(guard.holds(facts) for guard in row.when if guard.checked_by is CheckedBy.STORE)
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """Who makes a move: the part it plays, and the process or the person that plays it."""
+
+    actor: Actor
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of the audit as it is written; the store adds the instant."""
+
+    scope: str
+    key_digest: str
+    incarnation: UUID
+    operation: str
+    fence: int
+    source: State | None
+    to: State | None
+    trigger: Trigger
+    actor: Actor
+    who: str
+    why: str
+
+    @classmethod
+    def of(cls, seen: Record, to: State | None, trigger: Trigger, mover: Mover, why: str) -> Note:
+        """The line about a move of `seen`; its fence is the one it had."""
+        return cls(
+            scope=seen.id.scope,
+            key_digest=key_digest(seen.id.key),
+            incarnation=seen.incarnation,
+            operation=seen.operation,
+            fence=seen.fence,
+            source=seen.state,
+            to=to,
+            trigger=trigger,
+            actor=mover.actor,
+            who=mover.who,
+            why=why,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One line of the audit as it is read."""
+
+    at: Instant
+    note: Note

@@ -11,17 +11,25 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never
 
-from oncekey.core.choices import ErrorFormat, ExpiryMode, Flavor
 from oncekey.core.guards import MAX_ATTEMPTS, Facts, Guard
-from oncekey.core.model import MINUTE, SECOND, Code, Completed, Outcome, Record, State, StoredResponse
-from oncekey.core.policy import Policy, micros
+from oncekey.core.model import (
+    MINUTE,
+    SECOND,
+    Code,
+    Completed,
+    Duration,
+    Instant,
+    Outcome,
+    Record,
+    State,
+    StoredResponse,
+)
+from oncekey.core.policy import ErrorFormat, ExpiryMode, Flavor, Policy, micros
 from oncekey.core.problems import render
 from oncekey.core.transitions import Actor, Row, Trigger, find_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from oncekey.core.model import Duration, Instant
 
 SWEEP_GRACE: Final = 5 * SECOND
 """How long after a lease's end the sweeper still leaves the record to its owner and its clients."""

@@ -19,35 +19,20 @@ from fastapi.responses import PlainTextResponse
 from oncekey.canonical.digests import downstream_key
 from oncekey.console import Console, Ledger, Operator, Role, Tokens
 from oncekey.console.views import palette
-from oncekey.core.model import RecordId
+from oncekey.core.model import Instant, RecordId
 from oncekey.core.scope import scope_of
+from oncekey.demo import routes
 from oncekey.demo.charging import Charging, ProviderFailedError
+from oncekey.demo.data import Movements, Orders, Tables
 from oncekey.demo.problems import BodyLimit, ProblemError, Tenant, add_problems, authenticate, tenant_of
-from oncekey.demo.routes import (
-    CALL,
-    CHARGE,
-    REPEATABLE,
-    UNREPEATABLE,
-    notification_routes,
-    notified,
-    order_routes,
-    payment_routes,
-    payment_topics,
-    transfer_routes,
-    transfer_topics,
-    transferred,
-)
-from oncekey.demo.tables import Movements, Orders, Tables
 from oncekey.engine.enrolment import NO_NAMESPACE
 from oncekey.flow import adrive
 from oncekey.observe.prometheus import Prometheus
 from oncekey.once import Once
-from oncekey.reconcile.books import Pointers
-from oncekey.reconcile.ledger import LedgerEntry
+from oncekey.reconcile import LedgerEntry, Pointers
 from oncekey.resolvers import Executed, NotExecuted, Question, Sighting
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Instant
     from oncekey.core.policy import Policy
     from oncekey.ops.stats import History
 
@@ -69,9 +54,9 @@ def health_routes(tables: Tables, once: Once, metrics: Prometheus) -> APIRouter:
 
 
 CALLS: Final = {
-    "create_payment": (CHARGE,),
-    "create_transfer": (REPEATABLE, UNREPEATABLE),
-    "send_notification": (CALL,),
+    "create_payment": (routes.CHARGE,),
+    "create_transfer": (routes.REPEATABLE, routes.UNREPEATABLE),
+    "send_notification": (routes.CALL,),
 }
 """The names under which each operation may call the provider; its downstream keys come from them."""
 
@@ -122,15 +107,21 @@ def resolvers(once: Once, charging: Charging) -> None:
         charge = await charging.find(question.downstream_key)
         return NotExecuted() if charge is None else Executed(charge, provider_id=charge["id"])
 
-    @once.resolver("create_transfer", answer=transferred)
+    @once.resolver("create_transfer", answer=routes.transferred)
     async def transfer(question: Question) -> Executed | NotExecuted:
         charge = await charging.find(question.downstream_key)
-        return NotExecuted() if charge is None else Executed(transferred(question, charge), provider_id=charge["id"])
+        return (
+            NotExecuted()
+            if charge is None
+            else Executed(routes.transferred(question, charge), provider_id=charge["id"])
+        )
 
-    @once.resolver("send_notification", call=CALL, answer=notified)
+    @once.resolver("send_notification", call=routes.CALL, answer=routes.notified)
     async def notification(question: Question) -> Executed | NotExecuted:
         charge = await charging.find(question.downstream_key)
-        return NotExecuted() if charge is None else Executed(notified(question, charge), provider_id=charge["id"])
+        return (
+            NotExecuted() if charge is None else Executed(routes.notified(question, charge), provider_id=charge["id"])
+        )
 
 
 def webhooks(once: Once, app: FastAPI, secret: str = SECRET) -> None:
@@ -197,7 +188,7 @@ def add_console(app: FastAPI, once: Once, charging: Charging, token: str, seen: 
             for one in await charging.charges()
         ]
 
-    books = Ledger(booked, Pointers("/amount_cents", "/currency"), inline={"send_notification": CALL})
+    books = Ledger(booked, Pointers("/amount_cents", "/currency"), inline={"send_notification": routes.CALL})
     tokens = Tokens([(token, Operator(OPERATOR, Role.OPERATE))])
     app.mount(PATH, Console(once, tokens=tokens, ledger=books, title="oncekey demo", history=seen))
 
@@ -230,8 +221,8 @@ def create_app(
     movements = Movements(tables)
     charging = Charging(provider_url, policy.call_timeout.total_seconds())
 
-    payment_topics(once, movements)
-    transfer_topics(once, charging)
+    routes.payment_topics(once, movements)
+    routes.transfer_topics(once, charging)
     resolvers(once, charging)
 
     @asynccontextmanager
@@ -247,10 +238,10 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.include_router(order_routes(once, Orders(tables)))
-    app.include_router(payment_routes(once, movements, charging))
-    app.include_router(transfer_routes(once, movements))
-    app.include_router(notification_routes(once, charging))
+    app.include_router(routes.order_routes(once, Orders(tables)))
+    app.include_router(routes.payment_routes(once, movements, charging))
+    app.include_router(routes.transfer_routes(once, movements))
+    app.include_router(routes.notification_routes(once, charging))
     app.include_router(ledger_routes(once, charging))
     app.include_router(health_routes(tables, once, metrics))
     app.include_router(page_routes())

@@ -11,14 +11,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from oncekey.core.errors import ConfigurationError, NotExecutedError, RejectedError
-
-if TYPE_CHECKING:
-    pass
-
 
 PATIENCE: Final = 20.0
 _LONGEST_ANSWER: Final = 16 * 1024 * 1024

@@ -11,67 +11,35 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 from oncekey.canonical.digests import downstream_key
-from oncekey.core.audit import Mover
+from oncekey.core import model
 from oncekey.core.memo import digest_of, encode, rejected
-from oncekey.core.model import (
-    HOUR,
-    MINUTE,
-    SECOND,
-    Announcement,
-    Claim,
-    Completed,
-    Deferred,
-    Doubtful,
-    EntryKind,
-    HandedBack,
-    Lease,
-    MemoEntry,
-    Outcome,
-    ParcelKind,
-    Retryable,
-    StoredResponse,
-)
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import micros
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover
 from oncekey.core.upkeep import SWEEP_GRACE, Page
+from oncekey.demo import routes
+from oncekey.demo.data import Money, Order, Payment, Transfer, datetime_of
 from oncekey.demo.draws import WORKERS, Clock, Doubts, Draws, Fate, Life, busyness, money_of, present, statements_of
-from oncekey.demo.models import Money, Order, Payment, Transfer, datetime_of
 from oncekey.demo.problems import MEDIA_TYPE, TENANTS
 from oncekey.demo.provider_ledger import Charge
-from oncekey.demo.routes import CALL, CHARGE, RECEIPT, REPEATABLE, UNREPEATABLE, declined
-from oncekey.engine import operate, upkeep
+from oncekey.engine import operate, relay, upkeep
 from oncekey.engine.claiming import Caller, Parts, claim_of
-from oncekey.engine.parcels import Parcels
-from oncekey.engine.relay import (
-    MARGIN,
-    CallAnswered,
-    CallFailed,
-    ParcelEnded,
-    begin_call,
-    end_call,
-    fail_message,
-    lease_of,
-)
-from oncekey.flow import Statement
-from oncekey.ops.stats import sample_of
+from oncekey.engine.run import Parcels
+from oncekey.flow import Body, Statement, Value
+from oncekey.ops.stats import Sample, sample_of
 from oncekey.topics import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from oncekey.core.deferred import TakenUp
-    from oncekey.core.model import Duration, HeldParcel, Instant, Parcel
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.flow import Steps, Value
     from oncekey.once import Once
-    from oncekey.ops.stats import Sample
     from oncekey.ports import Store
 
 Say: TypeAlias = Callable[[str, "dict[str, Value]"], Statement]
@@ -118,7 +86,7 @@ class Day:
         self._doubts = Doubts(store, once, self._draw, clock)
         self._plan(requests)
 
-    def forward(self, requests: int) -> Steps[bool]:
+    def forward(self, requests: int) -> Body[bool]:
         """Go on until so many requests have begun; returns whether the day goes on after that."""
         while self._lives and self._lives[0][0] <= self._end:
             if self.begun >= requests:
@@ -169,7 +137,10 @@ class Day:
             *((then(), self._notification(Fate.GIVEN_UP)) for _ in range(2)),
             *((then(), self._notification(Fate.DOUBT_ENDS)) for _ in range(late)),
             *((then(), self._payment(Fate.WELL, receipt=Fate.GIVEN_UP)) for _ in range(2)),
-            (self._held_for() + 2 * SECOND, self._payment(Fate.KILLED)),  # its lease is over, and it is not swept yet
+            (
+                self._held_for() + 2 * SECOND,
+                self._payment(Fate.KILLED),
+            ),  # its lease is over, and it is not swept yet
             (9 * SECOND, self._payment(Fate.SLOW)),
             (4 * SECOND, self._payment(Fate.SLOW)),
             (6 * SECOND, self._notification(Fate.SLOW)),
@@ -197,7 +168,7 @@ class Day:
 
     def _held_for(self) -> Duration:
         """How long an owner that has announced a call and then fell silent holds its record."""
-        call = micros(self._policy.send_window) + micros(self._policy.call_timeout) + MARGIN
+        call = micros(self._policy.send_window) + micros(self._policy.call_timeout) + relay.MARGIN
         return max(call, micros(self._policy.lease))
 
     def _is_out(self, at: Instant) -> bool:
@@ -241,23 +212,23 @@ class Day:
         money = self._draw.money()
         claim, tenant = self._claim("create_payment", "/payments", money.model_dump())
         record = present((yield from statements_of(self._store.claim(claim))).record)
-        lease = Lease.of(record)
+        lease = model.Lease.of(record)
         yield self._draw.about(3_000)
         repeatable = fate not in {Fate.DOUBT_ENDS, Fate.BY_HAND, Fate.GIVEN_UP}
         created = Payment(
             id=self._draw.new_id(), status="created", created_at=datetime_of(self._clock.now), **money.model_dump()
         )
         yield self._say("insert_payment", self._row(tenant, created))
-        memo: tuple[MemoEntry, ...] = (
-            self._entry("how", EntryKind.VALUE, {"deduplicate": True, "repeatable": repeatable}),
-            self._entry("payment_created", EntryKind.PHASE, created.model_dump(mode="json")),
+        memo: tuple[model.MemoEntry, ...] = (
+            self._entry("how", model.EntryKind.VALUE, {"deduplicate": True, "repeatable": repeatable}),
+            self._entry("payment_created", model.EntryKind.PHASE, created.model_dump(mode="json")),
         )
         span = micros(self._policy.lease)
         yield from self._store.phases.checkpointing(lease, (), memo, span)
         yield self._draw.about(2_000)
-        call = Announcement(
-            phase=CHARGE,
-            downstream_key=downstream_key(record.seed, CHARGE),
+        call = model.Announcement(
+            phase=routes.CHARGE,
+            downstream_key=downstream_key(record.seed, routes.CHARGE),
             digest=digest_of(money.model_dump(), self._policy.max_result_bytes),
             sends=1,
             repeatable=20 * HOUR if repeatable else None,
@@ -270,25 +241,31 @@ class Day:
             if charge is None:
                 return
             lease, again = yield from self._next_owner(claim, call, memo)
-            result = self._entry(CHARGE, EntryKind.CALL, charge.shown())
+            result = self._entry(routes.CHARGE, model.EntryKind.CALL, charge.shown())
             if again:
                 yield self._answers_after()
                 yield from statements_of(self._store.phases.result(lease, memo, (*memo, result), span))
         elif fate is Fate.WELL:
             charge = self._charge(money, call.downstream_key)
             yield self._answers_after()
-            result = self._entry(CHARGE, EntryKind.CALL, charge.shown())
+            result = self._entry(routes.CHARGE, model.EntryKind.CALL, charge.shown())
             yield from statements_of(self._store.phases.result(lease, memo, (*memo, result), span))
         else:
             yield self._answers_after()
             no = rejected(
-                self._entry(CHARGE, EntryKind.CALL, {"detail": "The card was declined; nothing was charged."})
+                self._entry(
+                    routes.CHARGE, model.EntryKind.CALL, {"detail": "The card was declined; nothing was charged."}
+                )
             )
             yield from statements_of(self._store.phases.result(lease, memo, (*memo, no), span))
             yield self._say(
                 "end_payment", {"tenant": tenant, "id": str(created.id), "status": "declined", "charge_id": None}
             )
-            over: tuple[MemoEntry, ...] = (*memo, no, self._entry("payment_declined", EntryKind.PHASE, None))
+            over: tuple[model.MemoEntry, ...] = (
+                *memo,
+                no,
+                self._entry("payment_declined", model.EntryKind.PHASE, None),
+            )
             yield from self._store.phases.checkpointing(lease, over[:-1], over, span)
             yield from statements_of(self._store.settle(lease, _no()))
             return
@@ -296,18 +273,20 @@ class Day:
         yield self._draw.about(3_000)
         settled = created.model_copy(update={"status": "settled", "charge_id": charge.id})
         parcels = Parcels(lease, record.seed)
-        parcels.emit(RECEIPT, {"tenant": tenant, "payment_id": str(settled.id)}, None, "payment_settled")
+        parcels.emit(routes.RECEIPT, {"tenant": tenant, "payment_id": str(settled.id)}, None, "payment_settled")
         yield self._say(
             "end_payment", {"tenant": tenant, "id": str(settled.id), "status": "settled", "charge_id": charge.id}
         )
         yield from self._put(parcels.take(), receipt)
-        ended = (*memo, self._entry("payment_settled", EntryKind.PHASE, settled.model_dump(mode="json")))
+        ended = (*memo, self._entry("payment_settled", model.EntryKind.PHASE, settled.model_dump(mode="json")))
         yield from self._store.phases.checkpointing(lease, memo, ended, span)
         yield self._draw.about(1_500)
         answer = _answer(201, settled.model_dump_json(), f"/payments/{settled.id}")
         yield from statements_of(self._store.settle(lease, answer))
 
-    def _trouble(self, fate: Fate, claim: Claim, lease: Lease, money: Money, call: Announcement) -> Life[Charge | None]:
+    def _trouble(
+        self, fate: Fate, claim: model.Claim, lease: model.Lease, money: Money, call: model.Announcement
+    ) -> Life[Charge | None]:
         """The trouble between a payment's announced call and its next owner; returns the charge, if one was made."""
         timeout = micros(self._policy.call_timeout)
         match fate:
@@ -317,11 +296,11 @@ class Day:
             case Fate.UNREACHABLE:
                 yield self._draw.about(4_000)
                 yield from statements_of(self._store.phases.withdraw(lease))
-                yield from statements_of(self._store.settle(lease, HandedBack("not_executed")))
+                yield from statements_of(self._store.settle(lease, model.HandedBack("not_executed")))
                 yield self._draw.between(2 * SECOND, 40 * SECOND)
             case Fate.SILENT:
                 yield timeout
-                yield from statements_of(self._store.settle(lease, HandedBack("handler_raised")))
+                yield from statements_of(self._store.settle(lease, model.HandedBack("handler_raised")))
                 yield self._draw.between(2 * SECOND, 90 * SECOND)
             case Fate.KILLED:
                 found = present((yield from statements_of(self._store.find(claim.id))).record)
@@ -333,22 +312,24 @@ class Day:
                 yield self._draw.between(SECOND, 20 * SECOND)
             case _:
                 yield timeout
-                yield from statements_of(self._store.settle(lease, Doubtful("call_uncertain")))
+                yield from statements_of(self._store.settle(lease, model.Doubtful("call_uncertain")))
                 # A doubt that is still open may have been charged, or not.
                 made = fate is not Fate.GIVEN_UP or self._draw.tossed()
                 charge = self._charge(money, call.downstream_key) if made else None
-                if not (yield from self._doubts.last(fate, claim.id, CHARGE, call.downstream_key, charge)):
+                if not (yield from self._doubts.last(fate, claim.id, routes.CHARGE, call.downstream_key, charge)):
                     return None
                 yield self._draw.between(5 * SECOND, 30 * SECOND)
                 return charge
         return self._charge(money, call.downstream_key)
 
-    def _next_owner(self, claim: Claim, call: Announcement, memo: tuple[MemoEntry, ...]) -> Life[tuple[Lease, bool]]:
+    def _next_owner(
+        self, claim: model.Claim, call: model.Announcement, memo: tuple[model.MemoEntry, ...]
+    ) -> Life[tuple[model.Lease, bool]]:
         """Take a payment over, and announce its call once more if it has no result yet."""
         seen = present((yield from statements_of(self._store.find(claim.id))).record)
         heir = replace(claim, owner=self._draw.owner("web"), incarnation=self._draw.uuid())
         taken = present(present((yield from statements_of(self._store.take_over(heir, seen)))).record)
-        lease = Lease.of(taken)
+        lease = model.Lease.of(taken)
         if len(taken.memo) > len(memo):
             return lease, False
         sends = 1 if taken.intent is None else taken.intent.sends + 1
@@ -362,13 +343,13 @@ class Day:
         asked = Transfer(
             id=self._draw.new_id(), status="requested", created_at=datetime_of(self._clock.now), **money.model_dump()
         )
-        lease = Lease(claim.id, claim.incarnation, 1, 1, claim.effects, 0, 0, 0)
-        topic = UNREPEATABLE if fate in {Fate.BY_HAND, Fate.GIVEN_UP} else REPEATABLE
+        lease = model.Lease(claim.id, claim.incarnation, 1, 1, claim.effects, 0, 0, 0)
+        topic = routes.UNREPEATABLE if fate in {Fate.BY_HAND, Fate.GIVEN_UP} else routes.REPEATABLE
         parcels = Parcels(lease, claim.seed)
         parcels.defer(topic, {"transfer": asked.model_dump(mode="json"), "deduplicate": True, "fault": None})
         yield self._say("insert_transfer", self._row(tenant, asked))
         parcel = parcels.deferred[0]
-        yield from self._locks.completing(claim, WriteTarget(WriteKind.NEW), Deferred(parcel), self._clock.now)
+        yield from self._locks.completing(claim, WriteTarget(WriteKind.NEW), model.Deferred(parcel), self._clock.now)
         self._fates[parcel.id] = fate
         self._begin(self._relay(), MINUTE if fate is Fate.SLOW else self._draw.between(50_000, 900_000))
 
@@ -376,7 +357,7 @@ class Day:
         money = self._draw.money()
         claim, _ = self._claim("send_notification", "/notifications", money.model_dump())
         record = present((yield from statements_of(self._store.claim(claim))).record)
-        lease, name = Lease.of(record), downstream_key(record.seed, CALL)
+        lease, name = model.Lease.of(record), downstream_key(record.seed, routes.CALL)
         match fate:
             case Fate.WELL:
                 charge = self._charge(money, name)
@@ -389,24 +370,28 @@ class Day:
                 yield 2 * micros(self._policy.lease)
             case Fate.DOUBT_ENDS | Fate.GIVEN_UP:
                 yield micros(self._policy.call_timeout)
-                yield from statements_of(self._store.settle(lease, Doubtful("handler_raised")))
+                yield from statements_of(self._store.settle(lease, model.Doubtful("handler_raised")))
                 made = fate is Fate.DOUBT_ENDS or self._draw.tossed()
-                yield from self._doubts.last(fate, claim.id, CALL, name, self._charge(money, name) if made else None)
+                yield from self._doubts.last(
+                    fate, claim.id, routes.CALL, name, self._charge(money, name) if made else None
+                )
             case _:
                 yield self._draw.about(4_000)
-                yield from statements_of(self._store.settle(lease, Retryable("not_executed")))
+                yield from statements_of(self._store.settle(lease, model.Retryable("not_executed")))
                 if fate is not Fate.ABANDONED and self._draw.random.random() < PATIENT:
                     yield self._draw.between(2 * SECOND, 40 * SECOND)
                     yield from self._repeated(claim, money)
 
-    def _repeated(self, claim: Claim, money: Money) -> Life[None]:
+    def _repeated(self, claim: model.Claim, money: Money) -> Life[None]:
         """The client's retry of a notification that was not sent."""
         seen = present((yield from statements_of(self._store.find(claim.id))).record)
         heir = replace(claim, owner=self._draw.owner("web"), incarnation=self._draw.uuid())
         taken = present(present((yield from statements_of(self._store.take_over(heir, seen)))).record)
-        charge = self._charge(money, downstream_key(taken.seed, CALL))
+        charge = self._charge(money, downstream_key(taken.seed, routes.CALL))
         yield self._answers_after()
-        yield from statements_of(self._store.settle(Lease.of(taken), _answer(201, self._doubts.sent(money, charge))))
+        yield from statements_of(
+            self._store.settle(model.Lease.of(taken), _answer(201, self._doubts.sent(money, charge)))
+        )
 
     # Workers, resolvers, people
 
@@ -416,7 +401,7 @@ class Day:
         while True:
             out = self._clock.now >= self._end - OUTAGE[1]
             for name in WORKERS[:1] if out else WORKERS:
-                yield from statements_of(self._upkeep.beat(name, TASKS, BEAT, {"send_notification": [CALL]}))
+                yield from statements_of(self._upkeep.beat(name, TASKS, BEAT, {"send_notification": [routes.CALL]}))
             tally, roll = yield from statements_of(operate.pulse(self._store))
             self.samples.append(sample_of(tally, roll))
             yield SAMPLES
@@ -428,39 +413,41 @@ class Day:
         self._charge(money_of(twice), twice.downstream_key, deduplicate=False)
         self._charge(self._draw.money(), str(self._draw.uuid()))
 
-    def _put(self, parcels: Sequence[Parcel], fate: Fate) -> Life[None]:
+    def _put(self, parcels: Sequence[model.Parcel], fate: Fate) -> Life[None]:
         yield from self._outbox.putting(tuple(parcels))
         self._fates |= {one.id: fate for one in parcels}
         self._begin(self._relay(), self._draw.between(50_000, 900_000))
 
     def _relay(self) -> Life[None]:
         """One round of the relay over the outbox; each parcel that it finds has a life of its own."""
-        topics = (RECEIPT, REPEATABLE, UNREPEATABLE)
+        topics = (routes.RECEIPT, routes.REPEATABLE, routes.UNREPEATABLE)
         owner = self._draw.owner(WORKERS[0])
-        for held in (yield from statements_of(self._outbox.due(owner, topics, 20, lease_of(self._policy)))):
+        for held in (yield from statements_of(self._outbox.due(owner, topics, 20, relay.lease_of(self._policy)))):
             fate = self._fates.get(held.parcel.id, Fate.WELL)
-            self._begin(self._message(held, fate) if held.parcel.kind is ParcelKind.EMIT else self._call(held, fate))
+            self._begin(
+                self._message(held, fate) if held.parcel.kind is model.ParcelKind.EMIT else self._call(held, fate)
+            )
 
-    def _message(self, held: HeldParcel, fate: Fate) -> Life[None]:
+    def _message(self, held: model.HeldParcel, fate: Fate) -> Life[None]:
         yield self._draw.about(4_000)
         if fate is Fate.GIVEN_UP:
-            failed = CallFailed("TimeoutError: the mail server does not answer", self._draw.pause(held.attempts))
+            failed = relay.CallFailed("TimeoutError: the mail server does not answer", self._draw.pause(held.attempts))
             if (
-                yield from statements_of(fail_message(self._outbox, held, failed, self._policy))
-            ) is ParcelEnded.POSTPONED:
+                yield from statements_of(relay.fail_message(self._outbox, held, failed, self._policy))
+            ) is relay.ParcelEnded.POSTPONED:
                 self._begin(self._relay(), failed.after + SECOND)
             return
         message = json.loads(held.parcel.payload)
         yield self._say("insert_receipt", {**message, "sent_at": self._clock.now})
         yield from statements_of(self._outbox.sent(held))
 
-    def _call(self, held: HeldParcel, fate: Fate) -> Life[None]:
+    def _call(self, held: model.HeldParcel, fate: Fate) -> Life[None]:
         topic = held.parcel.topic
-        repeatable = 20 * HOUR if topic == REPEATABLE else None
+        repeatable = 20 * HOUR if topic == routes.REPEATABLE else None
         taken = yield from statements_of(
-            begin_call(self._outbox, held, self._draw.owner(WORKERS[0]), repeatable, self._policy)
+            relay.begin_call(self._outbox, held, self._draw.owner(WORKERS[0]), repeatable, self._policy)
         )
-        if isinstance(taken, ParcelEnded):
+        if isinstance(taken, relay.ParcelEnded):
             return
         asked = Transfer.model_validate(json.loads(held.parcel.payload)["transfer"])
         silent = fate in {Fate.BY_HAND, Fate.GIVEN_UP} or (fate is Fate.SILENT and held.attempts < 3)  # noqa: PLR2004
@@ -469,22 +456,22 @@ class Day:
             return
         yield self._answers_after()
         if fate is Fate.DECLINED:
-            reply = Reply(402, json.loads(bytes(declined().answer.body)), (("content-type", MEDIA_TYPE),))
+            reply = Reply(402, json.loads(bytes(routes.declined().answer.body)), (("content-type", MEDIA_TYPE),))
         else:
             charge = self._charge(asked.money, held.parcel.downstream_key)
             reply = self._doubts.done(asked, charge)
-        answered = CallAnswered(reply.stored(self._policy), reply.provider_id, rejected=fate is Fate.DECLINED)
-        yield from statements_of(end_call(self._outbox, taken, answered, self._policy))
+        answered = relay.CallAnswered(reply.stored(self._policy), reply.provider_id, rejected=fate is Fate.DECLINED)
+        yield from statements_of(relay.end_call(self._outbox, taken, answered, self._policy))
 
-    def _no_reply(self, taken: TakenUp, held: HeldParcel, fate: Fate, asked: Transfer) -> Life[None]:
+    def _no_reply(self, taken: TakenUp, held: model.HeldParcel, fate: Fate, asked: Transfer) -> Life[None]:
         never_sent = fate is Fate.UNREACHABLE
         yield self._draw.about(4_000) if never_sent else micros(self._policy.call_timeout)
         error = "NotExecuted: the provider cannot be reached" if never_sent else f"ProviderFailedError: {_NO_ANSWER}"
-        failed = CallFailed(error, self._draw.pause(held.attempts), never_sent=never_sent)
-        ended = yield from statements_of(end_call(self._outbox, taken, failed, self._policy))
-        if ended is ParcelEnded.POSTPONED:
+        failed = relay.CallFailed(error, self._draw.pause(held.attempts), never_sent=never_sent)
+        ended = yield from statements_of(relay.end_call(self._outbox, taken, failed, self._policy))
+        if ended is relay.ParcelEnded.POSTPONED:
             self._begin(self._relay(), failed.after + SECOND)
-        elif ended is ParcelEnded.PARKED:
+        elif ended is relay.ParcelEnded.PARKED:
             name = held.parcel.downstream_key
             made = fate is Fate.BY_HAND or self._draw.tossed()
             charge = self._charge(asked.money, name) if made else None
@@ -492,7 +479,7 @@ class Day:
 
     # The parts of these lives
 
-    def _claim(self, operation: str, path: str, body: dict[str, Any]) -> tuple[Claim, str]:
+    def _claim(self, operation: str, path: str, body: dict[str, Any]) -> tuple[model.Claim, str]:
         """The claim of a request as the shop would make it, with names that are drawn from the seed."""
         self.begun += 1
         tenant = self._draw.random.choices(_TENANTS, (50, 30, 14, 6))[0]
@@ -501,7 +488,7 @@ class Day:
         kind = b"application/json"
         parts = Parts("POST", path, b"", ((b"content-type", kind),), kind, sent)
         claim = claim_of([f'"{self._draw.uuid()}"'.encode()], parts, enrolment, Caller(tenant))
-        assert isinstance(claim, Claim), claim
+        assert isinstance(claim, model.Claim), claim
         return replace(claim, incarnation=self._draw.uuid(), owner=self._draw.owner("web")), tenant
 
     def _charge(self, money: Money, name: str | None, *, deduplicate: bool = True) -> Charge:
@@ -526,18 +513,20 @@ class Day:
         slow = 4.0 if self._is_out(self._clock.now) else 1.0
         return min(self._draw.about(round(180_000 * slow)), micros(self._policy.call_timeout) - SECOND)
 
-    def _entry(self, name: str, kind: EntryKind, value: object) -> MemoEntry:
-        return MemoEntry(name, kind, encode(value, self._policy.max_result_bytes))
+    def _entry(self, name: str, kind: model.EntryKind, value: object) -> model.MemoEntry:
+        return model.MemoEntry(name, kind, encode(value, self._policy.max_result_bytes))
 
 
-def _answer(status: int, body: str, location: str | None = None) -> Completed:
+def _answer(status: int, body: str, location: str | None = None) -> model.Completed:
     headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
     if location is not None:
         headers = ((b"location", location.encode()), *headers)
-    return Completed(StoredResponse(status, headers, body.encode()), Outcome.SUCCESS)
+    return model.Completed(model.StoredResponse(status, headers, body.encode()), model.Outcome.SUCCESS)
 
 
-def _no() -> Completed:
+def _no() -> model.Completed:
     """The provider's final no, as the shop passes it on."""
     headers = ((b"content-type", MEDIA_TYPE.encode()),)
-    return Completed(StoredResponse(402, headers, bytes(declined().answer.body)), Outcome.FAILURE)
+    return model.Completed(
+        model.StoredResponse(402, headers, bytes(routes.declined().answer.body)), model.Outcome.FAILURE
+    )

@@ -15,21 +15,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from uuid import UUID
 
-from oncekey.core.audit import Mover, Note
-from oncekey.core.model import MINUTE, SECOND, State
+from oncekey.core.model import MINUTE, SECOND, Duration, Instant, Record, RecordId, State
 from oncekey.core.resolution import EXHAUSTED, CallReport, Executed, Undecided
-from oncekey.core.transitions import Actor, Trigger
-from oncekey.demo.models import Item, Money, Notification, datetime_of, ordered_uuid
+from oncekey.core.transitions import Actor, Mover, Note, Trigger
+from oncekey.demo.data import Item, Money, Notification, Transfer, datetime_of, ordered_uuid
 from oncekey.demo.routes import CALL, CHARGE
 from oncekey.engine import operate, reconcile
 from oncekey.resolvers import to_text
 from oncekey.topics import Reply
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Duration, Instant, Record, RecordId
-    from oncekey.demo.models import Transfer
     from oncekey.demo.provider_ledger import Charge
-    from oncekey.flow import Flow, Rows, Statement, Steps
+    from oncekey.flow import Body, Flow, Rows, Statement
     from oncekey.once import Once
     from oncekey.ports import Store
 
@@ -147,7 +144,7 @@ class Fate(Enum):
     """It is not over when the day is."""
 
 
-def statements_of(flow: Flow[T]) -> Steps[T]:
+def statements_of(flow: Flow[T]) -> Body[T]:
     """The statements of a flow, without its transactions: the caller runs them in one of its own."""
     try:
         transaction = next(flow)

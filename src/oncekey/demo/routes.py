@@ -19,7 +19,7 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from oncekey.core.errors import RejectedError
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
-from oncekey.demo.models import Money, Notification, Order, OrderIn, Payment, Receipt, Transfer, begin, place
+from oncekey.demo.data import Money, Notification, Order, OrderIn, Payment, Receipt, Transfer, begin, place
 from oncekey.demo.problems import MEDIA_TYPE, ProblemError, Tenant
 from oncekey.demo.provider_ledger import NAMES, Fault, UnknownFaultError
 from oncekey.engine.operation import Operation
@@ -27,7 +27,7 @@ from oncekey.topics import Message, Reply
 
 if TYPE_CHECKING:
     from oncekey.demo.charging import Charging
-    from oncekey.demo.tables import Movements, Orders
+    from oncekey.demo.data import Movements, Orders
     from oncekey.once import Once
     from oncekey.resolvers import Question
 

@@ -10,14 +10,13 @@ from django.db import connections
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.django.once import NO_TENANT
+from oncekey.django.once import NO_TENANT, Once
 from oncekey.django.project import METHODS, alias_of_project, enrolment_of, once_of_project, views
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oncekey.django.database import Database
-    from oncekey.django.once import Once
 
 MIDDLEWARE: Final = frozenset({"oncekey.django.Middleware", "oncekey.django.middleware.Middleware"})
 LAST: Final = (

@@ -20,28 +20,21 @@ from weakref import WeakSet
 
 from django.db import Error, connections, transaction
 
-from oncekey.core.errors import (
-    ConfigurationError,
-    RolledBackError,
-    StoreBusyError,
-    StoreError,
-    TransactionControlError,
-)
+from oncekey.core import errors
 from oncekey.core.sqltext import Dialect
 from oncekey.django.project import alias_of_project
 from oncekey.drivers.guard import OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres import errors as postgres_errors
+from oncekey.drivers.postgres import server as postgres_errors
 from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit, retrying
 from oncekey.drivers.sqlite.execute import commit_error, store_error
 from oncekey.drivers.threads import OF_TRANSACTIONS
-from oncekey.flow import Mode, step
+from oncekey.flow import Body, Mode, Rows, Statement, Transaction, run_body
 from oncekey.frameworks.blocking import current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
 
@@ -109,11 +102,11 @@ class Database:
         """`postgresql` or `sqlite`."""
         if self.alias not in connections.settings:
             known = ", ".join(repr(name) for name in sorted(connections.settings))
-            raise ConfigurationError(NO_ALIAS.format(alias=self.alias, known=known))
+            raise errors.ConfigurationError(NO_ALIAS.format(alias=self.alias, known=known))
         vendor: str = connections[self.alias].vendor
         if vendor not in _VERBS:
             # Django's own name for it asks the server, which may not be there.
-            raise ConfigurationError(NO_STORE.format(alias=self.alias, vendor=_OTHERS.get(vendor, vendor)))
+            raise errors.ConfigurationError(NO_STORE.format(alias=self.alias, vendor=_OTHERS.get(vendor, vendor)))
         return vendor
 
     @property
@@ -153,19 +146,19 @@ class DjangoDriver:
             with self._spares.lent() as spare:
                 return _executed(spare, transaction, _VERBS[spare.vendor])
         if connection.connection is not None and not connection.autocommit:
-            raise ConfigurationError(NO_AUTOCOMMIT.format(alias=self._alias))
+            raise errors.ConfigurationError(NO_AUTOCOMMIT.format(alias=self._alias))
         return _executed(connection, transaction, _VERBS[connection.vendor])
 
     @retrying(LostError)  # nothing was said yet, and Django has dropped the connection
     def begin(self) -> DjangoTransaction:
         """Open a business transaction on the connection that this thread's own queries use."""
         if threading.current_thread().name.startswith(OF_TRANSACTIONS):
-            raise ConfigurationError(NO_ASYNC)
+            raise errors.ConfigurationError(NO_ASYNC)
         connection = connections[self._alias]
         if _is_nested(connection):
             if any(hasattr(block, "oncekey") for block in connection.atomic_blocks):
-                raise StoreBusyError(WAITED)
-            raise ConfigurationError(NESTED.format(alias=self._alias))
+                raise errors.StoreBusyError(WAITED)
+            raise errors.ConfigurationError(NESTED.format(alias=self._alias))
         return DjangoTransaction(self._alias)
 
     def join(self) -> DjangoTransaction:
@@ -221,13 +214,13 @@ class DjangoTransaction:
         """Remember what only the handler's own place shows: a block of the view's that ends forgets it."""
         self._gone = self._gone or self._connection.needs_rollback or self._connection.closed_in_transaction
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         if self._over:
-            steps.close()
-            raise TransactionControlError(OVER)
+            body.close()
+            raise errors.TransactionControlError(OVER)
         self._check()
-        return step(steps, partial(execute, self._connection, Mode.ATOMIC))
+        return run_body(body, partial(execute, self._connection, Mode.ATOMIC))
 
     def commit(self) -> None:
         """Commit; what a function of `on_commit` raises afterwards changes nothing of it."""
@@ -235,12 +228,12 @@ class DjangoTransaction:
             return
         try:
             self._check()
-        except StoreError:
+        except errors.StoreError:
             self.rollback()
             raise
         if self._is_inside():
             self.close()
-            raise RolledBackError(f"{WHAT}: a view left an atomic block open")
+            raise errors.RolledBackError(f"{WHAT}: a view left an atomic block open")
         try:
             self._end(None)
         except Exception as error:
@@ -251,7 +244,7 @@ class DjangoTransaction:
     def rollback(self) -> None:
         """Undo everything; inside of a block of the view's it is undone when that one has ended (`close`)."""
         if not self._over and not self._is_inside():
-            self._end(RolledBackError(WHAT))
+            self._end(errors.RolledBackError(WHAT))
 
     def close(self) -> None:
         """End it, whatever the view has left behind."""
@@ -270,10 +263,10 @@ class DjangoTransaction:
             return
         self.look()
         if self._gone:
-            raise RolledBackError(GONE)
+            raise errors.RolledBackError(GONE)
         raw = connection.connection
         if connection.vendor == "postgresql" and raw.info.transaction_status == _INERROR:
-            raise RolledBackError(GONE)
+            raise errors.RolledBackError(GONE)
         if connection.vendor == "sqlite" and not raw.in_transaction:
             log.error(ENDED_EARLY)
             _plainly(connection, _VERBS["sqlite"].begin, Mode.ATOMIC)
@@ -353,13 +346,13 @@ def _executed(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:
     mode = transaction.mode
     if mode is not Mode.ATOMIC and verbs is not _IN_A_TEST:
         try:
-            return step(transaction.body(), partial(execute, connection, mode))
+            return run_body(transaction.body(), partial(execute, connection, mode))
         except LostError:
             connection.close()
             raise
     _plainly(connection, verbs.begin, Mode.ATOMIC)
     try:
-        result = step(transaction.body(), partial(execute, connection, Mode.ATOMIC))
+        result = run_body(transaction.body(), partial(execute, connection, Mode.ATOMIC))
         _plainly(connection, verbs.commit, None)
     except LostError:
         connection.close()
@@ -367,7 +360,7 @@ def _executed(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:
     except BaseException:
         try:
             _plainly(connection, verbs.rollback, Mode.ATOMIC)
-        except StoreError:
+        except errors.StoreError:
             connection.close()
         raise
     return result
@@ -403,7 +396,7 @@ def execute(connection: Any, mode: Mode, statement: Statement) -> Rows:  # noqa:
         raise _meaning(error, connection, mode, statement.name) from None
     except (OverflowError, ValueError) as error:
         # Such an error repeats the value that could not be bound, so it is not shown.
-        raise StoreError(f"{statement.name}: a value could not be bound ({type(error).__name__})") from None
+        raise errors.StoreError(f"{statement.name}: a value could not be bound ({type(error).__name__})") from None
 
 
 def _plain(value: object) -> object:
@@ -420,7 +413,7 @@ def _cursor(connection: Any) -> Any:  # noqa: ANN401
         raise _unreachable(error, connection.vendor) from error
 
 
-def _unreachable(error: Exception, vendor: str) -> StoreError:
+def _unreachable(error: Exception, vendor: str) -> errors.StoreError:
     """The store's error for a connection or a BEGIN: nothing was said yet."""
     if vendor == "sqlite":
         return store_error(_raw(error), "beginning")
@@ -441,7 +434,7 @@ def _severity(error: Exception) -> str | None:
     return getattr(diagnosis, "severity_nonlocalized", None) or getattr(diagnosis, "severity", None)
 
 
-def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> StoreError:  # noqa: ANN401
+def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> errors.StoreError:  # noqa: ANN401
     """The store's error for a statement."""
     if connection.vendor == "sqlite":
         return store_error(error, what)
@@ -451,7 +444,7 @@ def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> StoreE
     return postgres_errors.refused(state, what, type(error).__name__)
 
 
-def _commit_error(error: Exception, vendor: str) -> StoreError:
+def _commit_error(error: Exception, vendor: str) -> errors.StoreError:
     """The store's error for a COMMIT: what the server itself says is definite, silence is not."""
     raw = _raw(error)
     if vendor == "sqlite":

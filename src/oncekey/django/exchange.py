@@ -18,37 +18,23 @@ from django.http import HttpResponse
 
 from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Claim, Code, Effects, Refuse
 from oncekey.django.database import NESTED, Database, DjangoTransaction
+from oncekey.engine.actions import Action, Call, Interrupted, Life, Sleep, Tx
 from oncekey.engine.claiming import Parts
-from oncekey.engine.effects import Call, Interrupted, Sleep
-from oncekey.engine.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, operation_of
 from oncekey.engine.serve import Unkeyed, serve_unkeyed
 from oncekey.engine.steps import Stepping
-from oncekey.frameworks.blocking import (
-    NO_LENGTH,
-    ONE_OPERATION,
-    BlockingExchange,
-    NoConnectionError,
-    Threads,
-    length_of,
-    read_up_to,
-    rows_of,
-    unkeyed_operation,
-)
-from oncekey.frameworks.resuming import RESUMPTION
+from oncekey.frameworks import blocking
+from oncekey.frameworks.resuming import RESUMPTION, Resumption
 from oncekey.frameworks.wsgi import KEY, lines_of
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from oncekey.core.model import Claim
-    from oncekey.engine.effects import Effect, Life, Tx
-    from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.resuming import Resumption
 
 T = TypeVar("T")
 
@@ -103,11 +89,11 @@ def _read(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
         return bytes(request._body)  # noqa: SLF001  (what `request.body` has read)
     if request._read_started:  # noqa: SLF001  (there is no public word for it)
         return None
-    size = length_of(request.META.get("CONTENT_LENGTH") or "")
+    size = blocking.length_of(request.META.get("CONTENT_LENGTH") or "")
     if size is None and "wsgi.input" in request.META:
         # Django takes such a body for an empty one, so all of them would have one fingerprint.
-        return NO_LENGTH if "HTTP_TRANSFER_ENCODING" in request.META else b""
-    body, request._stream = read_up_to(limit, request._stream, size)  # noqa: SLF001  (what parsers read)
+        return blocking.NO_LENGTH if "HTTP_TRANSFER_ENCODING" in request.META else b""
+    body, request._stream = blocking.read_up_to(limit, request._stream, size)  # noqa: SLF001  (what parsers read)
     if size is None and isinstance(body, bytes):
         request.META["CONTENT_LENGTH"] = str(len(body))  # without which REST framework reads nothing
     return body
@@ -127,11 +113,11 @@ def made(answer: Answer) -> Any:  # noqa: ANN401
 class DjangoRuntime(ThreadRuntime):
     """A call with a limit has a thread of its own, and so a connection of Django's, which nobody else closes."""
 
-    def perform(self, effect: Effect) -> Any:  # noqa: ANN401
-        """Perform one effect."""
-        if type(effect) is Call and effect.limit is not None:
-            effect = Call(partial(_then_closed, effect.fn), effect.arguments, limit=effect.limit, within=effect.within)
-        return super().perform(effect)
+    def perform(self, action: Action) -> Any:  # noqa: ANN401
+        """Perform one action."""
+        if type(action) is Call and action.limit is not None:
+            action = Call(partial(_then_closed, action.fn), action.arguments, limit=action.limit, within=action.within)
+        return super().perform(action)
 
 
 def _then_closed(fn: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
@@ -141,7 +127,7 @@ def _then_closed(fn: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN40
         connections.close_all()
 
 
-class DjangoThreads(Threads):
+class DjangoThreads(blocking.Threads):
     """The premises of a Django project."""
 
     performs = DjangoRuntime
@@ -153,7 +139,7 @@ class DjangoThreads(Threads):
         return store if isinstance(store, Database) else None
 
 
-class DjangoExchange(BlockingExchange):
+class DjangoExchange(blocking.BlockingExchange):
     """One request to a Django project."""
 
     threads: DjangoThreads
@@ -216,7 +202,7 @@ class DjangoExchange(BlockingExchange):
         """The same for an `async def` view."""
         await _in_its_thread(self._meet, enrolment, args)
         if self._called:
-            raise RuntimeError(ONE_OPERATION)
+            raise RuntimeError(blocking.ONE_OPERATION)
         self._called = True
 
         def invoke(op: object) -> Any:  # noqa: ANN401
@@ -254,24 +240,24 @@ class DjangoExchange(BlockingExchange):
 
     async def _aunkeyed(self, invoke: Callable[[object], Any], enrolment: Enrolment, claim: Claim | None) -> Any:  # noqa: ANN401
         if enrolment.effects is not Effects.LOCAL:
-            return await invoke(unkeyed_operation(Operation, claim, None))
+            return await invoke(blocking.unkeyed_operation(Operation, claim, None))
         runtime = await _in_its_thread(lambda: self.threads.ready() and self.threads.runtime)
         try:
             run = await _in_its_thread(self.without_record, claim) if runtime else None
-        except NoConnectionError as error:
+        except blocking.NoConnectionError as error:
             notify_failure(self.threads.notify, "begin", error.why)
             run = None
         if run is None:
             return made(self.threads.turn_away(UNAVAILABLE, enrolment))
         flow = serve_unkeyed(run)
         await _in_its_thread(runtime.run, flow)
-        op = unkeyed_operation(Operation, claim, run)
+        op = blocking.unkeyed_operation(Operation, claim, run)
         try:
             result = await invoke(op)
         except BaseException as error:
-            await _in_its_thread(runtime.run, flow, rows_of(enrolment, op, error, raised=True))
+            await _in_its_thread(runtime.run, flow, blocking.rows_of(enrolment, op, error, raised=True))
             raise
-        await _in_its_thread(runtime.run, flow, rows_of(enrolment, op, result, raised=False))
+        await _in_its_thread(runtime.run, flow, blocking.rows_of(enrolment, op, result, raised=False))
         return result
 
     def _meet(self, enrolment: Enrolment, args: tuple[Any, ...]) -> None:
@@ -302,7 +288,7 @@ class DjangoExchange(BlockingExchange):
         try:
             return Unkeyed(self.threads.site, claim, None if join is None else join())
         except StoreError as error:
-            raise NoConnectionError(error) from error
+            raise blocking.NoConnectionError(error) from error
 
     # What becomes of it.
 
@@ -373,23 +359,23 @@ async def _in_its_thread(function: Callable[..., Any], *args: Any) -> Any:  # no
 async def _drive(runtime: ThreadRuntime, flow: Life[T]) -> T:
     """Take a step of an `async def` view, a flow that never rests: its transactions in the request's own thread.
 
-    A cancellation is told to the flow once, and raised when it is over.
+    The first cancellation is thrown into the flow as `Interrupted`, and raised when the flow is over.
     """
     cancelled: asyncio.CancelledError | None = None
     try:
-        effect = flow.send(None)
+        action = flow.send(None)
         while True:
             try:
-                value = await _performed(runtime, effect)
+                value = await _performed(runtime, action)
             except asyncio.CancelledError as error:
                 if cancelled is not None:
                     raise
                 cancelled = error
-                effect = flow.throw(Interrupted())
-            except Exception as error:  # noqa: BLE001  (a flow is told of everything that its effects raise)
-                effect = flow.throw(error)
+                action = flow.throw(Interrupted())
+            except Exception as error:  # noqa: BLE001  (a flow gets every error of its actions)
+                action = flow.throw(error)
             else:
-                effect = flow.send(value)
+                action = flow.send(value)
     except StopIteration as stop:
         if cancelled is not None:
             raise cancelled from None
@@ -400,14 +386,14 @@ async def _drive(runtime: ThreadRuntime, flow: Life[T]) -> T:
         raise cancelled from None
 
 
-async def _performed(runtime: ThreadRuntime, effect: Effect) -> Any:  # noqa: ANN401  (what the effect gives)
-    if type(effect) is Sleep:
-        return await asyncio.sleep(effect.seconds)
-    if type(effect) is not Call:
-        return await sync_to_async(runtime.perform, thread_sensitive=True)(effect)
-    async with asyncio.timeout(effect.limit):
-        if iscoroutinefunction(effect.fn):
-            return await effect.fn(*effect.arguments)
+async def _performed(runtime: ThreadRuntime, action: Action) -> Any:  # noqa: ANN401  (what the action gives)
+    if type(action) is Sleep:
+        return await asyncio.sleep(action.seconds)
+    if type(action) is not Call:
+        return await sync_to_async(runtime.perform, thread_sensitive=True)(action)
+    async with asyncio.timeout(action.limit):
+        if iscoroutinefunction(action.fn):
+            return await action.fn(*action.arguments)
         # A `def` may use models, which must not be done in an event loop.
-        said = await sync_to_async(effect.fn, thread_sensitive=True)(*effect.arguments)
+        said = await sync_to_async(action.fn, thread_sensitive=True)(*action.arguments)
         return await said if inspect.isawaitable(said) else said

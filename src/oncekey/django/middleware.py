@@ -15,14 +15,12 @@ from django.http import HttpResponse
 from oncekey.core.errors import SAID_TO_US
 from oncekey.django.exchange import DjangoExchange, Sent
 from oncekey.django.project import enrolment_of, once_of_project
-from oncekey.engine.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.blocking import current
 from oncekey.frameworks.wsgi import KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-
-    from oncekey.engine.enrolment import Enrolment
 
 
 class Middleware:

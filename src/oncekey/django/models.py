@@ -13,8 +13,7 @@ from django.db import connections, migrations, models
 
 from oncekey.django.database import Database, execute
 from oncekey.django.project import alias_of_project, once_of_project
-from oncekey.drivers.within import Within
-from oncekey.flow import Mode, drive
+from oncekey.flow import Mode, Within, drive
 from oncekey.stores import postgres, sqlite
 
 if TYPE_CHECKING:

@@ -19,11 +19,10 @@ from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
 from oncekey.frameworks.blocking import current
 from oncekey.once import Once as Framework
 from oncekey.options import NO_WSGI_APP
-from oncekey.wire import has_threads
+from oncekey.wire import Source, has_threads
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.wire import Source
 
 F = TypeVar("F", bound=Callable[..., Any])
 

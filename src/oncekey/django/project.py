@@ -28,8 +28,8 @@ NOT_SET: Final = 'settings.ONCEKEY is missing: say where the project\'s Once is,
 NOT_THERE: Final = "settings.ONCEKEY = {place!r}: {why}"
 NOT_DJANGOS: Final = "that is a {kind}, and an oncekey.django.Once is needed"
 ORDER: Final = (
-    "{view}: @once.protect(...) is above a decorator of django.contrib.auth, so a stored answer would be given to "
-    "whoever has the key, without a login: put @once.protect directly above the function, below {decorator}"
+    "{view}: @once.protect(...) is above a decorator of django.contrib.auth, so a client that has the key would get a "
+    "stored answer without a login: put @once.protect directly above the function, below {decorator}"
 )
 MADE: Final = (
     "{view}: @once.protect(...) is above a whole view, which authenticates inside: put it directly above the function "

@@ -8,19 +8,16 @@ make cells of them; a store adds how it sends one request.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, assert_never, cast
 
 from oncekey.cells import Diagnostics, HasDiagnostics, Look, Make, Page, Swap
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.flow import adrive, astep, drive, step
+from oncekey.flow import Body, Rows, Statement, Transaction, adrive, arun_body, drive, run_body
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from oncekey.cells import Asking, AsyncCells, Cells, Index, Line, Place, Seen, Verb
     from oncekey.core.model import Instant
-    from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -123,14 +120,14 @@ class CellDriver:
 
     def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction, statement by statement."""
-        return step(transaction.body(), self._execute)
+        return run_body(transaction.body(), self._execute)
 
     def close(self) -> None:
         """Close all connections."""
         self._cells.close()
 
     def _execute(self, statement: Statement) -> Rows:
-        return step(asking(statement), cast("Any", self.answer))
+        return run_body(asking(statement), cast("Any", self.answer))
 
     def answer(self, verb: Verb) -> object:
         """Perform a verb."""
@@ -157,14 +154,14 @@ class AsyncCellDriver:
 
     async def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction, statement by statement."""
-        return await astep(transaction.body(), self._execute)
+        return await arun_body(transaction.body(), self._execute)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._cells.close()
 
     async def _execute(self, statement: Statement) -> Rows:
-        return await astep(asking(statement), cast("Any", self.answer))
+        return await arun_body(asking(statement), cast("Any", self.answer))
 
     async def answer(self, verb: Verb) -> object:
         """Perform a verb."""
@@ -183,8 +180,8 @@ class AsyncCellDriver:
                 assert_never(verb)
 
 
-def asking(statement: Statement) -> Steps[Rows]:
+def asking(statement: Statement) -> Body[Rows]:
     """A statement of a store of cells is a function that makes a generator of verbs."""
     assert callable(statement.command)
     asking = cast("Asking[Rows]", statement.command(**statement.params))
-    return cast("Steps[Rows]", asking)
+    return cast("Body[Rows]", asking)

@@ -12,7 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
@@ -20,19 +20,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from oncekey.cells import Diagnostics, Look, Make, Page, Swap
+from oncekey.cells import Diagnostics, Look, Make, Page, Swap, Verb
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError, TransactionControlError
 from oncekey.drivers.cells import AsyncCellDriver, AsyncTalkingCells, CellDriver, TalkingCells, asking
-from oncekey.drivers.dynamodb_talk import MOST_ITEMS, Dialogue, Failed, Refused, Request, understood
-from oncekey.flow import adrive, astep, drive, step
+from oncekey.drivers.dynamodb_talk import MOST_ITEMS, Dialogue, Failed, Refused, Reply, Request, understood
+from oncekey.flow import Body, Rows, Statement, adrive, arun_body, drive, run_body
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from oncekey.cells import Verb
     from oncekey.core.model import Instant
-    from oncekey.drivers.dynamodb_talk import Reply
-    from oncekey.flow import Rows, Statement, Steps
 
 T = TypeVar("T")
 
@@ -342,9 +337,9 @@ class DynamoTransaction:
         """What the handler stages its items with."""
         return self._gathered.items
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Run statements; what they write is sent with the commit."""
-        return step(steps, lambda statement: self._carried(self._gathered.saying(statement)))
+        return run_body(body, lambda statement: self._carried(self._gathered.saying(statement)))
 
     def commit(self) -> None:
         """Send everything in one transaction."""
@@ -355,7 +350,7 @@ class DynamoTransaction:
         self._gathered.over()
 
     def _carried(self, asked: Generator[_Asked, Any, T]) -> T:
-        return step(cast("Steps[T]", asked), cast("Any", self._driver.answer))
+        return run_body(cast("Body[T]", asked), cast("Any", self._driver.answer))
 
 
 class AsyncDynamoTransaction:
@@ -370,9 +365,9 @@ class AsyncDynamoTransaction:
         """What the handler stages its items with."""
         return self._gathered.items
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements; what they write is sent with the commit."""
-        return await astep(steps, lambda statement: self._carried(self._gathered.saying(statement)))
+        return await arun_body(body, lambda statement: self._carried(self._gathered.saying(statement)))
 
     async def commit(self) -> None:
         """Send everything in one transaction."""
@@ -383,7 +378,7 @@ class AsyncDynamoTransaction:
         self._gathered.over()
 
     async def _carried(self, asked: Generator[_Asked, Any, T]) -> T:
-        return await astep(cast("Steps[T]", asked), cast("Any", self._driver.answer))
+        return await arun_body(cast("Body[T]", asked), cast("Any", self._driver.answer))
 
 
 class DynamoDriver(CellDriver):

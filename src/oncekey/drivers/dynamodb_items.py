@@ -18,15 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from oncekey.cells import indexed
+from oncekey.cells import Index, Line, Place, Seen, indexed
 from oncekey.core.errors import StoreError, StoreUnavailableError
-from oncekey.core.model import SECOND
-
-if TYPE_CHECKING:
-    from oncekey.cells import Index, Line, Place, Seen
-    from oncekey.core.model import Instant
+from oncekey.core.model import SECOND, Instant
 
 Item: TypeAlias = dict[str, dict[str, Any]]
 """Attributes with their types, as DynamoDB's own interface has them: `{"version": {"N": "7"}}`."""

@@ -20,51 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectTimeoutError,
-    CredentialRetrievalError,
-    EndpointConnectionError,
-    InvalidRegionError,
-    NoCredentialsError,
-    NoRegionError,
-    ParamValidationError,
-    PartialCredentialsError,
-    TokenRetrievalError,
-)
+from botocore import exceptions
 
-from oncekey.cells import Seen, Swap
-from oncekey.core.errors import (
-    CommitAmbiguousError,
-    RecordUnreadableError,
-    RolledBackError,
-    SchemaError,
-    StoreError,
-    StoreUnavailableError,
-)
-from oncekey.drivers.dynamodb_items import (
-    EXPIRY,
-    INDEX,
-    SHARDS,
-    Item,
-    Parts,
-    Written,
-    instant_of,
-    is_at,
-    key_of,
-    line_of,
-    may_be_gone,
-    page_query,
-    parts_of,
-    proof,
-    sorted_by,
-    table_of,
-    written,
-)
+from oncekey.cells import Index, Line, Place, Seen, Swap
+from oncekey.core import errors
+from oncekey.drivers import dynamodb_items
 
 if TYPE_CHECKING:
-    from oncekey.cells import Index, Line, Place
     from oncekey.core.model import Instant
 
 T = TypeVar("T")
@@ -109,14 +71,14 @@ _DECIDES: Final = frozenset(
 _STAGED_WRONGLY: Final = frozenset({"ResourceNotFoundException", "ValidationException"})
 _MOVED: Final = frozenset({"ConditionalCheckFailed", "TransactionConflict"})
 _NEVER_SENT: Final = (
-    ConnectTimeoutError,
-    CredentialRetrievalError,
-    InvalidRegionError,
-    NoCredentialsError,
-    NoRegionError,
-    ParamValidationError,
-    PartialCredentialsError,
-    TokenRetrievalError,
+    exceptions.ConnectTimeoutError,
+    exceptions.CredentialRetrievalError,
+    exceptions.InvalidRegionError,
+    exceptions.NoCredentialsError,
+    exceptions.NoRegionError,
+    exceptions.ParamValidationError,
+    exceptions.PartialCredentialsError,
+    exceptions.TokenRetrievalError,
 )
 _NEVER_CONNECTED: Final = frozenset({"NewConnectionError", "ClientConnectorError", "gaierror"})
 """The names of the errors of urllib3, aiohttp and the resolver if no connection was made."""
@@ -147,50 +109,50 @@ class Refused:
 class Failed:
     """No reply, or one that decides nothing; `again` says whether the request may be repeated here."""
 
-    error: StoreError
+    error: errors.StoreError
     again: bool
 
 
-def understood(error: BotoCoreError | ClientError, request: Request) -> Refused | Failed:
+def understood(error: exceptions.BotoCoreError | exceptions.ClientError, request: Request) -> Refused | Failed:
     """The meaning of an error of the SDK for this request. It may contain a client's data, so it is not quoted."""
     operation = request.operation
-    if isinstance(error, ClientError):
+    if isinstance(error, exceptions.ClientError):
         code = str(error.response.get("Error", {}).get("Code", "")) or "an unnamed error"
         if code in _DECIDES:
             reasons = error.response.get("CancellationReasons") or ()
             return Refused(code, tuple(str(one.get("Code")) for one in reasons))
         if operation == "transact_write_items" and code in _STAGED_WRONGLY:
-            return Failed(RolledBackError(ITEMS_REFUSED.format(why=code)), again=False)
+            return Failed(errors.RolledBackError(ITEMS_REFUSED.format(why=code)), again=False)
         if code == "ResourceNotFoundException":
             named = request.parameters.get("TableName", "of that name")
-            return Failed(SchemaError(NO_TABLE.format(table=named)), again=False)
+            return Failed(errors.SchemaError(NO_TABLE.format(table=named)), again=False)
         if code in _THROTTLED:
-            return Failed(StoreUnavailableError(REFUSED.format(operation=operation, code=code)), again=True)
+            return Failed(errors.StoreUnavailableError(REFUSED.format(operation=operation, code=code)), again=True)
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", _SERVERS_FAULT))
         if status < _SERVERS_FAULT:
-            return Failed(StoreUnavailableError(REFUSED.format(operation=operation, code=code)), again=False)
+            return Failed(errors.StoreUnavailableError(REFUSED.format(operation=operation, code=code)), again=False)
         return _unanswered(request, code)
-    if operation == "transact_write_items" and isinstance(error, ParamValidationError):
+    if operation == "transact_write_items" and isinstance(error, exceptions.ParamValidationError):
         return Failed(
-            RolledBackError(ITEMS_REFUSED.format(why="they are not what TransactWriteItems takes")), again=False
+            errors.RolledBackError(ITEMS_REFUSED.format(why="they are not what TransactWriteItems takes")), again=False
         )
     if isinstance(error, _NEVER_SENT) or _never_connected(error):
-        certain = StoreUnavailableError(FAILED.format(operation=operation, code=type(error).__name__))
+        certain = errors.StoreUnavailableError(FAILED.format(operation=operation, code=type(error).__name__))
         return Failed(certain, again=not request.writes)
     return _unanswered(request, type(error).__name__)
 
 
-def _never_connected(error: BotoCoreError) -> bool:
+def _never_connected(error: exceptions.BotoCoreError) -> bool:
     """Whether no connection was made; aiobotocore raises the same for a broken one, so the original error decides."""
-    if not isinstance(error, EndpointConnectionError):
+    if not isinstance(error, exceptions.EndpointConnectionError):
         return False
     return any(kind.__name__ in _NEVER_CONNECTED for kind in type(error.kwargs.get("error")).__mro__)
 
 
 def _unanswered(request: Request, code: str) -> Failed:
     if request.writes:
-        return Failed(CommitAmbiguousError(LOST.format(operation=request.operation, code=code)), again=False)
-    return Failed(StoreUnavailableError(FAILED.format(operation=request.operation, code=code)), again=True)
+        return Failed(errors.CommitAmbiguousError(LOST.format(operation=request.operation, code=code)), again=False)
+    return Failed(errors.StoreUnavailableError(FAILED.format(operation=request.operation, code=code)), again=True)
 
 
 class Dialogue:
@@ -198,21 +160,23 @@ class Dialogue:
 
     def __init__(self, table: str) -> None:
         self.table = table
-        self._parts: dict[bytes, tuple[Seen, Parts]] = {}
+        self._parts: dict[bytes, tuple[Seen, dynamodb_items.Parts]] = {}
         """By the digest of a record, the parts of this version of it; the request that replaces the version deletes
         them. Parts that are missed, after a crash for example, cost storage and nothing else."""
 
     def look(self, scope: str, key: str) -> Talk[tuple[Line | None, Instant]]:
         """A consistent read, and the service's clock."""
         for _ in range(LOOKS):
-            reply = _answered((yield self._request("get_item", Key=key_of(scope, key), ConsistentRead=True)))
-            now, item = instant_of(reply), reply.get("Item")
+            reply = _answered(
+                (yield self._request("get_item", Key=dynamodb_items.key_of(scope, key), ConsistentRead=True))
+            )
+            now, item = dynamodb_items.instant_of(reply), reply.get("Item")
             if item is None:
                 return None, now
             line = yield from self._whole(item, now)
             if line is not None:
                 return line, now
-        raise RecordUnreadableError(NO_PARTS)
+        raise errors.RecordUnreadableError(NO_PARTS)
 
     def swap(
         self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
@@ -230,7 +194,7 @@ class Dialogue:
         yield from self._delete(made.parts)
         if reply.code in {"ConditionalCheckFailedException", "TransactionConflictException"}:
             return False
-        raise StoreUnavailableError(REFUSED.format(operation=operation, code=reply.code))
+        raise errors.StoreUnavailableError(REFUSED.format(operation=operation, code=reply.code))
 
     def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> Talk[bool]:
         """Write records and the handler's items, all or none; False: a record is not the one that was read."""
@@ -249,20 +213,24 @@ class Dialogue:
 
     def page(self, index: Index, after: Place, limit: int) -> Talk[tuple[list[Line], Instant]]:
         """Lines of a list, each as it is now; entries of the service's index that are out of date are left out."""
-        place, now = sorted_by(after), 0
+        place, now = dynamodb_items.sorted_by(after), 0
         lines: list[Line] = []
         while len(lines) < limit:
-            found: list[Item] = []
-            for shard in range(SHARDS):
-                reply = _answered((yield Request("query", page_query(self.table, index, shard, place, limit))))
-                now = instant_of(reply)
+            found: list[dynamodb_items.Item] = []
+            for shard in range(dynamodb_items.SHARDS):
+                reply = _answered(
+                    (yield Request("query", dynamodb_items.page_query(self.table, index, shard, place, limit)))
+                )
+                now = dynamodb_items.instant_of(reply)
                 found += reply["Items"]
             last = len(found) < limit
             found = sorted(found, key=lambda item: bytes(item["page_place"]["B"]))[: limit - len(lines)]
             there = yield from self._batch([{"pk": one["pk"]} for one in found])
             for one in found:
                 item = there.get(bytes(one["pk"]["B"]))
-                line = None if item is None or not is_at(item, one) else (yield from self._whole(item, now))
+                line = (
+                    None if item is None or not dynamodb_items.is_at(item, one) else (yield from self._whole(item, now))
+                )
                 lines += [] if line is None else [line]
             if last:
                 break
@@ -273,7 +241,7 @@ class Dialogue:
         """What the service reports about the table; no rows if there is none."""
         try:
             reply = yield Request("describe_table", {"TableName": self.table}, pause=pause)
-        except SchemaError:
+        except errors.SchemaError:
             return ()
         table = _answered(reply)["Table"]
         expiry = yield from self._asked("describe_time_to_live")
@@ -286,7 +254,7 @@ class Dialogue:
                 "table": self.table,
                 "status": table["TableStatus"],
                 "key": [(one["AttributeName"], one["KeyType"]) for one in table["KeySchema"]] == [("pk", "HASH")],
-                "index": indexes.get(INDEX),
+                "index": indexes.get(dynamodb_items.INDEX),
                 "expiry": _expiry(expiry),
                 "recovery": _recovery(backups),
                 "billing": billing,
@@ -296,18 +264,18 @@ class Dialogue:
 
     def make(self) -> Talk[bool]:
         """Make the table, wait for it, and let the service delete expired items; False: it was there."""
-        reply = yield Request("create_table", table_of(self.table), writes=True)
+        reply = yield Request("create_table", dynamodb_items.table_of(self.table), writes=True)
         made = not isinstance(reply, Refused)
         if isinstance(reply, Refused) and reply.code != "ResourceInUseException":
-            raise StoreUnavailableError(REFUSED.format(operation="create_table", code=reply.code))
+            raise errors.StoreUnavailableError(REFUSED.format(operation="create_table", code=reply.code))
         for number in range(WAITS):
             rows = yield from self.diagnostics(pause=0.5 if number else 0.0)
             if rows and rows[0]["status"] == "ACTIVE" and rows[0]["index"] in {None, "ACTIVE"}:
                 break
         else:
-            raise StoreUnavailableError(f"the table {self.table} does not become active")
+            raise errors.StoreUnavailableError(f"the table {self.table} does not become active")
         if rows[0]["expiry"] is False:
-            wanted = {"Enabled": True, "AttributeName": EXPIRY}
+            wanted = {"Enabled": True, "AttributeName": dynamodb_items.EXPIRY}
             yield self._request("update_time_to_live", TimeToLiveSpecification=wanted)
         return made
 
@@ -315,55 +283,55 @@ class Dialogue:
         """Ask for something that may be forbidden, or unknown to an emulator; only `oncekey doctor` needs it."""
         try:
             reply = yield self._request(operation)
-        except StoreUnavailableError:
+        except errors.StoreUnavailableError:
             return None
         return None if isinstance(reply, Refused) else reply
 
     def _request(self, operation: str, **parameters: Any) -> Request:  # noqa: ANN401  (what the operation takes)
         return Request(operation, {"TableName": self.table, **parameters})
 
-    def _prepared(self, swap: Swap) -> tuple[dict[str, Any], Written]:
+    def _prepared(self, swap: Swap) -> tuple[dict[str, Any], dynamodb_items.Written]:
         """A swap as a part of a transaction, and the parts that have to be written before it."""
-        key, condition = key_of(swap.scope, swap.key), proof(swap.seen)
+        key, condition = dynamodb_items.key_of(swap.scope, swap.key), dynamodb_items.proof(swap.seen)
         if swap.line is None:
-            return {"Delete": {"TableName": self.table, "Key": key, **condition}}, Written(key, None, ())
-        made = written(swap.line, swap.keep_until)
+            return {"Delete": {"TableName": self.table, "Key": key, **condition}}, dynamodb_items.Written(key, None, ())
+        made = dynamodb_items.written(swap.line, swap.keep_until)
         return {"Put": {"TableName": self.table, "Item": made.item, **condition}}, made
 
-    def _put(self, made: Written) -> Talk[None]:
+    def _put(self, made: dynamodb_items.Written) -> Talk[None]:
         """Write parts. They have unique names, so one whose reply is lost is just not named by any record."""
         for piece in made.pieces:
             _answered((yield Request("put_item", {"TableName": self.table, "Item": piece})))
 
-    def _delete(self, parts: Parts | None) -> Talk[None]:
+    def _delete(self, parts: dynamodb_items.Parts | None) -> Talk[None]:
         """Delete parts. The result of the record's own write is known by now, so a failure only leaves them there."""
-        with suppress(StoreError):
+        with suppress(errors.StoreError):
             for key in () if parts is None else parts.keys:
                 yield self._request("delete_item", Key=key)
 
     def _replaced(self, swap: Swap) -> Talk[None]:
-        old = self._parts.get(key_of(swap.scope, swap.key)["pk"]["B"])
+        old = self._parts.get(dynamodb_items.key_of(swap.scope, swap.key)["pk"]["B"])
         if old is not None and old[0] == swap.seen:
             yield from self._delete(old[1])
 
-    def _whole(self, item: Item, now: Instant) -> Talk[Line | None]:
+    def _whole(self, item: dynamodb_items.Item, now: Instant) -> Talk[Line | None]:
         """The line of an item, with its parts; None: some are gone, so the record has moved on."""
-        parts = parts_of(item)
+        parts = dynamodb_items.parts_of(item)
         if parts is None:
-            return line_of(item)
+            return dynamodb_items.line_of(item)
         seen = Seen(item["incarnation"]["S"], int(item["version"]["N"]))
         if len(self._parts) >= REMEMBERED:
             self._parts.clear()
         self._parts[bytes(item["pk"]["B"])] = seen, parts
-        if may_be_gone(item, now):
-            return line_of(item, None)
+        if dynamodb_items.may_be_gone(item, now):
+            return dynamodb_items.line_of(item, None)
         there = yield from self._batch(list(parts.keys))
         pieces = [there.get(key["pk"]["B"]) for key in parts.keys]
-        return line_of(item, [one for one in pieces if one is not None]) if None not in pieces else None
+        return dynamodb_items.line_of(item, [one for one in pieces if one is not None]) if None not in pieces else None
 
-    def _batch(self, keys: list[Item]) -> Talk[dict[bytes, Item]]:
+    def _batch(self, keys: list[dynamodb_items.Item]) -> Talk[dict[bytes, dynamodb_items.Item]]:
         """Items by their keys, as they are now; those that are not there are left out."""
-        there: dict[bytes, Item] = {}
+        there: dict[bytes, dynamodb_items.Item] = {}
         while keys:
             asked, keys = keys[:KEYS_AT_ONCE], keys[KEYS_AT_ONCE:]
             of_table = {self.table: {"Keys": asked, "ConsistentRead": True}}
@@ -371,7 +339,7 @@ class Dialogue:
             there |= {bytes(item["pk"]["B"]): item for item in reply["Responses"].get(self.table, ())}
             left = reply.get("UnprocessedKeys", {}).get(self.table, {}).get("Keys", [])
             if len(left) == len(asked):
-                raise StoreUnavailableError(REFUSED.format(operation="batch_get_item", code="UnprocessedKeys"))
+                raise errors.StoreUnavailableError(REFUSED.format(operation="batch_get_item", code="UnprocessedKeys"))
             keys = left + keys
         return there
 
@@ -379,7 +347,7 @@ class Dialogue:
 def _answered(reply: Reply | Refused) -> Reply:
     """The reply to a request that only a fault can refuse."""
     if isinstance(reply, Refused):
-        raise StoreUnavailableError(f"DynamoDB refused: {reply.code}")
+        raise errors.StoreUnavailableError(f"DynamoDB refused: {reply.code}")
     return reply
 
 
@@ -388,13 +356,13 @@ def _cancelled(refused: Refused, records: int) -> bool:
     ours, theirs = refused.reasons[:records], refused.reasons[records:]
     to_blame = sorted({one for one in (*ours, *theirs) if one != "None"})
     if any(one in _THROTTLED for one in to_blame):
-        raise StoreUnavailableError(REFUSED.format(operation="transact_write_items", code=", ".join(to_blame)))
+        raise errors.StoreUnavailableError(REFUSED.format(operation="transact_write_items", code=", ".join(to_blame)))
     if any(one in _MOVED for one in ours) or (theirs and set(theirs) <= {"None", "TransactionConflict"}):
         return False
     if refused.code != "TransactionCanceledException":
-        raise StoreUnavailableError(REFUSED.format(operation="transact_write_items", code=refused.code))
+        raise errors.StoreUnavailableError(REFUSED.format(operation="transact_write_items", code=refused.code))
     blamed = [f"item {number} {code}" for number, code in enumerate(theirs, 1) if code != "None"]
-    raise RolledBackError(ITEMS_REFUSED.format(why=", ".join(blamed) or ", ".join(to_blame)))
+    raise errors.RolledBackError(ITEMS_REFUSED.format(why=", ".join(blamed) or ", ".join(to_blame)))
 
 
 def _expiry(reply: Reply | None) -> bool | None:
@@ -403,7 +371,7 @@ def _expiry(reply: Reply | None) -> bool | None:
         return None
     described = reply["TimeToLiveDescription"]
     enabled = described.get("TimeToLiveStatus") in {"ENABLED", "ENABLING"}
-    return enabled and described.get("AttributeName", EXPIRY) == EXPIRY
+    return enabled and described.get("AttributeName", dynamodb_items.EXPIRY) == dynamodb_items.EXPIRY
 
 
 def _recovery(reply: Reply | None) -> bool | None:

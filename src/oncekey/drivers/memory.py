@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from oncekey.flow import step
-
-if TYPE_CHECKING:
-    from oncekey.flow import Rows, Statement, Transaction
+from oncekey.flow import Rows, Statement, Transaction, run_body
 
 T = TypeVar("T")
 
@@ -24,7 +21,7 @@ class MemoryDriver:
     def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction."""
         with self._lock:
-            return step(transaction.body(), self._execute)
+            return run_body(transaction.body(), self._execute)
 
     def close(self) -> None:
         """Nothing to close."""

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import redis
@@ -24,10 +24,7 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from oncekey.core.fronts import GET
-
-if TYPE_CHECKING:
-    from oncekey.core.fronts import Command
+from oncekey.core.fronts import GET, Command
 
 log = logging.getLogger("oncekey")
 

@@ -7,7 +7,7 @@ never repeated: after MOVED and ASK it was not executed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -16,13 +16,10 @@ from redis.exceptions import AskError, MovedError, ReadOnlyError
 
 from oncekey.core.errors import StoreError, StoreUnavailableError
 from oncekey.drivers.cells import Talk
-from oncekey.drivers.redis_address import Mode
+from oncekey.drivers.redis_address import Mode, RedisAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from oncekey.core.model import Instant
-    from oncekey.drivers.redis_address import RedisAddress
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import NoScriptError
 
-from oncekey.cells import Index, indexed
+from oncekey.cells import Index, Line, Place, Seen, indexed
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
-from oncekey.drivers.redis_nodes import ASTRAY, BUCKETS, HOPS, Nodes, Say, decoded, instant, replied
+from oncekey.drivers.redis_nodes import ASTRAY, BUCKETS, HOPS, Command, Nodes, Say, Saying, decoded, instant, replied
 
 if TYPE_CHECKING:
-    from oncekey.cells import Line, Place, Seen
     from oncekey.core.model import Instant
     from oncekey.drivers.redis_address import RedisAddress
-    from oncekey.drivers.redis_nodes import Command, Saying
 
 DOUBTED: Final = 10_000
 """How many writes without a full acknowledgement are remembered by name; beyond that, every look is confirmed."""

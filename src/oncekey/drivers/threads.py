@@ -17,7 +17,7 @@ from oncekey.core.errors import RolledBackError, StoreBusyError, StoreUnavailabl
 from oncekey.drivers.guard import OVER
 
 if TYPE_CHECKING:
-    from oncekey.flow import Steps, Transaction
+    from oncekey.flow import Body, Transaction
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class BlockingTransaction(Protocol):
     def connection(self) -> Any:  # noqa: ANN401  (the driver's own)
         """The connection for the handler."""
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Run statements."""
 
     def commit(self) -> None:
@@ -89,9 +89,9 @@ class ThreadedTransaction:
         """The connection for the handler."""
         return self._inner.connection
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
-        return await self.say(partial(self._inner.step, steps))
+        return await self.say(partial(self._inner.run, body))
 
     async def commit(self) -> None:
         """Commit, unless a statement was cancelled: then its outcome is not known."""

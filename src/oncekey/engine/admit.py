@@ -31,7 +31,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 from uuid import uuid4
 
-from oncekey.core.choices import InProgress, StoreErrorPolicy
 from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreBusyError, StoreError
 from oncekey.core.model import (
     SECOND,
@@ -48,11 +47,22 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.onecommit import Holder
+from oncekey.core.policy import InProgress, StoreErrorPolicy
 from oncekey.core.rulings import rule_finished
 from oncekey.core.settle import NOT_CALLED
 from oncekey.engine import local, request
+from oncekey.engine.actions import (
+    RELEASE_CONNECTIONS,
+    Aside,
+    Begin,
+    Execute,
+    Interrupted,
+    Later,
+    Recall,
+    Rollback,
+    Sleep,
+)
 from oncekey.engine.deciding import replayed
-from oncekey.engine.effects import RELEASE_CONNECTIONS, Aside, Begin, Interrupted, Later, Recall, Rollback, Sleep, Step
 from oncekey.engine.notifying import notify_replay
 from oncekey.engine.settle import settle
 
@@ -61,8 +71,8 @@ if TYPE_CHECKING:
     from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
+    from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
-    from oncekey.engine.effects import Life
     from oncekey.engine.fronts import Beside
     from oncekey.engine.run import Asker, Run, Site
     from oncekey.flow import Flow
@@ -219,13 +229,13 @@ def _claimed(run: Run) -> Life[Verdict]:
     store, claim, policy = run.store, run.claim, run.policy
     one_writer = store.locks is None or store.locks.one_writer
     if one_writer and run.site.crowded(False):  # noqa: FBT003
-        found_answer = yield from local.after(store, claim, policy)
+        found_answer = yield from local.answer_of_record(store, claim, policy)
         if found_answer is not None:
             return found_answer
     try:
         return (yield from request.begin(store, claim, policy))
     except StoreBusyError:
-        found_answer = (yield from local.after(store, claim, policy)) if one_writer else None
+        found_answer = (yield from local.answer_of_record(store, claim, policy)) if one_writer else None
         if found_answer is None:
             raise
         return found_answer
@@ -252,14 +262,14 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
                 raise
             return news
     else:
-        look = yield Step(run.tx, locks.locking(run.lock, claim))
+        look = yield Execute(run.tx, locks.locking(run.lock, claim))
     entry = local.enter(look, claim, policy)
     match entry:
-        case local.Entered():
+        case local.LockHeld():
             if run.released:  # this request could only look: the handler's rows would be in another transaction
                 yield from _give_back(run)
                 return local.BUSY
-            run.entered = entry
+            run.one_commit = entry
             return entry.proceed
         case local.ClaimFirst():
             run.claiming = True
@@ -282,7 +292,7 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
     if run.tx is None and claim.id in site.hints.known:
         found_answer = yield from local.stored(store, claim, policy)
         if found_answer is None:
-            found_answer = yield from local.after(store, claim, policy)
+            found_answer = yield from local.answer_of_record(store, claim, policy)
         if found_answer is not None:
             return found_answer
     if run.tx is None and site.crowded(run.enrolment.blocking):
@@ -299,7 +309,7 @@ def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
 
 def _give_back(run: Run) -> Life[None]:
     """Roll back our transaction, and end what the request's dependencies read or wrote through."""
-    tx, run.tx, run.entered = run.tx, None, None
+    tx, run.tx, run.one_commit = run.tx, None, None
     if tx is not None:
         run.released = run.released or run.borrowed
         yield Rollback(tx)

@@ -1,18 +1,18 @@
-"""From verdicts and a handler's end to answers: replays, refusals with their log line, and what an end decides."""
+"""From the end of a handler to its answer: the captured response, what it decides, replays, and refusals."""
 
 from __future__ import annotations
 
 import logging
+import tempfile
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol, assert_never
+from typing import IO, TYPE_CHECKING, Final, Protocol, assert_never
 from uuid import uuid4
 
 from oncekey.core import answers
-from oncekey.core.choices import On5xx
 from oncekey.core.errors import NotExecutedError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Bypass, Code, Deferred, Doubtful, Effects, HandedBack, Proceed, Refuse, Replay, Retryable
-from oncekey.core.policy import micros
+from oncekey.core.policy import On5xx, micros
 from oncekey.core.settle import (
     DIVERGED,
     NOT_DEFERRED,
@@ -29,6 +29,8 @@ from oncekey.engine.local import record_as_claimed
 from oncekey.engine.phases import proves_nothing_sent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from oncekey.core.answers import Answer
     from oncekey.core.model import Claim, Headers, Record, Verdict
     from oncekey.core.policy import Policy
@@ -131,8 +133,8 @@ def _record_of(run: Run) -> Record | None:
     """The record; before the commit of a new key in one commit, the record that it would be."""
     return (
         run.record
-        if run.entered is None or run.record is not None
-        else record_as_claimed(run.claim, run.entered.target, run.now)
+        if run.one_commit is None or run.record is not None
+        else record_as_claimed(run.claim, run.one_commit.target, run.now)
     )
 
 
@@ -161,7 +163,6 @@ def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
             return None
 
 
-log = logging.getLogger("oncekey")
 security = logging.getLogger("oncekey.security")
 """Gets a warning for each misused key: a client has a bug, or an attacker tries a known key with another payload."""
 
@@ -225,3 +226,79 @@ def answer_to(run: Run, verdict: Verdict) -> Answer:
             raise AssertionError("an operation that goes on is not answered yet")
         case _:
             assert_never(verdict)
+
+
+PIECE = 64 * 1024
+
+
+class IncompleteError(Exception):
+    """The application returned without having begun its response, or without having finished it."""
+
+
+class Capture:
+    """A response as it is produced. Its header lines are kept as they came; nothing is recomputed."""
+
+    __slots__ = ("_chunks", "_policy", "_spool", "complete", "headers", "refused", "size", "status")
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._chunks: list[bytes] = []
+        self._spool: IO[bytes] | None = None
+        self.status: int | None = None
+        self.headers: Headers = ()
+        self.size = 0
+        self.complete = False
+        self.refused: str | None = None
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take the status and the header lines; they become tuples, because outer middleware changes lists in place."""
+        self.status = int(status)  # a member of `HTTPStatus` is equal to it, and not the same to a driver
+        lines = []
+        for name, value in headers:
+            lines.append((bytes(name), bytes(value)))
+            if name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream"):
+                self.refused = "event_stream_cannot_be_enrolled"
+        self.headers = tuple(lines)
+
+    def body(self, chunk: bytes, *, more: bool) -> None:
+        """Take one more piece of the body, and whether another one follows."""
+        self.size += len(chunk)
+        self.complete = not more
+        if self.refused or not chunk:
+            return
+        if self.size > self._policy.max_spool_bytes:
+            self.refused = "response_too_large"
+            self.close()
+        elif self._spool is None and self.size <= self._policy.max_response_bytes:
+            self._chunks.append(bytes(chunk))
+        else:
+            self._spill().write(chunk)
+
+    @property
+    def kept(self) -> bytes | None:
+        """The body as it will be stored; None if it is over the limit."""
+        if self._spool is not None:
+            return None
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
+    def pieces(self) -> Iterator[bytes]:
+        """A spooled body, piece by piece; one that was small enough to be kept comes as a whole."""
+        if self._spool is None:
+            return
+        self._spool.seek(0)
+        while piece := self._spool.read(PIECE):
+            yield piece
+
+    def close(self) -> None:
+        """Forget the body."""
+        self._chunks.clear()
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
+
+    def _spill(self) -> IO[bytes]:
+        if self._spool is None:
+            self._spool = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the exchange)
+            self._spool.writelines(self._chunks)
+            self._chunks.clear()
+        return self._spool

@@ -30,7 +30,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from oncekey.canonical.digests import frame, raw
-from oncekey.core.choices import InProgress
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fronts import (
     DROP,
@@ -48,10 +47,10 @@ from oncekey.core.fronts import (
     held_of,
 )
 from oncekey.core.model import SECOND, Completed, Effects, Finished, Proceed, Replay
-from oncekey.core.policy import micros
+from oncekey.core.policy import InProgress, micros
 from oncekey.core.rulings import rule_finished, rule_held
+from oncekey.engine.actions import Consult, Interrupted
 from oncekey.engine.admit import Breaker
-from oncekey.engine.effects import Consult, Interrupted
 from oncekey.engine.recent import Answers
 from oncekey.observe.events import Consulted, Found
 
@@ -62,8 +61,8 @@ if TYPE_CHECKING:
     from oncekey.core.migrations import Applied
     from oncekey.core.model import Claim, Duration, Instant, RecordId, Refuse, Settlement, Verdict
     from oncekey.core.policy import Policy
+    from oncekey.engine.actions import FrontConnection, Life
     from oncekey.engine.claiming import ClaimInput
-    from oncekey.engine.effects import Life, Line
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Run
     from oncekey.observe.events import Notify
@@ -155,7 +154,7 @@ class Shelf:
     def __init__(
         self,
         setting: str,
-        line: Line,
+        line: FrontConnection,
         vault: Vault,
         *,
         clock: StoreClock,
@@ -294,8 +293,8 @@ class Holds:
         if now is None:
             return
         # LOCAL in one commit has a lock and no lease, and its BEGIN may not have returned the store's clock.
-        until = now + life if run.entered is not None else min(now + life, lease.lease_until)
-        held = Held(run.claim.fingerprint, now, None if run.entered is not None else lease.lease_until, until)
+        until = now + life if run.one_commit is not None else min(now + life, lease.lease_until)
+        held = Held(run.claim.fingerprint, now, None if run.one_commit is not None else lease.lease_until, until)
         run.held = name = self.shelf.vault.name(HOLD, run.claim.id)
         yield from self.shelf.put(REPLACE, name, held_bytes(held), until - now)
 
@@ -373,11 +372,13 @@ def _finished(run: Run, settlement: Completed, expires_at: Instant) -> Finished:
 class Fronts:
     """All fronts of one installation in one process. `connect` makes the connection to a shared one."""
 
-    def __init__(self, boot: Callable[[], float], connect: Callable[[Front, Breaker], Line] | None = None) -> None:
+    def __init__(
+        self, boot: Callable[[], float], connect: Callable[[Front, Breaker], FrontConnection] | None = None
+    ) -> None:
         self.identity: bytes | None = None
         """The identity of the installation; None until the store was asked: until then no shared front is used."""
         self.notify: Notify | None = None
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, FrontConnection] = {}
         self.moment = boot
         """Seconds from any start, by a clock that goes on while the machine sleeps."""
         self._connect = connect
@@ -402,7 +403,7 @@ class Fronts:
         """The store's clock when the operation that is committed now was admitted; None: unknown."""
         if run.now:
             return run.now
-        if run.entered is not None and run.entered.target.seen is None and run.expires_at is not None:
+        if run.one_commit is not None and run.one_commit.target.seen is None and run.expires_at is not None:
             # The record's expiry contains when it was written, to the second.
             written = run.expires_at - run.claim.ttl
             self._clock.adjust(written, written + SECOND, run.asked_at, self.moment())
@@ -464,7 +465,7 @@ class Fronts:
         line = self._line(front)
         return Shelf(setting, line, vault, clock=self._clock, boot=self.moment, notify=self.notify)
 
-    def _line(self, front: Front) -> Line:
+    def _line(self, front: Front) -> FrontConnection:
         assert self._connect is not None
         # A line connects on first use, so if two threads come here at once, one line is just not used.
         return self.lines.get(front.place) or self.lines.setdefault(front.place, self._connect(front, Breaker()))

@@ -19,7 +19,8 @@ What remains are the ends that are no acknowledged COMMIT of our own record:
   takes the lock again. If another request has stored an answer in between, that one counts (`store_record_only`, L6).
 * COMMIT was sent and not answered: the request takes the lock once more. With the lock, "no record" proves a roll-back;
   without it the first transaction may still be committing (`lost_commit`, P7).
-* Everything else was rolled back: the request reads the record before it answers, and that counts (`after`, L2).
+* Everything else was rolled back: the request reads the record before it answers, and that counts
+  (`answer_of_record`, L2).
 
 Nothing here waits, reads a clock or does I/O: the rules are functions, and the rest are flows.
 """
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Claim, Completed, Deferred, Instant, Parcel, Snapshot
     from oncekey.core.onecommit import Lock, Locked
     from oncekey.core.policy import Policy
-    from oncekey.flow import Flow, Steps
+    from oncekey.flow import Body, Flow
     from oncekey.ports import Inspect, Locks, Outbox, Recalls
 
 LOSSES = 3
@@ -53,11 +54,11 @@ BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
 """Another connection holds the lock. How long it will is not known: there is no row with a lease (L8)."""
 
 NEW = WriteTarget(WriteKind.NEW, None)
-"""The ground of a key without a record, whatever its effects, so that the table need not be asked each time."""
+"""Where the record of a new key is written, whatever its effects, so that the table need not be asked each time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class LockHeld:
     """Execute: we hold the lock, and the finished record has a place. Nothing is written yet."""
 
     proceed: Proceed
@@ -70,14 +71,14 @@ class ClaimFirst:
     """The record that is there is of another kind, and has to be claimed in its own way (L3)."""
 
 
-Entry: TypeAlias = Entered | ClaimFirst | Replay | Refuse
+Entry: TypeAlias = LockHeld | ClaimFirst | Replay | Refuse
 
 
 def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
     """What a request does after lock and read; what the record says counts with or without the lock (L1)."""
     now = look.snapshot.now
     if look.got and look.snapshot.record is None:
-        return Entered(Proceed(Lease.new(claim, now), None, now), NEW, look.begun)
+        return LockHeld(Proceed(Lease.new(claim, now), None, now), NEW, look.begun)
     ruled = ruling_of(look.snapshot, claim, policy)
     if ruled is not None:
         return ruled
@@ -87,20 +88,20 @@ def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
     if target is None:
         return ClaimFirst()
     record = record_as_claimed(claim, target, now)
-    return Entered(Proceed(Lease.of(record), record, now, target.seen), target, look.begun)
+    return LockHeld(Proceed(Lease.of(record), record, now, target.seen), target, look.begun)
 
 
 def store_finished(
     locks: Locks,
     outbox: Outbox | None,
     claim: Claim,
-    entered: Entered,
+    lock_held: LockHeld,
     settlement: Completed | Deferred,
     *,
     parcels: tuple[Parcel, ...] = (),
-) -> Steps[Stored | None]:
+) -> Body[Stored | None]:
     """Write the finished record and the handler's parcels, as the last statements of the business transaction."""
-    stored_now = yield from locks.completing(claim, entered.target, settlement, entered.begun)
+    stored_now = yield from locks.completing(claim, lock_held.target, settlement, lock_held.begun)
     if stored_now is not None and parcels:
         if outbox is None:
             raise ConfigurationError(NO_OUTBOX)
@@ -108,7 +109,7 @@ def store_finished(
     return stored_now
 
 
-def after(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
+def answer_of_record(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
     """What the record says to a request that did not commit one itself (L2). None: nothing, the key is free."""
     return ruling_of((yield from records.find(claim.id)), claim, policy)
 
@@ -121,7 +122,7 @@ def stored(records: Recalls, claim: Claim, policy: Policy) -> Flow[Replay | Refu
 
 def peek(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
     """The answer for a request that waits, without taking the lock (L8). None: the key is free, so try to lock."""
-    ruled = yield from after(records, claim, policy)
+    ruled = yield from answer_of_record(records, claim, policy)
     if ruled is not None:
         return ruled
     holder = yield from locks.holder(lock)
@@ -156,12 +157,12 @@ def store_record_only(
 ) -> Flow[Stored | Replay | Refuse]:
     """Store the record alone, after the business was rolled back (L6); an answer stored in between counts first."""
 
-    def body() -> Steps[Stored | Replay | Refuse]:
+    def body() -> Body[Stored | Replay | Refuse]:
         # This request came first, so a request that came between its two transactions does not make the key another's.
         look = replace((yield from locks.locking(lock, claim)), other=False)
         entry = enter(look, claim, policy)
         match entry:
-            case Entered(_, target, begun):
+            case LockHeld(_, target, begun):
                 return (yield from locks.completing(claim, target, settlement, begun)) or BUSY
             case Replay() | Refuse():
                 return entry

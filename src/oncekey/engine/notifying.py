@@ -5,102 +5,74 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, assert_never
 
+from oncekey.core import model
 from oncekey.core.errors import StoreBusyError, StoreError
-from oncekey.core.model import (
-    Bypass,
-    Completed,
-    Deferred,
-    Discarded,
-    Doubtful,
-    HandedBack,
-    Proceed,
-    Refuse,
-    Replay,
-    Retryable,
-    State,
-)
 from oncekey.core.transitions import Actor
-from oncekey.observe.events import (
-    About,
-    Bypassed,
-    Doubted,
-    How,
-    Operated,
-    Refused,
-    Replayed,
-    Reserved,
-    Resolved,
-    Settled,
-    Stepped,
-    StoreFailed,
-    Swept,
-    Unsettled,
-)
+from oncekey.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncekey.core.audit import Mover
-    from oncekey.core.model import Claim, EntryKind, Instant, Record, Settlement, Verdict
     from oncekey.core.operate import Moved
-    from oncekey.core.transitions import Trigger
-    from oncekey.observe.events import Event, Notify
+    from oncekey.core.transitions import Mover, Trigger
 
 
-def how_of(met: Record | None, record: Record) -> How:
+def how_of(met: model.Record | None, record: model.Record) -> events.How:
     """How a request came to own `record`, by the record that it found under its key."""
     if met is None or met.incarnation != record.incarnation:
-        return How.NEW  # an expired record begins another incarnation
-    return How.TAKEN_OVER if met.state is State.IN_PROGRESS else How.RETRIED
+        return events.How.NEW  # an expired record begins another incarnation
+    return events.How.TAKEN_OVER if met.state is model.State.IN_PROGRESS else events.How.RETRIED
 
 
-def state_after(settlement: Settlement) -> State | None:
+def state_after(settlement: model.Settlement) -> model.State | None:
     """The state in which a written settlement leaves its record."""
     match settlement:
-        case Completed():
-            return State.COMPLETED
-        case Retryable() | HandedBack():
-            return State.FAILED_RETRYABLE
-        case Doubtful():
-            return State.UNKNOWN
-        case Deferred():
-            return State.PENDING
-        case Discarded():
+        case model.Completed():
+            return model.State.COMPLETED
+        case model.Retryable() | model.HandedBack():
+            return model.State.FAILED_RETRYABLE
+        case model.Doubtful():
+            return model.State.UNKNOWN
+        case model.Deferred():
+            return model.State.PENDING
+        case model.Discarded():
             return None
         case _:
             assert_never(settlement)
 
 
-def of_sweep(seen: Record, to: State, by: Actor, now: Instant | None, why: str) -> Iterator[Event]:
+def of_sweep(
+    seen: model.Record, to: model.State, by: Actor, now: model.Instant | None, why: str
+) -> Iterator[events.Event]:
     """The events of a stale record that the sweeper or a request moved."""
-    about = About.of(seen)
+    about = events.About.of(seen)
     late = None if now is None or seen.lease_until is None else max(0, now - seen.lease_until)
-    yield Swept(about, to, by, late)
-    if to is State.UNKNOWN:
-        yield Doubted(about, why, by)
+    yield events.Swept(about, to, by, late)
+    if to is model.State.UNKNOWN:
+        yield events.Doubted(about, why, by)
 
 
-def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[Event]:
+def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[events.Event]:
     """The events of a move that an operator, a resolver or a webhook made."""
     seen, to = moved.move.seen, moved.move.row.to
-    about = About.of(seen)
+    about = events.About.of(seen)
     if mover.actor is Actor.OPERATOR:
-        yield Operated(about, trigger, to, mover.who)
-    if seen.state is State.IN_PROGRESS and to is not None:  # taken from an owner that let its lease run out
+        yield events.Operated(about, trigger, to, mover.who)
+    if seen.state is model.State.IN_PROGRESS and to is not None:  # taken from an owner that let its lease run out
         yield from of_sweep(seen, to, mover.actor, moved.snapshot.now, moved.move.last_error or "")
-    if seen.state is State.UNKNOWN and to is not State.UNKNOWN:
-        yield Resolved(about, to, mover.actor, max(0, moved.snapshot.now - seen.last_run_at))
+    if seen.state is model.State.UNKNOWN and to is not model.State.UNKNOWN:
+        yield events.Resolved(about, to, mover.actor, max(0, moved.snapshot.now - seen.last_run_at))
 
 
-def notify_failure(notify: Notify | None, where: str, error: Exception) -> None:
+def notify_failure(notify: events.Notify | None, where: str, error: Exception) -> None:
     """Report that the store failed. A store that is only busy did not fail, and does not count for the breaker."""
     if notify is not None and not isinstance(error, StoreBusyError):
-        notify(StoreFailed(where, type(error).__name__))
+        notify(events.StoreFailed(where, type(error).__name__))
 
 
-def notify_replay(notify: Notify, verdict: Replay, seconds: float) -> None:
+def notify_replay(notify: events.Notify, verdict: model.Replay, seconds: float) -> None:
     """Report a replay that was given before anything was claimed."""
-    notify(Replayed(About.of(verdict.record), seconds))
+    notify(events.Replayed(events.About.of(verdict.record), seconds))
 
 
 class Notifier:
@@ -108,39 +80,39 @@ class Notifier:
 
     __slots__ = ("_about", "_began", "_clock", "_context", "_ended", "_entered", "_observed", "_resumed", "_written")
 
-    def __init__(self, notify: Notify, claim: Claim, clock: Callable[[], float], *, resumed: bool) -> None:
+    def __init__(self, notify: events.Notify, claim: model.Claim, clock: Callable[[], float], *, resumed: bool) -> None:
         self._observed = notify
         # A handler may end in another task or thread; its events still belong to its request.
         self._context = copy_context()
         self._written = False
-        self._about = About.of(claim)
+        self._about = events.About.of(claim)
         self._clock = clock
         self._resumed = resumed
         self._began = self._entered = self._ended = clock()
 
-    def admitted(self, verdict: Verdict) -> None:
+    def admitted(self, verdict: model.Verdict) -> None:
         """Report the verdict. That a completer was refused because it came too late is not reported."""
         self._entered = self._clock()
         seconds = self._entered - self._began
         match verdict:
-            case Proceed(record=record, now=now, met=met):
-                how = How.NEW
+            case model.Proceed(record=record, now=now, met=met):
+                how = events.How.NEW
                 if record is not None:
-                    self._about = About.of(record)  # the record may be older than this request
+                    self._about = events.About.of(record)  # the record may be older than this request
                     how = how_of(met, record)
-                after = None if met is None or how is How.NEW else max(0, now - met.last_run_at)
-                self._notify(Reserved(self._about, how, seconds, self._resumed, after))
+                after = None if met is None or how is events.How.NEW else max(0, now - met.last_run_at)
+                self._notify(events.Reserved(self._about, how, seconds, self._resumed, after))
             case _ if self._resumed:
                 return
-            case Replay(record=record):
-                self._notify(Replayed(About.of(record), seconds))
-            case Refuse(code=code, record=record, met=met):
+            case model.Replay(record=record):
+                self._notify(events.Replayed(events.About.of(record), seconds))
+            case model.Refuse(code=code, record=record, met=met):
                 if met is not None and record is not None:
                     for event in of_sweep(met, record.state, Actor.REQUESTER, None, record.last_error or ""):
                         self._notify(event)
-                self._notify(Refused(self._about, code, seconds))
-            case Bypass():
-                self._notify(Bypassed(self._about))
+                self._notify(events.Refused(self._about, code, seconds))
+            case model.Bypass():
+                self._notify(events.Bypassed(self._about))
             case _:
                 assert_never(verdict)
 
@@ -148,31 +120,33 @@ class Notifier:
         """Note that the handler has ended: from now on it is settled."""
         self._ended = self._clock()
 
-    def settled(self, settlement: Settlement) -> None:
+    def settled(self, settlement: model.Settlement) -> None:
         """Report the committed settlement; after an interruption it may have been written twice."""
         if self._written:
             return
         self._written = True
         now = self._clock()
-        outcome = settlement.outcome if isinstance(settlement, Completed) else None
+        outcome = settlement.outcome if isinstance(settlement, model.Completed) else None
         to = state_after(settlement)
         ran = max(0.0, self._ended - self._entered)
-        self._notify(Settled(self._about, to, outcome, ran, now - max(self._ended, self._entered)))
-        if isinstance(settlement, Doubtful):
-            self._notify(Doubted(self._about, settlement.last_error, Actor.OWNER))
+        self._notify(events.Settled(self._about, to, outcome, ran, now - max(self._ended, self._entered)))
+        if isinstance(settlement, model.Doubtful):
+            self._notify(events.Doubted(self._about, settlement.last_error, Actor.OWNER))
 
     def over(self) -> None:
         """Report the answer. Without a settlement of ours it is the record's answer, or that the outcome is unknown."""
         if not self._written:
             ran = max(0.0, self._ended - self._entered)
-            self._notify(Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
+            self._notify(events.Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
 
-    def stepped(self, name: str, kind: EntryKind, since: float, *, recalled: bool, error: BaseException | None) -> None:
+    def stepped(
+        self, name: str, kind: model.EntryKind, since: float, *, recalled: bool, error: BaseException | None
+    ) -> None:
         """Report a step that was taken, or failed."""
         if isinstance(error, StoreError):
             self.failed(kind.value, error)
         what = None if error is None else type(error).__name__
-        self._notify(Stepped(self._about, name, kind, self._clock() - since, recalled, what))
+        self._notify(events.Stepped(self._about, name, kind, self._clock() - since, recalled, what))
 
     def now(self) -> float:
         """The clock that measures steps."""
@@ -182,7 +156,7 @@ class Notifier:
         """Report that the store failed."""
         notify_failure(self._notify, where, error)
 
-    def _notify(self, event: Event) -> None:
+    def _notify(self, event: events.Event) -> None:
         try:
             self._context.run(self._observed, event)
         except RuntimeError:  # the thread of an abandoned handler reports at this very moment

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oncekey.core.audit import Note
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, Completed, Outcome, ParcelKind, State, StoredResponse
@@ -14,7 +13,7 @@ from oncekey.core.operate import Forbidden, Move, Moved, Order, decide, trigger_
 from oncekey.core.policy import Policy
 from oncekey.core.problems import render
 from oncekey.core.rulings import Situation, situate
-from oncekey.core.transitions import Trigger
+from oncekey.core.transitions import Note, Trigger
 from oncekey.engine.notifying import of_move
 from oncekey.flow import Mode, Transaction
 from oncekey.observe.events import About, Operated
@@ -22,14 +21,13 @@ from oncekey.observe.events import About, Operated
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from oncekey.core.audit import Mover
     from oncekey.core.model import DeadLetter, Record, RecordId, Snapshot
     from oncekey.core.operate import OperatorCommand, ParcelLocation
     from oncekey.core.resolution import Evidence
+    from oncekey.core.transitions import Mover
     from oncekey.flow import Flow
     from oncekey.observe.events import Notify
-    from oncekey.ops.stats import Roll
-    from oncekey.ops.survey import Tally
+    from oncekey.ops.stats import Roll, Tally
     from oncekey.ports import Operate, Outbox, Store, Survey
 
 NOT_HERE = "this store has nothing for operators to work with: `oncekey stores` says which have"

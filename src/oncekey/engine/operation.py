@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar
 
-    from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import PhasedRun
-    from oncekey.engine.run import Run
+    from oncekey.engine.run import Parcels, Run
     from oncekey.engine.steps import Stepping
 
     Conn = TypeVar("Conn", default=Any)

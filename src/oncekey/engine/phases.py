@@ -39,7 +39,7 @@ from oncekey.core.model import Announcement, EntryKind, MemoEntry
 from oncekey.core.policy import micros
 from oncekey.core.results import fitted, plain_of
 from oncekey.core.settle import DIVERGED, Progress
-from oncekey.engine.effects import Interrupted
+from oncekey.engine.actions import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,7 +173,7 @@ class PhasedRun:
         return (*self.script.memo, entry)
 
     def remember(self, entry: MemoEntry) -> None:
-        """Take a value; it is written with the next step, before which it cannot have had an effect."""
+        """Take a value; it is written with the next step, before which it cannot have had an action."""
         self.script.learn(entry)
 
     def written(self, memo: tuple[MemoEntry, ...], snapshot: Snapshot | None) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim, Duration, Finished, Instant, Record, RecordId, Refuse, Replay
     from oncekey.core.policy import Policy
+    from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
-    from oncekey.engine.effects import Life
     from oncekey.observe.events import Notify
 
 MOST_HINTS: Final = 10_000

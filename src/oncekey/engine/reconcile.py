@@ -1,37 +1,55 @@
-"""Settling unknown outcomes: resolvers, webhooks and operators make the same move, and the first one wins (U2, U3)."""
+"""Settling unknown outcomes: resolvers, webhooks and operators make the same move, and the first one wins (U2, U3).
+
+An owner whose write is refused leaves evidence as well: what it executed is not the record's answer, and must not be
+lost. Its evidence settles the record if that is unknown or becomes so, and never overwrites. It is best effort: if the
+store is down it is lost, and the alarm in the log remains.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from oncekey.canonical.digests import downstream_key
-from oncekey.core.audit import Note
-from oncekey.core.errors import ConfigurationError
-from oncekey.core.memo import check_text
-from oncekey.core.model import Effects, Outcome, State
+from oncekey.core.errors import ConfigurationError, ResultNotStorableError, StoreError
+from oncekey.core.keys import key_digest
+from oncekey.core.memo import FINISHED, check_text, decode, is_rejection
+from oncekey.core.model import Completed, Effects, Outcome, State
 from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
-from oncekey.core.resolution import Executed, NotExecuted, Rejected, Undecided, Verdict, is_about, known_outcome
+from oncekey.core.resolution import (
+    CallReport,
+    Executed,
+    NotExecuted,
+    Rejected,
+    Undecided,
+    Verdict,
+    is_about,
+    known_outcome,
+)
+from oncekey.core.transitions import Note
 from oncekey.engine.notifying import of_move
 from oncekey.engine.operate import NOT_HERE, operations_of
 from oncekey.observe.events import About, Contradicted
-from oncekey.resolvers import answered, command_of, from_text, question_of
+from oncekey.resolvers import answered, command_of, from_text, question_of, to_text
+from oncekey.topics import Reply
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from oncekey.core.audit import Mover
-    from oncekey.core.model import Record, RecordId, Snapshot
+    from oncekey.core.model import Lease, MemoEntry, Record, RecordId, Settlement, Snapshot
     from oncekey.core.operate import Move, OperatorCommand, ParcelLocation
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import CallReport, Evidence, Resolution
+    from oncekey.core.transitions import Mover
     from oncekey.flow import Flow
     from oncekey.observe.events import Notify
     from oncekey.ports import Reconcile, Store
     from oncekey.resolvers import Resolvers
+
 
 MOST_INLINE = 1000
 """How many unknown INLINE records a webhook is compared with: they announce no calls that could be looked up."""
@@ -245,3 +263,59 @@ def _target(store: Store, report: CallReport, inline: Mapping[str, str]) -> Flow
             if downstream_key(record.seed, phase) == report.downstream_key:
                 return EvidenceTarget(record.id, record.incarnation, phase, report.downstream_key)
     return None
+
+
+log = logging.getLogger("oncekey")
+
+SOURCE: Final = "owner"
+ALARM: Final = "oncekey: %s was executed by an owner that had lost its key; its result was not stored (digest %s)"
+
+
+def keep_refused_result(store: Store, lease: Lease, seed: bytes, entry: MemoEntry, policy: Policy) -> Flow[None]:
+    """Keep the result of an announced call whose record refused it."""
+    log.error(ALARM, entry.name, key_digest(lease.id.key))
+    value = decode(entry.result)
+    resolution = Rejected(value) if is_rejection(entry) else Executed(value)
+    target = EvidenceTarget(lease.id, lease.incarnation, entry.name, downstream_key(seed, entry.name))
+    yield from _kept(store, lease, target, resolution, policy)
+
+
+def keep_refused_answer(store: Store, lease: Lease, settlement: Settlement, policy: Policy) -> Flow[None]:
+    """Keep the answer of an INLINE handler whose record refused it; other effects need no such evidence.
+
+    The refusal rolled back what LOCAL did, and PHASED has stored each step.
+    """
+    if lease.effects is not Effects.INLINE or not isinstance(settlement, Completed):
+        return
+    if settlement.outcome is not Outcome.SUCCESS:
+        return
+    log.error(ALARM, "the request", key_digest(lease.id.key))
+    # INLINE announced no call, so the evidence is filed under the incarnation, which is no provider's key.
+    target = EvidenceTarget(lease.id, lease.incarnation, FINISHED, str(lease.incarnation))
+    yield from _kept(store, lease, target, Executed(_reply(settlement, policy)), policy)
+
+
+def _reply(settlement: Completed, policy: Policy) -> Reply:
+    """The answer as evidence, without a body that is larger than a call's result may be."""
+    response = settlement.response
+    body = response.body if response.body is not None and len(response.body) <= policy.max_result_bytes else None
+    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)
+    return Reply(response.status, body, headers)
+
+
+def _kept(
+    store: Store, lease: Lease, target: EvidenceTarget, resolution: Executed | Rejected, policy: Policy
+) -> Flow[None]:
+    port = store.reconcile
+    if port is None:
+        return
+    try:
+        # The same step of the same owner is the same event, however often its result is refused.
+        event = f"{lease.incarnation}/{lease.fence}/{target.phase}"
+        report = CallReport(SOURCE, event, to_text(resolution, policy), downstream_key=target.downstream_key)
+        evidence, _ = yield from port.add(report)
+        if evidence.verdict is None and (verdict := (yield from compared(store, target, resolution))) is not None:
+            yield from port.store_verdict(evidence, verdict)
+    except (StoreError, ResultNotStorableError) as error:
+        digest = key_digest(lease.id.key)
+        log.error("oncekey: the evidence of it could not be kept (%s, digest %s)", type(error).__name__, digest)

@@ -9,17 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 from uuid import uuid5
 
-from oncekey.core.audit import Mover, Note
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
-from oncekey.core.rulings import LOCK_EXPIRED, ClaimAgain, Doubt, Supersede, TakeOver, answer_from, rule
-from oncekey.core.transitions import Actor, Row, Trigger, find_row
+from oncekey.core.rulings import LEASE_RAN_OUT, ClaimAgain, Doubt, Supersede, TakeOver, answer_from, rule
+from oncekey.core.transitions import Actor, Mover, Note, Row, Trigger, find_row
 
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Duration, Instant, Parcel, Record, Settled, Settlement, Snapshot, Verdict
     from oncekey.core.policy import Policy
-    from oncekey.flow import Flow, Steps
+    from oncekey.flow import Body, Flow
     from oncekey.ports import Records, Store
 
 ROUNDS = 8
@@ -109,7 +108,7 @@ def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
 
 
 def _taken(seen: Record, claim: Claim, policy: Policy, actor: Actor = Actor.REQUESTER) -> Note | None:
-    return _note(seen, State.IN_PROGRESS, Trigger.TAKE_OVER, claim, policy, seen.last_error or LOCK_EXPIRED, actor)
+    return _note(seen, State.IN_PROGRESS, Trigger.TAKE_OVER, claim, policy, seen.last_error or LEASE_RAN_OUT, actor)
 
 
 def _note(  # noqa: PLR0917  (a line of the audit reads by position)
@@ -135,7 +134,7 @@ def settle(records: Records, lease: Lease, settlement: Settlement) -> Flow[Settl
     return (yield from records.settle(lease, settlement))
 
 
-def settling(store: Store, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...]) -> Steps[Settled]:
+def settling(store: Store, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...]) -> Body[Settled]:
     """Settle inside the business transaction, with the handler's parcels; if it is refused, no parcel is written."""
     settled = yield from store.settling(lease, settlement)
     if settled.ours and parcels:

@@ -1,27 +1,35 @@
-"""The state of one operation during its life, and what all operations of one installation share."""
+"""The state of one operation during its life, its parcels, and what all operations of one installation share."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+from uuid import uuid5
 
-from oncekey.core.model import Effects
+from oncekey.canonical.digests import downstream_key
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.memo import LONGEST_NAME
+from oncekey.core.model import Effects, Parcel, ParcelKind
+from oncekey.core.policy import micros
 from oncekey.engine.notifying import Notifier
-from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import PhasedRun
 from oncekey.engine.recent import Hints
+from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncekey.core.model import Claim, Instant, Lease, Proceed, Record, Refuse
+    from oncekey.core.model import Claim, Instant, Lease, MemoEntry, Proceed, Record, Refuse, Snapshot
     from oncekey.core.onecommit import Lock
     from oncekey.core.policy import Policy
+    from oncekey.engine.actions import Life, Pulse, Tx
     from oncekey.engine.admit import Breaker
-    from oncekey.engine.effects import Life, Pulse, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.fronts import Beside, Fronts
-    from oncekey.engine.local import Entered
+    from oncekey.engine.local import LockHeld
+    from oncekey.engine.phases import PhasedRun
+    from oncekey.flow import Body
     from oncekey.observe.events import Notify
     from oncekey.ports import Store
 
@@ -74,7 +82,6 @@ class Run:
         "claim",
         "claiming",
         "enrolment",
-        "entered",
         "expires_at",
         "front",
         "held",
@@ -83,6 +90,7 @@ class Run:
         "limits",
         "notifier",
         "now",
+        "one_commit",
         "parcels",
         "phased_run",
         "policy",
@@ -128,7 +136,7 @@ class Run:
         """The transaction that a dependency used is rolled back: the handler cannot write through it any more."""
         self.claiming = False
         """A claim was sent: if the request is interrupted now, it may have been made."""
-        self.entered: Entered | None = None
+        self.one_commit: LockHeld | None = None
         """Set for LOCAL in one commit. None: the record was claimed first."""
         self.lease: Lease | None = None
         self.record: Record | None = None
@@ -169,7 +177,7 @@ class Run:
         record = verdict.record
         self.lease = lease = verdict.lease
         self.record, self.now = record, verdict.now
-        if self.entered is None:
+        if self.one_commit is None:
             self.expires_at = lease.expires_at
         if record is None:
             self.parcels = Parcels(lease, self.seed)
@@ -185,3 +193,96 @@ class Run:
     def lost(self) -> bool:
         """Whether another owner has the key by now."""
         return self.pulse is not None and self.pulse.lost
+
+
+LONGEST_TOPIC: Final = LONGEST_NAME
+"""A deferred call is the one step of its record, and has its topic's name."""
+DEFERRED_TWICE: Final = "op.defer was called twice: one parcel is the request's own call, use op.emit for others"
+
+
+class Parcels:
+    """The parcels of one operation. Their ids and downstream keys are derived, so that every attempt makes the same."""
+
+    __slots__ = ("_lease", "_made", "_seed", "deferred", "emitted", "used")
+
+    def __init__(self, lease: Lease, seed: bytes) -> None:
+        self._lease = lease
+        self._seed = seed
+        self._made = 0
+        self.deferred: tuple[Parcel, ...] = ()
+        self.emitted: tuple[Parcel, ...] = ()
+        self.used = False
+        """Whether there ever was a parcel: then the relay is woken."""
+
+    def emit(self, topic: str, payload: object, order_by: str | None, phase: str = "") -> None:
+        """Add a message to others."""
+        self.emitted += (self._parcel(ParcelKind.EMIT, topic, payload, order_by, phase),)
+
+    def defer(self, topic: str, payload: object) -> None:
+        """Add the request's own call."""
+        if self.deferred:
+            raise ConfigurationError(DEFERRED_TWICE)
+        self.deferred = (self._parcel(ParcelKind.DEFER, topic, payload, None, ""),)
+
+    def take(self) -> tuple[Parcel, ...]:
+        """The parcels since the last call of `take`: each phase writes its own, and numbers them from the beginning.
+
+        So a parcel is the same whether its phase ran after the others or was resumed alone.
+        """
+        taken, self.emitted, self._made = self.emitted, (), 0
+        return taken
+
+    def _parcel(self, kind: ParcelKind, topic: str, payload: object, order_by: str | None, phase: str) -> Parcel:
+        if not topic or len(topic) > LONGEST_TOPIC or not topic.isprintable():
+            raise ConfigurationError(f"a topic has 1 to {LONGEST_TOPIC} characters, all of them printable")
+        if order_by is not None and not _is_storable(order_by):
+            raise ConfigurationError("order_by is text without NUL and without half a surrogate pair")
+        position, self.used = self._made, True
+        self._made += 1
+        name = f"{kind}/{phase}/{position}/{topic}"
+        return Parcel(
+            id=uuid5(self._lease.incarnation, name),
+            kind=kind,
+            record_id=self._lease.id,
+            incarnation=self._lease.incarnation,
+            topic=topic,
+            payload=_json(payload),
+            # The request's own call has its topic's name, wherever in the handler it was deferred.
+            downstream_key=downstream_key(self._seed, topic if kind is ParcelKind.DEFER else name),
+            position=position,
+            order_by=order_by,
+        )
+
+
+def _json(payload: object) -> str:
+    try:
+        text = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"a parcel's payload is plain JSON: {error}") from None
+    if not _is_storable(text):
+        raise ConfigurationError("a parcel's payload has a string with half of a surrogate pair, which is not Unicode")
+    return text
+
+
+def _is_storable(text: str) -> bool:
+    """Whether every store can keep it: PostgreSQL's text has no NUL, and UTF-8 has no lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def checkpointing(
+    store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]
+) -> Body[Snapshot | None]:
+    """Write a finished phase and its parcels, as the last statements of its transaction. None: not ours."""
+    snapshot = yield from store.phases.checkpointing(
+        phased_run.lease, phased_run.stored, memo, micros(phased_run.policy.lease)
+    )
+    taken = parcels.take()
+    if snapshot is not None and taken:
+        if store.outbox is None:
+            raise ConfigurationError(NO_OUTBOX)
+        yield from store.outbox.putting(taken)
+    return snapshot

@@ -45,7 +45,7 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.operate import Forbidden, Move, Moved
 from oncekey.core.resolution import CallReport
-from oncekey.ops.survey import ParcelView
+from oncekey.ops.stats import ParcelView
 from oncekey.sealing import CannotOpenError
 
 if TYPE_CHECKING:

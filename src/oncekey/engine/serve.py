@@ -2,19 +2,20 @@
 
     admit    the right to execute, or the answer instead: limits, the breaker, then the lock (LOCAL in one commit)
              or the claim; in wait mode again and again, holding nothing meanwhile
-    Invoke   the adapter's turn: it runs a handler, a function or an upstream, and decides what its end means, once
-             that end is complete; the flow stops here, and any task or thread may resume it
+    Invoke   the adapter's turn: it runs the handler, a function or an upstream, and resumes with what
+             `engine.deciding` says its end means, once that end is complete; the flow stops here, and any task or
+             thread may resume it
     settle   the decision is stored: in one commit with the handler's rows, or without them; after a COMMIT without
              a reply the record is asked
     answer   None: the record has the handler's outcome, so the handler's own bytes are sent. An `Answer` replaces them.
 
-Three rules hold everywhere below. The answer is sent after the settlement, never before. What is open has one part that
-ends it: a runtime that fails in `Begin` leaves nothing open, and a flow that got a transaction commits it or rolls it
-back. And an `Interrupted` is thrown in at most once: before the handler the flow cleans up and raises it again; from
-the settlement on the flow goes on to its answer, because what was executed has to be stored.
+Three rules hold everywhere below. The answer is sent after the settlement, never before. Every open transaction has one
+owner that ends it: a runtime that fails in `Begin` leaves nothing open, and a flow that got a transaction commits it or
+rolls it back. And an `Interrupted` is thrown in at most once: before the handler the flow cleans up and raises it
+again; from the settlement on the flow goes on to its answer, because what was executed has to be stored.
 
 A flow that stopped at `Invoke` owns its claim and its transaction. So every path out of an adapter resumes it, with
-`NOT_CALLED` if the handler was never called; `abandon` is for errors inside oncekey itself.
+`NOT_CALLED` if the handler was never called; `end_after_bug` is for errors inside oncekey itself.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from oncekey.core.model import UNAVAILABLE, Bypass, Effects, Lease, Proceed, Rec
 from oncekey.core.policy import micros
 from oncekey.core.settle import NOT_CALLED, Business, Decision
 from oncekey.engine import request
+from oncekey.engine.actions import INVOKE, Beat, Begin, Commit, Flush, Interrupted, Keep, Rollback
 from oncekey.engine.admit import admit
 from oncekey.engine.deciding import answer_to, refused
-from oncekey.engine.effects import INVOKE, Beat, Begin, Commit, Flush, Interrupted, Keep, Rollback
-from oncekey.engine.parcels import Parcels
 from oncekey.engine.request import NO_OUTBOX
+from oncekey.engine.run import Parcels
 from oncekey.engine.settle import settle
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Claim
-    from oncekey.engine.effects import Drop, Life, Tx
+    from oncekey.engine.actions import Drop, Life, Tx
     from oncekey.engine.run import Run, Site
-    from oncekey.flow import Steps
+    from oncekey.flow import Body
 
 
 def serve(run: Run) -> Life[Answer | Bypass | None]:
@@ -50,7 +51,7 @@ def serve(run: Run) -> Life[Answer | Bypass | None]:
         run.notifier.admitted(verdict)
     if type(verdict) is not Proceed:
         return verdict if isinstance(verdict, Bypass) else answer_to(run, verdict)
-    if run.entered is None:
+    if run.one_commit is None:
         try:
             yield from _prepare(run)
         except StoreError as error:
@@ -79,7 +80,7 @@ def _prepare(run: Run) -> Life[None]:
         run.tx, _ = yield Begin(blocking=run.enrolment.blocking)
 
 
-def abandon(run: Run, life: Life[Any], *, entered: bool) -> Life[None]:
+def end_after_bug(run: Run, life: Life[Any], *, entered: bool) -> Life[None]:
     """End a life after an error inside oncekey; `entered` is whether the handler was called.
 
     If it was not, the claim is taken back. If it was, what its end means is not decided: the lease runs out, and the
@@ -129,7 +130,7 @@ def serve_unkeyed(run: Unkeyed) -> Life[None]:
         run.site.wake()
 
 
-def _put(run: Unkeyed) -> Steps[Keep | Drop]:
+def _put(run: Unkeyed) -> Body[Keep | Drop]:
     if run.parcels.emitted:
         outbox = run.site.store.outbox
         if outbox is None:

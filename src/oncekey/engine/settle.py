@@ -27,8 +27,8 @@
 * **The store is down**: the settlement is repeated beside the request, for as long as the policy's `deadline`, also
   after the lease: until another owner has the record, the first one knows best what happened.
 
-LOCAL in one commit (`run.go` is set) has written nothing before its COMMIT: there is no claim to take back, and what is
-not committed did not happen. Everywhere else the record was claimed first, and a settlement proves its lease.
+LOCAL in one commit (`run.one_commit` is set) has written nothing before its COMMIT: there is no claim to take back, and
+what is not committed did not happen. Everywhere else the record was claimed first, and a settlement proves its lease.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from oncekey.core.onecommit import Stored
 from oncekey.core.resolution import Call as RememberedCall
 from oncekey.core.rulings import answer_from
 from oncekey.core.settle import Business
-from oncekey.engine import late_evidence, local, request
+from oncekey.engine import local, reconcile, request
+from oncekey.engine.actions import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
 from oncekey.engine.deciding import answer_to, fields_of, in_doubt, refused
-from oncekey.engine.effects import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,10 +74,10 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Lease, Parcel, Settlement
     from oncekey.core.settle import Decision
-    from oncekey.engine.effects import Life, Tx
-    from oncekey.engine.local import Entered
+    from oncekey.engine.actions import Life, Tx
+    from oncekey.engine.local import LockHeld
     from oncekey.engine.run import Run
-    from oncekey.flow import Flow, Steps
+    from oncekey.flow import Body, Flow
 
 T = TypeVar("T")
 log = logging.getLogger("oncekey")
@@ -94,7 +94,7 @@ UNKNOWN: Final = "oncekey: the outcome of %(operation)s is unknown: %(why)s (dig
 
 
 def settle(run: Run, decision: Decision) -> Life[Answer | None]:
-    """Store the decision. After an interruption a COMMIT is asked after, and everything else is written once more."""
+    """Store the decision; after an interruption it reads whether the COMMIT happened, or writes all else once more."""
     if run.pulse is not None:
         run.pulse.stop()
     tx, settlement = run.tx, decision.settlement
@@ -120,7 +120,7 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
         yield from run.front.settled(run, settlement if answer is None else None)
     if run.parcels.used:
         run.site.wake()
-    if answer is None and run.entered is None:
+    if answer is None and run.one_commit is None:
         yield from _remember(run, settlement)
     if run.notifier is not None:
         run.notifier.over()
@@ -129,10 +129,12 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
 
 def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
     """Commit the handler's rows and the settlement at once; a settlement that is refused rolls both back."""
-    entered = run.entered
+    one_commit = run.one_commit
     try:
         ended: Keep | Drop = yield (
-            Commit(tx, _claimed_last(run, settlement)) if entered is None else _one_commit(run, tx, entered, settlement)
+            Commit(tx, _claimed_last(run, settlement))
+            if one_commit is None
+            else _one_commit(run, tx, one_commit, settlement)
         )
     except (TransactionControlError, RolledBackError) as error:
         yield Rollback(tx)
@@ -146,36 +148,40 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
         _failed(run, error)
         yield Rollback(tx)
         log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
-        answer = yield from (_record_only(run, Retryable(COMMIT_FAILED)) if entered is None else _after(run))
+        answer = yield from (
+            _settle_claimed_alone(run, Retryable(COMMIT_FAILED)) if one_commit is None else _answer_of_record(run)
+        )
         return answer or refused(run, UNAVAILABLE)
     if type(ended) is Keep:
-        _noted(run, ended.value, settlement)
+        _note_stored(run, ended.value, settlement)
         return None
-    if entered is None:
+    if one_commit is None:
         return _record_says(run, ended.value)
     log.warning("oncekey: another owner stored an answer first (digest %s)", _digest(run))
-    return (yield from _after(run)) or refused(run, local.BUSY)
+    return (yield from _answer_of_record(run)) or refused(run, local.BUSY)
 
 
-def _one_commit(run: Run, tx: Tx, entered: Entered, settlement: Settlement) -> Commit:
+def _one_commit(run: Run, tx: Tx, one_commit: LockHeld, settlement: Settlement) -> Commit:
     """The finished record and COMMIT: in one message if the driver can and there are no parcels to write."""
     assert isinstance(settlement, Completed | Deferred)
     locks, parcels = run.store.locks, run.parcels.emitted
     assert locks is not None
-    fold = None if parcels else locks.completing_at_commit(run.claim, entered.target, settlement, entered.begun)
-    return Commit(tx, _finished_last(run, entered, settlement, parcels), fold)
+    fold = None if parcels else locks.completing_at_commit(run.claim, one_commit.target, settlement, one_commit.begun)
+    return Commit(tx, _finished_last(run, one_commit, settlement, parcels), fold)
 
 
 def _finished_last(
-    run: Run, entered: Entered, settlement: Completed | Deferred, parcels: tuple[Parcel, ...]
-) -> Steps[Keep | Drop]:
+    run: Run, one_commit: LockHeld, settlement: Completed | Deferred, parcels: tuple[Parcel, ...]
+) -> Body[Keep | Drop]:
     locks = run.store.locks
     assert locks is not None
-    stored = yield from local.store_finished(locks, run.store.outbox, run.claim, entered, settlement, parcels=parcels)
+    stored = yield from local.store_finished(
+        locks, run.store.outbox, run.claim, one_commit, settlement, parcels=parcels
+    )
     return Drop() if stored is None else Keep(stored)
 
 
-def _claimed_last(run: Run, settlement: Settlement) -> Steps[Keep | Drop]:
+def _claimed_last(run: Run, settlement: Settlement) -> Body[Keep | Drop]:
     assert run.lease is not None
     settled = yield from request.settling(run.store, run.lease, settlement, run.parcels.emitted)
     return Keep(settled) if settled.ours else Drop(settled)
@@ -186,22 +192,24 @@ def _without_rows(run: Run, settlement: Settlement, error: Exception) -> Life[An
     if isinstance(settlement, Completed) and settlement.outcome is Outcome.FAILURE:
         return (yield from _apart(run, settlement))
     log.error(NO_ROWS, _digest(run), error)
-    answer = yield from (_record_only(run, Retryable(ROLLED_BACK)) if run.entered is None else _after(run))
+    answer = yield from (
+        _settle_claimed_alone(run, Retryable(ROLLED_BACK)) if run.one_commit is None else _answer_of_record(run)
+    )
     return answer or refused(run, Refuse(Code.EXECUTION_FAILED))
 
 
 def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
     """Settle without rows. In one commit only a final failure is stored; for everything else there is no record."""
-    if run.entered is None:
-        return (yield from _record_only(run, settlement))
+    if run.one_commit is None:
+        return (yield from _settle_claimed_alone(run, settlement))
     if isinstance(settlement, Completed):
-        return (yield from _sealed_alone(run, settlement))
+        return (yield from _store_failure_alone(run, settlement))
     if run.notifier is not None:
         run.notifier.settled(Discarded())
-    return None if isinstance(settlement, Discarded) else (yield from _after(run))
+    return None if isinstance(settlement, Discarded) else (yield from _answer_of_record(run))
 
 
-def _record_only(run: Run, settlement: Settlement) -> Life[Answer | None]:
+def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
     """Settle in a transaction of its own. If the store cannot be reached, it is tried again beside the request."""
     lease = run.lease
     assert lease is not None
@@ -212,24 +220,24 @@ def _record_only(run: Run, settlement: Settlement) -> Life[Answer | None]:
     except StoreError as error:
         _failed(run, error)
         # Also after the lease: until another owner has the record, the former owner knows the outcome best.
-        yield Later(lambda: _settle_or_testify(run, lease, settlement), run.policy.deadline.total_seconds())
+        yield Later(lambda: _settle_or_keep_evidence(run, lease, settlement), run.policy.deadline.total_seconds())
         return refused(run, UNAVAILABLE) if _did_nothing(run, settlement) else in_doubt(run)
     if settled.ours:
-        _noted(run, settled, settlement)
+        _note_stored(run, settled, settlement)
         return None
     if _is_untouched(settled, lease):
         match settlement:
             case Retryable(last_error):
                 # A step was stored and the reply was lost, so the record has to be resumed.
-                return (yield from _record_only(run, HandedBack(last_error)))
+                return (yield from _settle_claimed_alone(run, HandedBack(last_error)))
             case Discarded():
-                return (yield from _record_only(run, HandedBack(NOT_ENTERED, counted=False)))
+                return (yield from _settle_claimed_alone(run, HandedBack(NOT_ENTERED, counted=False)))
             case HandedBack(last_error):
                 # The time to repeat its open call ended at this moment, so the call must not be made again.
-                return (yield from _record_only(run, Doubtful(last_error))) or in_doubt(run)
+                return (yield from _settle_claimed_alone(run, Doubtful(last_error))) or in_doubt(run)
             case _:
                 pass
-    yield from late_evidence.keep_refused_answer(run.store, lease, settlement, run.policy)
+    yield from reconcile.keep_refused_answer(run.store, lease, settlement, run.policy)
     if settled.snapshot.record is None and not (run.enrolment.transactional or _did_nothing(run, settlement)):
         return in_doubt(run)  # the record is gone, and what was done outside is not
     return _record_says(run, settled)
@@ -240,15 +248,15 @@ def _did_nothing(run: Run, settlement: Settlement) -> bool:
     return isinstance(settlement, Discarded) or (isinstance(settlement, Retryable) and run.phased_run is None)
 
 
-def _settle_or_testify(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
+def _settle_or_keep_evidence(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
     """Settle, and keep the outcome as evidence with an alarm if the settlement is refused."""
     if not (yield from request.settle(run.store, lease, settlement)).ours:
-        yield from late_evidence.keep_refused_answer(run.store, lease, settlement, run.policy)
+        yield from reconcile.keep_refused_answer(run.store, lease, settlement, run.policy)
     elif run.notifier is not None:
         run.notifier.settled(settlement)
 
 
-def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
+def _store_failure_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
     """Store a final failure after the roll-back; if that fails, nothing happened and the client may retry."""
     locks = run.store.locks
     assert locks is not None
@@ -263,7 +271,7 @@ def _sealed_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
         return refused(run, UNAVAILABLE)
     if not isinstance(answer, Stored):
         return answer_to(run, answer)
-    _noted(run, answer, settlement)
+    _note_stored(run, answer, settlement)
     return None
 
 
@@ -272,7 +280,7 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
     lease, locks = run.lease, run.store.locks
     assert lease is not None
     try:
-        if run.entered is not None:
+        if run.one_commit is not None:
             assert locks is not None
             found = yield from _unless_busy(lambda: local.lost_commit(locks, run.lock, run.claim, run.policy))
             return answer_to(run, found)
@@ -281,17 +289,17 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
         return _unread(run, error)
     except StoreError as error:
         _failed(run, error)
-        if run.entered is None:
+        if run.one_commit is None:
             store, patience = run.store, run.policy.deadline.total_seconds()
             yield Later(lambda: request.settle_lost_commit(store, lease), patience)
         return in_doubt(run)
     return refused(run, UNAVAILABLE) if settled.ours else _record_says(run, settled)
 
 
-def _after(run: Run) -> Life[Answer | None]:
+def _answer_of_record(run: Run) -> Life[Answer | None]:
     """The answer that the record gives, which counts before any other (L2)."""
     try:
-        answer = yield from local.after(run.store, run.claim, run.policy)
+        answer = yield from local.answer_of_record(run.store, run.claim, run.policy)
     except RecordUnreadableError as error:
         return _unread(run, error)
     except StoreError as error:
@@ -310,7 +318,7 @@ def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
     return (yield from flow())
 
 
-def _noted(run: Run, written: Stored | Settled, settlement: Settlement) -> None:
+def _note_stored(run: Run, written: Stored | Settled, settlement: Settlement) -> None:
     """Note that the record has the handler's outcome."""
     if run.notifier is not None:
         run.notifier.settled(settlement)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine import migrate, request
+from oncekey.engine import request, upkeep
 from oncekey.engine.fronts import identity_of
 from oncekey.flow import adrive, drive
 from oncekey.ports import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares, Crowds, Shares
@@ -70,7 +70,7 @@ class Engine:
         self, tx: OpenTransaction, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...] = ()
     ) -> Settled:
         """Write the outcome and the handler's parcels, as the last statements of the business transaction."""
-        return tx.step(request.settling(self.store, lease, settlement, parcels))
+        return tx.run(request.settling(self.store, lease, settlement, parcels))
 
     def settle_lost_commit(self, lease: Lease) -> Settled:
         """Find out whether a COMMIT that got no reply was executed."""
@@ -88,11 +88,11 @@ class Engine:
 
     def check(self) -> None:
         """Refuse a schema that this version cannot work with."""
-        self.identity = identity_of(drive(migrate.check(self.store.schema), self.driver.run))
+        self.identity = identity_of(drive(upkeep.check(self.store.schema), self.driver.run))
 
     def migrate(self) -> None:
         """Create the tables; on a store that has some, run the migrations that older versions can work with."""
-        drive(migrate.at_start(self.store.schema), self.driver.run)
+        drive(upkeep.at_start(self.store.schema), self.driver.run)
 
     def close(self) -> None:
         """Close the connections."""
@@ -142,7 +142,7 @@ class AsyncEngine:
         self, tx: AsyncOpenTransaction, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...] = ()
     ) -> Settled:
         """Write the outcome and the handler's parcels, as the last statements of the business transaction."""
-        return await tx.step(request.settling(self.store, lease, settlement, parcels))
+        return await tx.run(request.settling(self.store, lease, settlement, parcels))
 
     async def settle_lost_commit(self, lease: Lease) -> Settled:
         """Find out whether a COMMIT that got no reply was executed."""
@@ -169,11 +169,11 @@ class AsyncEngine:
 
     async def check(self) -> None:
         """Refuse a schema that this version cannot work with."""
-        self.identity = identity_of(await adrive(migrate.check(self.store.schema), self.driver.run))
+        self.identity = identity_of(await adrive(upkeep.check(self.store.schema), self.driver.run))
 
     async def migrate(self) -> None:
         """Create the tables; on a store that has some, run the migrations that older versions can work with."""
-        await adrive(migrate.at_start(self.store.schema), self.driver.run)
+        await adrive(upkeep.at_start(self.store.schema), self.driver.run)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -17,8 +17,8 @@ from oncekey.core.errors import CommitAmbiguousError, RejectedError, StoreError,
 from oncekey.core.memo import decode
 from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
-from oncekey.engine import late_evidence
-from oncekey.engine.effects import (
+from oncekey.engine import reconcile
+from oncekey.engine.actions import (
     REST,
     Begin,
     Call,
@@ -32,16 +32,16 @@ from oncekey.engine.effects import (
     Sleep,
     Tx,
 )
-from oncekey.engine.parcels import checkpointing
+from oncekey.engine.run import checkpointing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
     from oncekey.core.model import Announcement, MemoEntry
-    from oncekey.engine.parcels import Parcels
     from oncekey.engine.phases import PhasedRun
-    from oncekey.flow import Flow, Steps
+    from oncekey.engine.run import Parcels
+    from oncekey.flow import Body, Flow
     from oncekey.ports import Store
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ def phase(store: Store, phased_run: PhasedRun, parcels: Parcels, name: str, fn: 
             yield Flush(tx)
             entry = phased_run.entry(name, EntryKind.PHASE, returned)
             yield from _committed(store, phased_run, parcels, tx, entry)
-        except (Exception, Interrupted):  # a flow that is dropped has no runtime to perform an effect
+        except (Exception, Interrupted):  # a flow that is dropped has no runtime to perform an action
             yield from _rolled_back(tx)
             raise
     return decode(entry.result)
@@ -180,7 +180,7 @@ def _committed(store: Store, phased_run: PhasedRun, parcels: Parcels, tx: Tx, en
         phased_run.written(memo, ended.value)
 
 
-def _last(store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]) -> Steps[Keep | Drop]:
+def _last(store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]) -> Body[Keep | Drop]:
     snapshot = yield from checkpointing(store, phased_run, parcels, memo)
     return Drop() if snapshot is None else Keep(snapshot)
 
@@ -226,7 +226,7 @@ def _kept(store: Store, phased_run: PhasedRun, entry: MemoEntry) -> Life[None]:
     memo, span = phased_run.with_entry(entry), micros(phased_run.policy.lease)
     snapshot = yield from _insisting(lambda: store.phases.result(phased_run.lease, phased_run.stored, memo, span))
     if snapshot is None:
-        yield from late_evidence.keep_refused_result(store, phased_run.lease, phased_run.seed, entry, phased_run.policy)
+        yield from reconcile.keep_refused_result(store, phased_run.lease, phased_run.seed, entry, phased_run.policy)
         raise phased_run.mark_lost()
     phased_run.written(memo, snapshot)
 

@@ -2,9 +2,8 @@
 
 A skin reads a request (`HttpRequest`), hands the answer of the application piece by piece to
 `BlockingExchange.capture`, and sends what `BlockingExchange.answer` or the capture says. A protected handler finds its
-exchange by a context variable and claims when it is called,
- so logins, validation and error handlers stay the framework's own. `def` handlers that ASGI calls in a
-thread are called and settled by the functions at the end.
+exchange by a context variable and claims when it is called, so logins, validation and error handlers stay the
+framework's own. `def` handlers that ASGI calls in a thread are called and settled by the functions at the end.
 
 Servers of this kind do not report when they start or stop, and may fork after everything was imported. So what has
 connections, threads or locks is made with the first request of each process (`Threads.ready`), and what is still to be
@@ -24,38 +23,30 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
-from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
 from oncekey.core.settle import Business, Ending, decide
-from oncekey.engine.capture import Capture
-from oncekey.engine.claiming import Caller, claim_of
-from oncekey.engine.deciding import HandlerEnded, decided
-from oncekey.engine.effects import Flush, Rests
-from oncekey.engine.enrolment import SAFE
+from oncekey.engine.actions import Flush, Life, Rests, Tx
+from oncekey.engine.claiming import Caller, Parts, claim_of
+from oncekey.engine.deciding import Capture, HandlerEnded, decided
+from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.recent import Hints
-from oncekey.engine.run import Run
-from oncekey.engine.serve import Unkeyed, abandon, serve, serve_unkeyed
+from oncekey.engine.run import Run, Site
+from oncekey.engine.serve import Unkeyed, end_after_bug, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks.limits import Limits
 from oncekey.frameworks.resources import answered, documentation, status_of
-from oncekey.frameworks.resuming import wsgi_door
-from oncekey.frameworks.shared import Premises
+from oncekey.frameworks.resuming import Resumption, wsgi_door
+from oncekey.frameworks.shared import Engines, Premises
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from oncekey.core.model import Bypass, Claim
     from oncekey.core.policy import Policy
-    from oncekey.engine.claiming import Parts
-    from oncekey.engine.effects import Life, Tx
-    from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.run import Site
-    from oncekey.frameworks.asgi.types import App
-    from oncekey.frameworks.resuming import Resumption
-    from oncekey.frameworks.shared import Engines
+    from oncekey.frameworks.asgi import App
 
     Resolver = Callable[[Any], str]
 T = TypeVar("T")
@@ -113,7 +104,7 @@ class Threads(Premises):
     """The premises of an application that is served in threads; each process has a runtime of its own."""
 
     performs: type[ThreadRuntime] = ThreadRuntime
-    """What performs the effects of its operations."""
+    """What performs the actions of its operations."""
 
     def __init__(
         self,
@@ -366,7 +357,7 @@ class BlockingExchange:
     def close(self) -> None:
         """Whatever happened: no transaction and no heartbeat stays behind."""
         if self._life is not None and self.run is not None and self.unsettled:
-            self.threads.runtime.instead(self._life, abandon(self.run, self._life, entered=self.ended.entered))
+            self.threads.runtime.instead(self._life, end_after_bug(self.run, self._life, entered=self.ended.entered))
 
 
 # What a skin reads.

@@ -19,15 +19,12 @@ from starlette.exceptions import HTTPException
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.frameworks import openapi as documents
-from oncekey.frameworks.routes import listed
-from oncekey.frameworks.starlette import status_endpoint
+from oncekey.frameworks.starlette import listed, status_endpoint
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks.asgi import App, Message, Receive, Resolver, Scope, Send
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.types import App, Message, Receive, Resolver, Scope, Send
 
 
 log = logging.getLogger("oncekey")

@@ -3,39 +3,62 @@
 What the function returns is stored as JSON, and `RejectedError` is its final no; every caller gets what was stored.
 Whatever a request would be refused with is raised. A `def` function lives in the thread that calls it, an
 `async def` function in its event loop; what happens in between is the engine's (`engine/serve.py`).
+
+A `Calling` is to a call what an exchange is to a request. While the flow of the engine rests at the function, it
+captures what comes of that: a value, a `RejectedError`, or an exception.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from oncekey.core.answers import Answer
-from oncekey.core.errors import RejectedError
-from oncekey.core.model import UNAVAILABLE
-from oncekey.core.refusals import NotRunError, error_of
-from oncekey.engine.effects import Rests
+from oncekey.core.errors import RejectedError, ResultNotStorableError
+from oncekey.core.model import UNAVAILABLE, Code, Headers, Refuse
+from oncekey.core.problems import NotRunError, error_of
+from oncekey.engine.actions import Rests
+from oncekey.engine.claiming import claim_of_call
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
-from oncekey.engine.serve import abandon
-from oncekey.frameworks.blocking import called, not_awaitable, unkeyed_operation
-from oncekey.frameworks.calling import DECLINED, DONE, Calling, CallOutcome, FunctionCall, check_nesting, running
-from oncekey.frameworks.resuming import RESUMPTION
+from oncekey.engine.run import Run, Site
+from oncekey.engine.serve import end_after_bug, serve
+from oncekey.engine.steps import Stepping
+from oncekey.frameworks import blocking
+from oncekey.frameworks.asgi import Receive, Scope, Send, nesting
+from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.resuming import RESUMPTION, Resumption
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.calls import Shape
+    from oncekey.core.settle import Decision
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.run import Site
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.types import Receive, Scope, Send
-    from oncekey.frameworks.blocking import Threads
     from oncekey.frameworks.shared import Premises
 
     Chooser = Callable[[Mapping[str, Any]], Any]
 
+
 _OPERATIONS = (Operation, SyncOperation)
+DONE: Final = 200
+DECLINED: Final = 422
+"""What stands for a status: a value, and a final no."""
+_NO: Final = 400
+_FAULT: Final = 500
+_ABANDONED: Final = (408, 410)
+"""What the sweeper stores for an operation that no process may finish any more."""
+_JSON: Final[Headers] = ((b"content-type", b"application/json"),)
+NESTED: Final = (
+    "{inner} was called while {outer} holds a transaction: what it does would stay although the rows of {outer} are "
+    "rolled back; call it before or after, or call {inner}.__wrapped__ with the same op"
+)
+running: ContextVar[Run | None] = ContextVar("oncekey_function", default=None)
+"""The call that is being run here."""
 
 
 class Function:
@@ -49,7 +72,7 @@ class Function:
         *,
         key: Chooser,
         tenant: Chooser,
-        threads: Threads,
+        threads: blocking.Threads,
         loops: Installation,
     ) -> None:
         self.__wrapped__ = function
@@ -102,12 +125,12 @@ class Function:
             if not isinstance(came, Rests):
                 if isinstance(came, Answer):
                     return calling.outcome_of(came)
-                bare = unkeyed_operation(SyncOperation, run.claim, None)
-                return CallOutcome(not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
+                bare = blocking.unkeyed_operation(SyncOperation, run.claim, None)
+                return CallOutcome(blocking.not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
             token = running.set(run)
             try:
                 op = operation_of(SyncOperation, run, calling.stepping(runtime.drive))
-                calling.returned(called(calling.invoke, op, calling.ended, run.enrolment))
+                calling.returned(blocking.called(calling.invoke, op, calling.ended, run.enrolment))
             except BaseException as error:  # noqa: BLE001  (whatever it is, the life ends before it goes on)
                 calling.raised(error)
             finally:
@@ -115,7 +138,7 @@ class Function:
             return calling.over(runtime.run(calling.life, calling.decision()))
         finally:
             if calling.unsettled:
-                runtime.instead(calling.life, abandon(run, calling.life, entered=calling.ended.entered))
+                runtime.instead(calling.life, end_after_bug(run, calling.life, entered=calling.ended.entered))
 
     async def _in_loop(self, asked: FunctionCall) -> CallOutcome:
         loops = self._loops
@@ -131,7 +154,9 @@ class Function:
             if not isinstance(came, Rests):
                 if isinstance(came, Answer):
                     return calling.outcome_of(came)
-                return CallOutcome(await calling.invoke(unkeyed_operation(Operation, run.claim, None)), replayed=False)
+                return CallOutcome(
+                    await calling.invoke(blocking.unkeyed_operation(Operation, run.claim, None)), replayed=False
+                )
             token = running.set(run)
             if run.phased_run is not None:
                 calling.entered_by(asyncio.current_task())
@@ -158,7 +183,7 @@ class Function:
             loops.interruptible.discard(calling)
             loops.running_work.ended()
             if calling.unsettled:
-                await shielded(runtime.drive(abandon(run, calling.life, entered=calling.ended.entered)))
+                await shielded(runtime.drive(end_after_bug(run, calling.life, entered=calling.ended.entered)))
 
 
 async def _value(coming: Awaitable[CallOutcome]) -> Any:  # noqa: ANN401  (what the function returns)
@@ -185,3 +210,172 @@ def protected(function: Function, name: str | None) -> Any:  # noqa: ANN401  (a 
     wrapper.__annotations__ = {key: note for key, note in inner.__annotations__.items() if key != name}
     wrapper.__oncekey_function__ = function
     return wrapper
+
+
+# One call, from its claim to its caller's result: what threads and event loops share.
+
+
+class FunctionCall(NamedTuple):
+    """What a call asks for."""
+
+    key: object
+    tenant: str
+    arguments: dict[str, Any]
+    stored: bytes
+    resumption: Resumption | None = None
+
+
+class CallOutcome(NamedTuple):
+    """What a call came to: the function's value, and whether an earlier call had made it."""
+
+    value: Any
+    replayed: bool
+
+
+class Calling:
+    """A call on its way. Its flow begins with the claim and rests while `invoke` runs."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        enrolment: Enrolment,
+        shape: Shape,
+        asked: FunctionCall,
+        *,
+        premises: Premises,
+        site: Site,
+    ) -> None:
+        resumption = asked.resumption
+        if resumption is None:
+            claim = claim_of_call(asked.key, asked.stored, enrolment, asked.tenant)
+            if isinstance(claim, Refuse):
+                raise error_of(claim, enrolment.policy, enrolment.operation)
+        else:
+            claim = resumption.claim(enrolment.policy)
+        limits = None
+        if resumption is None and enrolment.limited:
+            limits = premises.limits.of(site.store, (), claim, enrolment.policy)
+        self._function = function
+        self._shape = shape
+        self._arguments = shape.read(asked.stored, asked.arguments)
+        self.run = Run(site, claim, enrolment, self, resumed=resumption is not None, limits=limits)
+        self.life = serve(self.run)
+        self.ended = HandlerEnded()
+        self._value: Any = None
+        self._ours: Answer | None = None
+        self._task: asyncio.Task[Any] | None = None
+        # The call as an answer, and as a request to be answered.
+        self.status: int | None = None
+        self.headers = _JSON
+        self.kept: bytes | None = b""
+        self.refused: str | None = None
+        self.echo: bytes | None = None
+        self.status_url: str | None = None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether it was claimed, and has no outcome yet."""
+        return inspect.getgeneratorstate(self.life) == inspect.GEN_SUSPENDED
+
+    def invoke(self, op: object) -> Any:  # noqa: ANN401  (what the function returns)
+        """Call the function."""
+        args, kwargs = self._shape.invocation(self._arguments, op)
+        return self._function(*args, **kwargs)
+
+    def stepping(self, drive: Callable[[Any], Any]) -> Stepping | None:
+        """The steps of a phased function."""
+        run = self.run
+        if run.phased_run is None:
+            return None
+        run.phased_run.check()
+        return Stepping(drive, run.store, run.phased_run, run.parcels)
+
+    def entered_by(self, task: asyncio.Task[Any] | None) -> None:
+        """The task that a stop may interrupt, if a worker or another caller can go on with the call."""
+        self._task = task
+
+    def interrupt(self) -> None:
+        """A stop does not wait any longer; a call to the outside that is open it lets be (P5)."""
+        phased_run = self.run.phased_run
+        if self._task is not None and phased_run is not None and phased_run.intent is None:
+            phased_run.halted = True
+            self._task.cancel()
+
+    # How it ended.
+
+    def returned(self, value: object) -> None:
+        """The function returned."""
+        self.kept, self._value = self._shape.returned(value)
+        self.status = DONE
+
+    def raised(self, error: BaseException) -> None:
+        """It raised. A `RejectedError` is its answer, and every later caller gets the same."""
+        self.ended.error = error
+        self.ended.cancelled = not isinstance(error, Exception)
+        if isinstance(error, RejectedError):
+            try:
+                self.kept = self._shape.stored(error.value)
+            except ResultNotStorableError as unfit:
+                self.ended.error = unfit
+            else:
+                error.value, self.status = self._shape.plain(self.kept), DECLINED
+
+    def decision(self) -> Decision:
+        """What its end means."""
+        error = self.ended.error if self.status is None else None
+        decision, self._ours = decided(self.run, self.ended, self, error)
+        return decision
+
+    # The caller's result.
+
+    def over(self, settled: object) -> CallOutcome:
+        """What came of a run, once it is settled."""
+        error = self.ended.error
+        answer = settled if isinstance(settled, Answer) else self._ours
+        if error is not None and (answer is None or not isinstance(error, Exception) or _is_failure(answer)):
+            raise error
+        return CallOutcome(self._value, replayed=False) if answer is None else self.outcome_of(answer)
+
+    def outcome_of(self, answer: Answer) -> CallOutcome:
+        """What is said instead of running the function, or of what it returned."""
+        verdict = answer.verdict
+        assert verdict is not None
+        if isinstance(verdict, Refuse):
+            raise self._refusal(verdict) from self.ended.error
+        stored = verdict.record.response
+        if stored is None or stored.body is None:
+            raise self._refusal(Refuse(Code.RESPONSE_NOT_STORED))
+        if stored.status < _NO:
+            return CallOutcome(self._shape.result(stored.body), replayed=True)
+        if stored.status in _ABANDONED:
+            raise self._refusal(Refuse(Code.TIMED_OUT))
+        if stored.status >= _FAULT:
+            raise self._refusal(Refuse(Code.EXECUTION_FAILED))
+        raise RejectedError(self._shape.plain(stored.body))
+
+    def _refusal(self, refuse: Refuse) -> Exception:
+        return error_of(refuse, self.run.policy, self.run.enrolment.operation)
+
+
+def check_nesting(operation: str) -> None:
+    """Refuse a call inside of a transaction that is not the call's own."""
+    for run in _around():
+        if run.tx is not None or (run.phased_run is not None and run.phased_run.in_phase):
+            raise RuntimeError(NESTED.format(inner=operation, outer=run.enrolment.operation))
+
+
+def _around() -> Iterator[Run]:
+    """What is being run where this is called: functions, and handlers of requests."""
+    threaded, request = blocking.current.get(), nesting.current.get()
+    if threaded is not None and threaded.run is not None and threaded.unsettled:
+        yield threaded.run
+    if isinstance(request, Exchange) and request.run is not None and request.state is nesting.ExchangeState.RUNNING:
+        yield request.run
+    run = running.get()
+    if run is not None:
+        yield run
+
+
+def _is_failure(answer: Answer) -> bool:
+    """Whether it says no more than that the run failed, which the function's own exception says better."""
+    return isinstance(answer.verdict, Refuse) and answer.verdict.code is Code.EXECUTION_FAILED

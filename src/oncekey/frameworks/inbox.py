@@ -24,25 +24,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.errors import (
-    MalformedError,
-    RecordUnreadableError,
-    RejectedError,
-    StoreError,
-)
-from oncekey.core.refusals import (
-    ExecutionFailedError,
-    InProgressError,
-    KeyExpiredError,
-    KeyReusedError,
-    LimitedError,
-    OutcomeUnknownError,
-    ResultNotKeptError,
-)
+from oncekey.core import problems
+from oncekey.core.errors import MalformedError, RecordUnreadableError, RejectedError, StoreError
 
 if TYPE_CHECKING:
-    from oncekey.frameworks.calling import CallOutcome
-    from oncekey.frameworks.functions import Function
+    from oncekey.frameworks.functions import CallOutcome, Function
 
 AGAIN: Final = 1
 """Seconds after which a message is worth another try, unless an error says otherwise."""
@@ -99,13 +85,13 @@ def received(function: Function) -> Callable[..., Receipt | Awaitable[Receipt]]:
 
 
 _TOLD: Final = (
-    InProgressError,
-    OutcomeUnknownError,
-    KeyReusedError,
-    KeyExpiredError,
-    LimitedError,
-    ResultNotKeptError,
-    ExecutionFailedError,
+    problems.InProgressError,
+    problems.OutcomeUnknownError,
+    problems.KeyReusedError,
+    problems.KeyExpiredError,
+    problems.LimitedError,
+    problems.ResultNotKeptError,
+    problems.ExecutionFailedError,
     RejectedError,
     MalformedError,
     StoreError,
@@ -119,13 +105,13 @@ def _receipt(came: CallOutcome) -> Receipt:
 def _instead(error: Exception) -> Receipt:
     reason = str(error)
     match error:
-        case InProgressError(accepted=True):
+        case problems.InProgressError(accepted=True):
             return Receipt(Handling.HANDLED, reason=reason)
-        case InProgressError() | LimitedError():
+        case problems.InProgressError() | problems.LimitedError():
             return Receipt(Handling.BUSY, retry_after=error.retry_after or AGAIN, reason=reason)
-        case OutcomeUnknownError() | RecordUnreadableError():
+        case problems.OutcomeUnknownError() | RecordUnreadableError():
             return Receipt(Handling.UNKNOWN, retry_after=getattr(error, "retry_after", None) or AGAIN, reason=reason)
-        case ResultNotKeptError():
+        case problems.ResultNotKeptError():
             return Receipt(Handling.DUPLICATE, reason=reason)
         case RejectedError():
             return Receipt(Handling.DEAD, error.value, reason=reason)

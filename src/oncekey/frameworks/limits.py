@@ -15,21 +15,18 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from oncekey.boottime import boottime
 from oncekey.core.errors import ConfigurationError, MalformedError, StoreError
 from oncekey.core.headers import FIRST_SENT, field_name, is_too_old
-from oncekey.core.model import Code, Refuse
-from oncekey.core.policy import micros
+from oncekey.core.model import Claim, Code, Headers, Instant, Refuse
+from oncekey.core.policy import Policy, micros
 from oncekey.core.rulings import Situation, situate
-from oncekey.engine.effects import Call
+from oncekey.engine.actions import Call, Life
+from oncekey.runtimes import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import timedelta
 
-    from oncekey.core.model import Claim, Headers, Instant
-    from oncekey.core.policy import Policy
-    from oncekey.engine.effects import Life
     from oncekey.ports import Store
 
 log = logging.getLogger("oncekey")

@@ -11,29 +11,24 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE, Enrolment, Patterns
 from oncekey.frameworks.asgi.nesting import layers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oncekey.engine.enrolment import Enrolment, Patterns
 
 log = logging.getLogger("oncekey")
 
 LISTERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "litestar": "oncekey.frameworks.litestar_routes",
-        "starlette": "oncekey.frameworks.routes",
-        "flask": "oncekey.frameworks.flask_routes",
-        "aiohttp": "oncekey.frameworks.aiohttp_routes",
+        "litestar": "oncekey.litestar",
+        "starlette": "oncekey.frameworks.starlette",
+        "flask": "oncekey.flask",
+        "aiohttp": "oncekey.aiohttp",
         "django": "oncekey.django.project",
     }
 )

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from oncekey.core.choices import ErrorFormat, InProgress
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code, Effects
+from oncekey.core.policy import ErrorFormat, InProgress, Policy
 from oncekey.core.problems import PROBLEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.listing import Served
 

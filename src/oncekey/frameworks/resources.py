@@ -10,12 +10,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer, retry_after
-from oncekey.core.choices import InProgress
 from oncekey.core.envelopes import check_open
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State
 from oncekey.core.onecommit import lock_number
+from oncekey.core.policy import InProgress, Policy
 from oncekey.core.problems import PROBLEMS
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import bound_scope
@@ -27,9 +27,8 @@ from oncekey.observe.events import LookedUp
 from oncekey.ops.explain_retry import describe, in_flight
 
 if TYPE_CHECKING:
-    from oncekey.core.policy import Policy
+    from oncekey.engine.actions import Life
     from oncekey.engine.claiming import Caller
-    from oncekey.engine.effects import Life
     from oncekey.frameworks.shared import Premises
     from oncekey.ports import Store
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import io
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 from wsgiref.util import setup_testing_defaults
 
-from oncekey.core.model import Claim
-from oncekey.core.policy import micros
+from oncekey.core.model import Claim, Record
+from oncekey.core.policy import Policy, micros
 from oncekey.engine import claiming
-from oncekey.engine.kept_request import unseal
+from oncekey.engine.claiming import unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from wsgiref.types import WSGIApplication, WSGIEnvironment
 
-    from oncekey.core.model import Record
-    from oncekey.core.policy import Policy
-    from oncekey.frameworks.asgi.types import App, Message, Receive, Scope, Send
+    from oncekey.frameworks.asgi import App, Message, Receive, Scope, Send
 
 RESUMPTION: Final = "oncekey.resumption"
 """Where a scope or an environ says that a completer sent the request. No client can: headers do not get there."""

@@ -6,16 +6,16 @@ import time
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
-from oncekey.boottime import boottime
 from oncekey.core.headers import field_name
 from oncekey.engine.admit import Breaker
 from oncekey.engine.deciding import refusal
-from oncekey.engine.enrolment import Patterns
+from oncekey.engine.enrolment import Enrolment, Patterns
 from oncekey.engine.fronts import Fronts
 from oncekey.engine.recent import Hints
 from oncekey.engine.run import Site
 from oncekey.frameworks.limits import Limits
-from oncekey.observe.events import TurnedAway
+from oncekey.observe.events import Notify, TurnedAway
+from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 
 if TYPE_CHECKING:
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from oncekey.core.fronts import Front
     from oncekey.core.model import RecordId, Refuse
     from oncekey.core.policy import Policy
-    from oncekey.engine.effects import Line
-    from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.actions import FrontConnection
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.observe.events import Notify
 
 
 class Engines(Protocol):
@@ -124,7 +122,7 @@ async def forget(fronts: Fronts, policies: Iterable[Policy], engine: AsyncEngine
     return await AsyncRuntime(engine, RunningWork()).drive(fronts.forget(policies, record_id))
 
 
-def _line(front: Front, breaker: Breaker) -> Line:
+def _line(front: Front, breaker: Breaker) -> FrontConnection:
     from oncekey.drivers.redis_line import RedisLine  # noqa: PLC0415  (an optional package)
 
     return RedisLine(front.place, front.patience, breaker)

@@ -9,38 +9,31 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict
 
-from oncekey.core import signatures
-from oncekey.core.audit import Mover
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError, StoreError
 from oncekey.core.keys import key_digest
-from oncekey.core.resolution import CallReport, Executed, Rejected
-from oncekey.core.transitions import Actor
+from oncekey.core.resolution import SIGNATURE_HEADER, SIGNATURE_TOLERANCE, CallReport, Executed, Rejected, is_genuine
+from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import reconcile
 from oncekey.engine.notifying import notify_failure
-from oncekey.engine.reconcile import Became
-from oncekey.flow import adrive, drive
+from oncekey.engine.reconcile import Became, Received
+from oncekey.flow import Flow, adrive, drive
 from oncekey.frameworks.blocking import TOO_LARGE
 from oncekey.frameworks.wsgi import read
-from oncekey.observe.events import Messaged
-from oncekey.resolvers import Sighting, to_text
+from oncekey.observe.events import Messaged, Notify
+from oncekey.resolvers import Resolvers, Sighting, to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from wsgiref.types import StartResponse, WSGIEnvironment
 
     from oncekey.core.policy import Policy
-    from oncekey.engine.reconcile import Received
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.flow import Flow
-    from oncekey.frameworks.asgi.types import Receive, Scope, Send
-    from oncekey.observe.events import Notify
+    from oncekey.frameworks.asgi import Receive, Scope, Send
     from oncekey.ports import Store
-    from oncekey.resolvers import Resolvers
 
 
 log = logging.getLogger("oncekey")
@@ -105,8 +98,8 @@ class WebhookReceiver:
         secret: Secret | Sequence[Secret],
         parse: Callable[[Any], Sighting | None],
         name: str = "webhook",
-        header: str = signatures.HEADER.decode(),
-        tolerance: float = signatures.TOLERANCE,
+        header: str = SIGNATURE_HEADER.decode(),
+        tolerance: float = SIGNATURE_TOLERANCE,
         max_body: int = MAX_BODY,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -134,7 +127,7 @@ class WebhookReceiver:
         if body is None or len(body) > self.max_body:
             return WebhookReply(413, "The body is too large.")
         header = lines[0] if len(lines) == 1 else ""
-        if not signatures.is_genuine(header, body, self._secrets, self._clock(), self._tolerance):
+        if not is_genuine(header, body, self._secrets, self._clock(), self._tolerance):
             log.warning("oncekey: %s refused a message whose signature is missing, wrong or old", self._mover.who)
             return WebhookReply(401, "The signature is missing, wrong or too old.")
         try:

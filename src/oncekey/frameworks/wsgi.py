@@ -10,23 +10,18 @@ from http import HTTPStatus
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.answers import marked_lines
+from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Refuse
-from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
-from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.blocking import NO_LENGTH, BlockingExchange, current, length_of, read_up_to
-from oncekey.frameworks.resuming import RESUMPTION
+from oncekey.engine.deciding import IncompleteError
+from oncekey.engine.enrolment import SAFE, Enrolment
+from oncekey.frameworks.blocking import NO_LENGTH, BlockingExchange, Threads, current, length_of, read_up_to
+from oncekey.frameworks.resuming import RESUMPTION, Resumption
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-    from oncekey.core.answers import Answer
-    from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.blocking import Threads
-    from oncekey.frameworks.resuming import Resumption
 
     _Begun = tuple[str, list[tuple[str, str]]]
 

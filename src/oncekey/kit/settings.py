@@ -10,14 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import SECOND
+from oncekey.core.model import SECOND, Duration
 from oncekey.ops.doctor import Limits
-
-if TYPE_CHECKING:
-    from oncekey.core.model import Duration
 
 
 class Part(StrEnum):

@@ -12,40 +12,10 @@ import logging
 from dataclasses import fields
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import Any, assert_never
 
 from oncekey.core.model import Code, State
-from oncekey.observe.events import (
-    About,
-    Asked,
-    Beat,
-    Buried,
-    Bypassed,
-    Consulted,
-    Contradicted,
-    Delivered,
-    Doubted,
-    Found,
-    GivenUp,
-    LookedUp,
-    Messaged,
-    Operated,
-    Reaped,
-    Refused,
-    Replayed,
-    Reserved,
-    Resolved,
-    Settled,
-    ShortLease,
-    Stepped,
-    StoreFailed,
-    Swept,
-    TurnedAway,
-    Unsettled,
-)
-
-if TYPE_CHECKING:
-    from oncekey.observe.events import Event
+from oncekey.observe import events
 
 
 class Logs:
@@ -54,7 +24,7 @@ class Logs:
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._log = logger or logging.getLogger("oncekey.events")
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Write the line."""
         level = level_of(event)
         if self._log.isEnabledFor(level):
@@ -63,37 +33,52 @@ class Logs:
             self._log.log(level, "oncekey: %s %s", known["event"], pairs, extra={"oncekey": known})
 
 
-def level_of(event: Event) -> int:
+def level_of(event: events.Event) -> int:
     """The log level of an event: ERROR if an operator has to act."""
     match event:
-        case Doubted() | GivenUp() | Contradicted() | Buried() | StoreFailed() | Bypassed():
+        case (
+            events.Doubted()
+            | events.GivenUp()
+            | events.Contradicted()
+            | events.Buried()
+            | events.StoreFailed()
+            | events.Bypassed()
+        ):
             return logging.ERROR
-        case Swept() | Unsettled() | ShortLease():
+        case events.Swept() | events.Unsettled() | events.ShortLease():
             return logging.WARNING
-        case Refused():
+        case events.Refused():
             return logging.WARNING if event.code is Code.KEY_REUSED else logging.DEBUG
-        case Settled():
+        case events.Settled():
             return logging.ERROR if event.to is State.UNKNOWN else logging.DEBUG
-        case Messaged():
+        case events.Messaged():
             return logging.DEBUG if event.status < HTTPStatus.BAD_REQUEST else logging.WARNING
-        case Resolved() | Reaped() | Operated():
+        case events.Resolved() | events.Reaped() | events.Operated():
             return logging.INFO
-        case Consulted():
-            return logging.WARNING if event.found is Found.REFUSED else logging.DEBUG
-        case Beat():
+        case events.Consulted():
+            return logging.WARNING if event.found is events.Found.REFUSED else logging.DEBUG
+        case events.Beat():
             return logging.INFO if event.leaving else logging.DEBUG
-        case Reserved() | Replayed() | TurnedAway() | LookedUp() | Stepped() | Delivered() | Asked():
+        case (
+            events.Reserved()
+            | events.Replayed()
+            | events.TurnedAway()
+            | events.LookedUp()
+            | events.Stepped()
+            | events.Delivered()
+            | events.Asked()
+        ):
             return logging.DEBUG
         case _:
             assert_never(event)
 
 
-def fields_of(event: Event) -> dict[str, Any]:
+def fields_of(event: events.Event) -> dict[str, Any]:
     """The event's name and all its fields, as plain values; of the key only the digest."""
     known: dict[str, Any] = {"event": _name(type(event).__name__)}
     for one in fields(event):
         value = getattr(event, one.name)
-        if isinstance(value, About):
+        if isinstance(value, events.About):
             known |= {"operation": value.operation, "tenant": value.tenant, "key_digest": value.key_digest}
             known["incarnation"] = str(value.incarnation)
             if value.effects is not None:

@@ -12,21 +12,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND, Code
-from oncekey.flow import adrive, drive
-from oncekey.observe.events import Asked, Refused, Replayed
+from oncekey.flow import Flow, Transaction, adrive, drive
+from oncekey.observe.events import Asked, Event, Notify, Refused, Replayed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from oncekey.flow import Flow, Transaction
-    from oncekey.observe.events import Event, Notify
     from oncekey.ops.stats import Backlog
     from oncekey.ports import AsyncDriver, Driver, Store
 

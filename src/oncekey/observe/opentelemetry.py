@@ -21,56 +21,17 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, StatusCode, TraceFlags, Tracer
 
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Effects, EntryKind, State
-from oncekey.observe.events import (
-    LONG,
-    MEANING,
-    QUICK,
-    SLOW,
-    TENANTS,
-    About,
-    Asked,
-    Beat,
-    Buried,
-    Bypassed,
-    Consulted,
-    Contradicted,
-    Count,
-    Delivered,
-    Doubted,
-    GivenUp,
-    How,
-    LookedUp,
-    Messaged,
-    Operated,
-    Reaped,
-    Refused,
-    Replayed,
-    Reserved,
-    Resolved,
-    Settled,
-    ShortLease,
-    Stepped,
-    StoreFailed,
-    Swept,
-    TurnedAway,
-    Unsettled,
-    counted,
-    recovered,
-    requested,
-)
+from oncekey.observe import events
 from oncekey.observe.logs import fields_of
-from oncekey.observe.measuring import PerTenant, look_blocking
+from oncekey.observe.measuring import Engines, Gauges, PerTenant, Tenants, look_blocking
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, Tracer
     from opentelemetry.util.types import AttributeValue
 
-    from oncekey.observe.events import Event
-    from oncekey.observe.measuring import Engines, Gauges, Tenants
 
 log = logging.getLogger("oncekey")
 
@@ -93,11 +54,11 @@ class OpenTelemetry:
         *,
         meter_provider: metrics.MeterProvider | None = None,
         tracer_provider: trace.TracerProvider | None = None,
-        tenants: int = TENANTS,
+        tenants: int = events.TENANTS,
     ) -> None:
         self._meter = meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
         self._spans = Spans(trace.get_tracer(SCOPE, tracer_provider=tracer_provider))
-        self._counters = {one: meter.create_counter(one.value, "{event}", MEANING[one]) for one in Count}
+        self._counters = {one: meter.create_counter(one.value, "{event}", events.MEANING[one]) for one in events.Count}
         for counter in self._counters.values():
             counter.add(0)  # it is there from the start
         self._requests = meter.create_counter(f"{PREFIX}requests.count", "{request}", "Requests by their outcome")
@@ -106,9 +67,9 @@ class OpenTelemetry:
         self._messages = meter.create_counter(f"{PREFIX}messages.count", "{message}", "Messages that webhooks answered")
         self._beats = meter.create_counter(f"{PREFIX}heartbeats.count", "{beat}", "Heartbeats of workers")
         self._short = meter.create_counter(f"{PREFIX}short_lease.count", "{warning}", "Leases below twice the p99")
-        self._operation = self._histogram("operation", "From the claim to the settlement", LONG)
-        self._store = self._histogram("store", "Transactions of the store", QUICK)
-        self._recovery = self._histogram("recovery", "From the run that failed to its recovery", SLOW)
+        self._operation = self._histogram("operation", "From the claim to the settlement", events.LONG)
+        self._store = self._histogram("store", "Transactions of the store", events.QUICK)
+        self._recovery = self._histogram("recovery", "From the run that failed to its recovery", events.SLOW)
         self._tenants = each = PerTenant(tenants)
         for name, counts in (("key_misuse", each.misuse), ("duplicates", each.duplicates)):
             meter.create_observable_counter(f"{PREFIX}tenant.{name}.count", [_lines(counts)], "{request}")
@@ -118,9 +79,9 @@ class OpenTelemetry:
             f"{PREFIX}{name}.duration", "s", meaning, explicit_bucket_boundaries_advisory=buckets
         )
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Count an event, and trace it."""
-        count, request, recovery = counted(event), requested(event), recovered(event)
+        count, request, recovery = events.counted(event), events.requested(event), events.recovered(event)
         if count is not None:
             self._counters[count[0]].add(count[1])
         if request is not None:
@@ -130,22 +91,22 @@ class OpenTelemetry:
             self._recovery.record(recovery[1], {"oncekey.by": recovery[0]})
         self._spans(event)
         match event:
-            case LookedUp():
+            case events.LookedUp():
                 self._looks.add(1, {"oncekey.outcome": event.outcome.value})
-            case Consulted():
+            case events.Consulted():
                 self._fronts.add(1, {"oncekey.front": event.front, "oncekey.found": event.found.value})
-            case Messaged():
+            case events.Messaged():
                 self._messages.add(1, {"oncekey.source": event.source, "http.response.status_code": event.status})
-            case Beat(leaving=False):
+            case events.Beat(leaving=False):
                 self._beats.add(1)
-            case Settled(about=about):
+            case events.Settled(about=about):
                 known = {"oncekey.operation": about.operation, "oncekey.state": str(event.to or "none")}
                 if event.outcome is not None:
                     known["oncekey.outcome"] = event.outcome.value
                 self._operation.record(event.handler + event.settling, known)
-            case ShortLease():
+            case events.ShortLease():
                 self._short.add(1, {"oncekey.operation": event.operation})
-            case Asked():
+            case events.Asked():
                 failed = {} if event.failed is None else {"error.type": event.failed}
                 self._store.record(event.seconds, {"db.operation.name": event.name, **failed})
             case _:
@@ -215,61 +176,77 @@ class Spans:
         self._clock = clock
         self._handlers: OrderedDict[int, Span] = OrderedDict()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Make the spans of an event, if it has any."""
         now = self._clock()
         match event:
-            case Reserved(about=about):
+            case events.Reserved(about=about):
                 self._span("oncekey claim", event, now - _nanos(event.seconds), now, links=[Link(story_of(about))])
                 handler = self._start(f"oncekey handler {about.operation}", _known(about), now)
                 self._handlers[id(about)] = handler
                 if len(self._handlers) > UNDER_WAY:
                     self._handlers.popitem(last=False)
                 self._attempt(event, handler.get_span_context(), now)
-            case Replayed() | Refused():
-                links = [Link(story_of(event.about))] if isinstance(event, Replayed) else []
+            case events.Replayed() | events.Refused():
+                links = [Link(story_of(event.about))] if isinstance(event, events.Replayed) else []
                 self._span("oncekey claim", event, now - _nanos(event.seconds), now, links=links)
-            case Stepped():
+            case events.Stepped():
                 self._step(event, now)
-            case Settled(about=about) | Unsettled(about=about):
+            case events.Settled(about=about) | events.Unsettled(about=about):
                 ended, running = now - _nanos(event.settling), self._handlers.pop(id(about), None)
                 if running is not None:
                     running.end(ended)
-                self._span("oncekey settle", event, ended, now, failed=isinstance(event, Unsettled))
-            case Delivered() | Buried():
+                self._span("oncekey settle", event, ended, now, failed=isinstance(event, events.Unsettled))
+            case events.Delivered() | events.Buried():
                 attributes = {
                     "messaging.system": SCOPE,
                     "messaging.destination.name": event.about.operation,
                     "messaging.operation.type": "process",
                 }
-                name, bad = f"process {event.about.operation}", isinstance(event, Buried)
+                name, bad = f"process {event.about.operation}", isinstance(event, events.Buried)
                 links = [Link(story_of(event.about))]
                 self._span(name, event, now, now, kind=SpanKind.CONSUMER, more=attributes, links=links, failed=bad)
-            case Swept() | Doubted() | Resolved() | GivenUp() | Contradicted() | Operated():
-                bad = not isinstance(event, Resolved | Operated)
+            case (
+                events.Swept()
+                | events.Doubted()
+                | events.Resolved()
+                | events.GivenUp()
+                | events.Contradicted()
+                | events.Operated()
+            ):
+                bad = not isinstance(event, events.Resolved | events.Operated)
                 name, here = f"oncekey {fields_of(event)['event']}", trace.get_current_span().get_span_context()
                 links = [Link(here)] if here.is_valid else []
                 story = NonRecordingSpan(story_of(event.about))
                 self._span(name, event, now, now, parent=story, links=links, failed=bad)
-            case Bypassed() | TurnedAway() | Messaged():
+            case events.Bypassed() | events.TurnedAway() | events.Messaged():
                 # A mistake of the sender is no failure of this server.
-                bad = event.status >= _OURS if isinstance(event, Messaged) else isinstance(event, Bypassed)
+                bad = (
+                    event.status >= _OURS if isinstance(event, events.Messaged) else isinstance(event, events.Bypassed)
+                )
                 self._span(f"oncekey {fields_of(event)['event']}", event, now, now, failed=bad)
-            case LookedUp():
+            case events.LookedUp():
                 self._span("oncekey looked_up", event, now - _nanos(event.seconds), now)
-            case Reaped() | ShortLease() | Beat() | Asked() | StoreFailed() | Consulted():
+            case (
+                events.Reaped()
+                | events.ShortLease()
+                | events.Beat()
+                | events.Asked()
+                | events.StoreFailed()
+                | events.Consulted()
+            ):
                 pass  # metrics count it, and it belongs to no request
             case _:
                 assert_never(event)
 
-    def _attempt(self, event: Reserved, here: SpanContext, now: int) -> None:
+    def _attempt(self, event: events.Reserved, here: SpanContext, now: int) -> None:
         """Add an attempt to the story; a first attempt that ends with its commit needs no story."""
-        if event.how is How.NEW and event.about.effects is Effects.LOCAL:
+        if event.how is events.How.NEW and event.about.effects is Effects.LOCAL:
             return
         story = NonRecordingSpan(story_of(event.about, here.trace_flags))
         self._span(f"oncekey attempt {event.about.operation}", event, now, now, parent=story, links=[Link(here)])
 
-    def _step(self, event: Stepped, now: int) -> None:
+    def _step(self, event: events.Stepped, now: int) -> None:
         handler = self._handlers.get(id(event.about))
         kind = SpanKind.CLIENT if event.kind is EntryKind.CALL and not event.recalled else SpanKind.INTERNAL
         more = {} if event.error is None else {"error.type": event.error}
@@ -279,7 +256,7 @@ class Spans:
     def _span(
         self,
         name: str,
-        event: Event,
+        event: events.Event,
         began: int,
         ended: int,
         *,
@@ -313,13 +290,13 @@ _OURS: Final = 500
 SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
-def story_of(about: About, flags: TraceFlags = SAMPLED) -> SpanContext:
+def story_of(about: events.About, flags: TraceFlags = SAMPLED) -> SpanContext:
     """The trace of one incarnation of a key, and its root span, which is never exported."""
     number = about.incarnation.int
     return SpanContext(number, number & 0xFFFF_FFFF_FFFF_FFFF, is_remote=True, trace_flags=flags)
 
 
-def _known(about: About) -> dict[str, AttributeValue]:
+def _known(about: events.About) -> dict[str, AttributeValue]:
     known = {"oncekey.operation": about.operation, "oncekey.tenant": about.tenant}
     return {**known, "oncekey.key_digest": about.key_digest, "oncekey.state": State.IN_PROGRESS.value}
 

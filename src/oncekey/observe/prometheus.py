@@ -9,36 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily
 
 from oncekey.core.errors import StoreError
-from oncekey.observe.events import (
-    LONG,
-    MEANING,
-    QUICK,
-    SLOW,
-    TENANTS,
-    Asked,
-    Beat,
-    Consulted,
-    Count,
-    LookedUp,
-    Messaged,
-    Reserved,
-    Settled,
-    ShortLease,
-    counted,
-    recovered,
-    requested,
-)
-from oncekey.observe.measuring import PerTenant, look, look_blocking
-
-if TYPE_CHECKING:
-    from oncekey.observe.events import Event
-    from oncekey.observe.measuring import Engines, Gauges, Tenants
+from oncekey.observe import events
+from oncekey.observe.measuring import Engines, Gauges, PerTenant, Tenants, look, look_blocking
 
 log = logging.getLogger("oncekey")
 
@@ -54,9 +32,9 @@ class Prometheus:
     content_type: Final = CONTENT_TYPE
     """The media type of the page."""
 
-    def __init__(self, registry: CollectorRegistry | None = None, *, tenants: int = TENANTS) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None, *, tenants: int = events.TENANTS) -> None:
         self.registry = own = CollectorRegistry() if registry is None else registry
-        self._counters = {count: Counter(_name(count), MEANING[count], registry=own) for count in Count}
+        self._counters = {count: Counter(_name(count), events.MEANING[count], registry=own) for count in events.Count}
         self._requests = _counter(own, "requests", "Requests by what became of them", "operation", "outcome")
         self._looks = _counter(own, "lookups", "Questions to the status resource by what was answered", "outcome")
         self._fronts = _counter(own, "fronts", "Questions before the store's, by what was known", "front", "found")
@@ -64,13 +42,13 @@ class Prometheus:
         self._beats = _counter(own, "heartbeats", "Times that workers of this process wrote that they live")
         self._settled = _counter(own, "settled", "Operations by where they ended", "operation", "state", "outcome")
         self._short = _counter(own, "short_lease", "Warnings that a lease is less than twice the p99", "operation")
-        self._operation = _histogram(own, "operation", "From the claim to the settlement", LONG, "operation")
-        self._claim = _histogram(own, "claim", "The claim of a request", QUICK, "operation")
-        self._store = _histogram(own, "store", "Transactions of the store", QUICK, "transaction")
+        self._operation = _histogram(own, "operation", "From the claim to the settlement", events.LONG, "operation")
+        self._claim = _histogram(own, "claim", "The claim of a request", events.QUICK, "operation")
+        self._store = _histogram(own, "store", "Transactions of the store", events.QUICK, "transaction")
         self._failures = _counter(
             own, "store_failures", "Transactions of the store that failed", "transaction", "error"
         )
-        self._recovery = _histogram(own, "recovery", "From the run that failed to its recovery", SLOW, "by")
+        self._recovery = _histogram(own, "recovery", "From the run that failed to its recovery", events.SLOW, "by")
         self._tenants = each = PerTenant(tenants)
         own.register(_Tenants({"tenant_key_misuse": each.misuse, "tenant_duplicates": each.duplicates}))
         self._records = _gauge(own, "records", "Records by state; of finished ones an estimate", "state")
@@ -81,9 +59,9 @@ class Prometheus:
         self._lag = _gauge(own, "outbox_lag_seconds", "How long the oldest parcel is overdue")
         self._up = _gauge(own, "store_up", "Whether the store answered when this page was asked for")
 
-    def __call__(self, event: Event) -> None:  # noqa: PLR0912  (one line for each kind of event)
+    def __call__(self, event: events.Event) -> None:  # noqa: PLR0912  (one line for each kind of event)
         """Count an event."""
-        count, request, recovery = counted(event), requested(event), recovered(event)
+        count, request, recovery = events.counted(event), events.requested(event), events.recovered(event)
         if count is not None:
             self._counters[count[0]].inc(count[1])
         if request is not None:
@@ -92,23 +70,23 @@ class Prometheus:
         if recovery is not None:
             self._recovery.labels(recovery[0]).observe(recovery[1])
         match event:
-            case Reserved(about=about):
+            case events.Reserved(about=about):
                 self._claim.labels(about.operation).observe(event.seconds)
-            case LookedUp():
+            case events.LookedUp():
                 self._looks.labels(event.outcome.value).inc()
-            case Consulted():
+            case events.Consulted():
                 self._fronts.labels(event.front, event.found.value).inc()
-            case Messaged():
+            case events.Messaged():
                 self._messages.labels(event.source, str(event.status)).inc()
-            case Beat(leaving=False):
+            case events.Beat(leaving=False):
                 self._beats.inc()
-            case Settled(about=about):
+            case events.Settled(about=about):
                 state, outcome = event.to or "none", event.outcome or ""
                 self._settled.labels(about.operation, str(state), str(outcome)).inc()
                 self._operation.labels(about.operation).observe(event.handler + event.settling)
-            case ShortLease():
+            case events.ShortLease():
                 self._short.labels(event.operation).inc()
-            case Asked():
+            case events.Asked():
                 self._store.labels(event.name).observe(event.seconds)
                 if event.failed is not None:
                     self._failures.labels(event.name, event.failed).inc()
@@ -169,7 +147,7 @@ class _Tenants:
 PREFIX: Final = "api_idempotency_"
 
 
-def _name(count: Count) -> str:
+def _name(count: events.Count) -> str:
     """The name without `_total`, which the text adds."""
     return count.value.replace(".", "_")
 

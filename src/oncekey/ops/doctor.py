@@ -12,15 +12,12 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.migrations import MigrationPhase, MigrationState
-from oncekey.core.model import HOUR, MINUTE, SECOND, lapse
-from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, short_leases
+from oncekey.core.migrations import Migration, MigrationPhase, MigrationState, MigrationStatus
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, lapse
+from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, Run, short_leases
 
 if TYPE_CHECKING:
     from oncekey.core.envelopes import InUse
-    from oncekey.core.migrations import Migration, MigrationStatus
-    from oncekey.core.model import Duration, Instant
-    from oncekey.core.upkeep import Run
     from oncekey.ops.stats import Roll, StoreStats, Waiting
 
 

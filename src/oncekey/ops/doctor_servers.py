@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.model import HOUR, MINUTE, SECOND
-from oncekey.ops.doctor import MANY_ROWS, Finding, Level
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
+from oncekey.ops.doctor import MANY_ROWS, Finding, Level, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from oncekey.core.model import Duration, Instant
-    from oncekey.ops.doctor import Rows
 
 
 LONG_IDLE: Final = MINUTE

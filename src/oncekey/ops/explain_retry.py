@@ -8,18 +8,14 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import Any, Final, assert_never
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.envelopes import key_of_answer, said_of
 from oncekey.core.guards import Facts, Guard
-from oncekey.core.model import Effects, Outcome, Record, State, moment
+from oncekey.core.model import Effects, Instant, Outcome, Record, State, StoredResponse, moment
 from oncekey.core.operate import Order
 from oncekey.core.rulings import Situation, situate
-
-if TYPE_CHECKING:
-    from oncekey.core.model import Instant, Record, StoredResponse
-
 
 WHY: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""The asyncio runtime: performs the effects of a flow, and decides what a cancellation does to it.
+"""The asyncio runtime: performs the actions of a flow, and decides what a cancellation does to it.
 
 asyncio may cancel a request's task at any `await`: a client disconnects, a server stops, a time-out of the application
 ends. What the flow does about it depends on how far it came, so the runtime throws `Interrupted` into the flow at the
@@ -6,8 +6,8 @@ place of the `await`, once, and performs what the flow still yields:
 
     request's task          task behind the shields (`shielded`)
     ──────────────          ────────────────────────────────────
-    effect ▶ await
-    effect ▶ await ◀─ CancelledError
+    action ▶ await
+    action ▶ await ◀─ CancelledError
         │
         └─ Interrupted ───▶ before the handler:  roll back, take the claim back, raise
                             in a settlement:     ask after a COMMIT that was under way, settle, return the answer
@@ -23,6 +23,12 @@ place of the `await`, once, and performs what the flow still yields:
   resumes the flow with what that means.
 
 The flows never see a `CancelledError`. Adapters and drivers clean up after their own `await`s only.
+
+Repeats are read together (`Recaller`). A repeat is answered by one short read, and under load most of its cost is the
+round trip to the store. So only a few reads run at a time. A repeat that comes meanwhile waits for one of them to end,
+and then one statement reads for all that wait. Each statement is sent after the repeats that it reads for have asked,
+so no repeat gets a state from before it came. The read for many is a task of its own: a repeat that is cancelled
+leaves, and the others still get their answers. An error of the store goes to all of them, and each then asks in full.
 """
 
 from __future__ import annotations
@@ -32,44 +38,23 @@ import contextlib
 import inspect
 import logging
 import sys
+from contextvars import Context
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from oncekey.core.errors import StoreError
-from oncekey.engine.effects import (
-    RESTS,
-    Aside,
-    Beat,
-    Begin,
-    Call,
-    Commit,
-    Consult,
-    Drop,
-    Flush,
-    Interrupted,
-    Invoke,
-    Keep,
-    Later,
-    Recall,
-    ReleaseConnections,
-    Rest,
-    Rests,
-    Rollback,
-    Sleep,
-    Step,
-)
+from oncekey.engine import actions
 from oncekey.flow import Transaction, adrive
 from oncekey.ports import AsyncFlushes
-from oncekey.runtimes.recalls import Recaller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from oncekey.core.model import Glimpse
-    from oncekey.engine.effects import Effect, Life, Tx
+    from oncekey.core.model import Glimpse, RecordId
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Steps
-    from oncekey.ports import AsyncOpenTransaction, FoldingTransaction
+    from oncekey.flow import Body, Transaction
+    from oncekey.ports import AsyncOpenTransaction, FoldingTransaction, Recalls
+
 
 T = TypeVar("T")
 log = logging.getLogger("oncekey")
@@ -88,13 +73,13 @@ class Changed(BaseException, Generic[T]):
 
 
 class AsyncRuntime:
-    """Performs effects on the engine of one event loop."""
+    """Performs actions on the engine of one event loop."""
 
     def __init__(
         self,
         engine: AsyncEngine,
         running_work: RunningWork,
-        open_blocking: Callable[[Steps[Any] | None], Awaitable[tuple[Tx, Any]]] | None = None,
+        open_blocking: Callable[[Body[Any] | None], Awaitable[tuple[actions.Tx, Any]]] | None = None,
     ) -> None:
         self.engine = engine
         self.running_work = running_work
@@ -103,45 +88,45 @@ class AsyncRuntime:
         self.open_blocking = open_blocking
         """Opens the transaction of a `def` handler and runs its first statements; the handler writes in a thread."""
 
-    async def run(self, flow: Life[T], value: Any = None) -> T | Rests:  # noqa: ANN401  (what the flow waits for)
-        """Perform the flow's effects to its end, or until it stops at `Invoke`. Raises `Changed` if cancelled."""
+    async def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.Rests:  # noqa: ANN401  (what the flow waits for)
+        """Perform the flow's actions to its end, or until it stops at `Invoke`. Raises `Changed` if cancelled."""
         send = flow.send
         try:
-            effect = send(value)
+            action = send(value)
             while True:
                 try:
-                    # The most frequent effects are awaited right here: each frame costs time on every round trip.
-                    if type(effect) is Transaction:
-                        value = await self._transact(effect)
-                    elif type(effect) is Invoke:
-                        return RESTS
-                    elif type(effect) is Recall:
-                        value = await self.recall(effect)
-                    elif type(effect) is Begin:
-                        value = await self.begin(effect)
-                    elif type(effect) is Commit:
-                        value = await self.commit(effect)
-                    elif type(effect) is Aside:
-                        value = await self.aside(effect)
+                    # The most frequent actions are awaited right here: each frame costs time on every round trip.
+                    if type(action) is Transaction:
+                        value = await self._transact(action)
+                    elif type(action) is actions.Invoke:
+                        return actions.RESTS
+                    elif type(action) is actions.Recall:
+                        value = await self.recall(action)
+                    elif type(action) is actions.Begin:
+                        value = await self.begin(action)
+                    elif type(action) is actions.Commit:
+                        value = await self.commit(action)
+                    elif type(action) is actions.Aside:
+                        value = await self.aside(action)
                     else:
-                        value = await self.perform(effect)
-                except Exception as error:  # noqa: BLE001  (every error of an effect is thrown into the flow)
-                    effect = flow.throw(error)
+                        value = await self.perform(action)
+                except Exception as error:  # noqa: BLE001  (every error of an action is thrown into the flow)
+                    action = flow.throw(error)
                 except BaseException as cancelled:  # noqa: BLE001  (also what ends a process)
                     raise Changed(await shielded(self._rest(flow)), cancelled) from None
                 else:
-                    effect = send(value)
+                    action = send(value)
         except StopIteration as stop:
             return cast("T", stop.value)
 
-    async def drive(self, flow: Life[T]) -> T:
+    async def drive(self, flow: actions.Life[T]) -> T:
         """`run` for a flow that never stops at `Invoke`, and whose caller has nothing to do after a cancellation."""
         try:
             return cast("T", await self.run(flow))
         except Changed as changed:
             raise changed.cancelled from None
 
-    async def finish(self, flow: Life[T], value: Any) -> tuple[T, BaseException | None]:  # noqa: ANN401
+    async def finish(self, flow: actions.Life[T], value: Any) -> tuple[T, BaseException | None]:  # noqa: ANN401
         """`run` to the end; returns the cancellation with the result, because the caller first sends the answer."""
         try:
             return cast("T", await self.run(flow, value)), None
@@ -150,91 +135,91 @@ class AsyncRuntime:
                 raise changed.cancelled from changed.result
             return changed.result, changed.cancelled
 
-    async def _rest(self, flow: Life[T]) -> T | BaseException:
+    async def _rest(self, flow: actions.Life[T]) -> T | BaseException:
         """Perform what a flow does after `Interrupted`; no further cancellation arrives here.
 
         Errors are returned, so that asyncio does not report a task whose error was never retrieved.
         """
         try:
-            effect = flow.throw(Interrupted())
+            action = flow.throw(actions.Interrupted())
             while True:
                 try:
-                    value = await (self._transact(effect) if type(effect) is Transaction else self.perform(effect))
+                    value = await (self._transact(action) if type(action) is Transaction else self.perform(action))
                 except BaseException as error:  # noqa: BLE001
-                    effect = flow.throw(error)
+                    action = flow.throw(error)
                 else:
-                    effect = flow.send(value)
+                    action = flow.send(value)
         except StopIteration as stop:
             return cast("T", stop.value)
-        except (Interrupted, Exception) as error:  # noqa: BLE001
+        except (actions.Interrupted, Exception) as error:  # noqa: BLE001
             return error
 
-    async def perform(self, effect: Effect) -> Any:  # noqa: ANN401, C901, PLR0912  (one line for each kind of effect)
-        """Perform one effect. The runtime of a framework with sessions extends this."""
-        match effect:
-            case Begin():
-                return await self.begin(effect)
-            case Commit():
-                return await self.commit(effect)
-            case Rollback():
-                return await effect.tx.rollback()
-            case Step():
-                return await effect.tx.step(effect.steps)
-            case Flush():
-                return await flush(effect.tx)
-            case Call():
-                return await self.call(effect)
-            case Sleep():
-                return await asyncio.sleep(effect.seconds)
-            case Beat():
-                return Heartbeat(self, effect)
-            case Later():
+    async def perform(self, action: actions.Action) -> Any:  # noqa: ANN401, C901, PLR0912  (one line for each kind of action)
+        """Perform one action. The runtime of a framework with sessions extends this."""
+        match action:
+            case actions.Begin():
+                return await self.begin(action)
+            case actions.Commit():
+                return await self.commit(action)
+            case actions.Rollback():
+                return await action.tx.rollback()
+            case actions.Execute():
+                return await action.tx.run(action.body)
+            case actions.Flush():
+                return await flush(action.tx)
+            case actions.Call():
+                return await self.call(action)
+            case actions.Sleep():
+                return await asyncio.sleep(action.seconds)
+            case actions.Beat():
+                return Heartbeat(self, action)
+            case actions.Later():
                 return self.running_work.settle_later(
-                    lambda: adrive(effect.flow(), self._transact), patience=effect.patience
+                    lambda: adrive(action.flow(), self._transact), patience=action.patience
                 )
-            case Aside():
-                return await self.aside(effect)
-            case Recall():
-                return await self.recall(effect)
-            case Consult(wait=False):
-                return effect.line.post(effect.commands)
-            case Consult():
-                return await effect.line.ask(effect.commands)
+            case actions.Aside():
+                return await self.aside(action)
+            case actions.Recall():
+                return await self.recall(action)
+            case actions.Consult(wait=False):
+                return action.line.post(action.commands)
+            case actions.Consult():
+                return await action.line.ask(action.commands)
             case Transaction():
-                return await self._transact(effect)
-            case Rest() | ReleaseConnections():
+                return await self._transact(action)
+            case actions.Rest() | actions.ReleaseConnections():
                 return None
-            case Invoke():
+            case actions.Invoke():
                 raise AssertionError("a flow that was interrupted does not rest")
 
-    def recall(self, effect: Recall) -> Coroutine[Any, Any, Glimpse | None]:
+    def recall(self, action: actions.Recall) -> Coroutine[Any, Any, Glimpse | None]:
         """Read a stored answer, in one statement with other repeats that ask at the same time."""
         if self._recaller is None:
             self._recaller = Recaller(self.engine.store, self._transact)
-        return self._recaller.recall(effect.record_id)
+        return self._recaller.recall(action.record_id)
 
-    async def aside(self, effect: Aside) -> Any:  # noqa: ANN401  (what the flow returns)
+    async def aside(self, action: actions.Aside) -> Any:  # noqa: ANN401  (what the flow returns)
         """Run a look while all connections are in use, unless one comes free first: quick handlers end sooner."""
-        if not effect.blocking and await self.engine.room():
-            effect.flow.close()
+        if not action.blocking and await self.engine.room():
+            action.flow.close()
             return None
         async with self.engine.aside:
-            return await adrive(effect.flow, self._transact)
+            return await adrive(action.flow, self._transact)
 
     @staticmethod
-    async def call(effect: Call) -> Any:  # noqa: ANN401  (what the application returns)
+    async def call(action: actions.Call) -> Any:  # noqa: ANN401  (what the application returns)
         """Call the application."""
-        if effect.limit is None:
-            result = effect.fn(*effect.arguments)
+        if action.limit is None:
+            result = action.fn(*action.arguments)
             return await result if inspect.isawaitable(result) else result
-        async with asyncio.timeout(effect.limit):
-            result = effect.fn(*effect.arguments)
+        async with asyncio.timeout(action.limit):
+            result = action.fn(*action.arguments)
             return await result if inspect.isawaitable(result) else result
 
-    async def begin(self, effect: Begin) -> tuple[Tx, Any]:
+    async def begin(self, action: actions.Begin) -> tuple[actions.Tx, Any]:
         """Open a business transaction."""
-        first = effect.first
-        if effect.blocking:
+        first = action.first
+        if action.blocking:
             assert self.open_blocking is not None
             return await self.open_blocking(first)
         if first is not None and self.engine.folds is not None:
@@ -243,20 +228,20 @@ class AsyncRuntime:
         if first is None:
             return tx, None
         try:
-            return tx, await tx.step(first)
+            return tx, await tx.run(first)
         except BaseException:
             await shielded(tx.rollback())  # no flow knows this transaction yet
             raise
 
-    async def commit(self, effect: Commit) -> Keep | Drop:
+    async def commit(self, action: actions.Commit) -> actions.Keep | actions.Drop:
         """Commit one, or roll it back."""
-        tx, last, fold = effect.tx, effect.last, effect.fold
+        tx, last, fold = action.tx, action.last, action.fold
         kind: type[AsyncOpenTransaction] = type(tx)
         if fold is not None and _folds(kind):
             rows = await cast("FoldingTransaction", tx).commit_with(fold.statement)
-            return Drop() if rows is None else Keep(fold.read(rows))
-        ended: Keep | Drop = Keep() if last is None else await tx.step(last)
-        await (tx.commit() if type(ended) is Keep else tx.rollback())
+            return actions.Drop() if rows is None else actions.Keep(fold.read(rows))
+        ended: actions.Keep | actions.Drop = actions.Keep() if last is None else await tx.run(last)
+        await (tx.commit() if type(ended) is actions.Keep else tx.rollback())
         return ended
 
 
@@ -301,16 +286,16 @@ def _anyio_shield() -> contextlib.AbstractContextManager[object]:
 class Heartbeat:
     """Renews a lease. A timer of the event loop, not a task: most requests end before its first beat."""
 
-    __slots__ = ("_effect", "_loop", "_runtime", "_stops_at", "_task", "_timer", "lost")
+    __slots__ = ("_action", "_loop", "_runtime", "_stops_at", "_task", "_timer", "lost")
 
-    def __init__(self, runtime: AsyncRuntime, effect: Beat) -> None:
+    def __init__(self, runtime: AsyncRuntime, action: actions.Beat) -> None:
         self._runtime = runtime
-        self._effect = effect
+        self._action = action
         self._loop = asyncio.get_running_loop()
-        self._stops_at = self._loop.time() + effect.until
+        self._stops_at = self._loop.time() + action.until
         self._task: asyncio.Task[None] | None = None
         self.lost = False
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(effect.every, self._beat)
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(action.every, self._beat)
 
     def stop(self) -> None:
         """Stop beating. A renewal that is under way may finish; it can only renew a lease that is still ours."""
@@ -323,9 +308,9 @@ class Heartbeat:
             self._task = self._loop.create_task(self._renew())
 
     async def _renew(self) -> None:
-        wait = self._effect.every
+        wait = self._action.every
         try:
-            until = await adrive(self._effect.renew(), self._runtime.engine.driver.run)
+            until = await adrive(self._action.renew(), self._runtime.engine.driver.run)
         except StoreError as error:
             wait /= 3  # two more beats fit into the lease: try sooner
             log.warning("oncekey: a lease could not be renewed: %s", type(error).__name__)
@@ -402,3 +387,67 @@ class RunningWork:
             else:
                 return
         log.error("oncekey: a settlement could not be written; its lease runs out")
+
+
+AT_ONCE: Final = 2
+"""How many reads run at a time: while the server answers one, the process works on the other's rows."""
+MOST: Final = 32
+"""How many keys one statement reads: their answers are in memory together, and each may be large."""
+
+
+class Recaller:
+    """Reads the answers of finished records, for all repeats of one event loop."""
+
+    __slots__ = ("_reading", "_records", "_run", "_tasks", "_waiting")
+
+    def __init__(self, records: Recalls, run: Callable[[Transaction[Any]], Awaitable[Any]]) -> None:
+        self._records = records
+        self._run = run
+        self._reading = 0
+        self._waiting: list[tuple[RecordId, asyncio.Future[Glimpse | None]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def recall(self, record_id: RecordId) -> Glimpse | None:
+        """The answer of a key's record; None if the record is not completed, or cannot be read."""
+        if self._reading >= AT_ONCE:
+            answer: asyncio.Future[Glimpse | None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((record_id, answer))
+            return await answer
+        self._reading += 1
+        try:
+            return await adrive(self._records.recall(record_id), self._run)
+        finally:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Begin a read for the repeats that wait, after another read has ended."""
+        waiting, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+        waiting = [(record_id, answer) for record_id, answer in waiting if not answer.done()]
+        if not waiting:
+            self._reading -= 1
+            return
+        # The task serves several requests, so it belongs to no request's context or trace.
+        task = asyncio.get_running_loop().create_task(self._read(waiting), context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, waiting: list[tuple[RecordId, asyncio.Future[Glimpse | None]]]) -> None:
+        error: Exception | None = None
+        found: dict[RecordId, Glimpse] = {}
+        try:
+            found = await adrive(self._records.recall_all(tuple([one for one, _ in waiting])), self._run)
+        except Exception as raised:  # noqa: BLE001  (raised in each waiting task)
+            error = raised
+        except BaseException:
+            for _, answer in waiting:  # an event loop that ends cancels its tasks, and the waiting repeats with them
+                answer.cancel()
+            raise
+        finally:
+            self._read_on()
+        for record_id, answer in waiting:
+            if answer.done():
+                continue  # the repeat was cancelled
+            if error is None:
+                answer.set_result(found.get(record_id))
+            else:
+                answer.set_exception(error)

@@ -6,10 +6,9 @@ import json
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from oncekey.core.audit import AuditEntry, Note
 from oncekey.core.keys import key_digest
 from oncekey.core.model import State
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, AuditEntry, Note, Trigger
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.statements import execute
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from oncekey.core.model import Duration, RecordId
-    from oncekey.flow import Flow, Row, Steps, Value
+    from oncekey.flow import Body, Flow, Row, Value
     from oncekey.stores.statements import Statements
 
 STATEMENTS: tuple[str, ...] = ("note", "history", "forget_notes")
@@ -33,7 +32,7 @@ class AuditStore:
         statements.require(STATEMENTS)
         self._statements = statements
 
-    def noting(self, notes: Sequence[Note]) -> Steps[None]:
+    def noting(self, notes: Sequence[Note]) -> Body[None]:
         """Write lines as part of the transaction that makes the moves."""
         if notes:
             yield self._statements.statement("note", {"notes": json.dumps([_line(note) for note in notes])})
@@ -47,7 +46,7 @@ class AuditStore:
             "limit": limit,
         }
 
-        def body() -> Steps[tuple[AuditEntry, ...]]:
+        def body() -> Body[tuple[AuditEntry, ...]]:
             rows = yield self._statements.statement("history", params)
             return tuple(entry_of(row) for row in rows)
 
@@ -56,7 +55,7 @@ class AuditStore:
     def forget(self, age: Duration, limit: int) -> Flow[int]:
         """Delete the oldest lines that are older than `age`, at most `limit` of them; how many."""
 
-        def body() -> Steps[int]:
+        def body() -> Body[int]:
             rows = yield self._statements.statement("forget_notes", {"age": age, "limit": limit})
             return len(rows)
 

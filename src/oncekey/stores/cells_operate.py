@@ -21,9 +21,9 @@ from oncekey.stores.operate import STANDING
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking, Line
-    from oncekey.core.audit import AuditEntry, Note
     from oncekey.core.model import Duration, Instant, RecordId
-    from oncekey.flow import Flow, Rows, Steps
+    from oncekey.core.transitions import AuditEntry, Note
+    from oncekey.flow import Body, Flow, Rows
 
 log = logging.getLogger("oncekey.audit")
 
@@ -38,14 +38,14 @@ _RECORDS: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING, Index.KEPT)
 _UNFINISHED: Final = frozenset({"in_progress", "failed_retryable", "unknown"})
 
 DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"diagnostic_clock": ("now",), "diagnostic_cells": ("told",)}
+    {"diagnostic_clock": ("now",), "diagnostic_cells": ("reported",)}
 )
 
 
 class LoggedMoves:
     """Takes the place of an audit in a store without one: writes an operator's moves to the log."""
 
-    def noting(self, notes: Sequence[Note]) -> Steps[None]:
+    def noting(self, notes: Sequence[Note]) -> Body[None]:
         """Log each line."""
         yield from ()
         for note in notes:
@@ -214,7 +214,7 @@ def _clock(*, now: Instant | None) -> Asking[Rows]:
 
 def _cell_diagnostics(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
     rows: Sequence[Mapping[str, Any]] = yield Diagnostics()
-    return [{"told": one} for one in rows]
+    return [{"reported": one} for one in rows]
 
 
 DESK: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {

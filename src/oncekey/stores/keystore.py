@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from oncekey.core.errors import ConfigurationError, RecordUnreadableError
+from oncekey.core.errors import ConfigurationError, RecordUnreadableError, SchemaError
 from oncekey.core.model import (
     Completed,
     Deferred,
@@ -27,7 +27,6 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.migrations import NoSchema
 from oncekey.stores.phases import PhaseStore, owned
 from oncekey.stores.rows import (
     claim_params,
@@ -40,9 +39,10 @@ from oncekey.stores.rows import (
 from oncekey.stores.statements import Statements, execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
-    from oncekey.core.audit import Note
+    from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import Claim, Duration, Glimpse, Instant, Lease, Record, Settlement
-    from oncekey.flow import Command, Flow, Rows, Statement, Steps, Value
+    from oncekey.core.transitions import Note
+    from oncekey.flow import Body, Command, Flow, Rows, Statement, Value
     from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Reconcile, Reseal, Schema, Survey, Upkeep
 
 STATEMENTS: tuple[str, ...] = (
@@ -126,7 +126,7 @@ class KeyStore:
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
         """Move the lease's end, never past the deadline."""
 
-        def body() -> Steps[Instant | None]:
+        def body() -> Body[Instant | None]:
             rows = yield self._say("renew", {**owner_proof(lease), "lease": span})
             return int(rows[0]["lease_until"]) if rows else None
 
@@ -139,7 +139,7 @@ class KeyStore:
         transaction = Transaction("settle", mode, lambda: self.settling(lease, settlement))
         return (yield from execute_until_acknowledged(transaction))
 
-    def settling(self, lease: Lease, settlement: Settlement) -> Steps[Settled]:
+    def settling(self, lease: Lease, settlement: Settlement) -> Body[Settled]:
         """The settlement as statements; if none writes, the record has another outcome.
 
         Where a record is two rows, a statement that waited for another write is refused if that one wrote both. So an
@@ -166,15 +166,15 @@ class KeyStore:
             )
         return self.outbox
 
-    def _find(self, record_id: RecordId) -> Steps[Snapshot]:
+    def _find(self, record_id: RecordId) -> Body[Snapshot]:
         rows = yield self._say("find", {"scope": record_id.scope, "key": record_id.key})
         return snapshot_of(rows[0])
 
-    def _recall(self, record_id: RecordId) -> Steps[Glimpse | None]:
+    def _recall(self, record_id: RecordId) -> Body[Glimpse | None]:
         rows = yield self._say("recall", {"scope": record_id.scope, "key": record_id.key})
         return glimpse_of(rows[0], record_id) if rows else None
 
-    def _recall_all(self, record_ids: tuple[RecordId, ...]) -> Steps[dict[RecordId, Glimpse]]:
+    def _recall_all(self, record_ids: tuple[RecordId, ...]) -> Body[dict[RecordId, Glimpse]]:
         asked = json.dumps([{"scope": one.scope, "key": one.key} for one in record_ids])
         found: dict[RecordId, Glimpse] = {}
         for row in (yield self._say("recall_all", {"asked": asked})):
@@ -183,7 +183,7 @@ class KeyStore:
                 found[record_id] = glimpse_of(row, record_id)
         return found
 
-    def _claim(self, claim: Claim) -> Steps[Snapshot]:
+    def _claim(self, claim: Claim) -> Body[Snapshot]:
         form = None if claim.request is None else "claim_kept"
         rows = yield self._statements.statement("claim", claim_params(claim), form=form)
         if rows:
@@ -197,7 +197,7 @@ class KeyStore:
     ) -> Transaction[Snapshot | None]:
         audit = None if note is None else self.audit
 
-        def body() -> Steps[Snapshot | None]:
+        def body() -> Body[Snapshot | None]:
             rows = yield self._say(name, {**params, **version_proof(seen)})
             if rows and audit is not None and note is not None:
                 yield from audit.noting((note,))
@@ -257,3 +257,19 @@ def _has_outcome(snapshot: Snapshot, lease: Lease, settlement: Settlement) -> bo
             return False
         case _:
             assert_never(settlement)
+
+
+class NoSchema:
+    """The tables of a store that has none."""
+
+    migrations: tuple[Migration, ...] = ()
+
+    def applied(self) -> Flow[tuple[Applied, ...]]:
+        """Nothing."""
+        yield from ()
+        return ()
+
+    def migrate(self, migration: Migration) -> Flow[bool]:
+        """There is nothing to run it on."""
+        yield from ()
+        raise SchemaError(f"this store has no tables to run {migration.label} on")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim, Duration, Instant, Outcome, StoredResponse
     from oncekey.core.onecommit import Lock
-    from oncekey.flow import Flow, Row, Rows, Statement, Steps, Value
+    from oncekey.flow import Body, Flow, Row, Rows, Statement, Value
     from oncekey.ports import Outbox
     from oncekey.stores.statements import Statements
 
@@ -93,7 +93,7 @@ class LockStore:
         self._outbox = outbox
         self._guess = Guess()
 
-    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
+    def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
         """Try the lock, then read: the first statement of the transaction, which sets its time-outs (L1, L4)."""
         try:
             scope, key = claim.id.scope.encode(), claim.id.key.encode()
@@ -119,17 +119,21 @@ class LockStore:
 
     def completing(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
-    ) -> Steps[Stored | None]:
+    ) -> Body[Stored | None]:
         """Write the finished record, as the last statement before the commit (L3). None: the key is not ours."""
         rows = yield self._finished(claim, target, settlement)
         if not rows:
             return None
+        yield from self._deferred(settlement)
+        return self._stored(rows[0], begun)
+
+    def _deferred(self, settlement: Completed | Deferred) -> Body[None]:
+        """Put the parcel of a deferred request into the outbox."""
         if isinstance(settlement, Deferred):
             outbox = self._outbox()
             if outbox is None:
                 raise ConfigurationError(NO_OUTBOX)
             yield from outbox.putting((settlement.parcel,))
-        return self._stored(rows[0], begun)
 
     def _finished(self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred) -> Statement:
         params = claim_params(claim)
@@ -177,7 +181,7 @@ class LockStore:
     def held(self, number: int) -> Flow[bool]:
         """Whether any request holds the lock of a key; asking does not take it (L8)."""
 
-        def body() -> Steps[bool]:
+        def body() -> Body[bool]:
             rows = yield self._statements.statement("held", {"lock": number})
             return bool(rows[0]["held"])
 
@@ -186,7 +190,7 @@ class LockStore:
     def holder(self, lock: Lock) -> Flow[Holder]:
         """Which request holds the lock; asking does not take it. A record that was read before does not count (L8)."""
 
-        def body() -> Steps[Holder]:
+        def body() -> Body[Holder]:
             rows = yield self._statements.statement("holder", _numbers(lock))
             return Holder(rows[0]["holder"])
 

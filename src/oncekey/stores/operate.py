@@ -23,10 +23,10 @@ from oncekey.stores.rows import memo_of, memo_text, records_of, response_params,
 from oncekey.stores.statements import execute
 
 if TYPE_CHECKING:
-    from oncekey.core.audit import Note
     from oncekey.core.model import DeadLetter, Instant, MemoEntry, RecordId
     from oncekey.core.operate import Search
-    from oncekey.flow import Flow, Row, Rows, Steps, Value
+    from oncekey.core.transitions import Note
+    from oncekey.flow import Body, Flow, Row, Rows, Value
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
@@ -96,7 +96,7 @@ class OperateStore:
             "before_key": key,
         }
 
-        def body() -> Steps[Page]:
+        def body() -> Body[Page]:
             rows = yield self._statements.statement("list_records", params)
             return Page(int(rows[0]["now"]), records_of(rows))
 
@@ -111,7 +111,7 @@ class OperateStore:
         """The last result of the same call, for any key; results that an operator gave by hand do not count."""
         params: dict[str, Value] = {"operation": operation, "phase": phase, "looked_at": _LOOKED_AT, "limit": _FEW}
 
-        def body() -> Steps[MemoEntry | None]:
+        def body() -> Body[MemoEntry | None]:
             rows = yield self._statements.statement("last_results", params)
             entries = (entry for row in rows for entry in memo_of(row["memo"]))
             return next((entry for entry in entries if entry.name == phase and _is_answer(entry)), None)
@@ -121,7 +121,7 @@ class OperateStore:
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelLocation, ...]]:
         """Where the parcels of a record are."""
 
-        def body() -> Steps[tuple[ParcelLocation, ...]]:
+        def body() -> Body[tuple[ParcelLocation, ...]]:
             rows = yield self._statements.statement("parcels_of", {"incarnation": str(incarnation)})
             return tuple(_parcel_location(row) for row in rows)
 
@@ -130,7 +130,7 @@ class OperateStore:
     def move(self, record_id: RecordId, deciding: Deciding, noting: Callable[[Move], Note]) -> Flow[Moved | Forbidden]:
         """Make the move that `deciding` returns for the current record, with its audit line; or nothing at all."""
 
-        def body() -> Steps[Moved | Forbidden]:
+        def body() -> Body[Moved | Forbidden]:
             rows = yield self._statements.statement("hold_record", {"scope": record_id.scope, "key": record_id.key})
             seen = snapshot_of(rows[0]) if rows else Snapshot(None, 0)
             parcels = () if seen.record is None else (yield from self._holding(seen.record))
@@ -154,7 +154,7 @@ class OperateStore:
     def stats(self) -> Flow[StoreStats]:
         """How many of everything there are, and what waits for a worker or an operator."""
 
-        def body() -> Steps[StoreStats]:
+        def body() -> Body[StoreStats]:
             groups = yield self._statements.statement("stats", {})
             queues = yield self._statements.statement("outbox_census", {})
             letters = yield self._statements.statement("letter_census", {})
@@ -172,7 +172,7 @@ class OperateStore:
     def backlog(self) -> Flow[Backlog]:
         """How many unfinished records there are, and what waits, read from indexes alone."""
 
-        def body() -> Steps[Backlog]:
+        def body() -> Body[Backlog]:
             (row,) = yield self._statements.statement("standing", {})
             waiting = tuple(Waiting(what, int(row[what]), row[f"{what}_oldest"]) for what in WAITING)
             return Backlog(int(row["now"]), {one: int(row[one]) for one in STANDING}, waiting)
@@ -191,17 +191,17 @@ class OperateStore:
                 continue
         return found
 
-    def _reading(self, name: str, columns: tuple[str, ...]) -> Steps[tuple[Mapping[str, Any], ...]]:
+    def _reading(self, name: str, columns: tuple[str, ...]) -> Body[tuple[Mapping[str, Any], ...]]:
         rows = yield self._statements.statement(name, {})
         return tuple({column: row[column] for column in columns} for row in rows)
 
-    def _holding(self, record: Record) -> Steps[tuple[ParcelLocation, ...]]:
+    def _holding(self, record: Record) -> Body[tuple[ParcelLocation, ...]]:
         incarnation: dict[str, Value] = {"incarnation": str(record.incarnation)}
         parcels = yield self._statements.statement("hold_parcels_of", incarnation)
         letters = yield self._statements.statement("letters_of", incarnation)
         return tuple(_parcel_location(row) for row in (*parcels, *letters))
 
-    def _writing(self, move: Move) -> Steps[Snapshot]:
+    def _writing(self, move: Move) -> Body[Snapshot]:
         proof = version_proof(move.seen)
         name, params = _statement(move)
         written = _must((yield self._statements.statement(name, {**proof, **params})))
@@ -209,7 +209,7 @@ class OperateStore:
             yield from self._with_parcel(move, proof)
         return snapshot_of(written)
 
-    def _with_parcel(self, move: Move, proof: dict[str, Value]) -> Steps[None]:
+    def _with_parcel(self, move: Move, proof: dict[str, Value]) -> Body[None]:
         """Move the parcel with its record: remove it if the record is answered, put it back if it is tried again."""
         if move.row.to is State.COMPLETED:
             yield self._statements.statement("drop_deferred", proof)
@@ -224,7 +224,7 @@ class OperateStore:
         kind = letter.parcel.kind.value
         params: dict[str, Value] = {"id": str(letter.parcel.id), "kind": kind, "attempts": 0}
 
-        def body() -> Steps[bool]:
+        def body() -> Body[bool]:
             if back:
                 yield self._statements.statement("bring_back", params)
             if not (yield self._statements.statement("drop_dead_letter", params)):
@@ -261,7 +261,7 @@ def _statement(move: Move) -> tuple[str, dict[str, Value]]:
 
 def first_found(
     statements: Statements, finds: tuple[str, ...], beginning: str, scope: str | None, limit: int
-) -> Steps[Page]:
+) -> Body[Page]:
     """The result of the first of these statements that finds anything."""
     params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
     page = Page(0, ())

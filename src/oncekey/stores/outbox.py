@@ -13,12 +13,12 @@ from uuid import UUID
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.deferred import DeferredCalls
-from oncekey.stores.parcels import dead_letter_of, held_of, held_text, ids_of, parcel_proof, parcels_text
+from oncekey.stores.rows import dead_letter_of, held_of, held_text, ids_of, parcel_proof, parcels_text
 from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Duration, HeldParcel, Parcel
-    from oncekey.flow import Flow, Rows, Steps, Value
+    from oncekey.flow import Body, Flow, Rows, Value
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
@@ -47,7 +47,7 @@ class OutboxStore(DeferredCalls):
         super().__init__(statements, audit)
         statements.require(STATEMENTS)
 
-    def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
+    def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
         """Write parcels as part of an open transaction."""
         if parcels:
             yield self._say("put_parcels", {"parcels": parcels_text(parcels)})
@@ -89,7 +89,7 @@ class OutboxStore(DeferredCalls):
         """Make a message due again later. False: not ours any more."""
         params: dict[str, Value] = {**parcel_proof(held), "after": after, "error": error, "spared": 0 if counted else 1}
 
-        def body() -> Steps[bool]:
+        def body() -> Body[bool]:
             rows = yield self._say("again", params)
             if rows:
                 return True
@@ -102,7 +102,7 @@ class OutboxStore(DeferredCalls):
     def bury(self, held: HeldParcel, error: str) -> Flow[bool]:
         """Make a message a dead letter, with its first and its last error. False: not ours any more."""
 
-        def body() -> Steps[bool]:
+        def body() -> Body[bool]:
             if (yield from self._burying(held, error)):
                 return True
             return (yield from self._is_buried(held))
@@ -133,7 +133,7 @@ class OutboxStore(DeferredCalls):
         return dead_letter_of(rows[0]) if rows else None
 
     def _one(self, name: str, params: dict[str, Value], mode: Mode = Mode.SINGLE) -> Transaction[Rows]:
-        def body() -> Steps[Rows]:
+        def body() -> Body[Rows]:
             return (yield self._say(name, params))
 
         return Transaction(name, mode, body)

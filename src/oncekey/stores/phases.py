@@ -16,7 +16,7 @@ from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record
-    from oncekey.flow import Flow, Steps, Value
+    from oncekey.flow import Body, Flow, Value
     from oncekey.stores.statements import Statements
 
 STATEMENTS: tuple[str, ...] = ("checkpoint", "announce", "result", "withdraw", "resumable")
@@ -34,7 +34,7 @@ class PhaseStore:
 
     def checkpointing(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
-    ) -> Steps[Snapshot | None]:
+    ) -> Body[Snapshot | None]:
         """Write a finished phase, as the last statement of its own transaction (row 5). None: not ours any more."""
         return (yield from self._write("checkpoint", lease, seen, memo, {"lease": span}))
 
@@ -72,7 +72,7 @@ class PhaseStore:
             "busy": call.send_window + call.call_timeout + MARGIN,
         }
 
-        def body() -> Steps[Snapshot | None]:
+        def body() -> Body[Snapshot | None]:
             snapshot = yield from self._write("announce", lease, seen, memo, params)
             if snapshot is not None:
                 return snapshot
@@ -86,7 +86,7 @@ class PhaseStore:
     ) -> Flow[Snapshot | None]:
         """Write the result of an open call (row 6), also for a record that was only swept. None: not ours any more."""
 
-        def body() -> Steps[Snapshot | None]:
+        def body() -> Body[Snapshot | None]:
             for _ in range(2):
                 snapshot = yield from self._write("result", lease, seen, memo, {"lease": span, "owner": lease.owner})
                 if snapshot is not None:
@@ -103,7 +103,7 @@ class PhaseStore:
     def withdraw(self, lease: Lease) -> Flow[Snapshot | None]:
         """Take back an announcement that was provably not followed by a call (row 33)."""
 
-        def body() -> Steps[Snapshot | None]:
+        def body() -> Body[Snapshot | None]:
             rows = yield self._statements.statement("withdraw", owner_proof(lease))
             if rows:
                 return snapshot_of(rows[0])
@@ -118,7 +118,7 @@ class PhaseStore:
         The renewal waits for the transaction that wrote the row, so that the read after it sees its result.
         """
 
-        def body() -> Steps[bool | None]:
+        def body() -> Body[bool | None]:
             yield self._statements.statement("renew", {**owner_proof(lease), "lease": span})
             there = yield from self._find(lease)
             if not owned(there.record, lease):
@@ -136,7 +136,7 @@ class PhaseStore:
             "limit": limit,
         }
 
-        def body() -> Steps[tuple[Snapshot, ...]]:
+        def body() -> Body[tuple[Snapshot, ...]]:
             rows = yield self._statements.statement("resumable", since)
             return tuple(Snapshot(record, int(rows[0]["now"])) for record in records_of(rows))
 
@@ -149,7 +149,7 @@ class PhaseStore:
         seen: tuple[MemoEntry, ...],
         memo: tuple[MemoEntry, ...],
         params: dict[str, Value],
-    ) -> Steps[Snapshot | None]:
+    ) -> Body[Snapshot | None]:
         text = memo_text(memo)
         execute: dict[str, Value] = {
             **owner_proof(lease),
@@ -161,7 +161,7 @@ class PhaseStore:
         rows = yield self._statements.statement(name, execute)
         return written_of(rows[0], memo) if rows else None
 
-    def _find(self, lease: Lease) -> Steps[Snapshot]:
+    def _find(self, lease: Lease) -> Body[Snapshot]:
         rows = yield self._statements.statement("find", {"scope": lease.id.scope, "key": lease.id.key})
         return snapshot_of(rows[0])
 

@@ -17,9 +17,9 @@ from oncekey.stores.rows import record_of, records_of, version_proof
 from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
-    from oncekey.core.audit import Note
     from oncekey.core.model import Duration, Instant, Record
-    from oncekey.flow import Flow, Row, Rows, Steps, Value
+    from oncekey.core.transitions import Note
+    from oncekey.flow import Body, Flow, Row, Rows, Value
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
@@ -61,7 +61,7 @@ class ReconcileStore:
             "after_key": "" if after is None else after.id.key,
         }
 
-        def body() -> Steps[Page]:
+        def body() -> Body[Page]:
             rows = yield self._statements.statement("unknown_due", params)
             return Page(int(rows[0]["now"]), records_of(rows))
 
@@ -71,7 +71,7 @@ class ReconcileStore:
         """Ask again after so long, or never (None), with the question counted or not (row 23). False: it has moved."""
         params: dict[str, Value] = {**version_proof(seen), "after": after, "tries": 1 if counted else 0}
 
-        def body() -> Steps[bool]:
+        def body() -> Body[bool]:
             rows = yield self._statements.statement("still_unknown", params)
             if rows and noting is not None:
                 yield from self._audit.noting((noting(seen),))
@@ -90,7 +90,7 @@ class ReconcileStore:
             "said": report.resolution,
         }
 
-        def body() -> Steps[tuple[Evidence, bool]]:
+        def body() -> Body[tuple[Evidence, bool]]:
             rows = yield self._statements.statement("add_evidence", params)
             if rows:
                 return evidence_of(rows[0]), True
@@ -172,7 +172,7 @@ class ReconcileStore:
         return (yield from execute_until_acknowledged(self._one(name, params, Mode.SINGLE)))
 
     def _one(self, name: str, params: dict[str, Value], mode: Mode) -> Transaction[Rows]:
-        def body() -> Steps[Rows]:
+        def body() -> Body[Rows]:
             return (yield self._statements.statement(name, params))
 
         return Transaction(name, mode, body)

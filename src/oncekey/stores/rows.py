@@ -1,4 +1,4 @@
-"""The form of a record in rows, for every store."""
+"""The form of records and parcels in rows, for every store."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     SEALED_SCHEMA,
+    DeadLetter,
     Effects,
     EntryKind,
     Finished,
     Glimpse,
     Headers,
+    HeldParcel,
     Intent,
     MemoEntry,
     Outcome,
+    Parcel,
+    ParcelKind,
     Record,
     RecordId,
     Recovery,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim, Lease
     from oncekey.flow import Row, Rows, Value
+
 
 T = TypeVar("T")
 log = logging.getLogger("oncekey")
@@ -280,7 +285,7 @@ def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
 def memo_of(text: str | None) -> tuple[MemoEntry, ...]:
     """The steps of a stored memo."""
     entries = json.loads(text) if text else []
-    return tuple([MemoEntry(name, _KINDS.get(kind) or EntryKind(kind), *rest) for name, kind, *rest in entries])
+    return tuple([MemoEntry(name, _ENTRY_KINDS.get(kind) or EntryKind(kind), *rest) for name, kind, *rest in entries])
 
 
 def row_text(*values: str | bytes | int | None) -> str:
@@ -329,7 +334,8 @@ def _notify(text: str) -> None:
 
 
 def _uuid(value: object) -> UUID:
-    # A driver may return its own UUID class: equal values must be equal records.
+    # A driver may return its own UUID class. Equal values must be equal records, and not every library that an
+    # application uses takes a driver's class.
     if type(value) is UUID:
         return value
     return UUID(int=value.int) if isinstance(value, UUID) else UUID(str(value))
@@ -340,5 +346,91 @@ _EFFECTS: Final = {one.value: one for one in Effects}
 _RECOVERIES: Final = {one.value: one for one in Recovery}
 _STATES: Final = {one.value: one for one in State}
 _OUTCOMES: Final = {one.value: one for one in Outcome}
-_KINDS: Final = {one.value: one for one in EntryKind}
+_ENTRY_KINDS: Final = {one.value: one for one in EntryKind}
 _ENCODED: Final = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one for every call
+
+
+_PARCEL_KINDS: Final = {kind.value: kind for kind in ParcelKind}
+
+
+def parcels_text(parcels: tuple[Parcel, ...]) -> str:
+    """A batch as one parameter: drivers bind no lists."""
+    return json.dumps(
+        [
+            {
+                "id": str(parcel.id),
+                "topic": parcel.topic,
+                "payload": parcel.payload,
+                "kind": parcel.kind.value,
+                "scope": parcel.record_id.scope,
+                "key": parcel.record_id.key,
+                "incarnation": str(parcel.incarnation),
+                "downstream_key": parcel.downstream_key,
+                "position": parcel.position,
+                "order_by": parcel.order_by,
+            }
+            for parcel in parcels
+        ]
+    )
+
+
+def held_text(held: tuple[HeldParcel, ...]) -> str:
+    """The proofs of a batch; sorted, so that two batches lock in the same order."""
+    # Joined by hand, because a UUID and a number need no quoting, and there may be a thousand of them.
+    proofs = sorted([(str(one.parcel.id), one.fence) for one in held])
+    return "[" + ",".join([f'{{"id":"{name}","fence":{fence:d}}}' for name, fence in proofs]) + "]"
+
+
+def parcel_proof(held: HeldParcel) -> dict[str, Value]:
+    """The proof of a claim on a parcel: its id, and the fence it was claimed with."""
+    return {"id": str(held.parcel.id), "parcel_fence": held.fence}
+
+
+def held_of(row: Row) -> HeldParcel:
+    """Decode a parcel that a worker holds."""
+    return HeldParcel(
+        parcel=parcel_of(row),
+        fence=row["fence"],
+        attempts=row["attempts"],
+        lease_until=row["lease_until"] or 0,
+        created_at=row["created_at"],
+        first_error=row["first_error"],
+        last_error=row["last_error"],
+    )
+
+
+def dead_letter_of(row: Row) -> DeadLetter:
+    """Decode a dead letter."""
+    return DeadLetter(
+        parcel=parcel_of(row),
+        attempts=row["attempts"],
+        created_at=row["created_at"],
+        died_at=row["died_at"],
+        first_error=row["first_error"],
+        last_error=row["last_error"],
+    )
+
+
+def parcel_of(row: Row) -> Parcel:
+    """Decode the parcel itself."""
+    return Parcel(
+        id=_any_uuid(row["id"]),
+        kind=_PARCEL_KINDS[row["kind"]],
+        record_id=RecordId(row["scope"], row["key"]),
+        incarnation=_uuid(row["incarnation"]),
+        topic=row["aggregatetype"],
+        payload=row["payload"],
+        downstream_key=row["downstream_key"],
+        position=row["position"],
+        order_by=row["order_by"],
+    )
+
+
+def ids_of(rows: Rows) -> frozenset[UUID]:
+    """The parcels that a statement touched."""
+    return frozenset(_any_uuid(row["id"]) for row in rows)
+
+
+def _any_uuid(value: object) -> UUID:
+    """A UUID, perhaps of a driver's own class, which is equal to Python's: this id does not leave oncekey."""
+    return value if isinstance(value, UUID) else UUID(str(value))

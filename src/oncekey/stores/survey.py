@@ -17,7 +17,7 @@ from uuid import UUID
 from oncekey.core.model import Outcome, ParcelKind, State
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.ops.survey import (
+from oncekey.ops.stats import (
     FINISHED,
     LOOKED,
     MOST,
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
     from oncekey.core.resolution import Call, Evidence
     from oncekey.core.transitions import Actor
-    from oncekey.flow import Flow, Row, Rows, Steps, Value
-    from oncekey.ops.survey import Walk
+    from oncekey.flow import Body, Flow, Row, Rows, Value
+    from oncekey.ops.stats import Walk
     from oncekey.stores.statements import Statements
 
 
@@ -80,7 +80,7 @@ class SurveyStore:
         """Records of these states, the newest first; without their answers. `before` is where the last page ended."""
         places = dict.fromkeys(wanted.states, START) if before is None else before
 
-        def body() -> Steps[Stretch]:
+        def body() -> Body[Stretch]:
             now, paths = 0, {}
             for state, place in places.items():
                 rows = yield self._statements.statement(f"walk_{state}", _walking(wanted, limit, place, looked))
@@ -97,7 +97,7 @@ class SurveyStore:
     def tally(self) -> Flow[Tally]:
         """What waits, counted up to a bound."""
 
-        def body() -> Steps[Tally]:
+        def body() -> Body[Tally]:
             rows = yield self._statements.statement("tally", {"most": MOST})
             return Tally(int(rows[0]["now"]), {row["what"]: Count(int(row["found"]), row["oldest"]) for row in rows})
 
@@ -106,7 +106,7 @@ class SurveyStore:
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
         """How the last requests ended: so many finished, failed and doubtful ones, in no order."""
 
-        def body() -> Steps[tuple[End, ...]]:
+        def body() -> Body[tuple[End, ...]]:
             rows = yield self._statements.statement("ended", {"limit": limit})
             return tuple(_end(row) for row in rows if row["at"] is not None)
 
@@ -115,7 +115,7 @@ class SurveyStore:
     def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
         """The calls that were announced in one incarnation of a key."""
 
-        def body() -> Steps[tuple[Call, ...]]:
+        def body() -> Body[tuple[Call, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
             rows = yield self._statements.statement("calls_of_record", params)
             return tuple(call_of(row) for row in rows)
@@ -127,7 +127,7 @@ class SurveyStore:
     ) -> Flow[tuple[Evidence, ...]]:
         """All evidence about these calls, with or without a verdict, in the order in which it arrived."""
 
-        def body() -> Steps[tuple[Evidence, ...]]:
+        def body() -> Body[tuple[Evidence, ...]]:
             found: dict[int, Evidence] = {}
             for name, column, names in (
                 ("heard_of_key", "downstream_key", downstream_keys),
@@ -143,7 +143,7 @@ class SurveyStore:
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
         """The parcels of one incarnation of a key, in the outbox and among the dead letters."""
 
-        def body() -> Steps[tuple[ParcelView, ...]]:
+        def body() -> Body[tuple[ParcelView, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
             rows = yield self._statements.statement("parcels_in_full", params)
             return tuple(_parcel(row) for row in rows)
@@ -161,7 +161,7 @@ class SurveyStore:
             "looked": looked,
         }
 
-        def body() -> Steps[Lines]:
+        def body() -> Body[Lines]:
             rows = yield self._statements.statement("latest_notes", params)
             entries = tuple(entry_of(row) for row in rows)
             if len(rows) >= limit:

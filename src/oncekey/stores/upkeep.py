@@ -1,8 +1,11 @@
-"""Sweeping and reaping as flows over named statements: pages of records that may be due, and the core's moves.
+"""Upkeep as flows over named statements: sweeping, reaping, and putting sealed content under another key.
 
 Each move of a record that was read proves the version that was read (V). Finished and expired records are moved without
 being read: the statement contains the core's conditions. The audit line of a move is written in the same transaction,
 if it is wanted: both are there, or neither is.
+
+`ResealStore` reads content as it is stored; `oncekey.engine.upkeep` opens and seals it. Each of its writes proves that
+what it replaces is still there: a record by its version, a payload and evidence by their own text.
 """
 
 from __future__ import annotations
@@ -14,26 +17,29 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-from oncekey.core.audit import Note
+from oncekey.core.envelopes import InUse
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import State
-from oncekey.core.transitions import Trigger
+from oncekey.core.transitions import Note, Trigger
 from oncekey.core.upkeep import EXPIRED, START, Gone, Page, ReapPosition, Run
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Roll, Worker
-from oncekey.stores.rows import records_of, response_params, version_proof
+from oncekey.stores.reconcile import evidence_of
+from oncekey.stores.rows import memo_text, parcel_of, records_of, response_params, version_proof
 from oncekey.stores.statements import execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
-    from oncekey.core.audit import Mover
-    from oncekey.core.model import Completed, Duration, Instant, Record
+    from oncekey.core.model import Completed, Duration, Instant, Parcel, Record
+    from oncekey.core.resolution import Evidence
+    from oncekey.core.transitions import Mover
     from oncekey.core.upkeep import Expired
-    from oncekey.flow import Flow, Row, Steps, Value
+    from oncekey.flow import Body, Flow, Row, Rows, Value
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = (
+
+UPKEEP: tuple[str, ...] = (
     "stale",
     "runs",
     "sweep_retryable",
@@ -89,7 +95,7 @@ class UpkeepStore:
     """The statements of the sweeper and the reaper, in any store that has them."""
 
     def __init__(self, statements: Statements, audit: Audit | None) -> None:
-        statements.require(STATEMENTS)
+        statements.require(UPKEEP)
         self._statements = statements
         self._audit = audit
 
@@ -102,7 +108,7 @@ class UpkeepStore:
         """Move `seen` where the core says (rows 14, 15, 18). False: another actor moved it first."""
         name = _sweeping(seen, to)
 
-        def body() -> Steps[bool]:
+        def body() -> Body[bool]:
             rows = yield self._statements.statement(name, {**version_proof(seen), "last_error": last_error})
             if rows:
                 yield from self._noting(seen, noting)
@@ -113,7 +119,7 @@ class UpkeepStore:
     def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
         """How long the operations took that finished last."""
 
-        def body() -> Steps[tuple[Run, ...]]:
+        def body() -> Body[tuple[Run, ...]]:
             rows = yield self._statements.statement("runs", {"limit": limit})
             return tuple(Run(row["operation"], int(row["took"])) for row in rows)
 
@@ -153,7 +159,7 @@ class UpkeepStore:
         """
         params: dict[str, Value] = {"outcome": answer.outcome.value, **response_params(answer.response), "kept": kept}
 
-        def body() -> Steps[bool]:
+        def body() -> Body[bool]:
             if not (yield self._statements.statement("drop_unclaimed", version_proof(seen))):
                 return False
             if not (yield self._statements.statement("abandon", {**params, **version_proof(seen)})):
@@ -166,7 +172,7 @@ class UpkeepStore:
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
         """How many keys of a scope have a record now, counted up to `limit`."""
 
-        def body() -> Steps[int]:
+        def body() -> Body[int]:
             rows = yield self._statements.statement("live_keys", {"scope": scope, "limit": limit})
             return int(rows[0]["live"])
 
@@ -184,7 +190,7 @@ class UpkeepStore:
             "calls": json.dumps(named),
         }
 
-        def body() -> Steps[Instant]:
+        def body() -> Body[Instant]:
             rows = yield self._statements.statement("beat", params)
             return int(rows[0]["seen_at"])
 
@@ -193,7 +199,7 @@ class UpkeepStore:
     def leave(self, name: str) -> Flow[None]:
         """Remove the row of a worker that stops on purpose."""
 
-        def body() -> Steps[None]:
+        def body() -> Body[None]:
             yield self._statements.statement("leave", {"name": name})
 
         yield from execute_until_acknowledged(Transaction("leave", Mode.SINGLE, body))
@@ -201,7 +207,7 @@ class UpkeepStore:
     def workers(self) -> Flow[Roll]:
         """The workers that have a row, the oldest first."""
 
-        def body() -> Steps[Roll]:
+        def body() -> Body[Roll]:
             rows = yield self._statements.statement("workers", {})
             return Roll(int(rows[0]["now"]), tuple(_worker(row) for row in rows if row["name"] is not None))
 
@@ -210,12 +216,12 @@ class UpkeepStore:
     def forget_workers(self, age: Duration) -> Flow[int]:
         """Delete the rows of workers whose next heartbeat was due longer than `age` ago; how many."""
 
-        def body() -> Steps[int]:
+        def body() -> Body[int]:
             return len((yield self._statements.statement("forget_workers", {"age": age})))
 
         return (yield from execute_until_acknowledged(Transaction("forget_workers", Mode.SINGLE, body)))
 
-    def _noting(self, seen: Record, noting: Noting) -> Steps[None]:
+    def _noting(self, seen: Record, noting: Noting) -> Body[None]:
         """Write the line about a move, if it is wanted and there is an audit."""
         if noting is not None and self._audit is not None:
             yield from self._audit.noting((noting(seen),))
@@ -228,7 +234,7 @@ class UpkeepStore:
         mover, moves = ending.mover, f"{name}_found"
         apart = self._statements.has(moves)
 
-        def body() -> Steps[Gone]:
+        def body() -> Body[Gone]:
             rows = yield self._statements.statement(name, _due_params(due, limit, after))
             if rows and apart:
                 found = [{"scope": row["scope"], "key": row["key"]} for row in rows]
@@ -250,7 +256,7 @@ class UpkeepStore:
             "after_key": "" if after is None else after.id.key,
         }
 
-        def body() -> Steps[Page]:
+        def body() -> Body[Page]:
             rows = yield self._statements.statement(name, {**params, **since})
             return Page(int(rows[0]["now"]), records_of(rows))
 
@@ -302,9 +308,93 @@ class NotingUpkeepStore(UpkeepStore):
             "why": EXPIRED,
         }
 
-        def body() -> Steps[Gone]:
+        def body() -> Body[Gone]:
             [row] = yield self._statements.statement(name, params)
             last = None if row["scope"] is None else ReapPosition(row["expires_at"], row["scope"], row["key"])
             return Gone(int(row["moved"]), int(row["looked"]) >= limit, last, int(row["now"]))
 
         return (yield from execute(Transaction(name, Mode.SINGLE, body)))
+
+
+RESEALING: tuple[str, ...] = (
+    "content_records",
+    "reseal_record",
+    "content_parcels",
+    "reseal_parcel",
+    "reseal_letter",
+    "content_evidence",
+    "reseal_evidence",
+    "seals",
+)
+
+_NO_ANSWER: dict[str, Value] = dict.fromkeys(("response_headers", "response_body", "response_schema"))
+_FIRST = UUID(int=0)
+
+
+class ResealStore:
+    """Sealed content, in any store that has the named statements."""
+
+    def __init__(self, statements: Statements) -> None:
+        statements.require(RESEALING)
+        self._statements = statements
+
+    def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
+        """Records that have an answer, steps or a request, in the store's order, after one."""
+        rows = yield from self._page("content_records", {**self._behind(after), "limit": limit})
+        return records_of(rows)
+
+    def _behind(self, after: Record | None) -> dict[str, Value]:
+        """Where a page begins: tables are read by scope and key."""
+        scope, key = ("", "") if after is None else (after.id.scope, after.id.key)
+        return {"after_scope": scope, "after_key": key}
+
+    def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
+        """Store the content of `record` instead of what was `seen`. False: it has moved, or has an owner."""
+        params: dict[str, Value] = {
+            **version_proof(seen),
+            **(_NO_ANSWER if record.response is None else response_params(record.response)),
+            "memo": memo_text(record.memo),
+            "request": record.request,
+        }
+        return (yield from self._written("reseal_record", params))
+
+    def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
+        """Parcels and dead letters by their ids, after one."""
+        rows = yield from self._page("content_parcels", {"after": str(after or _FIRST), "limit": limit})
+        return tuple(parcel_of(row) for row in rows)
+
+    def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
+        """Store another payload, wherever the parcel is now. False: it is gone, or was rewritten."""
+        params: dict[str, Value] = {"id": str(seen.id), "seen": seen.payload, "payload": payload}
+        for name in ("reseal_parcel", "reseal_letter"):
+            if (yield from self._written(name, params)):
+                return True
+        return False
+
+    def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
+        """All evidence, in order, after a place."""
+        rows = yield from self._page("content_evidence", {"after": after, "limit": limit})
+        return tuple(evidence_of(row) for row in rows)
+
+    def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
+        """Store evidence in another form. False: it is gone, or was rewritten."""
+        return (
+            yield from self._written("reseal_evidence", {"id": seen.id, "seen": seen.report.resolution, "said": text})
+        )
+
+    def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
+        """How much is sealed under which key, by kind; at most `limit` of each kind are read."""
+        rows = yield from self._page("seals", {"limit": limit})
+        return tuple(InUse(row["part"], row["name"], int(row["found"])) for row in rows)
+
+    def _page(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
+        def body() -> Body[Rows]:
+            return (yield self._statements.statement(name, params))
+
+        return (yield from execute(Transaction(name, Mode.READ, body)))
+
+    def _written(self, name: str, params: dict[str, Value]) -> Flow[bool]:
+        def body() -> Body[bool]:
+            return bool((yield self._statements.statement(name, params)))
+
+        return (yield from execute_until_acknowledged(Transaction(name, Mode.SINGLE, body)))

@@ -12,16 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from oncekey.core import transitions
 from oncekey.core.model import Code, State
 from oncekey.core.transitions import ROWS, Fence
-from oncekey.testing.history import Ending, Lapse, Proof, stories
-
-if TYPE_CHECKING:
-    from oncekey.testing.history import Effect, History, Operation, Story, Write
-
+from oncekey.testing.history import Effect, Ending, History, Lapse, Operation, Proof, Story, Write, stories
 
 Edge: TypeAlias = tuple[State | None, State | None, bool]
 """The state before, the state after, and whether the write begins a new life."""

@@ -1,4 +1,4 @@
-"""Claims and answers for tests, with ordinary values that a test may change."""
+"""A clock that tests move by hand, and claims and answers with ordinary values that a test may change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,31 @@ from oncekey.core.model import (
     Completed,
     Duration,
     Effects,
+    Instant,
     Outcome,
     RecordId,
     Recovery,
     StoredResponse,
 )
+
+START: Instant = 1_800_000_000_000_000
+
+
+class ManualClock:
+    """An instant that only `advance` moves; give it to a store as its `clock`."""
+
+    def __init__(self, start: Instant = START) -> None:
+        self.now = start
+
+    def __call__(self) -> Instant:
+        """The instant."""
+        return self.now
+
+    def advance(self, span: Duration) -> Instant:
+        """Move the clock forward; returns the new instant."""
+        self.now += span
+        return self.now
+
 
 LEASE: Duration = 5 * MINUTE
 DEADLINE: Duration = HOUR

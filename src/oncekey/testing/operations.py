@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import UUID
 
-from oncekey.boottime import boottime
 from oncekey.core.errors import CallUncertainError, ConfigurationError
 from oncekey.core.memo import decode
-from oncekey.core.model import Effects, HandedBack, Parcel, Proceed, RecordId, Recovery, Retryable
+from oncekey.core.model import Claim, Effects, HandedBack, Parcel, Proceed, RecordId, Recovery, Retryable
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.engine.operation import NO_OUTBOX, Conn, Operation, SyncOperation
-from oncekey.engine.parcels import Parcels
 from oncekey.engine.phases import PhasedRun
+from oncekey.engine.run import Parcels
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.engine.steps import Stepping
-from oncekey.flow import Mode, Transaction
+from oncekey.flow import Body, Mode, Transaction
+from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.stores.memory import MemoryStore
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
-    from oncekey.core.model import Claim
-    from oncekey.engine.effects import Life
-    from oncekey.flow import Steps
+    from oncekey.engine.actions import Life
     from oncekey.ports import Outbox
 
 T = TypeVar("T")
@@ -88,9 +86,9 @@ class _Opened:
         self._driver = driver
         self.connection = driver.connection
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Write the recovery point."""
-        return self._driver.run(Transaction("phase", Mode.ATOMIC, lambda: steps))
+        return self._driver.run(Transaction("phase", Mode.ATOMIC, lambda: body))
 
     def commit(self) -> None:
         """Do nothing: the test commits its own connection."""
@@ -113,8 +111,8 @@ class _AsyncOpened:
         self._inner = inner
         self.connection = inner.connection
 
-    async def step(self, steps: Steps[T]) -> T:
-        return self._inner.step(steps)
+    async def run(self, body: Body[T]) -> T:
+        return self._inner.run(body)
 
     async def commit(self) -> None:
         self._inner.commit()
@@ -129,7 +127,7 @@ class _Outbox:
     def __init__(self) -> None:
         self.parcels: tuple[Parcel, ...] = ()
 
-    def putting(self, parcels: tuple[Parcel, ...]) -> Steps[None]:
+    def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
         """Write parcels as part of an open transaction."""
         self.parcels += parcels
         yield from ()

@@ -14,8 +14,7 @@ from oncekey.core.model import Code
 from oncekey.demo.charging import AnswerLostError, NothingSentError, Reply, ask
 from oncekey.demo.provider_ledger import FaultKind as Fault
 from oncekey.testing.history import Ending, Operation
-from oncekey.torture.books import now
-from oncekey.torture.shop import FAULT, PAUSE, RAISE, Wanted
+from oncekey.torture.shop import FAULT, PAUSE, RAISE, Wanted, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

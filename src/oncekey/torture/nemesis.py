@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from oncekey.demo.charging import AnswerLostError, NothingSentError, ask
 from oncekey.torture.clients import FAULTS
 from oncekey.torture.plan import CALL_TIMEOUT, LEASE, SEND_WINDOW
-from oncekey.torture.processes import ChildFailedError
-from oncekey.torture.proxy import Loss
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from oncekey.torture.processes import Child
-    from oncekey.torture.proxy import Proxy
+from oncekey.torture.processes import Child, ChildFailedError
+from oncekey.torture.proxy import Loss, Proxy
 
 
 class Trouble(StrEnum):

@@ -1,4 +1,7 @@
-"""One run from the first process to the verdict. However it ends, it ends every process that it has started."""
+"""One run from the first process to its outcome. However it ends, it ends every process that it has started.
+
+The outcome has figures to read, a document for programs, and the story of each broken promise.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,29 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from oncekey.core.errors import ConfigurationError, SchemaError
-from oncekey.torture.books import Books, CellBooks
+from oncekey.core.model import State
+from oncekey.testing.checker import Rule
 from oncekey.torture.clients import ROUTES, UNSHARED, Clients
-from oncekey.torture.nemesis import Nemesis
-from oncekey.torture.outcome import Outcome, Stage
-from oncekey.torture.plan import Settings
+from oncekey.torture.nemesis import Nemesis, Trouble
+from oncekey.torture.plan import Plan, Settings
 from oncekey.torture.processes import Child, ProviderProcess, Server
 from oncekey.torture.proxy import Loss, Proxy, answered_mysql, answered_postgres
-from oncekey.torture.verdict import broken_promises, gather, stuck
+from oncekey.torture.shop import Books, CellBooks
+from oncekey.torture.verdict import BrokenPromise, RunEvidence, broken_promises, gather, story_of, stuck
 from oncekey.wire import aconnect
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.torture.plan import Plan
 
 TICK: Final = 0.2
 FINISHING: Final = 120.0
@@ -37,6 +42,16 @@ ASKED_AGAIN: Final = 2000
 """How many answered keys the clients retry once more at the end, at most."""
 
 Watch = Callable[["RunProgress"], None]
+
+
+class Stage(StrEnum):
+    """What a run is doing."""
+
+    STARTING = "starting"
+    TROUBLE = "trouble"
+    HEALING = "all well again, workers finish"
+    ASKING = "everybody asks once more"
+    CHECKING = "checking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,3 +240,127 @@ class _Run:
         return RunProgress(
             stage, share, len(clients.intended_requests), len(clients.operations), self.nemesis.done.total()
         )
+
+
+SHOWN: Final = 5
+_CRASHES: Final = (Trouble.KILL_SERVER, Trouble.KILL_WORKER)
+_PAUSES: Final = (Trouble.PAUSE_SERVER, Trouble.PAUSE_WORKER)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run in figures."""
+
+    plan: Plan
+    seconds: float
+    keys: int
+    requests: int
+    answers: Mapping[str, int]
+    faults: Mapping[str, int]
+    crashes: int
+    pauses: int
+    ambiguous_commits: int
+    resumed: int
+    delivered_again: int
+    states: Mapping[str, int]
+    charges: int
+    findings: tuple[BrokenPromise, ...]
+    stories: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        evidence: RunEvidence,
+        findings: list[BrokenPromise],
+        *,
+        counted: Counter[str],
+        faults: Counter[Trouble],
+        lost: Counter[Loss],
+        seconds: float,
+    ) -> Self:
+        """Compute the figures from the evidence."""
+        bad = list(dict.fromkeys(finding.key for finding in findings))[:SHOWN]
+        return cls(
+            plan=plan,
+            seconds=seconds,
+            keys=len(evidence.intended_requests),
+            requests=len(evidence.operations),
+            answers=dict(counted.most_common()),
+            faults={kind.value: count for kind, count in faults.most_common()},
+            crashes=sum(faults[kind] for kind in _CRASHES),
+            pauses=sum(faults[kind] for kind in _PAUSES),
+            ambiguous_commits=lost[Loss.COMMIT_REPLY] + lost[Loss.COMMIT_REQUEST],
+            resumed=_resumed(evidence),
+            delivered_again=sum(n - 1 for names in evidence.deliveries.values() for n in names.values()),
+            states=dict(Counter(record.state.value for record in evidence.records.values()).most_common()),
+            charges=sum(map(len, evidence.charges.values())),
+            findings=tuple(findings),
+            stories={key: story_of(evidence, key) for key in bad},
+        )
+
+    @property
+    def clean(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.findings
+
+    @property
+    def unknown(self) -> int:
+        """Records whose outcome is unknown."""
+        return self.states.get(State.UNKNOWN.value, 0)
+
+    @property
+    def duplicates(self) -> int:
+        """Keys that were executed more than once."""
+        return self._keys_with(Rule.ONE_EFFECT)
+
+    @property
+    def lost(self) -> int:
+        """Keys that a server acknowledged, and whose effect or answer is missing."""
+        return self._keys_with(Rule.NO_LOST_ACK)
+
+    def _keys_with(self, rule: Rule) -> int:
+        return len({finding.key for finding in self.findings if finding.rule == rule})
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "ok": self.clean,
+            "seed": self.plan.seed,
+            "store": self.plan.shown,
+            "seconds": round(self.seconds, 1),
+            "keys": self.keys,
+            "requests": self.requests,
+            "answers": dict(self.answers),
+            "faults": dict(self.faults),
+            "crashes": self.crashes,
+            "pauses": self.pauses,
+            "ambiguous_commits": self.ambiguous_commits,
+            "resumed": self.resumed,
+            "delivered_again": self.delivered_again,
+            "states": dict(self.states),
+            "unknown": self.unknown,
+            "charges": self.charges,
+            "duplicates": self.duplicates,
+            "lost": self.lost,
+            "violations": [
+                {
+                    "rule": finding.rule.value,
+                    "key": finding.key,
+                    "sentence": finding.sentence,
+                    "story": list(self.stories.get(finding.key, ())),
+                }
+                for finding in self.findings
+            ],
+            "command": self.plan.command,
+        }
+
+
+def _resumed(evidence: RunEvidence) -> int:
+    """How often a next owner went on with a record, counted by the fences."""
+    count = 0
+    ordered = sorted(evidence.writes, key=lambda write: (write.key, write.at))
+    for _, group in groupby(ordered, key=lambda write: (write.key, write.incarnation)):
+        fences = [write.fence for write in group]
+        count += max(fences) - fences[0]
+    return count

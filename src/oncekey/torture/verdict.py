@@ -17,11 +17,10 @@ from oncekey.demo.charging import ask
 from oncekey.testing.checker import Rule, check
 from oncekey.testing.history import Effect, Ending, History, Operation, Write, stories
 from oncekey.testing.history import Final as LastRecord
-from oncekey.torture.books import Books
+from oncekey.torture.shop import Books, CellBooks
 
 if TYPE_CHECKING:
     from oncekey.flow import Row
-    from oncekey.torture.books import CellBooks
     from oncekey.torture.clients import Clients, IntendedRequest
 
 

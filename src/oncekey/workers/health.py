@@ -10,27 +10,22 @@ import asyncio
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from oncekey.boottime import boottime
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import SECOND
 from oncekey.engine.notifying import notify_failure
-from oncekey.flow import adrive
-from oncekey.observe.events import Beat
-from oncekey.workers.service import Pace, this_process
+from oncekey.flow import Transaction, adrive
+from oncekey.observe.events import Beat, Notify
+from oncekey.runtimes import boottime
+from oncekey.workers.service import Pace, Service, Task, this_process
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
-
-    from oncekey.flow import Transaction
-    from oncekey.observe.events import Notify
     from oncekey.ports import Upkeep
-    from oncekey.workers.service import Service, Task
 
 
 Metrics: TypeAlias = Callable[[], Awaitable[tuple[str, bytes]]]

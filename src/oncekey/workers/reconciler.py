@@ -12,47 +12,40 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
-from oncekey.core.audit import Mover, Note
 from oncekey.core.errors import ResultNotStorableError, StoreError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import SECOND, State
+from oncekey.core.model import SECOND, Instant, Record, State
 from oncekey.core.operate import Moved
 from oncekey.core.pacing import Backoff
-from oncekey.core.policy import micros
+from oncekey.core.policy import Policy, micros
 from oncekey.core.resolution import (
     EXHAUSTED,
+    Evidence,
     Executed,
     NotExecuted,
     Patience,
     Rejected,
+    Resolution,
     Sight,
     Undecided,
     has_waited,
     still_to_wait,
 )
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.engine import reconcile
 from oncekey.engine.reconcile import Became, EvidenceTarget
-from oncekey.flow import adrive
-from oncekey.observe.events import About, GivenUp
-from oncekey.resolvers import called_by, question_of
-from oncekey.topics import Topic
-from oncekey.workers.calling import call
+from oncekey.flow import Flow, Transaction, adrive
+from oncekey.observe.events import About, GivenUp, Notify
+from oncekey.resolvers import Resolver, Resolvers, called_by, question_of
+from oncekey.topics import Message, Topic
+from oncekey.workers.calling import Sleep, call
 from oncekey.workers.service import Pace, boot, this_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from uuid import UUID
 
-    from oncekey.core.model import Instant, Record
-    from oncekey.core.policy import Policy
-    from oncekey.core.resolution import Evidence, Resolution
-    from oncekey.flow import Flow, Transaction
-    from oncekey.observe.events import Notify
     from oncekey.ports import Store
-    from oncekey.resolvers import Resolver, Resolvers
-    from oncekey.topics import Message
-    from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey.worker")
 T = TypeVar("T")

@@ -1,14 +1,14 @@
 """The relay: claims parcels from the outbox, calls their topics' functions, and stores the results.
 
-It claims batches, and a few standing tasks (hands) process them one parcel at a time. The next batch is claimed when
+It claims batches, and a few standing tasks (senders) process them one parcel at a time. The next batch is claimed when
 half of the current one is done, and delivered messages are acknowledged in batches, too. So three things run at once:
-the store claims, the hands call, and the store acknowledges.
+the store claims, the senders call, and the store acknowledges.
 
 A parcel's lease runs while the parcel waits for its turn. So a batch begins with the parcels that can be begun at once,
 and grows only while batches end within a tenth of the lease (`core.pacing`); a parcel that has waited so long that
 its call might outlast the lease is not begun, but handed back. If one parcel of a batch kills the process each time,
-all others of the batch have been tried in vain with it. So a parcel that was tried before is claimed like a request's
-own call: never more of them than can be begun at once, and begun before all others.
+all others of the batch have lost an attempt, too. So a parcel that was tried before is claimed like a request's own
+call: never more of them than can be begun at once, and begun before all others.
 """
 
 from __future__ import annotations
@@ -19,40 +19,30 @@ import logging
 import random
 import uuid
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
-from oncekey.boottime import boottime
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.envelopes import is_sealed, key_of_text, said_of
 from oncekey.core.errors import NotExecutedError, RejectedError, ResultNotStorableError, StoreError
-from oncekey.core.model import MINUTE, ParcelKind
+from oncekey.core.model import MINUTE, Duration, HeldParcel, ParcelKind
 from oncekey.core.pacing import Backoff, Bounds, Worked
-from oncekey.core.policy import micros
+from oncekey.core.policy import Policy, micros
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay
 from oncekey.engine.notifying import notify_failure
-from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, ParcelEnded, Unstorable, lease_of
-from oncekey.flow import adrive
-from oncekey.observe.events import About, Buried, Delivered, Doubted
-from oncekey.topics import Message, Reply, reply_of
-from oncekey.workers.acks import MOST, Acks
-from oncekey.workers.calling import awaits_nothing, call, call_at_once
+from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, Ending, ParcelEnded, Unstorable, lease_of
+from oncekey.flow import Flow, Transaction, adrive
+from oncekey.observe.events import About, Buried, Delivered, Doubted, Event, Notify
+from oncekey.runtimes import boottime
+from oncekey.topics import Message, Reply, Topics, reply_of
+from oncekey.workers.calling import MOST, Acks, Clock, Sleep, awaits_nothing, call, call_at_once
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from oncekey.core.model import Duration, HeldParcel
-    from oncekey.core.policy import Policy
-    from oncekey.engine.relay import Ending
-    from oncekey.flow import Flow, Transaction
-    from oncekey.observe.events import Event, Notify
     from oncekey.ports import Outbox
-    from oncekey.topics import Topics
-    from oncekey.workers.calling import Clock, Sleep
 
 T = TypeVar("T")
 log = logging.getLogger("oncekey.worker")
@@ -61,22 +51,22 @@ CONCURRENCY: Final = 10
 BATCH: Final = 1000
 """The most parcels that a relay holds, if their calls are short."""
 HEAVIEST: Final = 16 * 1024 * 1024
-"""The most characters of payload that it holds; as many parcels as can be begun at once may have more."""
+"""The most characters of payload that it holds; a batch of at most `concurrency` parcels may exceed it."""
 SHARE: Final = 10
-"""A batch should end within this part of the lease."""
-BREATH: Final = 0.005
-"""Seconds after which a hand that never had to wait yields to other tasks."""
+"""A batch should end within one tenth of the lease."""
+LONGEST_TURN: Final = 0.005
+"""Seconds after which a sender that never had to wait yields to other tasks."""
 WAITS: Final = Backoff(base=1.0, cap=300.0, floor=0.05, longest=3600.0)
 """Seconds before the next attempt; if a provider names a time, the relay waits at least that long."""
 OUTAGE: Final = Backoff(base=0.1, cap=5.0)
 """Seconds before the result of a call is offered to the store again."""
 DECLINED: Final = 422
 """The status of a `RejectedError` whose value is no `Reply`."""
-BURIALS: Final = frozenset({ParcelEnded.PARKED, ParcelEnded.BURIED, ParcelEnded.ORPHANED})
-FAILURES: Final = BURIALS | {ParcelEnded.POSTPONED}
-UNOPENED: Final = "sealed"
+DEAD_LETTERS: Final = frozenset({ParcelEnded.PARKED, ParcelEnded.BURIED, ParcelEnded.ORPHANED})
+FAILURES: Final = DEAD_LETTERS | {ParcelEnded.POSTPONED}
+SEALED_WITHOUT_KEY: Final = "sealed"
 """The error code of a parcel that is sealed under a key that this process does not have."""
-UNOPENED_WAITS: Final = MINUTE
+SEALED_WITHOUT_KEY_WAITS: Final = MINUTE
 """How long it waits for a worker that has the key."""
 _MICROS: Final = 1_000_000
 
@@ -109,8 +99,8 @@ class InHand:
 
     held: HeldParcel
     batch: Batch
-    careful: bool
-    """A request's own call, or a parcel that was tried before."""
+    at_most_concurrency: bool
+    """A request's own call, or a parcel that was tried before: the relay holds at most `concurrency` of these."""
     error: Exception | None = None
     """Why its call, which was made directly, failed."""
 
@@ -159,9 +149,9 @@ class Relay:
         self._bounds = Bounds(concurrency, max(concurrency, batch), target, HEAVIEST)
         self._size = concurrency
         self._waiting: deque[InHand] = deque()
-        self._first: deque[InHand] = deque()
-        self._in_hand = self._careful = self._in_line = 0
-        self._hands: set[asyncio.Task[None]] = set()
+        self._urgent: deque[InHand] = deque()
+        self._in_hand = self._at_most_concurrency = self._ordered = 0
+        self._senders: set[asyncio.Task[None]] = set()
         self._prompt: dict[str, bool] = {}
         self._changed = asyncio.Event()
         self._exhausted = False
@@ -186,9 +176,9 @@ class Relay:
             return 0
         self._claims += 1
         owner = f"{self._me}:{self._claims}"
-        careful = max(0, self._concurrency - self._careful)
+        untaken = max(0, self._concurrency - self._at_most_concurrency)
         claimed_at = self._clock()
-        held = await self._drive(self._outbox.due(owner, self.topics, room, self._lease, careful=careful))
+        held = await self._drive(self._outbox.due(owner, self.topics, room, self._lease, careful=untaken))
         if self._stopping and held:
             # The stop came during the claim: it would not wait for what is begun now.
             await self._drive(self._outbox.hand_back(*held))
@@ -200,9 +190,9 @@ class Relay:
 
     async def shut_down(self) -> None:
         """Wait for every parcel that it holds."""
-        while self._hands or self._acks.busy:
-            if self._hands:
-                await asyncio.wait(set(self._hands))
+        while self._senders or self._acks.busy:
+            if self._senders:
+                await asyncio.wait(set(self._senders))
             await self._acks.shut_down()
 
     async def stop(self, grace: float) -> None:
@@ -212,7 +202,7 @@ class Relay:
         ending = asyncio.ensure_future(self._finish())
         timer = asyncio.ensure_future(self._sleep(grace))
         await asyncio.wait({ending, timer}, return_when=asyncio.FIRST_COMPLETED)
-        left = set(self._hands)
+        left = set(self._senders)
         for task in (timer, ending, *left):
             task.cancel()
         await asyncio.wait({ending, *left})
@@ -223,8 +213,8 @@ class Relay:
             log.info("relay: %s", ", ".join(f"{count} {ended}" for ended, count in sorted(self.ended.items())))
 
     async def _finish(self) -> None:
-        unbegun = [*self._first, *self._waiting]
-        self._first.clear()
+        unbegun = [*self._urgent, *self._waiting]
+        self._urgent.clear()
         self._waiting.clear()
         await self._give_back(unbegun)
         await self.shut_down()
@@ -236,17 +226,17 @@ class Relay:
             # While calls are slow, every free place is filled at once; of quick ones, half of the batch is done first.
             enough = 1 if self._size == self._concurrency else self._size // 2
             self._changed.clear()
-            if room < enough or self._careful >= self._concurrency:
+            if room < enough or self._at_most_concurrency >= self._concurrency:
                 await self._changed.wait()
-            elif self._exhausted and self._in_line:
+            elif self._exhausted and self._ordered:
                 # All other due parcels may be ordered after those that we hold: look again when one of these has ended.
                 self._exhausted = False
-                await self._moment()
+                await self._wait_for_change()
             else:
                 return room
         return 0
 
-    async def _moment(self) -> None:
+    async def _wait_for_change(self) -> None:
         changed = asyncio.ensure_future(self._changed.wait())
         timer = asyncio.ensure_future(self._sleep(self.pace.shortest))
         await asyncio.wait({changed, timer}, return_when=asyncio.FIRST_COMPLETED)
@@ -259,46 +249,46 @@ class Relay:
         batch = Batch(asked, len(held), claimed_at, claimed_at + span, weight, left=len(held))
         self._in_hand += len(held)
         for one in held:
-            careful = one.parcel.kind is ParcelKind.DEFER or one.attempts > 1
-            self._careful += careful
-            self._in_line += one.parcel.order_by is not None
-            (self._first if careful else self._waiting).append(InHand(one, batch, careful))
-        self._lend_a_hand()
+            urgent = one.parcel.kind is ParcelKind.DEFER or one.attempts > 1
+            self._at_most_concurrency += urgent
+            self._ordered += one.parcel.order_by is not None
+            (self._urgent if urgent else self._waiting).append(InHand(one, batch, urgent))
+        self._add_sender()
 
-    def _lend_a_hand(self) -> None:
-        """Start one more hand for waiting parcels, if there may be one more; a hand with a long call asks for it."""
-        if len(self._hands) < self._concurrency and (self._first or self._waiting):
-            hand = asyncio.create_task(self._hand(), name="oncekey-parcels")
-            self._hands.add(hand)
-            hand.add_done_callback(self._let_go)
+    def _add_sender(self) -> None:
+        """Start one more sender, if parcels wait and there may be one more; a sender with a long call asks for it."""
+        if len(self._senders) < self._concurrency and (self._urgent or self._waiting):
+            sender = asyncio.create_task(self._sender(), name="oncekey-parcels")
+            self._senders.add(sender)
+            sender.add_done_callback(self._let_go)
 
-    async def _hand(self) -> None:
+    async def _sender(self) -> None:
         """Process claimed parcels, one after the other."""
-        breath = self._clock()
-        while not self._stopping and (self._first or self._waiting):
+        turn_began = self._clock()
+        while not self._stopping and (self._urgent or self._waiting):
             now = self._clock()
-            if now - breath > BREATH:
+            if now - turn_began > LONGEST_TURN:
                 await asyncio.sleep(0)
-                breath = self._clock()
+                turn_began = self._clock()
                 continue
-            parcel = (self._first or self._waiting).popleft()
+            parcel = (self._urgent or self._waiting).popleft()
             if now > parcel.batch.begin_by:
                 await self._too_late(parcel, now)
             elif not self._delivered_at_once(parcel):
                 await self._work(parcel)
 
-    def _let_go(self, hand: asyncio.Task[None]) -> None:
-        self._hands.discard(hand)
+    def _let_go(self, sender: asyncio.Task[None]) -> None:
+        self._senders.discard(sender)
         if not self._stopping:
-            self._lend_a_hand()  # for parcels that were claimed just as this hand ran out of work
-        if not self._hands:
+            self._add_sender()  # for parcels that were claimed just as this sender ran out of work
+        if not self._senders:
             self._acks.flush()  # no further parcel will be delivered for a while
 
     def _delivered_at_once(self, parcel: InHand) -> bool:
         """Deliver an ordinary message whose function awaits nothing, without a coroutine. False: `_work` does it."""
         held = parcel.held
         name = held.parcel.topic
-        if parcel.careful or not self._is_prompt(name) or is_sealed(held.parcel.payload):
+        if parcel.at_most_concurrency or not self._is_prompt(name) or is_sealed(held.parcel.payload):
             return False
         try:
             self._final(call_at_once(self._topics[name], message_of(held)))
@@ -313,29 +303,29 @@ class Relay:
         ended: ParcelEnded | None = None
         try:
             if is_sealed(held.parcel.payload):
-                ended = await self._unopened(held)
+                ended = await self._wait_for_key(held)
             elif held.parcel.kind is ParcelKind.DEFER:
-                self._lend_a_hand()  # also for the time that the store takes
+                self._add_sender()  # also for the time that the store takes
                 ended = await self._deferred(held)
             else:
                 ended = await self._message(held, parcel.error)
         except asyncio.CancelledError:
-            self._over(parcel, None)
+            self._no_longer_held(parcel, None)
             raise
         except Exception as error:  # noqa: BLE001  (the store's, or a mistake of ours: it concerns this parcel only)
-            self._leave((parcel,), error)
+            self._leave_to_lease((parcel,), error)
             return
         if ended is None:
             self._acks.add(parcel)
         else:
-            self._over(parcel, ended)
+            self._no_longer_held(parcel, ended)
 
-    def _over(self, parcel: InHand, ended: ParcelEnded | None) -> None:
+    def _no_longer_held(self, parcel: InHand, ended: ParcelEnded | None) -> None:
         """Note that the relay no longer holds a parcel. None: it was handed back, or is left to its lease."""
         batch = parcel.batch
         self._in_hand -= 1
-        self._careful -= parcel.careful
-        self._in_line -= parcel.held.parcel.order_by is not None
+        self._at_most_concurrency -= parcel.at_most_concurrency
+        self._ordered -= parcel.held.parcel.order_by is not None
         batch.left -= 1
         if batch.left == 0:
             worked = Worked(batch.asked, batch.got, self._clock() - batch.claimed_at, batch.weight)
@@ -348,7 +338,7 @@ class Relay:
             event = event_of(parcel.held, ended)
             if event is not None:
                 self._notify(event)
-        if ended in BURIALS:
+        if ended in DEAD_LETTERS:
             log.error(
                 "dead letter: parcel %s of topic %s is %s after %d attempts",
                 parcel.held.parcel.id,
@@ -357,7 +347,7 @@ class Relay:
                 parcel.held.attempts,
             )
 
-    def _leave(self, parcels: Sequence[InHand], error: Exception) -> None:
+    def _leave_to_lease(self, parcels: Sequence[InHand], error: Exception) -> None:
         self._broken += len(parcels)
         # Only the class is logged: an error's text may quote what a client sent.
         name = type(error).__name__
@@ -368,12 +358,12 @@ class Relay:
         else:
             log.error("relay: %d parcels are left to their leases, because of a %s", len(parcels), name)
         for parcel in parcels:
-            self._over(parcel, None)
+            self._no_longer_held(parcel, None)
 
     async def _too_late(self, parcel: InHand, now: float) -> None:
         """Hand back a parcel that has waited for so long that its call could outlast its lease."""
         late = [parcel]
-        for waiting in (self._first, self._waiting):
+        for waiting in (self._urgent, self._waiting):
             late += [one for one in waiting if now > one.batch.begin_by]
             kept = [one for one in waiting if now <= one.batch.begin_by]
             waiting.clear()
@@ -387,21 +377,21 @@ class Relay:
         try:
             await self._drive(self._outbox.hand_back(*(one.held for one in parcels)))
         except StoreError as error:
-            self._leave(parcels, error)
+            self._leave_to_lease(parcels, error)
             return
         for one in parcels:
-            self._over(one, None)
+            self._no_longer_held(one, None)
 
     async def _acknowledge(self, delivered: list[InHand]) -> None:
         try:
             done = await self._drive(self._outbox.sent(*(one.held for one in delivered)))
         except StoreError as error:
-            self._leave(delivered, error)
+            self._leave_to_lease(delivered, error)
             return
         for one in delivered:
-            self._over(one, ParcelEnded.DELIVERED if one.held.parcel.id in done else ParcelEnded.LOST)
+            self._no_longer_held(one, ParcelEnded.DELIVERED if one.held.parcel.id in done else ParcelEnded.LOST)
 
-    async def _unopened(self, held: HeldParcel) -> ParcelEnded:
+    async def _wait_for_key(self, held: HeldParcel) -> ParcelEnded:
         """Let a parcel wait for a worker that has its key; that does not count as an attempt."""
         log.error(
             "relay: parcel %s of topic %s waits: it is %s, which this process does not have (Once(seal=...))",
@@ -409,7 +399,7 @@ class Relay:
             held.parcel.topic,
             said_of(key_of_text(held.parcel.payload) or "?"),
         )
-        waiting = self._outbox.again(held, UNOPENED_WAITS, UNOPENED, counted=False)
+        waiting = self._outbox.again(held, SEALED_WITHOUT_KEY_WAITS, SEALED_WITHOUT_KEY, counted=False)
         return ParcelEnded.POSTPONED if await self._drive(waiting) else ParcelEnded.LOST
 
     async def _message(self, held: HeldParcel, error: Exception | None) -> ParcelEnded | None:
@@ -426,11 +416,11 @@ class Relay:
             failed = self._failure(held, error)
         if failed is None:
             return None
-        self._lend_a_hand()
+        self._add_sender()
         return await self._drive(relay.fail_message(self._outbox, held, failed, self._policy))
 
     async def _deferred(self, held: HeldParcel) -> ParcelEnded:
-        # Measured from before the announcement: the waiting time of U1 counts from no earlier.
+        # Taken before the announcement, so the send window ends no later than the store thinks (U1).
         send_by = self._clock() + self._policy.send_window.total_seconds()
         owner = f"{self._me}:{held.parcel.id}:{held.fence}"
         topic = self._topics[held.parcel.topic]
@@ -476,7 +466,7 @@ class Relay:
         message, topic = message_of(held), self._topics[held.parcel.topic]
         if send_by is None and self._is_prompt(topic.name):
             return self._final(call_at_once(topic, message))
-        self._lend_a_hand()
+        self._add_sender()
         seconds = limit / _MICROS
         return self._final(
             await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
@@ -497,9 +487,9 @@ class Relay:
         seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_asked(error))
         # Only the class is logged: an error's text may quote what a client sent.
         name = str(error) if isinstance(error, ReplyNotFinalError) else type(error).__name__
-        return CallFailed(name, int(seconds * _MICROS), never_sent=self._proven(error))
+        return CallFailed(name, int(seconds * _MICROS), never_sent=self._proves_not_sent(error))
 
-    def _proven(self, error: Exception) -> bool:
+    def _proves_not_sent(self, error: Exception) -> bool:
         if isinstance(error, ReplyNotFinalError):
             return error.status in self._policy.not_executed_statuses
         try:

@@ -18,16 +18,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from oncekey.boottime import boottime
 from oncekey.core.errors import StoreError
-from oncekey.core.model import SECOND
+from oncekey.core.model import SECOND, Duration, Instant
 from oncekey.core.upkeep import Trust
 from oncekey.engine.notifying import notify_failure
+from oncekey.runtimes import boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from oncekey.core.model import Duration, Instant
     from oncekey.observe.events import Notify
     from oncekey.workers.calling import Sleep
 

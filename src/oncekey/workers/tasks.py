@@ -9,28 +9,24 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.workers.completer import CompletedApplication, Completer
 from oncekey.workers.health import Presence
-from oncekey.workers.reaper import Reaper
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.relay import CONCURRENCY, Relay
-from oncekey.workers.service import Pace
-from oncekey.workers.sweeper import Sweeper
+from oncekey.workers.service import Pace, Task
+from oncekey.workers.upkeep import Reaper, Sweeper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine
     from oncekey.observe.events import Notify
     from oncekey.resolvers import Resolvers
     from oncekey.topics import Topics
-    from oncekey.workers.service import Task
 
 
 NO_OUTBOX = "topics need a store with an outbox: `oncekey stores` says which have one"

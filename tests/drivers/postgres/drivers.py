@@ -48,8 +48,8 @@ class TransactionInThreads:
     def connection(self):
         return self.transaction.connection
 
-    async def step(self, steps):
-        return await asyncio.to_thread(self.transaction.step, steps)
+    async def run(self, body):
+        return await asyncio.to_thread(self.transaction.run, body)
 
     async def commit(self):
         await asyncio.to_thread(self.transaction.commit)

@@ -84,7 +84,7 @@ class TestModes:
         async with opened(kind, strict) as driver:
             assert await driver.run(show) == [("read committed",)]
             transaction = await driver.begin()
-            shown = await transaction.step(show.body())
+            shown = await transaction.run(show.body())
             await transaction.rollback()
             assert shown == [("read committed",)]
 
@@ -131,10 +131,10 @@ class TestConflicts:
                     yield Statement("test", "SET LOCAL deadlock_timeout = '10ms'")
                     yield Statement("test", update, one)
 
-                await transaction.step(body())
+                await transaction.run(body())
                 await both.wait()
                 try:
-                    await transaction.step(iter_once(Statement("test", update, other)))
+                    await transaction.run(iter_once(Statement("test", update, other)))
                     await transaction.commit()
                 except StoreUnavailableError:
                     await transaction.rollback()
@@ -284,6 +284,9 @@ class TestPoolers:
                 assert (await engine(driver).settle(verdict.lease, answered())).ours
             [(count,)] = await driver.run(saying(Mode.READ, self.PREPARED))
             assert (count > 0) == prepared
+            for _ in range(10):
+                transaction = await driver.begin()
+                await transaction.rollback()
 
     async def test_no_setting_is_left_behind(self, kind, dsn):
         settings = "SELECT name, setting FROM pg_settings WHERE source = 'session'"

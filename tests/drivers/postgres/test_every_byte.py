@@ -33,8 +33,8 @@ from harness.tables import database_with_tables
 from oncekey.core.answers import Answer
 from oncekey.core.model import LOCAL, PHASED, UNAVAILABLE, MemoEntry
 from oncekey.engine import settle, steps
+from oncekey.engine.actions import Life, Rollback
 from oncekey.engine.deciding import refused
-from oncekey.engine.effects import Life, Rollback
 from oncekey.engine.operation import Operation
 from oncekey.engine.phases import PhasedRun
 from oncekey.engine.run import Run

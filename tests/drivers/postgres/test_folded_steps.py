@@ -17,9 +17,8 @@ from oncekey.core.policy import Policy
 from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions, psycopg_transactions
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED
-from oncekey.testing.claims import LEASE, a_claim
-from oncekey.testing.clock import START, ManualClock
-from oncekey.testing.contract.standings import CHARGE, ORDER, REQUEST
+from oncekey.testing.claims import LEASE, START, ManualClock, a_claim
+from oncekey.testing.contract.world import CHARGE, ORDER, REQUEST
 
 FIRST = (ORDER,)
 SECOND_ONE = MemoEntry("ship", EntryKind.PHASE, '"back\\\\slash \\"quoted\\" é, (1)"')
@@ -65,7 +64,7 @@ async def test_it_writes_what_is_written_apart(kind, dsn, raw, request_kept):
             clock.advance(LEASE // 2)
             assert await kept(driver, folded, seen, memo, store=store) == ()
             tx = await driver.begin()
-            assert await tx.step(store.phases.checkpointing(apart, seen, memo, LEASE))
+            assert await tx.run(store.phases.checkpointing(apart, seen, memo, LEASE))
             await tx.commit()
             assert rows(raw, folded) == rows(raw, apart)
             assert len(rows(raw, folded)) == 2

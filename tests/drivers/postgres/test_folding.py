@@ -34,14 +34,13 @@ from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions, psycopg_transactions
-from oncekey.drivers.postgres.transactions import as_text
+from oncekey.drivers.postgres.server import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement
 from oncekey.stores.locks import finished_row
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED, headers_text, row_text
-from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.clock import START, ManualClock
+from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a_claim, again, answered
 
 NEW = WriteTarget(WriteKind.NEW)
 CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -151,7 +150,7 @@ class TestRecords:
             tx, look = await entered(driver, folded, store)
             assert await sealed(tx, look, folded, store=store) == Stored(START + TTL, in_one_commit=True)
             tx, look = await entered(driver, plain, store)
-            await tx.step(store.locks.completing(plain, NEW, answered(), look.begun))
+            await tx.run(store.locks.completing(plain, NEW, answered(), look.begun))
             await tx.commit()
         ours, theirs = columns(raw, folded), columns(raw, plain)
         for own in ("key", "incarnation"):
@@ -216,7 +215,7 @@ class TestRecords:
             await tx.rollback()
             clock.now = committed + TTL
             tx, look = await entered(driver, late, store)
-            assert isinstance(local.enter(look, late, Policy()), local.Entered)  # and it expires once, by that clock
+            assert isinstance(local.enter(look, late, Policy()), local.LockHeld)  # and it expires once, by that clock
             await tx.rollback()
 
     async def test_a_stored_answer_is_seen(self, kind, dsn):

@@ -114,7 +114,7 @@ class TestEnds:
                 await transaction.rollback()
                 await transaction.commit()
                 with pytest.raises(TransactionControlError, match="over"):
-                    await transaction.step(saying(Mode.READ, "SELECT 1").body())
+                    await transaction.run(saying(Mode.READ, "SELECT 1").body())
                 with pytest.raises(TransactionControlError, match="over"):
                     await ask(transaction, "SELECT 1")
             assert ordered(item)

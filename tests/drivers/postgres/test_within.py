@@ -13,9 +13,8 @@ from oncekey.drivers.postgres.asyncpg import AsyncpgWithin
 from oncekey.drivers.postgres.psycopg import PsycopgDriver, PsycopgWithin
 from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgWithin
 from oncekey.drivers.retries import ConflictError
-from oncekey.drivers.within import NOT_BEGUN
 from oncekey.engine import request
-from oncekey.flow import Mode, Statement, Transaction, adrive, drive
+from oncekey.flow import NOT_BEGUN, Mode, Statement, Transaction, adrive, drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.claims import a_claim, again, answered
 

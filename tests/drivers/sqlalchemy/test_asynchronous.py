@@ -30,7 +30,7 @@ from oncekey.core.errors import (
 )
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
-from oncekey.flow import Mode, Statement, Steps, Transaction
+from oncekey.flow import Body, Mode, Statement, Transaction
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -81,7 +81,7 @@ async def items(driver: SqlalchemyDriver) -> list[str]:
     return [row[0] for row in rows]
 
 
-def steps(sql: str, **params: Any) -> Steps[Any]:
+def steps(sql: str, **params: Any) -> Body[Any]:
     rows = yield Statement("test", sql, params)
     return [dict(row) for row in rows]
 
@@ -155,7 +155,7 @@ async def test_serialisation_failures_are_said_again(dsn: str, dialect: str) -> 
     # R64, E5
     tries = 0
 
-    def body() -> Steps[None]:
+    def body() -> Body[None]:
         nonlocal tries
         tries += 1
         yield Statement("strict", "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
@@ -210,12 +210,12 @@ async def test_a_business_transaction_is_committed_or_undone(dsn: str, dialect: 
         for item, end in (("tea", SqlalchemyTransaction.commit), ("milk", SqlalchemyTransaction.rollback)):
             tx = await driver.begin()
             await tx.connection.execute(text("INSERT INTO orders (item) VALUES (:item)"), {"item": item})
-            assert await tx.step(steps("SELECT count(*) AS n FROM orders")) == [{"n": 1 if item == "tea" else 2}]
+            assert await tx.run(steps("SELECT count(*) AS n FROM orders")) == [{"n": 1 if item == "tea" else 2}]
             await end(tx)
             await tx.rollback()  # what is over stays as it is
             assert engine.pool.checkedout() == 0
             with pytest.raises(TransactionControlError, match="over"):
-                await tx.step(steps("SELECT 1"))
+                await tx.run(steps("SELECT 1"))
             with pytest.raises(TransactionControlError, match="over"):
                 await tx.commit()
         assert await items(driver) == ["tea"]
@@ -270,7 +270,7 @@ async def test_a_commit_by_a_back_door_is_a_rollback(dsn: str, dialect: str, how
         with pytest.raises(TransactionControlError, match=r"commit\(\)"):
             await doors[how]()
         with pytest.raises(TransactionControlError) as caught:
-            await tx.step(steps("SELECT 1"))
+            await tx.run(steps("SELECT 1"))
         assert str(caught.value) == ENDED
         await tx.rollback()
         async with engine.connect() as one, engine.connect() as two:
@@ -283,11 +283,11 @@ async def test_a_commit_below_sqlalchemy_is_told(dsn: str, dialect: str, caplog:
     # L5, F16: the rows are in, so the record follows them, and somebody hears of it
     async with driving(dsn, dialect) as (driver, _):
         tx = await driver.begin()
-        await tx.step(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
+        await tx.run(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
         assert caplog.text == ""
         raw = tx.connection.sync_connection.connection.driver_connection
         await raw.execute("COMMIT")
-        await tx.step(steps("INSERT INTO orders (item) VALUES ('record') RETURNING id"))
+        await tx.run(steps("INSERT INTO orders (item) VALUES ('record') RETURNING id"))
         await tx.commit()
         assert "ended its own transaction" in caplog.text
         assert await items(driver) == ["tea", "record"]
@@ -352,7 +352,7 @@ async def test_a_connection_that_died_under_the_handler_is_unavailable(dsn: str,
         async with engine.connect() as other:
             await other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
         with pytest.raises(StoreUnavailableError):
-            await tx.step(steps("SELECT 1"))
+            await tx.run(steps("SELECT 1"))
         await tx.rollback()
 
         tx = await driver.begin()

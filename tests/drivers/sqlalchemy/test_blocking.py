@@ -34,7 +34,7 @@ from oncekey.core.errors import (
 from oncekey.drivers.guard import LEFT_BEHIND
 from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver, BorrowedEngine
 from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
-from oncekey.flow import Mode, Statement, Steps, Transaction
+from oncekey.flow import Body, Mode, Statement, Transaction
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -94,7 +94,7 @@ def driving(url: str, **options: Any) -> Iterator[tuple[BlockingSqlalchemyDriver
         engine.dispose()
 
 
-def steps(sql: str, **params: Any) -> Steps[Any]:
+def steps(sql: str, **params: Any) -> Body[Any]:
     rows = yield Statement("test", sql, params)
     return [dict(row) for row in rows]
 
@@ -120,7 +120,7 @@ def test_what_is_read_first_is_in_the_transaction(url: str) -> None:
         other = create_engine(url, connect_args={"timeout": 0} if "sqlite" in url else {})
         tried: list[bool] = []
 
-        def body() -> Steps[None]:
+        def body() -> Body[None]:
             yield Statement("count", "SELECT count(*) FROM orders")
             with suppress(Exception), other.begin() as connection:
                 connection.execute(ADD, {"item": "theirs"})
@@ -140,7 +140,7 @@ def test_errors_have_a_meaning(url: str, sql: str) -> None:
             driver.run(saying(Mode.SINGLE, sql))
         tx = driver.begin()
         with pytest.raises(SchemaError):
-            tx.step(steps(sql))
+            tx.run(steps(sql))
         tx.rollback()
 
 
@@ -156,7 +156,7 @@ def test_serialisation_failures_are_said_again(dsn: str) -> None:
     # R64, E5
     tries = 0
 
-    def body() -> Steps[None]:
+    def body() -> Body[None]:
         nonlocal tries
         tries += 1
         yield Statement("strict", "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
@@ -210,11 +210,11 @@ def test_a_business_transaction_is_committed_or_undone(url: str) -> None:
         for item, end in (("tea", "commit"), ("milk", "rollback")):
             tx = driver.begin()
             tx.connection.execute(ADD, {"item": item})
-            assert tx.step(steps("SELECT count(*) AS n FROM orders")) == [{"n": 1 if item == "tea" else 2}]
+            assert tx.run(steps("SELECT count(*) AS n FROM orders")) == [{"n": 1 if item == "tea" else 2}]
             getattr(tx, end)()
             tx.rollback()  # what is over stays as it is
             assert engine.pool.checkedout() == 0
-            for late in (lambda tx=tx: tx.step(steps("SELECT 1")), tx.commit):
+            for late in (lambda tx=tx: tx.run(steps("SELECT 1")), tx.commit):
                 with pytest.raises(TransactionControlError, match="over"):
                     late()
         assert items(driver) == ["tea"]
@@ -254,7 +254,7 @@ def test_a_commit_by_a_back_door_is_a_rollback(url: str, how: str) -> None:
         with pytest.raises(TransactionControlError, match=r"commit\(\)"):
             {"transaction": root.commit, "session": session.commit}[how]()
         with pytest.raises(TransactionControlError) as caught:
-            tx.step(steps("SELECT 1"))
+            tx.run(steps("SELECT 1"))
         assert str(caught.value) == ENDED
         tx.rollback()
         with engine.connect() as one, engine.connect() as two:
@@ -266,10 +266,10 @@ def test_a_commit_below_sqlalchemy_is_told(dsn: str, caplog: pytest.LogCaptureFi
     # L5, F16: the rows are in, so the record follows them, and somebody hears of it
     with driving(engine_url(dsn)) as (driver, _):
         tx = driver.begin()
-        tx.step(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
+        tx.run(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
         raw: Any = tx.connection.connection.driver_connection
         raw.execute("COMMIT")
-        tx.step(steps("INSERT INTO orders (item) VALUES ('record') RETURNING id"))
+        tx.run(steps("INSERT INTO orders (item) VALUES ('record') RETURNING id"))
         tx.commit()
         assert "ended its own transaction" in caplog.text
         assert items(driver) == ["tea", "record"]
@@ -324,8 +324,8 @@ def test_a_file_that_others_write_to_is_the_handlers_to_hear_of(tmp_path: Path) 
             with pytest.raises(OperationalError, match="locked"):
                 tx.connection.execute(ADD, {"item": "tea"})
             with pytest.raises(StoreBusyError):
-                tx.step(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
-        tx.step(steps("INSERT INTO orders (item) VALUES ('milk') RETURNING id"))
+                tx.run(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
+        tx.run(steps("INSERT INTO orders (item) VALUES ('milk') RETURNING id"))
         tx.commit()
         assert items(driver) == ["milk"]
 
@@ -360,7 +360,7 @@ def test_a_connection_that_died_under_the_handler_is_unavailable(dsn: str) -> No
         with engine.connect() as other:
             other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
         with pytest.raises(StoreUnavailableError):
-            tx.step(steps("SELECT 1"))
+            tx.run(steps("SELECT 1"))
         tx.rollback()
         tx = driver.begin()
         pid = tx.connection.scalar(text("SELECT pg_backend_pid()"))
@@ -448,7 +448,7 @@ def test_an_engine_that_commits_by_itself_is_refused(dsn: str) -> None:
 
 def test_a_thread_that_was_left_behind_is_not_committed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # its statement is under way when the transaction is to be ended
-    monkeypatch.setattr("oncekey.drivers.sqlalchemy.blocking.PATIENCE", 0.05)
+    monkeypatch.setattr("oncekey.drivers.sqlalchemy.guard.PATIENCE", 0.05)
     with driving(engine_url(dsn)) as (driver, engine):
         tx = driver.begin()
         tx.connection.execute(ADD, {"item": "tea"})

@@ -31,7 +31,7 @@ from oncekey.drivers.sqlalchemy import mariadb as sqlalchemy_mariadb
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.errors import ENDED
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
-from oncekey.flow import Mode, Statement, Steps
+from oncekey.flow import Body, Mode, Statement
 from oncekey.once import Once
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.wire import aconnect_sqlalchemy
@@ -68,7 +68,7 @@ async def items(driver: SqlalchemyMariadbDriver) -> list[str]:
     return [row[0] for row in rows]
 
 
-def steps(sql: str, **params: Any) -> Steps[Any]:
+def steps(sql: str, **params: Any) -> Body[Any]:
     rows = yield Statement("test", sql, params)
     return [dict(row) for row in rows]
 
@@ -132,12 +132,12 @@ async def test_a_business_transaction_is_committed_or_undone(url: str) -> None:
         for item, end in (("tea", SqlalchemyTransaction.commit), ("milk", SqlalchemyTransaction.rollback)):
             tx = await driver.begin()
             await tx.connection.execute(text("INSERT INTO orders (item) VALUES (:item)"), {"item": item})
-            assert await tx.step(steps("SELECT count(*) AS n FROM orders")) == [{"n": 1 if item == "tea" else 2}]
+            assert await tx.run(steps("SELECT count(*) AS n FROM orders")) == [{"n": 1 if item == "tea" else 2}]
             await end(tx)
             await tx.rollback()  # what is over stays as it is
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
             with pytest.raises(TransactionControlError, match="over"):
-                await tx.step(steps("SELECT 1"))
+                await tx.run(steps("SELECT 1"))
         assert await items(driver) == ["tea"]
 
 
@@ -158,7 +158,7 @@ async def test_a_commit_by_a_back_door_is_a_rollback(url: str, how: str) -> None
         with pytest.raises(TransactionControlError, match=r"commit\(\)"):
             await doors[how]()
         with pytest.raises(TransactionControlError) as caught:
-            await tx.step(steps("SELECT 1"))
+            await tx.run(steps("SELECT 1"))
         assert str(caught.value) == ENDED
         await tx.rollback()
         async with engine.connect() as one, engine.connect() as two:
@@ -182,11 +182,11 @@ async def test_a_commit_below_sqlalchemy_is_told(url: str, caplog: pytest.LogCap
     # L5, F16: the rows are in, so the record follows them, and somebody hears of it
     async with driving(url) as (driver, _):
         tx = await driver.begin()
-        await tx.step(steps("INSERT INTO orders (item) VALUES ('tea')"))
+        await tx.run(steps("INSERT INTO orders (item) VALUES ('tea')"))
         assert caplog.text == ""
         raw: Any = tx.connection.sync_connection.connection.driver_connection  # type: ignore[union-attr]
         await raw.query("COMMIT")
-        await tx.step(steps("INSERT INTO orders (item) VALUES ('record')"))
+        await tx.run(steps("INSERT INTO orders (item) VALUES ('record')"))
         await tx.commit()
         assert "ended its own transaction" in caplog.text
         assert await items(driver) == ["tea", "record"]
@@ -210,7 +210,7 @@ async def test_a_connection_that_died_under_the_handler_is_unavailable(url: str,
                 with suppress(OperationalError):
                     await tx.connection.scalar(text("SELECT 1"))
             with pytest.raises((StoreUnavailableError, TransactionControlError)):
-                await tx.step(steps("SELECT 1"))
+                await tx.run(steps("SELECT 1"))
             await tx.rollback()
 
 
@@ -224,7 +224,7 @@ async def test_what_a_handler_left_under_way_reaches_nobody_else(
         left = asyncio.create_task(tx.connection.execute(late))
         await until(lambda: either_server.say(SLEEPERS.replace("'SELECT", "'INSERT%")) == ((1,),))
         with pytest.raises(TransactionControlError, match="left behind"):
-            await tx.step(steps("SELECT 1"))
+            await tx.run(steps("SELECT 1"))
         await tx.rollback()
         with pytest.raises(OperationalError):
             await left

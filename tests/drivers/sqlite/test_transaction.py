@@ -102,7 +102,7 @@ def test_after_its_end_a_transaction_says_nothing(driver):
     with pytest.raises(TransactionControlError, match="over"):
         connection.execute(INSERT, ("milk",))
     with pytest.raises(TransactionControlError, match="over"):
-        tx.step(SqliteStore().settling(None, None))
+        tx.run(SqliteStore().settling(None, None))
     tx.rollback()
     assert items(driver) == ["tea"]
 

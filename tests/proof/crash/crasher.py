@@ -19,7 +19,7 @@ from oncekey.core.errors import CommitAmbiguousError
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
-    from oncekey.flow import Rows, Statement, Steps, Transaction
+    from oncekey.flow import Body, Rows, Statement, Transaction
     from oncekey.ports import AsyncOpenTransaction
 
 
@@ -303,10 +303,10 @@ class MortalTransaction:
         """What the handler gets."""
         return self._connection
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         self._crasher.alive()
-        result = await self.inner.step(watched(self._crasher, steps, self))
+        result = await self.inner.run(watched(self._crasher, body, self))
         await self._crasher.pause(When.AFTER, "step")
         return result
 
@@ -353,7 +353,7 @@ class MortalConnection:
         return say
 
 
-def watched(crasher: Crasher, steps: Steps[T], tx: MortalTransaction | None = None) -> Steps[T]:
+def watched(crasher: Crasher, steps: Body[T], tx: MortalTransaction | None = None) -> Body[T]:
     """A transaction's body with a point before and after each of its statements."""
     try:
         statement = next(steps)

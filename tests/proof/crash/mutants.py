@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Announcement, Claim, HeldParcel, Lease, MemoEntry, Snapshot
     from oncekey.core.policy import Policy
-    from oncekey.engine.effects import Life
+    from oncekey.engine.actions import Life
     from oncekey.engine.run import Run
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Flow
@@ -229,7 +229,7 @@ _ALL: Final = (
         Fault(Point.parse("before:commit"), Manner.DIE),
         _code(
             (AsyncRuntime, "finish", _answers_first(AsyncRuntime.finish)),
-            (exchange, "abandon", _lets_it_be),
+            (exchange, "end_after_bug", _lets_it_be),
         ),
     ),
     Mutant(

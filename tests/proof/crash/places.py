@@ -19,7 +19,7 @@ from oncekey.wire import Kind
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.flow import Rows, Steps
+    from oncekey.flow import Body, Rows
 
 
 _MAKING: Final = ("make_", "on_")
@@ -94,7 +94,7 @@ class Place:
         return wire.understand(self.url).package == "psycopg"
 
     def _say(self, *statements: Statement) -> dict[str, Rows]:
-        def body() -> Steps[dict[str, Rows]]:
+        def body() -> Body[dict[str, Rows]]:
             said: dict[str, Rows] = {}
             for statement in statements:
                 said[statement.name] = yield statement

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from oncekey.core.model import HOUR, MINUTE, Code, Effects, State
 from oncekey.flow import Statement
 from oncekey.testing.checker import Rule, check
-from oncekey.testing.clock import ManualClock
+from oncekey.testing.claims import ManualClock
 from oncekey.testing.history import Ending, Operation
 from oncekey.wire import Kind as Store
 from proof.crash.crasher import Crasher, Fault, Manner, Point, When

@@ -1,7 +1,7 @@
-"""The proof at every effect: whole lives, killed or interrupted at each of them, then retried.
+"""The proof at every action: whole lives, killed or interrupted at each of them, then retried.
 
-`MortalThreads` and `MortalLoop` perform effects as `ThreadRuntime` and `AsyncRuntime` do, with a point before and after
-each (`before:effect-Begin:1`), and one for each statement inside (`after:commit_new:1`, `before:commit:1`). At a point
+`MortalThreads` and `MortalLoop` perform actions as `ThreadRuntime` and `AsyncRuntime` do, with a point before and after
+each (`before:action-Begin:1`), and one for each statement inside (`after:commit_new:1`, `before:commit:1`). At a point
 the crasher kills, interrupts or loses a reply. A process that dies is not told: its frame is kept where it stands, no
 `finally` runs, and its connections are ended as a server ends those of a dead client.
 
@@ -19,16 +19,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from oncekey.boottime import boottime
 from oncekey.canonical.digests import downstream_key, seed_of
 from oncekey.core.model import MINUTE, Code, Effects, State
 from oncekey.core.policy import Policy
 from oncekey.engine import steps
+from oncekey.engine.actions import Beat, Begin, Call, Commit, Drop, Keep, Later, Life, Rollback, Sleep
 from oncekey.engine.admit import Breaker
-from oncekey.engine.effects import Beat, Begin, Call, Commit, Drop, Keep, Later, Life, Rollback, Sleep
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Mode, Transaction, adrive, drive
+from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, Changed, RunningWork, shielded
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.testing.claims import a_claim
@@ -38,11 +38,11 @@ from proof.lives import CallReport, Said, life
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.engine.effects import Effect
+    from oncekey.engine.actions import Action
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.flow import Rows
     from oncekey.ports import Store
-    from oncekey.testing.clock import ManualClock
+    from oncekey.testing.claims import ManualClock
     from proof.crash.crasher import Crasher
 
 
@@ -61,13 +61,13 @@ class Still:
         """It has stopped already."""
 
 
-def name_of(effect: Effect) -> str:
-    """What an effect is called in points."""
-    return effect.name if isinstance(effect, Transaction) else type(effect).__name__
+def name_of(action: Action) -> str:
+    """What an action is called in points."""
+    return action.name if isinstance(action, Transaction) else type(action).__name__
 
 
 class MortalThreads(ThreadRuntime):
-    """Blocking effects, and an end at any of them."""
+    """Blocking actions, and an end at any of them."""
 
     def __init__(self, engine: Engine, crasher: Crasher, *, folds: bool = False) -> None:
         super().__init__(engine)
@@ -80,14 +80,14 @@ class MortalThreads(ThreadRuntime):
     def live(self, flow: Life[T]) -> T | None:
         """Perform a flow; None if the process died of it. What it was told up to then is all that it is ever told."""
         try:
-            effect = next(flow)
+            action = next(flow)
             while True:
                 try:
-                    result = self.perform(effect)
+                    result = self.perform(action)
                 except Exception as error:
-                    effect = flow.throw(error)
+                    action = flow.throw(error)
                 else:
-                    effect = flow.send(result)
+                    action = flow.send(result)
         except StopIteration as stop:
             return cast("T", stop.value)
         except Died:
@@ -109,39 +109,39 @@ class MortalThreads(ThreadRuntime):
         while self.errands:
             drive(self.errands.pop(0).flow(), self.engine.driver.run)
 
-    def perform(self, effect: Effect) -> Any:
-        """Perform one effect between its two points."""
-        name = f"effect-{name_of(effect)}"
+    def perform(self, action: Action) -> Any:
+        """Perform one action between its two points."""
+        name = f"action-{name_of(action)}"
         self.crasher.reach(When.BEFORE, name)
-        result = self._performed(effect)
+        result = self._performed(action)
         try:
             self.crasher.reach(When.AFTER, name)
         except (Exception, Cut):
-            if isinstance(effect, Begin):
+            if isinstance(action, Begin):
                 self._end(result[0]).rollback()  # no flow was told of it
             raise
         return result
 
-    def _performed(self, effect: Effect) -> Any:
-        match effect:
+    def _performed(self, action: Action) -> Any:
+        match action:
             case Transaction():
-                return self._transacted(effect)
+                return self._transacted(action)
             case Begin() if self.folds:
-                begun = self.begin(effect.first)
+                begun = self.begin(action.first)
                 self.open.append(begun[0])
                 return begun
             case Commit() if self.folds:
-                return self._folded(effect)
+                return self._folded(action)
             case Begin(first=first):
                 tx = self.engine.open()
                 self.open.append(tx)
                 try:
-                    return tx, None if first is None else tx.step(watched(self.crasher, first))
+                    return tx, None if first is None else tx.run(watched(self.crasher, first))
                 except (Exception, Cut):
                     self._end(tx).rollback()
                     raise
             case Commit():
-                return self._committed(effect)
+                return self._committed(action)
             case Rollback(tx=tx):
                 return self._end(tx).rollback()
             case Sleep():
@@ -149,19 +149,19 @@ class MortalThreads(ThreadRuntime):
             case Beat():
                 return Still()
             case Later():
-                return self.errands.append(effect)
+                return self.errands.append(action)
             case _:
-                return super().perform(effect)
+                return super().perform(action)
 
-    def _transacted(self, effect: Transaction[T]) -> T:
-        done = self.engine.driver.run(replace(effect, body=lambda: watched(self.crasher, effect.body())))
-        if effect.mode is Mode.ATOMIC:
-            self.crasher.reach(When.AFTER, f"{COMMIT}-{effect.name}")
+    def _transacted(self, action: Transaction[T]) -> T:
+        done = self.engine.driver.run(replace(action, body=lambda: watched(self.crasher, action.body())))
+        if action.mode is Mode.ATOMIC:
+            self.crasher.reach(When.AFTER, f"{COMMIT}-{action.name}")
         return done
 
-    def _committed(self, effect: Commit) -> Keep | Drop:
-        tx, last = effect.tx, effect.last
-        ended: Keep | Drop = Keep() if last is None else tx.step(watched(self.crasher, last))
+    def _committed(self, action: Commit) -> Keep | Drop:
+        tx, last = action.tx, action.last
+        ended: Keep | Drop = Keep() if last is None else tx.run(watched(self.crasher, last))
         if isinstance(ended, Drop):
             self._end(tx).rollback()
             return ended
@@ -170,11 +170,11 @@ class MortalThreads(ThreadRuntime):
         self.crasher.reach(When.AFTER, COMMIT)
         return ended
 
-    def _folded(self, effect: Commit) -> Keep | Drop:
-        name = "commit_with" if effect.fold is not None and hasattr(effect.tx, "commit_with") else COMMIT
+    def _folded(self, action: Commit) -> Keep | Drop:
+        name = "commit_with" if action.fold is not None and hasattr(action.tx, "commit_with") else COMMIT
         self.crasher.reach(When.BEFORE, name)
-        ended = self._commit(effect)
-        self._end(effect.tx)
+        ended = self._commit(action)
+        self._end(action.tx)
         self.crasher.reach(When.AFTER, name)
         return ended
 
@@ -213,41 +213,41 @@ class MortalLoop(AsyncRuntime):
         await self._reach(When.AFTER, transaction)
         return result
 
-    async def _reach(self, when: When, effect: Effect) -> None:
-        self.crasher.reach(when, f"effect-{name_of(effect)}")
+    async def _reach(self, when: When, action: Action) -> None:
+        self.crasher.reach(when, f"action-{name_of(action)}")
         await asyncio.sleep(0)  # a cancellation arrives here
 
-    async def begin(self, effect: Begin) -> Any:
+    async def begin(self, action: Begin) -> Any:
         """Open a business transaction, between its two points."""
-        return await self.perform(effect)
+        return await self.perform(action)
 
-    async def commit(self, effect: Commit) -> Any:
+    async def commit(self, action: Commit) -> Any:
         """Commit one, between its two points."""
-        return await self.perform(effect)
+        return await self.perform(action)
 
-    async def perform(self, effect: Effect) -> Any:
-        """Perform one effect between its two points."""
-        if isinstance(effect, Transaction):
-            return await self._between(effect)
-        await self._reach(When.BEFORE, effect)
-        match effect:
+    async def perform(self, action: Action) -> Any:
+        """Perform one action between its two points."""
+        if isinstance(action, Transaction):
+            return await self._between(action)
+        await self._reach(When.BEFORE, action)
+        match action:
             case Sleep():
                 result: Any = None
             case Beat():
                 result = Still()
             case Later():
-                self.errands.append(effect)
+                self.errands.append(action)
                 result = None
             case Begin():
-                result = await super().begin(effect)
+                result = await super().begin(action)
             case Commit():
-                result = await super().commit(effect)
+                result = await super().commit(action)
             case _:
-                result = await super().perform(effect)
+                result = await super().perform(action)
         try:
-            await self._reach(When.AFTER, effect)
+            await self._reach(When.AFTER, action)
         except asyncio.CancelledError:
-            if isinstance(effect, Begin):
+            if isinstance(action, Begin):
                 await shielded(result[0].rollback())  # no flow was told of it
             raise
         return result

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -22,11 +21,9 @@ from harness.demo import ALPHA
 from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.provider import Provider
-from oncekey import wire
-from oncekey.flow import Mode, Rows, Statement, Steps, Transaction
+from harness.tables import leases_run_out
 from oncekey.testing.checker import Rule, check
 from oncekey.testing.history import Ending, Operation
-from oncekey.wire import Kind as Store
 from proof.crash.places import Place
 from proof.crash.reading import history_of
 from proof.crash.shop import Charge, Inbox
@@ -36,17 +33,6 @@ _TESTS = Path(__file__).parents[2]
 _POLL = 0.01
 RULES = frozenset(Rule) - {Rule.KEPT, Rule.MISMATCH, Rule.FENCED, Rule.REAL_TIME, Rule.OUTBOX, Rule.EMPTY}
 """What can be judged without having seen who said what, and when."""
-
-_OVER = {
-    Store.SQLITE: (
-        "UPDATE oncekey_record SET lease_until = 1 WHERE lease_until IS NOT NULL",
-        "UPDATE oncekey_outbox SET due_at = 1",
-    ),
-    Store.POSTGRES: (
-        "UPDATE oncekey.record SET lease_until = 1 WHERE lease_until IS NOT NULL",
-        "UPDATE oncekey.outbox SET due_at = 1",
-    ),
-}
 
 
 class Cluster:
@@ -151,15 +137,7 @@ class Cluster:
 
     def leases_run_out(self) -> None:
         """Time passes for the store: the dead do not renew their leases."""
-
-        def body() -> Steps[Rows]:
-            rows: Rows = ()
-            for number, text in enumerate(_OVER[self.place.kind]):
-                rows = yield Statement(f"over-{number}", text)
-            return rows
-
-        with closing(wire.connect(self.place.url.replace("+asyncpg", ""))) as engine:
-            engine.driver.run(Transaction("leases run out", Mode.ATOMIC, body))
+        leases_run_out(self.place.url)
 
     def rows(self, server: Victim, path: str, key: str) -> list[dict[str, Any]]:
         """The business rows, as the shop itself shows them."""

@@ -130,14 +130,14 @@ _ALL = (
     ),
     Mutant("a deferred request may run again", "F29", _leading(_FR, 22), "outbox", "double effect"),
     Mutant(
-        "abandoned while the item lives", "F30", _without(Guard.ITEM_NEVER_CLAIMED, 28), "outbox, repeatable", "fail"
+        "abandoned while the item lives", "F30", _without(Guard.PARCEL_NEVER_CLAIMED, 28), "outbox, repeatable", "fail"
     ),
     Mutant(
-        "an item that may be sent is claimed again", "F31", _without(Guard.ITEM_SAFE, 24), "outbox", "double effect"
+        "an item that may be sent is claimed again", "F31", _without(Guard.PARCEL_SAFE, 24), "outbox", "double effect"
     ),
     Mutant("not executed at once, inline", "F34", _without(Guard.WAITED_OR_NOTHING_OPEN, 21), "inline", "double"),
     Mutant("not executed at once, phased", "F34", _without(Guard.WAITED_OR_NOTHING_OPEN, 21), "phased", "double"),
-    Mutant("not executed at once, outbox", "F34", _without(Guard.WAITED_OR_ITEM_REPEATABLE, 22), "outbox", "double"),
+    Mutant("not executed at once, outbox", "F34", _without(Guard.WAITED_OR_PARCEL_REPEATABLE, 22), "outbox", "double"),
     Mutant("asked before the waiting time, written after", "F34", Law(asks_after_waiting=False), "phased", "double"),
     Mutant("late inline owner refused", "F35", _not_from(_FR, 8), "inline, beyond the waiting rule", "nobody replaced"),
     Mutant("late phased owner refused", "F35", _not_from(_FR, 6), "phased, beyond the waiting rule", "nobody replaced"),
@@ -192,7 +192,7 @@ _ALL = (
     Mutant(
         "a finished call waits for ever",
         "ADR 0009",
-        _instead(Guard.WAITED_OR_NOTHING_OPEN, Guard.WAITED_OR_ITEM_REPEATABLE, 21),
+        _instead(Guard.WAITED_OR_NOTHING_OPEN, Guard.WAITED_OR_PARCEL_REPEATABLE, 21),
         "phased",
         "wedged",
     ),

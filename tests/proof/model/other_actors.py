@@ -12,7 +12,7 @@ from oncekey.core.model import Effects, State
 from oncekey.core.onecommit import WriteKind
 from oncekey.core.rulings import ClaimAgain, Doubt, Next, Supersede, TakeOver
 from oncekey.core.transitions import Actor, Trigger
-from oncekey.engine.local import Entered
+from oncekey.engine.local import LockHeld
 from proof.model.law import Trial, must
 from proof.model.owner import reply_lost, standing
 from proof.model.world import CHARGE, Answer, At, Move, Proc, Query, Rec, World
@@ -95,7 +95,7 @@ def _open(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
     """LOCAL in one commit: the lock is taken and the record read in one statement, and `enter` says what that means."""
     taken = any(other.at is At.OPEN for other in world.procs)
     entry = trial.entered(world.rec, proc.body, proc.route, taken=taken)
-    if isinstance(entry, Entered):
+    if isinstance(entry, LockHeld):
         opened = proc._replace(at=At.OPEN, fresh=True, value="" if entry.target.kind is WriteKind.RETRYABLE else "anew")
         yield _arrives(world, opened, f"{proc.body}: takes the lock and looks")
 

@@ -12,8 +12,8 @@ from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.model import UNAVAILABLE, Completed, Discarded, Lease, Replay, State
 from oncekey.core.onecommit import Stored
 from oncekey.engine import admit, request, serve, settle
+from oncekey.engine.actions import Beat, Call, Commit, Life
 from oncekey.engine.deciding import refused
-from oncekey.engine.effects import Beat, Call, Commit, Life
 from proof.lives import CallReport
 from proof.sim.runtime import Serving
 from proof.sim.scenarios import POLICY
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
         Verdict,
     )
     from oncekey.core.policy import Policy
-    from oncekey.engine.effects import Tx
-    from oncekey.engine.local import Entered
+    from oncekey.engine.actions import Tx
+    from oncekey.engine.local import LockHeld
     from oncekey.engine.run import Run
-    from oncekey.flow import Flow, Steps
+    from oncekey.flow import Body, Flow
     from oncekey.ports import Locks, Outbox, Records
     from proof.lives import Said
     from proof.sim.runtime import Pulse
@@ -86,9 +86,9 @@ class AnswersBeforeItSettles(Serving):
 class BeatsForEver(Serving):
     """A heartbeat that knows no deadline."""
 
-    def beat(self, effect: Beat) -> Pulse:
+    def beat(self, action: Beat) -> Pulse:
         """As the real one, twice as far as anybody looks."""
-        return super().beat(Beat(effect.renew, effect.every, effect.until * 1_000_000))
+        return super().beat(Beat(action.renew, action.every, action.until * 1_000_000))
 
 
 def takes_lost_commit_for_failure(run: Run) -> Life[Answer]:
@@ -110,9 +110,9 @@ def commits_twice(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | Non
         yield Commit(tx)
     except StoreError:
         return refused(run, UNAVAILABLE)
-    if run.entered is not None:
-        return (yield from settle._sealed_alone(run, settlement))
-    return (yield from settle._record_only(run, settlement))
+    if run.one_commit is not None:
+        return (yield from settle._store_failure_alone(run, settlement))
+    return (yield from settle._settle_claimed_alone(run, settlement))
 
 
 def proves_everything(error: BaseException, policy: Policy) -> bool:
@@ -124,16 +124,16 @@ def notices_no_conflict(
     locks: Locks,
     outbox: Outbox | None,
     claim: Claim,
-    entered: Entered,
+    lock_held: LockHeld,
     settlement: Completed | Deferred,
     *,
     parcels: tuple[Parcel, ...] = (),
-) -> Steps[Stored | None]:
+) -> Body[Stored | None]:
     """The record is inserted ON CONFLICT DO NOTHING, and whether a row was inserted is not asked."""
-    sealed = yield from locks.completing(claim, entered.target, settlement, entered.begun)
+    sealed = yield from locks.completing(claim, lock_held.target, settlement, lock_held.begun)
     if parcels and outbox is not None:
         yield from outbox.putting(parcels)
-    return sealed or Stored(expires_at=entered.proceed.lease.expires_at, in_one_commit=True)
+    return sealed or Stored(expires_at=lock_held.proceed.lease.expires_at, in_one_commit=True)
 
 
 def waits_with_its_connection(run: Run) -> Life[None]:

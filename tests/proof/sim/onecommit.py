@@ -22,7 +22,7 @@ from oncekey.stores.rows import snapshot_of
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Deferred, Instant, Parcel
     from oncekey.core.onecommit import Lock, Stored, WriteTarget
-    from oncekey.flow import Command, Rows, Steps, Value
+    from oncekey.flow import Body, Command, Rows, Value
     from proof.sim.steps import OpenTransaction
 
 
@@ -122,7 +122,7 @@ class Outbox:
     """The one thing that a request does to an outbox."""
 
     @staticmethod
-    def putting(parcels: tuple[Parcel, ...]) -> Steps[None]:
+    def putting(parcels: tuple[Parcel, ...]) -> Body[None]:
         """Write parcels as part of an open transaction."""
         for one in parcels:
             said: dict[str, Value] = {
@@ -139,7 +139,7 @@ class Locks(LockStore):
 
     asked = ASKED
 
-    def locking(self, lock: Lock, claim: Claim) -> Steps[Locked]:
+    def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
         """Try the lock, then look."""
         params: dict[str, Value] = {
             "lock": lock.number,

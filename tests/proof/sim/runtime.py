@@ -1,6 +1,6 @@
 """The simulator's runtime: one request is one flow, the lifecycle that ships, performed step by step.
 
-Each effect becomes steps of the scheduler, one for each statement, so a host can be killed, stopped, refused, left
+Each action becomes steps of the scheduler, one for each statement, so a host can be killed, stopped, refused, left
 without a reply or interrupted between any two of them. `Sleep` is the simulated clock; `Beat` and `Later` are processes
 of the same host, which die with it.
 """
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
-from oncekey.core.choices import InProgress
 from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND, Claim, Code, Effects
+from oncekey.core.policy import InProgress
 from oncekey.engine import request
-from oncekey.engine.admit import Breaker
-from oncekey.engine.effects import (
+from oncekey.engine.actions import (
     Aside,
     Beat,
     Begin,
@@ -24,6 +23,7 @@ from oncekey.engine.effects import (
     Commit,
     Consult,
     Drop,
+    Execute,
     Flush,
     Interrupted,
     Invoke,
@@ -34,8 +34,8 @@ from oncekey.engine.effects import (
     Rest,
     Rollback,
     Sleep,
-    Step,
 )
+from oncekey.engine.admit import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.recent import Hints
 from oncekey.engine.run import Run, Site
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from oncekey.core.model import Instant, RecordId
-    from oncekey.engine.effects import Effect, Life
+    from oncekey.engine.actions import Action, Life
     from proof.lives import CallReport, Said
     from proof.sim.scenarios import Plan
     from proof.sim.scheduler import Host
@@ -196,34 +196,34 @@ class Serving:
     # The runtime
 
     def performed(self, flow: Life[T]) -> Process[T]:
-        """Perform a flow's effects to its end. A host that dies is not told: its frames are dropped."""
+        """Perform a flow's actions to its end. A host that dies is not told: its frames are dropped."""
         try:
-            effect = next(flow)
+            action = next(flow)
             while True:
                 try:
-                    result = yield from self.perform(effect)
+                    result = yield from self.perform(action)
                 except (Exception, Interrupted) as error:
-                    effect = flow.throw(error)
+                    action = flow.throw(error)
                 else:
-                    effect = flow.send(result)
+                    action = flow.send(result)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
-    def perform(self, effect: Effect) -> Process[Any]:  # noqa: PLR0912  (one line for each kind of effect)
-        """Perform one effect."""
-        match effect:
+    def perform(self, action: Action) -> Process[Any]:  # noqa: PLR0912  (one line for each kind of action)
+        """Perform one action."""
+        match action:
             case Transaction():
-                return (yield from transact(effect))
+                return (yield from transact(action))
             case Begin(first=first):
                 return (yield from _begun(first))
-            case Step(tx=tx, steps=said):
+            case Execute(tx=tx, body=said):
                 return (yield from within(tx, said))
             case Commit():
-                return (yield from self.commit(effect))
+                return (yield from self.commit(action))
             case Rollback(tx=tx):
                 yield steps.Rollback(tx)
             case Call():
-                return (yield from _called(effect))
+                return (yield from _called(action))
             case Sleep(seconds=seconds):
                 if self.world.database.opened_by(self.host.name):
                     self.world.saw(Lapse.HELD, self.asked)
@@ -233,9 +233,9 @@ class Serving:
             case Recall(record_id=record_id):
                 return (yield from talk(self.world.store_of(self.host).recall(record_id)))
             case Beat():
-                return self.beat(effect)
+                return self.beat(action)
             case Later():
-                self._spawn("errand", _repeated(self.world, effect))
+                self._spawn("errand", _repeated(self.world, action))
             case (
                 Flush() | Rest() | ReleaseConnections() | Consult()
             ):  # what stands in front of the store here is never there
@@ -243,26 +243,26 @@ class Serving:
             case Invoke():
                 raise AssertionError("a handler is spliced in at Invoke")
             case _:
-                assert_never(effect)
+                assert_never(action)
         return None
 
-    def commit(self, effect: Commit) -> Process[Keep | Drop]:
+    def commit(self, action: Commit) -> Process[Keep | Drop]:
         """The last statements and the commit; on some hosts the folded one, where there is one."""
         ended: Keep | Drop = Keep()
-        fold = effect.fold if self.host.folds else None
+        fold = action.fold if self.host.folds else None
         if fold is not None:
-            rows = yield Say(fold.statement, effect.tx)
+            rows = yield Say(fold.statement, action.tx)
             ended = Keep(fold.read(rows)) if rows else Drop()
-        elif effect.last is not None:
-            ended = yield from within(effect.tx, effect.last)
-        yield steps.Commit(effect.tx) if isinstance(ended, Keep) else steps.Rollback(effect.tx)
+        elif action.last is not None:
+            ended = yield from within(action.tx, action.last)
+        yield steps.Commit(action.tx) if isinstance(ended, Keep) else steps.Rollback(action.tx)
         return ended
 
-    def beat(self, effect: Beat) -> Pulse:
+    def beat(self, action: Beat) -> Pulse:
         """A heartbeat beside the handler."""
         # The owner's own view of its lease starts before the claim was sent, so it never ends too late.
         pulse = Pulse(self.asked_at + LEASE)
-        self._spawn("heartbeat", _beating(self.world, effect, pulse))
+        self._spawn("heartbeat", _beating(self.world, action, pulse))
         return pulse
 
     def _spawn(self, what: str, process: Process[None]) -> None:
@@ -288,16 +288,16 @@ def _begun(first: Any) -> Process[tuple[OpenTransaction, Any]]:
         raise
 
 
-def _called(effect: Call) -> Process[Any]:
+def _called(action: Call) -> Process[Any]:
     """The application's code; here it is steps of its own, as a coroutine is elsewhere."""
-    made: Generator[Any, Any, Any] = effect.fn(*effect.arguments)
+    made: Generator[Any, Any, Any] = action.fn(*action.arguments)
     return (yield from made)
 
 
-def _beating(world: World, effect: Beat, pulse: Pulse) -> Process[None]:
+def _beating(world: World, action: Beat, pulse: Pulse) -> Process[None]:
     """Renew while the handler runs, up to the deadline (P5)."""
-    clock, every = world.clock, int(effect.every * SECOND)
-    ends = clock.boot + int(effect.until * SECOND)
+    clock, every = world.clock, int(action.every * SECOND)
+    ends = clock.boot + int(action.until * SECOND)
     wait = every
     while True:
         yield Wait(wait)
@@ -305,7 +305,7 @@ def _beating(world: World, effect: Beat, pulse: Pulse) -> Process[None]:
         if pulse.over or before >= ends:
             return
         try:
-            until = yield from talk(effect.renew())
+            until = yield from talk(action.renew())
         except StoreError:
             wait = every // 3
             continue
@@ -315,13 +315,13 @@ def _beating(world: World, effect: Beat, pulse: Pulse) -> Process[None]:
         wait, pulse.trusted_until = every, min(before + LEASE, ends)
 
 
-def _repeated(world: World, effect: Later) -> Process[None]:
+def _repeated(world: World, action: Later) -> Process[None]:
     """Again and again, until the store answers or the patience is over."""
-    ends, pause = world.clock.boot + int(effect.patience * SECOND), FIRST_PAUSE
+    ends, pause = world.clock.boot + int(action.patience * SECOND), FIRST_PAUSE
     yield Wait(0)
     while world.clock.boot < ends:
         try:
-            yield from talk(effect.flow())
+            yield from talk(action.flow())
         except StoreError:
             yield Wait(pause)
             pause = min(pause * 2, LONGEST_PAUSE)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailableError
-from oncekey.engine.effects import Interrupted
+from oncekey.engine.actions import Interrupted
 from proof.sim.steps import Commit, Insert, Open, Point, Receive, Reply, Rollback, Say, Wait
 
 if TYPE_CHECKING:

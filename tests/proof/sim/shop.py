@@ -16,7 +16,7 @@ from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import NotExecutedError, RejectedError
 from oncekey.core.model import Effects
 from oncekey.engine import steps as taken
-from oncekey.engine.effects import Call, Life
+from oncekey.engine.actions import Call, Life
 from oncekey.testing.history import Effect
 from proof.lives import NotEntered, Said
 from proof.sim.scenarios import CALL_TIMEOUT, PROVIDER_LAG, PhasedRun

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from oncekey.core.errors import StoreError
-from oncekey.engine.effects import Interrupted
+from oncekey.engine.actions import Interrupted
 from oncekey.flow import Mode
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration
-    from oncekey.flow import Flow, Statement, Steps, Transaction
+    from oncekey.flow import Body, Flow, Statement, Transaction
     from oncekey.testing.history import Effect
 
 
@@ -152,7 +152,7 @@ def talk(flow: Flow[T]) -> Process[T]:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
 
 
-def within(tx: OpenTransaction, steps: Steps[T]) -> Process[T]:
+def within(tx: OpenTransaction, steps: Body[T]) -> Process[T]:
     """Run statements inside a transaction that is already open."""
     return (yield from _spoken(steps, tx=tx, writes=True))
 
@@ -171,7 +171,7 @@ def transact(transaction: Transaction[T]) -> Process[T]:
     return result
 
 
-def _spoken(steps: Steps[T], *, tx: OpenTransaction | None, writes: bool) -> Process[T]:
+def _spoken(steps: Body[T], *, tx: OpenTransaction | None, writes: bool) -> Process[T]:
     try:
         statement = next(steps)
         while True:

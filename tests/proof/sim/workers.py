@@ -11,7 +11,7 @@ from oncekey.core.errors import StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.memo import encode, recovery_point
 from oncekey.core.model import Effects, EntryKind, Lease, MemoEntry, State, StoredResponse
-from oncekey.core.rulings import LOCK_EXPIRED
+from oncekey.core.rulings import LEASE_RAN_OUT
 from oncekey.core.transitions import Actor, Row, Trigger, find_row
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.rows import memo_text, owner_proof, record_of, response_params, version_proof
@@ -31,7 +31,7 @@ from proof.sim.steps import Mailbox, Point, Receive, talk
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record, RecordId
-    from oncekey.flow import Flow, Rows, Steps, Value
+    from oncekey.flow import Body, Flow, Rows, Value
     from proof.sim.scheduler import Clock, Host
     from proof.sim.shop import Outcome
     from proof.sim.steps import Process
@@ -107,7 +107,7 @@ class Worker:
         said: dict[str, Value] = {**(params or {}), **version_proof(seen), "now": now}
         statement = Statement(name, world.parts.commands[name], said)
 
-        def body() -> Steps[Rows]:
+        def body() -> Body[Rows]:
             return (yield statement)
 
         return (yield from talk(_flow(Transaction(name, Mode.SINGLE, body))))
@@ -126,7 +126,7 @@ class Sweeper(Worker):
         """Move a stale record where TRANSITIONS says."""
         row = find_row(Trigger.SWEEP, Actor.SWEEPER, Facts(record, now))
         if isinstance(row, Row) and row.to is not None:
-            yield from self.say("sweep", record, {"to": row.to.value, "last_error": LOCK_EXPIRED})
+            yield from self.say("sweep", record, {"to": row.to.value, "last_error": LEASE_RAN_OUT})
 
 
 class Resolver(Worker):
@@ -267,7 +267,7 @@ class Relay(Worker):
         said: dict[str, Value] = {**params, **owner_proof(Lease.of(record)), "now": self.world.now_of(self.host)}
         statement = Statement(name, self.world.parts.commands[name], said)
 
-        def body() -> Steps[Rows]:
+        def body() -> Body[Rows]:
             return (yield statement)
 
         return (yield from talk(_flow(Transaction(name, Mode.SINGLE, body))))

@@ -189,7 +189,7 @@ class World:
 
     def entered(self, asked: Asked, run: Run) -> None:
         """A handler runs now; in one commit it is the only one as long as its transaction is open."""
-        if run.entered is None:
+        if run.one_commit is None:
             return
         others = self._inside.setdefault(asked.id, [])
         if any(tx.open for tx in others):

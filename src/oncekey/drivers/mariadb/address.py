@@ -1,7 +1,4 @@
-"""The address of a MariaDB or MySQL server, and how a session there is set up.
-
-The address is `mariadb://user:password@host:3306/database?ssl=true`, parsed offline.
-"""
+"""The address of a MariaDB or MySQL server: `mariadb://user:password@host:3306/database?ssl=true`, parsed offline."""
 
 from __future__ import annotations
 
@@ -15,18 +12,6 @@ from oncekey.core.errors import ConfigurationError
 PORT: Final = 3306
 FORM: Final = "mariadb://user:password@host:3306/database"
 POOL_SIZE: Final = 10
-TIMEOUT: Final = 2.0
-"""Seconds to wait for a connection."""
-
-STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of oncekey's own messages may take, and that any statement waits for a lock."""
-
-IDLE_TIMEOUT: Final = 300.0
-"""Seconds of silence after which the server ends a session, and with it the transaction of a host that is gone (L4)."""
-
-MAX_AGE: Final = 1800.0
-"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
-
 _OPTIONS: Final = frozenset({"unix_socket", "ssl", "ssl_ca", "ssl_cert", "ssl_key"})
 
 
@@ -94,12 +79,3 @@ class MariadbAddress:
                 context.load_cert_chain(self.ssl_cert, self.ssl_key)
             found["ssl"] = context
         return found
-
-
-def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
-    """The first message of a session: read what is committed, refuse values that do not fit, end when idle."""
-    return (
-        "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
-        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
-        f"innodb_lock_wait_timeout = {max(1, round(lock_timeout)):d}, wait_timeout = {max(1, round(idle_timeout)):d}"
-    ).encode("ascii")

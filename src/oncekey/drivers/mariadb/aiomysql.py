@@ -1,6 +1,6 @@
 """The driver for MariaDB and MySQL through aiomysql, for asyncio, and inside the caller's transaction.
 
-What is sent and what the replies mean is in `messages`; how a connection waits for them, in a module of each library.
+What is sent and what the replies mean is in `messages`; how a connection waits for them, in `sessions`.
 """
 
 from __future__ import annotations
@@ -8,39 +8,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import aiomysql
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.drivers.guard import NOTHING_LEFT, OVER, ConnectionUse
-from oncekey.drivers.mariadb.address import (
-    IDLE_TIMEOUT,
-    POOL_SIZE,
-    STATEMENT_TIMEOUT,
-    TIMEOUT,
-    MariadbAddress,
-    greeting,
-)
-from oncekey.drivers.mariadb.aiomysql_session import Session
-from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
+from oncekey.drivers.mariadb import messages
+from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
 from oncekey.drivers.mariadb.guard import AsyncMariadbGuardedConnection
-from oncekey.drivers.mariadb.messages import (
-    GRACE,
-    IdleSessions,
-    begun,
-    committing,
-    log,
-    only_reading,
-    stepping,
-    undoing,
-    within,
-)
+from oncekey.drivers.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, AsyncSession, greeting
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
-
-if TYPE_CHECKING:
-    from oncekey.drivers.mariadb.messages import Talk
-    from oncekey.flow import Rows, Statement, Steps, Transaction
+from oncekey.flow import NOT_BEGUN, AsyncWithin, Body, Rows, Statement, Transaction
 
 T = TypeVar("T")
 
@@ -52,9 +32,9 @@ class Pool:
         self._address, self._timeout, self._hello = address, timeout, hello
         self._slots = AsyncSlots(size, timeout, "MariaDB")
         self.business = AsyncSlots(business_share(size), timeout, "MariaDB")
-        self._shelf: IdleSessions[Session] = IdleSessions()
+        self._shelf: messages.IdleSessions[AsyncSession] = messages.IdleSessions()
 
-    async def take(self, *, business: bool) -> Session:
+    async def take(self, *, business: bool) -> AsyncSession:
         """A session, for a moment or for a business transaction."""
         deadline = time.monotonic() + self._timeout
         if business and not self.business.taken():
@@ -63,18 +43,20 @@ class Pool:
             if not self._slots.taken():
                 await self._slots.acquire(deadline)
             try:
-                return self._shelf.pop() or await Session.opened(self._address, self._timeout, self._hello)
+                return self._shelf.pop() or await AsyncSession.opened(
+                    aiomysql.connect, self._address, self._timeout, self._hello
+                )
             except BaseException as error:
                 self._slots.release()
-                if isinstance(error, FAILURES):
-                    raise unreachable(error) from error
+                if isinstance(error, messages.FAILURES):
+                    raise messages.unreachable(error) from error
                 raise
         except BaseException:
             if business:
                 self.business.release()
             raise
 
-    def give(self, session: Session, *, business: bool) -> None:
+    def give(self, session: AsyncSession, *, business: bool) -> None:
         """Take a session back; one that is in the middle of something is closed."""
         try:
             self._shelf.put(session)
@@ -109,7 +91,7 @@ class AiomysqlDriver:
         """Run one transaction; again, if it lost against others or cannot have happened."""
         session = await self._pool.take(business=False)
         try:
-            return await session.run(transaction, self._limit + GRACE)
+            return await session.run(transaction, self._limit + messages.GRACE)
         finally:
             self._pool.give(session, business=False)
 
@@ -124,18 +106,18 @@ class AiomysqlDriver:
 
     async def begin(self) -> AiomysqlTransaction:
         """Open a business transaction."""
-        return await self._begun(begun)
+        return await self._begun(messages.begun)
 
     async def read(self) -> AiomysqlTransaction:  # asyncio only
         """Open a transaction that only reads."""
-        return await self._begun(only_reading)
+        return await self._begun(messages.only_reading)
 
     async def close(self) -> None:
         """Close the connections."""
         self._pool.close()
 
     @aretrying(LostError)
-    async def _begun(self, begin: Callable[[], Talk[None]]) -> AiomysqlTransaction:
+    async def _begun(self, begin: Callable[[], messages.Talk[None]]) -> AiomysqlTransaction:
         session = await self._pool.take(business=True)
         try:
             await session.talk(begin(), self._limit)
@@ -149,9 +131,9 @@ class AiomysqlDriver:
 class AiomysqlTransaction:
     """A business transaction that an `async def` handler writes through."""
 
-    def __init__(self, pool: Pool, session: Session, limit: float) -> None:
+    def __init__(self, pool: Pool, session: AsyncSession, limit: float) -> None:
         self._pool = pool
-        self._session: Session | None = session
+        self._session: AsyncSession | None = session
         self._limit = limit
         self._use = ConnectionUse()
         self._guarded = AsyncMariadbGuardedConnection(session.raw, self._use)
@@ -161,16 +143,16 @@ class AiomysqlTransaction:
         """The connection for the handler."""
         return self._guarded
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         session = self._session
         if session is None:
             raise TransactionControlError(OVER)
         ended = session.open and not session.in_transaction
-        talk = stepping(steps, ended=ended, undone=self._use.undone)
+        talk = messages.running_body(body, ended=ended, undone=self._use.undone)
         try:
-            return await session.talk(talk, self._limit + GRACE)
-        except DemotedError:
+            return await session.talk(talk, self._limit + messages.GRACE)
+        except messages.DemotedError:
             session.sever()
             raise
 
@@ -182,9 +164,9 @@ class AiomysqlTransaction:
         self._use.over = True
         try:
             if session.open and not session.in_transaction:
-                log.error(NOTHING_LEFT)
+                messages.log.error(NOTHING_LEFT)
             else:
-                await session.talk(committing(), self._limit)
+                await session.talk(messages.committing(), self._limit)
         finally:
             await self.rollback()
 
@@ -196,12 +178,12 @@ class AiomysqlTransaction:
         self._use.over = True
         try:
             if session.open and session.in_transaction:
-                await session.talk(undoing(), self._limit)
+                await session.talk(messages.undoing(), self._limit)
             if session.open and self._use.used:
                 await session.clean(self._limit)
         except BaseException as error:
             session.sever()
-            if not isinstance(error, FAILURES):
+            if not isinstance(error, messages.FAILURES):
                 raise
         finally:
             self._pool.give(session, business=True)
@@ -211,13 +193,13 @@ class AiomysqlWithin(AsyncWithin):
     """Runs everything in the open transaction of the caller's `aiomysql.Connection`."""
 
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  (a connection of aiomysql's, or one that a pool lent)
-        session = Session(connection, b"")
+        session = AsyncSession(connection, b"")
         if connection.get_autocommit() and not session.in_transaction:
             raise ConfigurationError(NOT_BEGUN)
         turn = asyncio.Lock()  # aiomysql refuses a second statement
 
         async def say(statement: Statement) -> Rows:
             async with turn:
-                return await session.talk(within(statement), None)
+                return await session.talk(messages.within(statement), None)
 
         super().__init__(say)

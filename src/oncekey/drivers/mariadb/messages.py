@@ -1,30 +1,34 @@
-"""The messages to MariaDB and the meaning of its replies: everything of both drivers except the waiting.
+"""The messages to MariaDB and the meaning of its replies and errors: everything of both drivers except the waiting.
 
 A statement may be several sentences (see `stores/mariadb/spelling.sql`). They are sent in one message; the server stops
 at the first that fails. A conversation is a generator that yields messages and is sent their results, or has the error
 thrown in; a driver only sends the messages, blocking or not.
+
+PyMySQL and aiomysql raise the same errors. Numbers from 2000 on are the client's: the connection is lost. All others
+are the server's reply to a statement, after which nothing of that statement is there; a deadlock (1213) rolls the
+transaction back, too. No message of ours repeats a bound value.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from oncekey.core.errors import StoreError, TransactionControlError
+import pymysql
+
+from oncekey.core import errors
 from oncekey.core.sqltext import Dialect, sentences
 from oncekey.drivers.guard import ENDED_EARLY, UNDONE
-from oncekey.drivers.mariadb.errors import DEADLOCK, FAILURES, commit_error, is_answer, number_of, statement_error
 from oncekey.drivers.placeholders import parted
+from oncekey.drivers.retries import ConflictError, lost, lost_commit
 from oncekey.drivers.slots import Shelf
-from oncekey.flow import Mode
-
-if TYPE_CHECKING:
-    from oncekey.flow import Row, Rows, Statement, Steps, Transaction, Value
+from oncekey.flow import Body, Mode, Row, Rows, Statement, Transaction, Value
 
 T = TypeVar("T")
 
@@ -88,14 +92,14 @@ THEIRS: Final = Manner(b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGI
 
 def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
     """One transaction of ours."""
-    mode, steps = transaction.mode, transaction.body()
+    mode, body = transaction.mode, transaction.body()
     if mode is not Mode.ATOMIC:
-        return (yield from _stepping(steps, mode, manner))
+        return (yield from _running_body(body, mode, manner))
     try:
         yield from _executed_text(manner.begin, mode, transaction.name)
-        result = yield from _stepping(steps, mode, manner)
+        result = yield from _running_body(body, mode, manner)
     except Exception:  # a driver that is interrupted closes the connection
-        steps.close()
+        body.close()
         yield from undoing()
         raise
     try:
@@ -117,16 +121,16 @@ def only_reading(manner: Manner = OURS) -> Talk[None]:
     yield from _executed_text(manner.begin + b" READ ONLY", Mode.ATOMIC, WHAT)
 
 
-def stepping(steps: Steps[T], *, ended: bool, undone: bool, manner: Manner = OURS) -> Talk[T]:
+def running_body(body: Body[T], *, ended: bool, undone: bool, manner: Manner = OURS) -> Talk[T]:
     """Statements of ours in a business transaction, which a handler may have ended, or the server itself."""
     if undone:  # which its last answer did not tell: an error comes without the server's status
-        steps.close()
-        raise TransactionControlError(UNDONE)
+        body.close()
+        raise errors.TransactionControlError(UNDONE)
     if ended:
         # The handler has committed its rows already, so the record has to follow them.
         log.error(ENDED_EARLY)
         yield from begun(manner)
-    return (yield from _stepping(steps, Mode.ATOMIC, manner))
+    return (yield from _running_body(body, Mode.ATOMIC, manner))
 
 
 def committing() -> Talk[None]:
@@ -157,15 +161,15 @@ def within(statement: Statement) -> Talk[Rows]:
     return rows
 
 
-def _stepping(steps: Steps[T], mode: Mode, manner: Manner) -> Talk[T]:
+def _running_body(body: Body[T], mode: Mode, manner: Manner) -> Talk[T]:
     try:
-        statement = next(steps)
+        statement = next(body)
         while True:
-            statement = steps.send((yield from _executed(statement, mode, manner)))
+            statement = body.send((yield from _executed(statement, mode, manner)))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
     finally:
-        steps.close()
+        body.close()
 
 
 def _executed(statement: Statement, mode: Mode, manner: Manner) -> Talk[Rows]:
@@ -240,7 +244,7 @@ def _literal(value: Value) -> bytes:
             try:
                 return _quoted(b"_utf8mb4", value.encode())
             except UnicodeEncodeError:
-                raise StoreError(HALF_A_PAIR) from None
+                raise errors.StoreError(HALF_A_PAIR) from None
         case bytes():
             return _quoted(b"_binary", value)
 
@@ -307,3 +311,119 @@ class IdleSessions(Shelf[S]):
             idle, self._idle = self._idle, []
         for session in idle:
             session.close()
+
+
+# What its errors mean.
+
+
+class DemotedError(errors.StoreUnavailableError):
+    """The server takes no writes: nothing happened, and another one may take them, so this connection is given up."""
+
+
+FAILURES: Final = (pymysql.MySQLError, OSError, asyncio.IncompleteReadError, RuntimeError)
+"""What sending can raise. A time-out is an `OSError`; a closed connection is reported by one of the others."""
+
+UNLESS_TAKEN: Final = "/* unless taken */"
+RELEASE: Final = "RELEASE SAVEPOINT"
+DEADLOCK: Final = 1213
+_HELD: Final = frozenset({1205, 3572})
+_LAST_WORDS: Final = frozenset({1053, 1152, 1153, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
+_CLIENT: Final = range(2000, 3000)
+_CONFLICTS: Final = {
+    1020: "somebody changed the row",
+    DEADLOCK: "a deadlock, or another node of the cluster was first",
+}
+_OTHER_SCHEMA: Final = frozenset({1146, 1054, 1305, 1091})
+_DEMOTED: Final = frozenset({1290, 1836})
+_UNSURE: Final = frozenset({1047, 1180})
+_SICK: Final = {
+    1021: "the disk is full",
+    1037: "the server has run out of memory",
+    1040: "the server has too many connections",
+    1041: "the server has run out of memory",
+    1044: "the server did not let us in",
+    1045: "the server did not let us in",
+    1047: "the node is not part of its cluster",
+    1049: "there is no such database",
+    1105: "the server failed inside",
+    1114: "the table is full",
+    1180: "the server could not commit",
+    1203: "the server has too many connections",
+    1205: "a lock was not to be had in time",
+    1206: "the server has too many locks",
+    1226: "the user has used up its resources",
+    1290: "the server only reads: it is a replica, or was demoted to one",
+    1317: "the statement was cancelled",
+    1792: "the transaction only reads",
+    1836: "the server only reads: it is a replica, or was demoted to one",
+    1969: "the statement took too long",
+    3024: "the statement took too long",
+    3572: "a lock was not to be had in time",
+}
+_OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
+
+
+def number_of(error: BaseException) -> int | None:
+    """The server's number of an error; None: the connection is lost."""
+    code = error.args[0] if isinstance(error, pymysql.MySQLError) and error.args else None
+    if not isinstance(code, int) or code == 0 or code in _CLIENT or code in _LAST_WORDS:
+        return None
+    return code
+
+
+def is_answer(number: int | None, text: str, *, at_once: bool) -> bool:
+    """Whether the error only means no rows: the place is taken, the savepoint is gone, or another has the lock."""
+    match number:
+        case 1062:
+            return UNLESS_TAKEN in text
+        case 1305:
+            return RELEASE in text
+        case _:
+            return at_once and number in _HELD
+
+
+def statement_error(error: BaseException, mode: Mode, what: str) -> errors.StoreError:
+    """The store's error for a statement."""
+    number = number_of(error)
+    if number is None:
+        return lost(mode, what)
+    # A statement that commits by itself may have been refused by its COMMIT.
+    return _unsure(number, what) if mode is Mode.SINGLE and number in _UNSURE else refused(number, what)
+
+
+def refused(number: int, what: str) -> errors.StoreError:
+    """The meaning of an error after which the connection is still usable: definite, nothing happened."""
+    if number in _CONFLICTS:
+        return ConflictError(f"{what}: {_CONFLICTS[number]} ({number})")
+    if number in _OTHER_SCHEMA:
+        return errors.SchemaError(f"{what}: {_OTHER_VERSION}")
+    if number in _SICK:
+        kind = DemotedError if number in _DEMOTED else errors.StoreUnavailableError
+        return kind(f"{what}: {_SICK[number]} ({number})")
+    return errors.StoreError(f"{what}: MariaDB refused it ({number})")
+
+
+def commit_error(error: BaseException, what: str) -> errors.StoreError:
+    """The store's error for a COMMIT: a missing reply is ambiguous, and so is that of a node that lost its cluster."""
+    number = number_of(error)
+    if number is None:
+        return lost_commit(what)
+    if number in _UNSURE:
+        return _unsure(number, what)
+    found = refused(number, what)
+    if isinstance(found, errors.StoreUnavailableError):
+        return found
+    return errors.RolledBackError(f"{what}: MariaDB refused the commit, so it was rolled back ({number})")
+
+
+def _unsure(number: int, what: str) -> errors.CommitAmbiguousError:
+    return errors.CommitAmbiguousError(f"{what}: {_SICK[number]} during the commit ({number})")
+
+
+def unreachable(error: BaseException) -> errors.StoreUnavailableError:
+    """The meaning of a connection that could not be made: nothing was sent."""
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else None
+    why = _SICK.get(number) if number is not None else None
+    return errors.StoreUnavailableError(
+        f"no connection to MariaDB: {why or 'it does not answer'} ({number or type(error).__name__})"
+    )

@@ -1,7 +1,7 @@
 # Generated from aiomysql.py by `python -m tools.twins`: edit that one.
 """The driver for MariaDB and MySQL through PyMySQL, for threads, and inside the caller's transaction.
 
-What is sent and what the replies mean is in `messages`; how a connection waits for them, in a module of each library.
+What is sent and what the replies mean is in `messages`; how a connection waits for them, in `sessions`.
 """
 
 from __future__ import annotations
@@ -9,38 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import pymysql
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.drivers.guard import NOTHING_LEFT, OVER, ConnectionUse
-from oncekey.drivers.mariadb.address import (
-    IDLE_TIMEOUT,
-    POOL_SIZE,
-    STATEMENT_TIMEOUT,
-    TIMEOUT,
-    MariadbAddress,
-    greeting,
-)
-from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
+from oncekey.drivers.mariadb import messages
+from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
 from oncekey.drivers.mariadb.guard import MariadbGuardedConnection
-from oncekey.drivers.mariadb.messages import (
-    GRACE,
-    IdleSessions,
-    begun,
-    committing,
-    log,
-    stepping,
-    undoing,
-    within,
-)
-from oncekey.drivers.mariadb.pymysql_session import Session
+from oncekey.drivers.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, Session, greeting
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
-from oncekey.drivers.within import NOT_BEGUN, Within
-
-if TYPE_CHECKING:
-    from oncekey.drivers.mariadb.messages import Talk
-    from oncekey.flow import Rows, Statement, Steps, Transaction
+from oncekey.flow import NOT_BEGUN, Body, Rows, Statement, Transaction, Within
 
 T = TypeVar("T")
 
@@ -52,7 +33,7 @@ class Pool:
         self._address, self._timeout, self._hello = address, timeout, hello
         self._slots = Slots(size, timeout, "MariaDB")
         self.business = Slots(business_share(size), timeout, "MariaDB")
-        self._shelf: IdleSessions[Session] = IdleSessions()
+        self._shelf: messages.IdleSessions[Session] = messages.IdleSessions()
 
     def take(self, *, business: bool) -> Session:
         """A session, for a moment or for a business transaction."""
@@ -63,11 +44,11 @@ class Pool:
             if not self._slots.taken():
                 self._slots.acquire(deadline)
             try:
-                return self._shelf.pop() or Session.opened(self._address, self._timeout, self._hello)
+                return self._shelf.pop() or Session.opened(pymysql.connect, self._address, self._timeout, self._hello)
             except BaseException as error:
                 self._slots.release()
-                if isinstance(error, FAILURES):
-                    raise unreachable(error) from error
+                if isinstance(error, messages.FAILURES):
+                    raise messages.unreachable(error) from error
                 raise
         except BaseException:
             if business:
@@ -109,7 +90,7 @@ class PymysqlDriver:
         """Run one transaction; again, if it lost against others or cannot have happened."""
         session = self._pool.take(business=False)
         try:
-            return session.run(transaction, self._limit + GRACE)
+            return session.run(transaction, self._limit + messages.GRACE)
         finally:
             self._pool.give(session, business=False)
 
@@ -120,14 +101,14 @@ class PymysqlDriver:
 
     def begin(self) -> PymysqlTransaction:
         """Open a business transaction."""
-        return self._begun(begun)
+        return self._begun(messages.begun)
 
     def close(self) -> None:
         """Close the connections."""
         self._pool.close()
 
     @retrying(LostError)
-    def _begun(self, begin: Callable[[], Talk[None]]) -> PymysqlTransaction:
+    def _begun(self, begin: Callable[[], messages.Talk[None]]) -> PymysqlTransaction:
         session = self._pool.take(business=True)
         try:
             session.talk(begin(), self._limit)
@@ -153,16 +134,16 @@ class PymysqlTransaction:
         """The connection for the handler."""
         return self._guarded
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         session = self._session
         if session is None:
             raise TransactionControlError(OVER)
         ended = session.open and not session.in_transaction
-        talk = stepping(steps, ended=ended, undone=self._use.undone)
+        talk = messages.running_body(body, ended=ended, undone=self._use.undone)
         try:
-            return session.talk(talk, self._limit + GRACE)
-        except DemotedError:
+            return session.talk(talk, self._limit + messages.GRACE)
+        except messages.DemotedError:
             session.sever()
             raise
 
@@ -174,9 +155,9 @@ class PymysqlTransaction:
         self._use.over = True
         try:
             if session.open and not session.in_transaction:
-                log.error(NOTHING_LEFT)
+                messages.log.error(NOTHING_LEFT)
             else:
-                session.talk(committing(), self._limit)
+                session.talk(messages.committing(), self._limit)
         finally:
             self.rollback()
 
@@ -188,12 +169,12 @@ class PymysqlTransaction:
         self._use.over = True
         try:
             if session.open and session.in_transaction:
-                session.talk(undoing(), self._limit)
+                session.talk(messages.undoing(), self._limit)
             if session.open and self._use.used:
                 session.clean(self._limit)
         except BaseException as error:
             session.sever()
-            if not isinstance(error, FAILURES):
+            if not isinstance(error, messages.FAILURES):
                 raise
         finally:
             self._pool.give(session, business=True)
@@ -210,6 +191,6 @@ class PymysqlWithin(Within):
 
         def say(statement: Statement) -> Rows:
             with turn:
-                return session.talk(within(statement), None)
+                return session.talk(messages.within(statement), None)
 
         super().__init__(say)

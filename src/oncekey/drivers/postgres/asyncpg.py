@@ -15,43 +15,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import asyncpg
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.drivers.postgres import asyncpg_connections as connections
+from oncekey.drivers.postgres import asyncpg_transactions as transactions
+from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.address import BACKEND, Pooling, PostgresAddress
-from oncekey.drivers.postgres.asyncpg_connections import (
-    FAILURES,
-    StoreConnection,
-    Watch,
-    cause,
-    cleaned,
-    statement_error,
-)
-from oncekey.drivers.postgres.asyncpg_transactions import (
-    AsyncpgTransaction,
-    begin,
-    commit,
-    execute,
-    execute_alone,
-    undo,
-)
 from oncekey.drivers.postgres.doubt import CONFIRM, AsyncAsking, Doubt
 from oncekey.drivers.postgres.doubt import WHAT as QUESTION
-from oncekey.drivers.postgres.errors import ONLY_READS, unreachable
-from oncekey.drivers.postgres.transactions import (
-    IDLE_TIMEOUT,
-    POOL_SIZE,
-    STATEMENT_TIMEOUT,
-    TIMEOUT,
-    WHAT,
-    as_text,
-    idle_limit,
-    only_reading,
-)
 from oncekey.drivers.retries import ConflictError, Failures, LostError, aretrying, is_last
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.drivers.within import NOT_BEGUN, AsyncWithin
-from oncekey.flow import Mode, astep
+from oncekey.flow import NOT_BEGUN, AsyncWithin, Mode, arun_body
 
 if TYPE_CHECKING:
-    from oncekey.flow import Rows, Statement, Steps, Transaction
+    from oncekey.flow import Body, Rows, Statement, Transaction
 
 T = TypeVar("T")
 
@@ -72,10 +47,10 @@ class AsyncpgDriver:
         self,
         dsn: str,
         *,
-        pool_size: int = POOL_SIZE,
-        timeout: float = TIMEOUT,
-        statement_timeout: float = STATEMENT_TIMEOUT,
-        idle_timeout: float = IDLE_TIMEOUT,
+        pool_size: int = server.POOL_SIZE,
+        timeout: float = server.TIMEOUT,
+        statement_timeout: float = server.STATEMENT_TIMEOUT,
+        idle_timeout: float = server.IDLE_TIMEOUT,
         statement_cache_size: int = STATEMENT_CACHE,
     ) -> None:
         address = PostgresAddress.parse(dsn)
@@ -84,8 +59,8 @@ class AsyncpgDriver:
         self._limit = statement_timeout
         self._notice = address.pooler
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
-        self._cleans = not address.pooler
-        self._settings = idle_limit(idle_timeout)
+        self._resets_session = not address.pooler
+        self._settings = server.idle_limit(idle_timeout)
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
@@ -95,20 +70,20 @@ class AsyncpgDriver:
         try:
             if mode is Mode.ATOMIC:
                 return await self._atomically(connection, transaction)
-            say = execute
+            say = transactions.execute
             if mode is Mode.SINGLE:
-                say = execute_alone
-                connection.attend()
-            steps = transaction.body()
-            # As `astep` does, without its frame: a repeat is answered by this.
+                say = transactions.execute_alone
+                connection.forget_notices()
+            body = transaction.body()
+            # As `arun_body` does, without its frame: a repeat is answered by this.
             try:
-                statement = next(steps)
+                statement = next(body)
                 while True:
-                    statement = steps.send(await say(connection, limit, mode, statement))
+                    statement = body.send(await say(connection, limit, mode, statement))
             except StopIteration as stop:
                 return cast("T", stop.value)
             finally:
-                steps.close()
+                body.close()
         finally:
             await self._pool.give_back(connection)
 
@@ -121,20 +96,20 @@ class AsyncpgDriver:
         """Wait a moment for a free connection; whether there is one."""
         return await self._pool.business.room(seconds)
 
-    async def begin(self) -> AsyncpgTransaction:
+    async def begin(self) -> transactions.AsyncpgTransaction:
         """Open a business transaction."""
         return await self._opened(None)
 
-    async def begin_with(self, first: Steps[T]) -> tuple[AsyncpgTransaction, T]:
+    async def begin_with(self, first: Body[T]) -> tuple[transactions.AsyncpgTransaction, T]:
         """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         try:
             statement = next(first)
             folds = statement.folds and statement.text is not None
             tx = await self._opened(statement if folds else None)
             try:
-                rows = tx.notice if folds else None
+                rows = tx.first_row if folds else None
                 while True:
-                    statement = first.send(await tx.say(statement) if rows is None else rows)
+                    statement = first.send(await tx.execute_own(statement) if rows is None else rows)
                     rows = None
             except StopIteration as stop:
                 return tx, stop.value
@@ -144,9 +119,9 @@ class AsyncpgDriver:
         finally:
             first.close()
 
-    async def read(self) -> AsyncpgTransaction:
+    async def read(self) -> transactions.AsyncpgTransaction:
         """Open a transaction that only reads."""
-        return await only_reading(await self.begin())
+        return await server.only_reading(await self.begin())
 
     async def pooling(self) -> Pooling:
         """Whether a pooler stands before the server."""
@@ -156,8 +131,8 @@ class AsyncpgDriver:
             answered = (await one.fetchval(BACKEND), await two.fetchval(BACKEND))
         except asyncpg.DuplicatePreparedStatementError:
             return Pooling(stands=True, per_transaction=True, declared=self._notice)
-        except FAILURES as error:
-            raise statement_error(error, one, Mode.READ, "pooling") from cause(error)
+        except connections.FAILURES as error:
+            raise connections.statement_error(error, one, Mode.READ, "pooling") from connections.cause(error)
         finally:
             await self._pool.give_back(one)
             await self._pool.give_back(two)
@@ -168,27 +143,29 @@ class AsyncpgDriver:
         await self._pool.close()
 
     async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
-        begun = await begin(connection, "", self._limit, transaction.name)
+        begun = await transactions.begin(connection, "", self._limit, transaction.name)
         try:
             # A migration may take long, so there is no limit here.
-            result = await astep(transaction.body(), partial(execute, connection, None, Mode.ATOMIC))
+            result = await arun_body(transaction.body(), partial(transactions.execute, connection, None, Mode.ATOMIC))
         except BaseException:
-            await undo(connection, begun, self._limit)
+            await transactions.undo(connection, begun, self._limit)
             raise
-        await commit(connection, begun, self._limit, transaction.name)
+        await transactions.commit(connection, begun, self._limit, transaction.name)
         return result
 
-    async def _opened(self, first: Statement | None) -> AsyncpgTransaction:
+    async def _opened(self, first: Statement | None) -> transactions.AsyncpgTransaction:
         """A transaction that has begun, with a first statement in the same message if there is one."""
-        then, what = (self._settings, WHAT) if first is None else (as_text(first), first.name)
+        then, what = (self._settings, server.WHAT) if first is None else (server.as_text(first), first.name)
         failures: Failures = ()
         while True:  # as `aretrying` does, without its frame: each new key is claimed by this
             connection = await self._pool.take()
             try:
                 try:  # as `begin` does, without its frame
                     begun = await connection.open(then, self._limit)
-                except FAILURES as error:
-                    raise statement_error(error, connection, Mode.ATOMIC, what) from cause(error)
+                except connections.FAILURES as error:
+                    raise connections.statement_error(error, connection, Mode.ATOMIC, what) from connections.cause(
+                        error
+                    )
             except LostError:
                 await self._pool.give(connection)
                 failures = (*failures, LostError)
@@ -198,7 +175,9 @@ class AsyncpgDriver:
                 await self._pool.give(connection)
                 raise
             else:
-                return AsyncpgTransaction(self._pool, connection, begun, self._limit, cleans=self._cleans)
+                return transactions.AsyncpgTransaction(
+                    self._pool, connection, begun, self._limit, resets_session=self._resets_session
+                )
 
 
 class AsyncpgWithin(AsyncWithin):
@@ -212,7 +191,7 @@ class AsyncpgWithin(AsyncWithin):
 
         async def say(statement: Statement) -> Rows:
             async with turn:
-                return await execute(connection, None, Mode.ATOMIC, statement)
+                return await transactions.execute(connection, None, Mode.ATOMIC, statement)
 
         super().__init__(say)
 
@@ -228,31 +207,31 @@ class AsyncpgPool:
         self._hosts, self._timeout, self._cache = list(address.each), timeout, statement_cache_size
         self._slots = AsyncSlots(size, timeout)
         self.business = AsyncSlots(business_share(size), timeout)
-        self._idle: list[StoreConnection] = []
-        self._lent: set[StoreConnection] = set()
+        self._idle: list[connections.StoreConnection] = []
+        self._lent: set[connections.StoreConnection] = set()
         self._returns: set[asyncio.Task[None]] = set()
         self.doubt = Doubt.of(address.dsn)
         self._asking = AsyncAsking(self.doubt, self._confirmed)
-        self._watch = Watch()
+        self._watch = connections.Watch()
         self._generation = 0
         self._closed = False
         self._all_back: asyncio.Event | None = None
 
-    async def borrow(self) -> StoreConnection:
+    async def borrow(self) -> connections.StoreConnection:
         """A connection for one statement or transaction of oncekey's own."""
         if self.doubt:
             await self._asking.settle()
         now = time.monotonic()
         return self._at_once(now) or await self._take(now + self._timeout)
 
-    async def give_back(self, connection: StoreConnection) -> None:
+    async def give_back(self, connection: connections.StoreConnection) -> None:
         """Return such a connection."""
         if not connection.is_closed() and connection.is_at_rest:
             self._put(connection)
         else:
             await self._give(connection)
 
-    async def take(self) -> StoreConnection:
+    async def take(self) -> connections.StoreConnection:
         """A connection for a business transaction."""
         if self.doubt:
             await self._asking.settle()
@@ -265,7 +244,7 @@ class AsyncpgPool:
             self.business.release()
             raise
 
-    def given_at_once(self, connection: StoreConnection) -> bool:
+    def returned_at_once(self, connection: connections.StoreConnection) -> bool:
         """Return a connection of a transaction that left nothing behind, as nearly all do; False: `give` has to."""
         if connection.is_closed() or not connection.is_at_rest:
             return False
@@ -273,9 +252,9 @@ class AsyncpgPool:
         self.business.release()
         return True
 
-    async def give(self, connection: StoreConnection, *, used: bool = False) -> None:
+    async def give(self, connection: connections.StoreConnection, *, used: bool = False) -> None:
         """Return a business transaction's connection; if a handler used it, it is reset while the caller goes on."""
-        if not used and self.given_at_once(connection):
+        if not used and self.returned_at_once(connection):
             return
         if not used or connection.is_closed():
             await self._given(connection, used=False)
@@ -294,12 +273,12 @@ class AsyncpgPool:
                     await self._all_back.wait()
                 while self._idle:
                     await self._idle.pop().close()
-        except FAILURES:
+        except connections.FAILURES:
             for connection in (*self._idle, *self._lent):
                 connection.terminate()
             self._idle.clear()
 
-    def _at_once(self, now: float) -> StoreConnection | None:
+    def _at_once(self, now: float) -> connections.StoreConnection | None:
         """An idle connection, if there is one and a place for it: the common case, without awaiting anything."""
         if not self._idle or not self._slots.taken():
             return None
@@ -310,20 +289,20 @@ class AsyncpgPool:
             self._lent.add(connection)
         return connection
 
-    async def _take(self, deadline: float) -> StoreConnection:
+    async def _take(self, deadline: float) -> connections.StoreConnection:
         await self._slots.acquire(deadline)
         try:
             connection = self._rested(deadline - self._timeout) or await self._connected()
-        except FAILURES as error:
+        except connections.FAILURES as error:
             self._slots.release()
-            raise unreachable(_why(error)) from error
+            raise server.unreachable(_why(error)) from error
         except BaseException:
             self._slots.release()
             raise
         self._lent.add(connection)
         return connection
 
-    def _rested(self, now: float) -> StoreConnection | None:
+    def _rested(self, now: float) -> connections.StoreConnection | None:
         """The connection that was returned last, if the server has not closed it."""
         idle = self._idle
         while idle and now - idle[0].rested > MAX_IDLE:
@@ -335,7 +314,7 @@ class AsyncpgPool:
             connection.terminate()
         return None
 
-    async def _connected(self) -> StoreConnection:
+    async def _connected(self) -> connections.StoreConnection:
         if self._closed:
             raise asyncpg.InterfaceError("the pool is closed")
         # One after the other, each with the full time: asyncpg's own loop stops at a host that does not answer.
@@ -344,15 +323,15 @@ class AsyncpgPool:
             host = hosts[0]
             try:
                 return await self._connected_to(host)
-            except FAILURES:
+            except connections.FAILURES:
                 if hosts[0] == host:
                     hosts.append(hosts.pop(0))  # the next request begins with another one
         return await self._connected_to(hosts[0])
 
-    async def _connected_to(self, host: str) -> StoreConnection:
-        connection: StoreConnection = await asyncpg.connect(
+    async def _connected_to(self, host: str) -> connections.StoreConnection:
+        connection: connections.StoreConnection = await asyncpg.connect(
             host,
-            connection_class=StoreConnection,
+            connection_class=connections.StoreConnection,
             timeout=self._timeout,
             statement_cache_size=self._cache,
         )
@@ -364,39 +343,39 @@ class AsyncpgPool:
         """Whether the standby has everything that was committed so far."""
         connection = await self._take(time.monotonic() + self._timeout)
         try:
-            connection.attend()
+            connection.forget_notices()
             await connection.fetch(CONFIRM, timeout=self._timeout)
         except TimeoutError:
             return False
-        except FAILURES as error:
-            raise statement_error(error, connection, Mode.READ, QUESTION) from error
+        except connections.FAILURES as error:
+            raise connections.statement_error(error, connection, Mode.READ, QUESTION) from error
         finally:
             await self._give(connection)
         return not connection.unsure
 
-    async def _given(self, connection: StoreConnection, *, used: bool) -> None:
+    async def _given(self, connection: connections.StoreConnection, *, used: bool) -> None:
         try:
             if used:
-                with suppress(*FAILURES):
+                with suppress(*connections.FAILURES):
                     if not connection.is_at_rest:
                         await connection.settled()
-                    await cleaned(connection)
+                    await connections.cleaned(connection)
         finally:
             try:
                 await self._give(connection)
             finally:
                 self.business.release()
 
-    async def _give(self, connection: StoreConnection) -> None:
+    async def _give(self, connection: connections.StoreConnection) -> None:
         try:
             if not connection.is_closed() and not connection.is_at_rest:
                 await connection.settled()
-        except FAILURES:
+        except connections.FAILURES:
             connection.suspect = True
         finally:
             self._put(connection)
 
-    def _put(self, connection: StoreConnection) -> None:
+    def _put(self, connection: connections.StoreConnection) -> None:
         """Return a connection. Nothing is awaited here, so a cancellation cannot interrupt it."""
         if connection.suspect:
             # If one server closed a connection or did not answer, the idle connections to it are probably dead, too.
@@ -418,5 +397,5 @@ class AsyncpgPool:
 
 def _why(error: BaseException) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return ONLY_READS
+        return server.ONLY_READS
     return str(error) or "no answer in time"

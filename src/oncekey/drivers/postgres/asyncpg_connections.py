@@ -12,17 +12,8 @@ from asyncpg.transaction import Transaction, TransactionState
 
 from oncekey.core.errors import OncekeyError, StoreError, TransactionControlError
 from oncekey.drivers.guard import LEFT_BEHIND, RESET
+from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.doubt import Doubt
-from oncekey.drivers.postgres.errors import (
-    READS_ONLY,
-    SYNC_WAIT_CANCELLED,
-    is_the_end,
-    not_committed,
-    refused,
-    refused_commit,
-    unsure_commit,
-)
-from oncekey.drivers.postgres.transactions import BEGIN, NOT_OURS, NOTICE, RECORD, TAKEN
 from oncekey.drivers.retries import LostError, lost, lost_commit
 from oncekey.flow import Mode
 
@@ -135,7 +126,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self.unsure, self.notice, self._top_xact = False, None, transaction
         wait = Wait(self.watch, limit)
         try:
-            self.tag = await super().execute(f"{BEGIN};{then}")
+            self.tag = await super().execute(f"{server.BEGIN};{then}")
         except asyncio.CancelledError:
             if wait.explains():
                 raise TimeoutError from None
@@ -160,11 +151,11 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
             self.watch.waits.discard(wait)
         self._top_xact = None
 
-    def attend(self) -> None:
+    def forget_notices(self) -> None:
         """Forget the notices of earlier replies."""
         self.unsure, self.notice = False, None
 
-    def forsake(self, ours: Transaction) -> None:
+    def invalidate_handles(self, ours: Transaction) -> None:
         """Invalidate all statements, cursors and transactions that were made so far, except our own, as a pool does."""
         self._pool_release_ctr += 1
         ours._con_release_ctr = self._pool_release_ctr  # noqa: SLF001  (asyncpg has no other way to tell them apart)
@@ -203,19 +194,19 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
 
         If a later version of asyncpg calls something else, our listener still gets them.
         """
-        if fields.get("C") == NOTICE and len(self._log_listeners) == 1:
+        if fields.get("C") == server.NOTICE and len(self._log_listeners) == 1:
             if self.notice is None:
                 self.notice = fields["M"]
         else:
             super()._process_log_message(fields, last_query)
 
     def _take_notice(self, _: object, notice: asyncpg.PostgresLogMessage) -> None:
-        if notice.sqlstate == NOTICE:
+        if notice.sqlstate == server.NOTICE:
             if self.notice is None:
                 self.notice = notice.message
-        elif notice.sqlstate == SYNC_WAIT_CANCELLED:
+        elif notice.sqlstate == server.SYNC_WAIT_CANCELLED:
             self.unsure = True
-            self.doubt.arise()
+            self.doubt.arise()  # the standby may not have this commit (doubt.py)
 
 
 async def cleaned(connection: asyncpg.Connection) -> None:
@@ -228,7 +219,7 @@ async def cleaned(connection: asyncpg.Connection) -> None:
         raise
 
 
-async def severed(connection: asyncpg.Connection) -> None:
+async def cancel_and_close(connection: asyncpg.Connection) -> None:
     """Close a connection with a statement under way, and ask the server to stop executing it.
 
     Otherwise the statement would hold its locks, the key's among them, for as long as it takes.
@@ -253,9 +244,9 @@ def statement_error(error: Exception, connection: Any, mode: Mode, what: str) ->
         return LostError(f"{what}: the connection was lost before")
     if was_lost(error, connection):
         if mode is Mode.SINGLE:
-            connection.doubt.arise()
+            connection.doubt.arise()  # the standby may not have this commit (doubt.py)
         return lost(mode, what)
-    if _sqlstate(error) == READS_ONLY:
+    if _sqlstate(error) == server.READS_ONLY:
         _suspect(connection)
     return _refused(error, what)
 
@@ -265,23 +256,23 @@ def commit_error(error: Exception, connection: StoreConnection, what: str) -> On
     if is_busy(error):
         return TransactionControlError(LEFT_BEHIND)
     if was_lost(error, connection):
-        connection.doubt.arise()
+        connection.doubt.arise()  # the standby may not have this commit (doubt.py)
         return lost_commit(what)
-    return refused_commit(_sqlstate(error) or None, what, type(error).__name__)
+    return server.refused_commit(_sqlstate(error) or None, what, type(error).__name__)
 
 
 def is_taken(error: Exception) -> bool:
     """Whether a record found its place taken, or a step another owner of its record."""
     place = (getattr(error, "schema_name", None), getattr(error, "table_name", None))
-    return _sqlstate(error) == NOT_OURS or (_sqlstate(error) == TAKEN and place == RECORD)
+    return _sqlstate(error) == server.NOT_OURS or (_sqlstate(error) == server.TAKEN and place == server.RECORD)
 
 
 def check_commit(connection: StoreConnection, what: str) -> None:
     """Raise unless a COMMIT was answered with COMMIT, without a warning that it is not on the standby yet."""
     if connection.tag != "COMMIT":
-        raise not_committed(connection.tag, what)
+        raise server.not_committed(connection.tag, what)
     if connection.unsure:
-        raise unsure_commit(what)
+        raise server.unsure_commit(what)
 
 
 def cause(error: Exception) -> Exception | None:
@@ -306,7 +297,7 @@ def was_lost(error: Exception, connection: asyncpg.Connection) -> bool:
     """Whether the connection is lost, so that the result of what was sent is not known."""
     if isinstance(error, OSError):
         return True
-    ended = is_the_end(_sqlstate(error) or None, getattr(error, "severity_en", None))
+    ended = server.is_the_end(_sqlstate(error) or None, getattr(error, "severity_en", None))
     return ended or bool(connection.is_closed())
 
 
@@ -316,7 +307,7 @@ def _suspect(connection: Any) -> None:  # noqa: ANN401  (ours, or the caller's, 
 
 
 def _refused(error: Exception, what: str) -> StoreError:
-    return refused(_sqlstate(error) or None, what, type(error).__name__)
+    return server.refused(_sqlstate(error) or None, what, type(error).__name__)
 
 
 def _sqlstate(error: Exception) -> str:

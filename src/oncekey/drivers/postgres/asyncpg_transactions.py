@@ -18,27 +18,14 @@ from oncekey.drivers.guard import (
     refuse_transaction_control,
 )
 from oncekey.drivers.placeholders import numbered
-from oncekey.drivers.postgres.asyncpg_connections import (
-    FAILURES,
-    StoreConnection,
-    cause,
-    check_commit,
-    commit_error,
-    is_busy,
-    is_taken,
-    severed,
-    statement_error,
-    was_lost,
-    was_never_sent,
-)
-from oncekey.drivers.postgres.errors import unsure_commit
-from oncekey.drivers.postgres.transactions import BEGIN, FOUND, WHAT, as_text, row_from_notice
+from oncekey.drivers.postgres import asyncpg_connections as connections
+from oncekey.drivers.postgres import server
 from oncekey.drivers.retries import lost_commit
-from oncekey.flow import Mode, Statement, astep
+from oncekey.flow import Mode, Statement, arun_body
 
 if TYPE_CHECKING:
     from oncekey.drivers.postgres.asyncpg import AsyncpgPool
-    from oncekey.flow import Rows, Steps
+    from oncekey.flow import Body, Rows
 
 T = TypeVar("T")
 
@@ -49,13 +36,13 @@ class AsyncpgTransaction:
     """A business transaction that a handler writes through."""
 
     __slots__ = (
-        "_cleans",
         "_committed",
         "_guarded",
         "_limit",
         "_over",
         "_pool",
         "_raw",
+        "_resets_session",
         "_transaction",
         "_use",
     )
@@ -63,17 +50,17 @@ class AsyncpgTransaction:
     def __init__(
         self,
         pool: AsyncpgPool,
-        connection: StoreConnection,
+        connection: connections.StoreConnection,
         transaction: Any,  # noqa: ANN401  (asyncpg's)
         limit: float,
         *,
-        cleans: bool,
+        resets_session: bool,
     ) -> None:
         self._pool = pool
         self._raw = connection
         self._transaction = transaction
         self._limit = limit
-        self._cleans = cleans
+        self._resets_session = resets_session
         self._over = self._committed = False
         self._use = ConnectionUse()
         self._guarded = AsyncpgGuardedConnection(connection, self._use)
@@ -84,18 +71,18 @@ class AsyncpgTransaction:
         return self._guarded
 
     @property
-    def notice(self) -> Rows | None:
+    def first_row(self) -> Rows | None:
         """The row of a first statement that was sent with BEGIN. None: it has to be executed by itself."""
         raw = self._raw
         if raw.notice is None:
-            return () if raw.tag == FOUND else None
-        return [row_from_notice(raw.notice)]
+            return () if raw.tag == server.FOUND else None
+        return [server.row_from_notice(raw.notice)]
 
-    async def say(self, statement: Statement) -> Rows:
+    async def execute_own(self, statement: Statement) -> Rows:
         """Execute a statement of oncekey's own, before the handler has the connection."""
         return await execute(self._raw, self._limit, Mode.ATOMIC, statement)
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         if self._over:
             raise TransactionControlError(OVER)
@@ -103,7 +90,7 @@ class AsyncpgTransaction:
             # The handler has committed its rows already, so the record has to follow them.
             _log.error(ENDED_EARLY)
             await self._begin_again()
-        return await astep(steps, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+        return await arun_body(body, partial(execute, self._raw, self._limit, Mode.ATOMIC))
 
     async def commit(self) -> None:
         """Commit, and return the connection."""
@@ -115,7 +102,7 @@ class AsyncpgTransaction:
             else:
                 self._committed = True
                 self._take_back()
-                await commit(self._raw, self._transaction, self._limit, WHAT)
+                await commit(self._raw, self._transaction, self._limit, server.WHAT)
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise
@@ -123,7 +110,10 @@ class AsyncpgTransaction:
             await self.rollback()
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Commit with a last statement in the same message, and return the connection. None: its place was taken."""
+        """Commit with a last statement in the same message, and return the connection.
+
+        None: another request has stored this record first; nothing was committed.
+        """
         if self._over:
             raise TransactionControlError(OVER)
         try:
@@ -132,10 +122,10 @@ class AsyncpgTransaction:
                 await self._begin_again()
             self._committed = True
             self._take_back()
-            cleans = self._use.used and self._cleans
-            rows = await commit_with(self._raw, last, self._limit, WHAT, cleans=cleans)
-            self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
-            self._over = rows is not None and self._pool.given_at_once(self._raw)
+            resets_session = self._use.used and self._resets_session
+            rows = await commit_with(self._raw, last, self._limit, server.WHAT, resets_session=resets_session)
+            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
+            self._over = rows is not None and self._pool.returned_at_once(self._raw)
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise
@@ -155,12 +145,12 @@ class AsyncpgTransaction:
             if not self._committed:
                 await undo(self._raw, self._transaction, self._limit)
         finally:
-            await self._pool.give(self._raw, used=self._use.used and self._cleans)
+            await self._pool.give(self._raw, used=self._use.used and self._resets_session)
 
     def _take_back(self) -> None:
         """Refuse every further use by the handler, also of what it prepared."""
         self._use.over = True
-        self._raw.forsake(self._transaction)
+        self._raw.invalidate_handles(self._transaction)
 
     @property
     def _was_ended(self) -> bool:
@@ -169,10 +159,10 @@ class AsyncpgTransaction:
 
     async def _begin_again(self) -> None:
         try:
-            # asyncpg still believes in its own transaction, and will commit this one instead.
-            await self._raw.execute(BEGIN, timeout=self._limit)
-        except FAILURES as error:
-            raise statement_error(error, self._raw, Mode.ATOMIC, WHAT) from cause(error)
+            # asyncpg does not know that its transaction ended, and will send COMMIT for this one.
+            await self._raw.execute(server.BEGIN, timeout=self._limit)
+        except connections.FAILURES as error:
+            raise connections.statement_error(error, self._raw, Mode.ATOMIC, server.WHAT) from connections.cause(error)
 
 
 class AsyncpgGuardedConnection:
@@ -254,82 +244,86 @@ async def execute(connection: Any, limit: float | None, mode: Mode, statement: S
     numbered_sql = numbered(statement.command)
     try:
         rows: Rows = await connection.fetch(numbered_sql.text, *numbered_sql.arguments(statement.params), timeout=limit)
-    except FAILURES as error:
-        raise statement_error(error, connection, mode, statement.name) from cause(error)
+    except connections.FAILURES as error:
+        raise connections.statement_error(error, connection, mode, statement.name) from connections.cause(error)
     return rows
 
 
 async def execute_alone(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
-    """The same for statements that commit by themselves, and so may come with a commit's warning."""
+    """The same for statements that commit by themselves: the server may warn that its standby lacks the commit."""
     try:
         rows = await execute(connection, limit, mode, statement)
     except asyncio.CancelledError:
         if mode is Mode.SINGLE:
-            connection.doubt.arise()
+            connection.doubt.arise()  # the standby may not have this commit (doubt.py)
         raise
     if connection.unsure and mode is Mode.SINGLE:
-        raise unsure_commit(statement.name)
+        raise server.unsure_commit(statement.name)
     return rows
 
 
-async def begin(connection: StoreConnection, then: str, limit: float, what: str) -> Any:  # noqa: ANN401
+async def begin(connection: connections.StoreConnection, then: str, limit: float, what: str) -> Any:  # noqa: ANN401
     """Begin a transaction at READ COMMITTED; the text `then` is sent in the same message."""
     try:
         return await connection.open(then, limit)
-    except FAILURES as error:
-        raise statement_error(error, connection, Mode.ATOMIC, what) from cause(error)
+    except connections.FAILURES as error:
+        raise connections.statement_error(error, connection, Mode.ATOMIC, what) from connections.cause(error)
 
 
 async def commit(connection: Any, transaction: Any, limit: float | None, what: str) -> None:  # noqa: ANN401
     """Commit, or raise what happened to it."""
     try:
-        connection.attend()
+        connection.forget_notices()
         async with asyncio.timeout(limit):
             await transaction.commit()
     except asyncio.CancelledError:
-        connection.doubt.arise()
+        connection.doubt.arise()  # the standby may not have this commit (doubt.py)
         raise
-    except FAILURES as error:
-        raise commit_error(error, connection, what) from cause(error)
-    check_commit(connection, what)
+    except connections.FAILURES as error:
+        raise connections.commit_error(error, connection, what) from connections.cause(error)
+    connections.check_commit(connection, what)
 
 
 async def commit_with(
-    connection: StoreConnection, last: Statement, limit: float, what: str, *, cleans: bool
+    connection: connections.StoreConnection, last: Statement, limit: float, what: str, *, resets_session: bool
 ) -> Rows | None:
-    """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken.
+    """Send a last statement, COMMIT, and the session's clean-up in one message.
+
+    None: another request has stored this record first; nothing was committed.
 
     The server executes a message up to the first statement that fails:
 
     - an error, and the transaction is still open: the last statement failed, so nothing is committed;
-    - an error, and it is over: the COMMIT was refused, or the clean-up after it failed. The statement's own proof finds
-      out which; if that cannot be asked, the outcome is ambiguous;
+    - an error, and it is over: the COMMIT was refused, or the clean-up after it failed. `Statement.proof`, a query
+      whether it was committed, finds out which; if that cannot be asked, the outcome is ambiguous;
     - no error: committed. A COMMIT is answered with ROLLBACK only where a statement had failed before (F20), and then
       the last statement would have failed, too.
     """
     try:
-        await connection.finish(f"{as_text(last)};COMMIT;{RESET if cleans else ''}", limit)
-    except FAILURES as error:
-        if was_lost(error, connection) and not was_never_sent(error, connection):
-            raise commit_error(error, connection, what) from cause(error)
+        await connection.finish(f"{server.as_text(last)};COMMIT;{RESET if resets_session else ''}", limit)
+    except connections.FAILURES as error:
+        if connections.was_lost(error, connection) and not connections.was_never_sent(error, connection):
+            raise connections.commit_error(error, connection, what) from connections.cause(error)
         if connection.is_closed() or connection.is_in_transaction():
-            if is_taken(error):
+            if connections.is_taken(error):
                 return None
-            raise statement_error(error, connection, Mode.ATOMIC, last.name) from cause(error)
-        if not cleans or not await _was_committed(connection, last, limit, what):
-            raise commit_error(error, connection, what) from cause(error)
+            raise connections.statement_error(error, connection, Mode.ATOMIC, last.name) from connections.cause(error)
+        if not resets_session or not await _was_committed(connection, last, limit, what):
+            raise connections.commit_error(error, connection, what) from connections.cause(error)
         connection.terminate()  # the session is not clean
     if connection.unsure:
-        raise unsure_commit(what)
-    return () if connection.notice is None else [row_from_notice(connection.notice)]
+        raise server.unsure_commit(what)
+    return () if connection.notice is None else [server.row_from_notice(connection.notice)]
 
 
-async def _was_committed(connection: StoreConnection, last: Statement, limit: float | None, what: str) -> bool:
+async def _was_committed(
+    connection: connections.StoreConnection, last: Statement, limit: float | None, what: str
+) -> bool:
     assert last.proof is not None
     try:
         rows = await execute(connection, limit, Mode.READ, Statement("proof", last.proof, last.params))
     except StoreError as error:
-        connection.doubt.arise()
+        connection.doubt.arise()  # the standby may not have this commit (doubt.py)
         raise lost_commit(what) from error
     return bool(rows[0]["committed"])
 
@@ -341,7 +335,7 @@ async def undo(connection: Any, transaction: Any, limit: float | None) -> None: 
     try:
         async with asyncio.timeout(limit):
             await transaction.rollback()
-    except FAILURES as error:
-        if is_busy(error):
-            await severed(connection)
+    except connections.FAILURES as error:
+        if connections.is_busy(error):
+            await connections.cancel_and_close(connection)
         connection.terminate()

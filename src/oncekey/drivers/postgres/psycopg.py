@@ -18,45 +18,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 import psycopg
 
+from oncekey.drivers.postgres import psycopg_connections as connections
+from oncekey.drivers.postgres import psycopg_replies as replies
+from oncekey.drivers.postgres import psycopg_transactions as transactions
+from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.address import PostgresAddress
 from oncekey.drivers.postgres.doubt import CONFIRM, Asking, Doubt
 from oncekey.drivers.postgres.doubt import WHAT as QUESTION
-from oncekey.drivers.postgres.errors import unreachable
-from oncekey.drivers.postgres.psycopg_connections import (
-    IdleConnections,
-    StoreConnection,
-    bounded,
-    connect,
-    is_quiet,
-    threshold,
-)
-from oncekey.drivers.postgres.psycopg_replies import first_line, may_be_undone, refuse_autocommit, statement_error
-from oncekey.drivers.postgres.psycopg_transactions import (
-    PsycopgTransaction,
-    begin,
-    begin_with,
-    commit,
-    execute,
-    execute_alone,
-    undo,
-)
-from oncekey.drivers.postgres.transactions import (
-    BEGIN,
-    IDLE_TIMEOUT,
-    POOL_SIZE,
-    STATEMENT_TIMEOUT,
-    TIMEOUT,
-    WHAT,
-    folds_as_text,
-    idle_limit,
-)
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
-from oncekey.drivers.within import Within
-from oncekey.flow import Mode, Statement, step
+from oncekey.flow import Mode, Statement, Within, run_body
 
 if TYPE_CHECKING:
-    from oncekey.flow import Rows, Steps, Transaction
+    from oncekey.flow import Body, Rows, Transaction
 
 T = TypeVar("T")
 
@@ -68,18 +42,20 @@ class PsycopgDriver:
         self,
         dsn: str,
         *,
-        pool_size: int = POOL_SIZE,
-        timeout: float = TIMEOUT,
-        statement_timeout: float = STATEMENT_TIMEOUT,
-        idle_timeout: float = IDLE_TIMEOUT,
+        pool_size: int = server.POOL_SIZE,
+        timeout: float = server.TIMEOUT,
+        statement_timeout: float = server.STATEMENT_TIMEOUT,
+        idle_timeout: float = server.IDLE_TIMEOUT,
         prepare_threshold: int | None = None,
     ) -> None:
         address = PostgresAddress.parse(dsn)
-        self._pool = Pool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
+        self._pool = Pool(address.dsn, pool_size, timeout, connections.threshold(address, prepare_threshold))
         self._limit = statement_timeout
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
-        self._cleans = not address.pooler
-        self._begin = f"{BEGIN}; {idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
+        self._resets_session = not address.pooler
+        self._begin = (
+            f"{server.BEGIN}; {server.idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
+        )
 
     @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
@@ -88,16 +64,16 @@ class PsycopgDriver:
         match mode:
             case Mode.READ | Mode.SINGLE:
                 with self._pool.lent(self._limit) as connection:
-                    return step(transaction.body(), partial(execute_alone, connection, mode))
+                    return run_body(transaction.body(), partial(transactions.execute_alone, connection, mode))
             case Mode.ATOMIC:
                 with (
                     self._pool.lent(self._limit) as connection,
                     _begun(connection, transaction.name, self._limit),
                 ):
                     connection.limit = None  # a migration may take long
-                    result = step(transaction.body(), partial(execute, connection, mode))
+                    result = run_body(transaction.body(), partial(transactions.execute, connection, mode))
                     connection.limit = self._limit
-                    commit(connection, transaction.name)
+                    transactions.commit(connection, transaction.name)
                     return result
             case _:
                 assert_never(mode)
@@ -107,19 +83,19 @@ class PsycopgDriver:
         """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.crowded
 
-    def begin(self) -> PsycopgTransaction:
+    def begin(self) -> transactions.PsycopgTransaction:
         """Open a business transaction."""
         tx, _ = self._opened(None)
         return tx
 
-    def begin_with(self, first: Steps[T]) -> tuple[PsycopgTransaction, T]:
+    def begin_with(self, first: Body[T]) -> tuple[transactions.PsycopgTransaction, T]:
         """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         with closing(first):
             statement = next(first)
-            tx, rows = self._opened(statement if folds_as_text(statement) else None)
+            tx, rows = self._opened(statement if server.folds_as_text(statement) else None)
             try:
                 while True:
-                    statement = first.send(tx.say(statement) if rows is None else rows)
+                    statement = first.send(tx.execute_own(statement) if rows is None else rows)
                     rows = None
             except StopIteration as stop:
                 return tx, stop.value
@@ -132,49 +108,51 @@ class PsycopgDriver:
         self._pool.close()
 
     @retrying(LostError)
-    def _opened(self, first: Statement | None) -> tuple[PsycopgTransaction, Rows | None]:
+    def _opened(self, first: Statement | None) -> tuple[transactions.PsycopgTransaction, Rows | None]:
         """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
         connection = self._pool.take()
         connection.limit = self._limit
         rows: Rows | None = None
         try:
             if first is None:
-                begin(connection, self._begin, WHAT)
+                transactions.begin(connection, self._begin, server.WHAT)
             else:
-                rows = begin_with(connection, first)
+                rows = transactions.begin_with(connection, first)
         except BaseException:
             try:
-                if may_be_undone(connection):
-                    undo(connection)
+                if replies.may_be_undone(connection):
+                    transactions.undo(connection)
             finally:
                 self._pool.give(connection)
             raise
         connection.limit = None
-        return PsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans), rows
+        return transactions.PsycopgTransaction(
+            self._pool, connection, self._limit, resets_session=self._resets_session
+        ), rows
 
 
 class PsycopgWithin(Within):
     """Runs everything in the open transaction of the caller's `psycopg.Connection`."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        refuse_autocommit(connection)
-        super().__init__(partial(execute, connection, Mode.ATOMIC))
+        replies.refuse_autocommit(connection)
+        super().__init__(partial(transactions.execute, connection, Mode.ATOMIC))
 
 
 class Pool:
     """Connections for threads."""
 
     def __init__(self, dsn: str, size: int, timeout: float, threshold: int | None) -> None:
-        self._address = bounded(dsn, timeout)
+        self._address = connections.bounded(dsn, timeout)
         self._timeout, self._threshold = timeout, threshold
         self._slots = Slots(size, timeout)
         self._business = Slots(business_share(size), timeout)
-        self._shelf: IdleConnections[StoreConnection] = IdleConnections()
+        self._shelf: connections.IdleConnections[connections.StoreConnection] = connections.IdleConnections()
         self.doubt = Doubt.of(dsn)
         self._asking = Asking(self.doubt, self._confirmed)
 
     @contextmanager
-    def lent(self, limit: float) -> Iterator[StoreConnection]:
+    def lent(self, limit: float) -> Iterator[connections.StoreConnection]:
         """A connection for one statement or transaction of oncekey's own."""
         if self.doubt:
             self._asking.settle()
@@ -190,7 +168,7 @@ class Pool:
         """Whether business transactions hold all connections that they may."""
         return self._business.full
 
-    def take(self) -> StoreConnection:
+    def take(self) -> connections.StoreConnection:
         """A connection for a business transaction."""
         if self.doubt:
             self._asking.settle()
@@ -203,7 +181,7 @@ class Pool:
             self._business.release()
             raise
 
-    def give(self, connection: StoreConnection, *, used: bool = False) -> None:
+    def give(self, connection: connections.StoreConnection, *, used: bool = False) -> None:
         """Return a business transaction's connection."""
         self._give(connection, used=used)
         self._business.release()
@@ -212,26 +190,26 @@ class Pool:
         """Close all connections; those in use when they come back."""
         self._shelf.close()
 
-    def _take(self, deadline: float) -> StoreConnection:
+    def _take(self, deadline: float) -> connections.StoreConnection:
         if not self._slots.taken():
             self._slots.acquire(deadline)
         try:
-            return self._idle() or connect(self._address, self._threshold, self.doubt)
+            return self._idle() or connections.connect(self._address, self._threshold, self.doubt)
         except psycopg.Error as error:
             self._slots.release()
-            raise unreachable(first_line(error)) from error
+            raise server.unreachable(replies.first_line(error)) from error
         except BaseException:
             self._slots.release()
             raise
 
-    def _idle(self) -> StoreConnection | None:
+    def _idle(self) -> connections.StoreConnection | None:
         while (connection := self._shelf.pop()) is not None:
             if not connection.cleaning:
                 return connection
             connection.limit = self._timeout
             clean = False
             try:
-                clean = connection.is_clean() and is_quiet(connection)
+                clean = connection.is_clean() and connections.is_quiet(connection)
             finally:
                 if not clean:
                     connection.pgconn.finish()
@@ -247,22 +225,22 @@ class Pool:
         try:
             connection.execute(CONFIRM)
         except psycopg.Error as error:
-            raise statement_error(error, connection, Mode.READ, QUESTION) from error
+            raise replies.statement_error(error, connection, Mode.READ, QUESTION) from error
         finally:
             self._give(connection)
         return not connection.unsure
 
-    def _give(self, connection: StoreConnection, *, used: bool = False) -> None:
+    def _give(self, connection: connections.StoreConnection, *, used: bool = False) -> None:
         self._shelf.put(connection, used=used)
         self._slots.release()
 
 
 @contextmanager
-def _begun(connection: StoreConnection, what: str, limit: float) -> Iterator[None]:
-    begin(connection, BEGIN, what)
+def _begun(connection: connections.StoreConnection, what: str, limit: float) -> Iterator[None]:
+    transactions.begin(connection, server.BEGIN, what)
     try:
         yield
     except BaseException:
         connection.limit = limit
-        undo(connection)
+        transactions.undo(connection)
         raise

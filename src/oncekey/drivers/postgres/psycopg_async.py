@@ -17,46 +17,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 import psycopg
 
+from oncekey.drivers.postgres import psycopg_async_transactions as transactions
+from oncekey.drivers.postgres import psycopg_connections as connections
+from oncekey.drivers.postgres import psycopg_replies as replies
+from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.address import BACKEND, Pooling, PostgresAddress
 from oncekey.drivers.postgres.doubt import CONFIRM, AsyncAsking, Doubt
 from oncekey.drivers.postgres.doubt import WHAT as QUESTION
-from oncekey.drivers.postgres.errors import unreachable
-from oncekey.drivers.postgres.psycopg_async_transactions import (
-    AsyncPsycopgTransaction,
-    begin,
-    begin_with,
-    commit,
-    execute,
-    execute_alone,
-    undo,
-)
-from oncekey.drivers.postgres.psycopg_connections import (
-    AsyncStoreConnection,
-    IdleConnections,
-    aconnect,
-    bounded,
-    is_quiet,
-    threshold,
-)
-from oncekey.drivers.postgres.psycopg_replies import first_line, may_be_undone, refuse_autocommit, statement_error
-from oncekey.drivers.postgres.transactions import (
-    BEGIN,
-    IDLE_TIMEOUT,
-    POOL_SIZE,
-    STATEMENT_TIMEOUT,
-    TIMEOUT,
-    WHAT,
-    folds_as_text,
-    idle_limit,
-    only_reading,
-)
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.drivers.within import AsyncWithin
-from oncekey.flow import Mode, Statement, astep
+from oncekey.flow import AsyncWithin, Mode, Statement, arun_body
 
 if TYPE_CHECKING:
-    from oncekey.flow import Rows, Steps, Transaction
+    from oncekey.flow import Body, Rows, Transaction
 
 T = TypeVar("T")
 
@@ -68,19 +41,21 @@ class AsyncPsycopgDriver:
         self,
         dsn: str,
         *,
-        pool_size: int = POOL_SIZE,
-        timeout: float = TIMEOUT,
-        statement_timeout: float = STATEMENT_TIMEOUT,
-        idle_timeout: float = IDLE_TIMEOUT,
+        pool_size: int = server.POOL_SIZE,
+        timeout: float = server.TIMEOUT,
+        statement_timeout: float = server.STATEMENT_TIMEOUT,
+        idle_timeout: float = server.IDLE_TIMEOUT,
         prepare_threshold: int | None = None,
     ) -> None:
         address = PostgresAddress.parse(dsn)
-        self._pool = AsyncPool(address.dsn, pool_size, timeout, threshold(address, prepare_threshold))
+        self._pool = AsyncPool(address.dsn, pool_size, timeout, connections.threshold(address, prepare_threshold))
         self._limit = statement_timeout
         self._notice = address.pooler  # asyncio only
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
-        self._cleans = not address.pooler
-        self._begin = f"{BEGIN}; {idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
+        self._resets_session = not address.pooler
+        self._begin = (
+            f"{server.BEGIN}; {server.idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
+        )
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
@@ -89,16 +64,16 @@ class AsyncPsycopgDriver:
         match mode:
             case Mode.READ | Mode.SINGLE:
                 async with self._pool.lent(self._limit) as connection:
-                    return await astep(transaction.body(), partial(execute_alone, connection, mode))
+                    return await arun_body(transaction.body(), partial(transactions.execute_alone, connection, mode))
             case Mode.ATOMIC:
                 async with (
                     self._pool.lent(self._limit) as connection,
                     _begun(connection, transaction.name, self._limit),
                 ):
                     connection.limit = None  # a migration may take long
-                    result = await astep(transaction.body(), partial(execute, connection, mode))
+                    result = await arun_body(transaction.body(), partial(transactions.execute, connection, mode))
                     connection.limit = self._limit
-                    await commit(connection, transaction.name)
+                    await transactions.commit(connection, transaction.name)
                     return result
             case _:
                 assert_never(mode)
@@ -112,19 +87,19 @@ class AsyncPsycopgDriver:
         """Wait a moment for a free connection; whether there is one."""
         return await self._pool.room(seconds)
 
-    async def begin(self) -> AsyncPsycopgTransaction:
+    async def begin(self) -> transactions.AsyncPsycopgTransaction:
         """Open a business transaction."""
         tx, _ = await self._opened(None)
         return tx
 
-    async def begin_with(self, first: Steps[T]) -> tuple[AsyncPsycopgTransaction, T]:
+    async def begin_with(self, first: Body[T]) -> tuple[transactions.AsyncPsycopgTransaction, T]:
         """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         with closing(first):
             statement = next(first)
-            tx, rows = await self._opened(statement if folds_as_text(statement) else None)
+            tx, rows = await self._opened(statement if server.folds_as_text(statement) else None)
             try:
                 while True:
-                    statement = first.send(await tx.say(statement) if rows is None else rows)
+                    statement = first.send(await tx.execute_own(statement) if rows is None else rows)
                     rows = None
             except StopIteration as stop:
                 return tx, stop.value
@@ -132,15 +107,17 @@ class AsyncPsycopgDriver:
                 await tx.rollback()
                 raise
 
-    async def read(self) -> AsyncPsycopgTransaction:  # asyncio only
+    async def read(self) -> transactions.AsyncPsycopgTransaction:  # asyncio only
         """Open a transaction that only reads."""
-        return await only_reading(await self.begin())
+        return await server.only_reading(await self.begin())
 
     async def pooling(self) -> Pooling:  # asyncio only
         """Whether a pooler stands before the server."""
         async with self._pool.lent(self._limit) as one, self._pool.lent(self._limit) as two:
             greeted = (one.pgconn.backend_pid, two.pgconn.backend_pid)
-            answered = [await execute(each, Mode.READ, Statement("pooling", BACKEND)) for each in (one, two)]
+            answered = [
+                await transactions.execute(each, Mode.READ, Statement("pooling", BACKEND)) for each in (one, two)
+            ]
         first, second = (int(rows[0]["pg_backend_pid"]) for rows in answered)
         return Pooling.seen(greeted, (first, second), declared=self._notice)
 
@@ -149,49 +126,51 @@ class AsyncPsycopgDriver:
         self._pool.close()
 
     @aretrying(LostError)
-    async def _opened(self, first: Statement | None) -> tuple[AsyncPsycopgTransaction, Rows | None]:
+    async def _opened(self, first: Statement | None) -> tuple[transactions.AsyncPsycopgTransaction, Rows | None]:
         """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
         connection = await self._pool.take()
         connection.limit = self._limit
         rows: Rows | None = None
         try:
             if first is None:
-                await begin(connection, self._begin, WHAT)
+                await transactions.begin(connection, self._begin, server.WHAT)
             else:
-                rows = await begin_with(connection, first)
+                rows = await transactions.begin_with(connection, first)
         except BaseException:
             try:
-                if may_be_undone(connection):
-                    await undo(connection)
+                if replies.may_be_undone(connection):
+                    await transactions.undo(connection)
             finally:
                 self._pool.give(connection)
             raise
         connection.limit = None
-        return AsyncPsycopgTransaction(self._pool, connection, self._limit, cleans=self._cleans), rows
+        return transactions.AsyncPsycopgTransaction(
+            self._pool, connection, self._limit, resets_session=self._resets_session
+        ), rows
 
 
 class AsyncPsycopgWithin(AsyncWithin):
     """Runs everything in the open transaction of the caller's `psycopg.AsyncConnection`."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        refuse_autocommit(connection)
-        super().__init__(partial(execute, connection, Mode.ATOMIC))
+        replies.refuse_autocommit(connection)
+        super().__init__(partial(transactions.execute, connection, Mode.ATOMIC))
 
 
 class AsyncPool:
     """Connections for asyncio."""
 
     def __init__(self, dsn: str, size: int, timeout: float, threshold: int | None) -> None:
-        self._address = bounded(dsn, timeout)
+        self._address = connections.bounded(dsn, timeout)
         self._timeout, self._threshold = timeout, threshold
         self._slots = AsyncSlots(size, timeout)
         self._business = AsyncSlots(business_share(size), timeout)
-        self._shelf: IdleConnections[AsyncStoreConnection] = IdleConnections()
+        self._shelf: connections.IdleConnections[connections.AsyncStoreConnection] = connections.IdleConnections()
         self.doubt = Doubt.of(dsn)
         self._asking = AsyncAsking(self.doubt, self._confirmed)
 
     @asynccontextmanager
-    async def lent(self, limit: float) -> AsyncIterator[AsyncStoreConnection]:
+    async def lent(self, limit: float) -> AsyncIterator[connections.AsyncStoreConnection]:
         """A connection for one statement or transaction of oncekey's own."""
         if self.doubt:
             await self._asking.settle()
@@ -211,7 +190,7 @@ class AsyncPool:
         """Wait a moment for a free connection; whether there is one."""
         return await self._business.room(seconds)
 
-    async def take(self) -> AsyncStoreConnection:
+    async def take(self) -> connections.AsyncStoreConnection:
         """A connection for a business transaction."""
         if self.doubt:
             await self._asking.settle()
@@ -224,7 +203,7 @@ class AsyncPool:
             self._business.release()
             raise
 
-    def give(self, connection: AsyncStoreConnection, *, used: bool = False) -> None:
+    def give(self, connection: connections.AsyncStoreConnection, *, used: bool = False) -> None:
         """Return a business transaction's connection."""
         self._give(connection, used=used)
         self._business.release()
@@ -233,26 +212,26 @@ class AsyncPool:
         """Close all connections; those in use when they come back."""
         self._shelf.close()
 
-    async def _take(self, deadline: float) -> AsyncStoreConnection:
+    async def _take(self, deadline: float) -> connections.AsyncStoreConnection:
         if not self._slots.taken():
             await self._slots.acquire(deadline)
         try:
-            return await self._idle() or await aconnect(self._address, self._threshold, self.doubt)
+            return await self._idle() or await connections.aconnect(self._address, self._threshold, self.doubt)
         except psycopg.Error as error:
             self._slots.release()
-            raise unreachable(first_line(error)) from error
+            raise server.unreachable(replies.first_line(error)) from error
         except BaseException:
             self._slots.release()
             raise
 
-    async def _idle(self) -> AsyncStoreConnection | None:
+    async def _idle(self) -> connections.AsyncStoreConnection | None:
         while (connection := self._shelf.pop()) is not None:
             if not connection.cleaning:
                 return connection
             connection.limit = self._timeout
             clean = False
             try:
-                clean = await connection.is_clean() and is_quiet(connection)
+                clean = await connection.is_clean() and connections.is_quiet(connection)
             finally:
                 if not clean:
                     connection.pgconn.finish()
@@ -268,22 +247,22 @@ class AsyncPool:
         try:
             await connection.execute(CONFIRM)
         except psycopg.Error as error:
-            raise statement_error(error, connection, Mode.READ, QUESTION) from error
+            raise replies.statement_error(error, connection, Mode.READ, QUESTION) from error
         finally:
             self._give(connection)
         return not connection.unsure
 
-    def _give(self, connection: AsyncStoreConnection, *, used: bool = False) -> None:
+    def _give(self, connection: connections.AsyncStoreConnection, *, used: bool = False) -> None:
         self._shelf.put(connection, used=used)
         self._slots.release()
 
 
 @asynccontextmanager
-async def _begun(connection: AsyncStoreConnection, what: str, limit: float) -> AsyncIterator[None]:
-    await begin(connection, BEGIN, what)
+async def _begun(connection: connections.AsyncStoreConnection, what: str, limit: float) -> AsyncIterator[None]:
+    await transactions.begin(connection, server.BEGIN, what)
     try:
         yield
     except BaseException:
         connection.limit = limit
-        await undo(connection)
+        await transactions.undo(connection)
         raise

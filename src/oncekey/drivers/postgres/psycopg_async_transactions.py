@@ -14,35 +14,16 @@ from psycopg.rows import dict_row
 from oncekey.core.errors import TransactionControlError
 from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres.errors import unsure_commit
-from oncekey.drivers.postgres.psycopg_connections import (
-    AsyncStoreConnection,
-    Guarded,
-    GuardedFromEnding,
-    answers,
-    lent,
-)
-from oncekey.drivers.postgres.psycopg_replies import (
-    FAILURES,
-    cause,
-    check_commit,
-    commit_error,
-    ended,
-    found,
-    has_rows,
-    may_be_undone,
-    refuse_failed,
-    statement_error,
-    was_ended,
-)
-from oncekey.drivers.postgres.transactions import BEGIN, WHAT, as_text
-from oncekey.flow import Mode, astep
+from oncekey.drivers.postgres import psycopg_connections as connections
+from oncekey.drivers.postgres import psycopg_replies as replies
+from oncekey.drivers.postgres import server
+from oncekey.flow import Mode, arun_body
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
     from oncekey.drivers.postgres.psycopg_async import AsyncPool
-    from oncekey.flow import Rows, Statement, Steps
+    from oncekey.flow import Body, Rows, Statement
 
 T = TypeVar("T")
 
@@ -55,35 +36,37 @@ _log = logging.getLogger("oncekey")
 class AsyncPsycopgTransaction:
     """A business transaction that an `async def` handler writes through."""
 
-    def __init__(self, pool: AsyncPool, connection: AsyncStoreConnection, limit: float, *, cleans: bool) -> None:
+    def __init__(
+        self, pool: AsyncPool, connection: connections.AsyncStoreConnection, limit: float, *, resets_session: bool
+    ) -> None:
         self._pool = pool
-        self._cleans = cleans
-        self._raw: AsyncStoreConnection | None = connection
+        self._resets_session = resets_session
+        self._raw: connections.AsyncStoreConnection | None = connection
         self._limit = limit
         self._use = ConnectionUse()
-        self._guarded = AsyncPsycopgGuardedConnection(lent(connection, self._use), self._use)
+        self._guarded = AsyncPsycopgGuardedConnection(connections.lent(connection, self._use), self._use)
 
     @property
     def connection(self) -> AsyncPsycopgGuardedConnection:
         """The connection for the handler."""
         return self._guarded
 
-    async def say(self, statement: Statement) -> Rows:
+    async def execute_own(self, statement: Statement) -> Rows:
         """Execute a statement of oncekey's own, before the handler has the connection."""
-        return await self.step(_only(statement))
+        return await self.run(_only(statement))
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
         connection.limit = self._limit
         try:
-            if was_ended(connection):
+            if replies.was_ended(connection):
                 # The handler has committed its rows already, so the record has to follow them.
                 _log.error(ENDED_EARLY)
-                await begin(connection, BEGIN, WHAT)
-            return await astep(steps, partial(execute, connection, Mode.ATOMIC))
+                await begin(connection, server.BEGIN, server.WHAT)
+            return await arun_body(body, partial(execute, connection, Mode.ATOMIC))
         finally:
             connection.limit = None
 
@@ -92,30 +75,33 @@ class AsyncPsycopgTransaction:
         if self._raw is None:
             return
         try:
-            if was_ended(self._raw):
+            if replies.was_ended(self._raw):
                 _log.error(NOTHING_LEFT)
             else:
                 # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
                 self._use.over = True
                 self._raw.limit = self._limit
-                await commit(self._raw, WHAT)
+                await commit(self._raw, server.WHAT)
         finally:
             await self.rollback()
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Commit with a last statement in the same message, and return the connection. None: its place was taken."""
+        """Commit with a last statement in the same message, and return the connection.
+
+        None: another request has stored this record first; nothing was committed.
+        """
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
         try:
             connection.limit = self._limit
-            if was_ended(connection):
+            if replies.was_ended(connection):
                 _log.error(ENDED_EARLY)
-                await begin(connection, BEGIN, WHAT)
+                await begin(connection, server.BEGIN, server.WHAT)
             self._use.over = True
-            cleans = self._use.used and self._cleans
-            rows = await commit_with(connection, last, WHAT, cleans=cleans)
-            self._cleans = self._cleans and rows is None  # otherwise the commit's message cleaned up
+            resets_session = self._use.used and self._resets_session
+            rows = await commit_with(connection, last, server.WHAT, resets_session=resets_session)
+            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
         finally:
             await self.rollback()
         return rows
@@ -129,19 +115,19 @@ class AsyncPsycopgTransaction:
         try:
             if connection.lock.locked():
                 await connection.sever()
-            elif may_be_undone(connection):
+            elif replies.may_be_undone(connection):
                 connection.limit = self._limit
                 await undo(connection)
         finally:
             # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
-            self._pool.give(connection, used=self._use.used and self._cleans)
+            self._pool.give(connection, used=self._use.used and self._resets_session)
 
 
-def _only(statement: Statement) -> Steps[Rows]:
+def _only(statement: Statement) -> Body[Rows]:
     return (yield statement)
 
 
-class AsyncPsycopgGuardedConnection(GuardedFromEnding):
+class AsyncPsycopgGuardedConnection(connections.GuardedFromEnding):
     """`op.connection` for psycopg in an `async def` handler."""
 
     __slots__ = ()
@@ -166,7 +152,7 @@ class AsyncPsycopgGuardedConnection(GuardedFromEnding):
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class AsyncPsycopgGuardedCursor(Guarded):
+class AsyncPsycopgGuardedCursor(connections.Guarded):
     """A cursor whose statements cannot end the transaction."""
 
     __slots__ = ("connection",)
@@ -223,66 +209,73 @@ async def execute(connection: psycopg.AsyncConnection[Any], mode: Mode, statemen
     cursor = psycopg.AsyncCursor(connection, row_factory=dict_row)
     try:
         await cursor.execute(pyformat(statement.command), statement.params, binary=True)
-        return await cursor.fetchall() if has_rows(cursor) else []
-    except FAILURES as error:
-        raise statement_error(error, connection, mode, statement.name) from cause(error)
+        return await cursor.fetchall() if replies.has_rows(cursor) else []
+    except replies.FAILURES as error:
+        raise replies.statement_error(error, connection, mode, statement.name) from replies.cause(error)
 
 
-async def execute_alone(connection: AsyncStoreConnection, mode: Mode, statement: Statement) -> Rows:
-    """Execute a statement that commits by itself, and so may come with a commit's warning."""
+async def execute_alone(connection: connections.AsyncStoreConnection, mode: Mode, statement: Statement) -> Rows:
+    """Execute a statement that commits by itself: the server may warn that its standby lacks the commit."""
     connection.unsure = False
     rows = await execute(connection, mode, statement)
     if connection.unsure and mode is Mode.SINGLE:
-        raise unsure_commit(statement.name)
+        raise server.unsure_commit(statement.name)
     return rows
 
 
-async def begin(connection: AsyncStoreConnection, text: str, what: str) -> None:
+async def begin(connection: connections.AsyncStoreConnection, text: str, what: str) -> None:
     """Begin a transaction, with the settings in the text if there are any."""
     try:
-        await connection.execute(text)
+        await connection.execute(text, prepare=False)  # PostgreSQL prepares one command, and this may be two
     except psycopg.Error as error:
-        raise statement_error(error, connection, Mode.ATOMIC, what) from error
+        raise replies.statement_error(error, connection, Mode.ATOMIC, what) from error
 
 
-async def commit(connection: AsyncStoreConnection, what: str) -> None:
+async def commit(connection: connections.AsyncStoreConnection, what: str) -> None:
     """Commit, or raise what happened to it."""
     connection.unsure = False
     try:
         cursor = await psycopg.AsyncCursor(connection).execute("COMMIT")
     except psycopg.Error as error:
-        raise commit_error(error, connection, what) from cause(error)
-    check_commit(connection, cursor.statusmessage, what)
+        raise replies.commit_error(error, connection, what) from replies.cause(error)
+    replies.check_commit(connection, cursor.statusmessage, what)
 
 
-async def begin_with(connection: AsyncStoreConnection, first: Statement) -> Rows | None:
+async def begin_with(connection: connections.AsyncStoreConnection, first: Statement) -> Rows | None:
     """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
     connection.notice = None
     try:
-        results = await execute_text(connection, f"{BEGIN};{as_text(first)}")
-        refuse_failed(results)
-    except FAILURES as error:
-        raise statement_error(error, connection, Mode.ATOMIC, first.name) from cause(error)
-    return found(connection, results[-1])
+        results = await execute_text(connection, f"{server.BEGIN};{server.as_text(first)}")
+        replies.refuse_failed(results)
+    except replies.FAILURES as error:
+        raise replies.statement_error(error, connection, Mode.ATOMIC, first.name) from replies.cause(error)
+    return replies.found(connection, results[-1])
 
 
-async def commit_with(connection: AsyncStoreConnection, last: Statement, what: str, *, cleans: bool) -> Rows | None:
-    """Send a last statement, COMMIT, and the session's clean-up in one message. None: its place was taken."""
+async def commit_with(
+    connection: connections.AsyncStoreConnection, last: Statement, what: str, *, resets_session: bool
+) -> Rows | None:
+    """Send a last statement, COMMIT, and the session's clean-up in one message.
+
+    None: another request has stored this record first; nothing was committed.
+    """
     connection.unsure, connection.notice = False, None
     try:
-        results = await execute_text(connection, f"{as_text(last)};{COMMIT_CLEANED if cleans else COMMIT}")
-    except FAILURES as error:
-        raise commit_error(error, connection, what) from cause(error)
-    return ended(connection, results, last.name, what)
+        results = await execute_text(
+            connection, f"{server.as_text(last)};{COMMIT_CLEANED if resets_session else COMMIT}"
+        )
+    except replies.FAILURES as error:
+        raise replies.commit_error(error, connection, what) from replies.cause(error)
+    return replies.ended(connection, results, last.name, what)
 
 
-async def execute_text(connection: AsyncStoreConnection, text: str) -> list[PGresult]:
+async def execute_text(connection: connections.AsyncStoreConnection, text: str) -> list[PGresult]:
     """Send several statements in one message; the reply to each, up to the first that failed."""
     async with connection.lock:
-        return await connection.wait(answers(connection.pgconn, text))
+        return await connection.wait(connections.answers(connection.pgconn, text))
 
 
-async def undo(connection: AsyncStoreConnection) -> None:
+async def undo(connection: connections.AsyncStoreConnection) -> None:
     """Roll back if that is still possible; if not, the pool closes the connection."""
     with suppress(psycopg.Error):
         await psycopg.AsyncCursor(connection).execute("ROLLBACK")

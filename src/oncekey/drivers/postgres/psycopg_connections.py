@@ -27,8 +27,7 @@ from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.guard import RESET, refusal, refuse_transaction_control
 from oncekey.drivers.postgres.doubt import Doubt
-from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED
-from oncekey.drivers.postgres.transactions import NOTICE
+from oncekey.drivers.postgres.server import NOTICE, SYNC_WAIT_CANCELLED
 from oncekey.drivers.slots import Shelf
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
 
     async def sever(self) -> bool:
         """Close it although a statement is under way; False: another task still waits for the reply."""
-        return await severed(self)
+        return await cancel_and_close(self)
 
     def _hang_up(self) -> None:
         self.suspect = True
@@ -213,7 +212,7 @@ def cut(pgconn: PGconn) -> None:
         line.shutdown(socket.SHUT_RDWR)
 
 
-def severed_blocking(connection: psycopg.Connection[Any]) -> None:
+def cancel_and_close_blocking(connection: psycopg.Connection[Any]) -> None:
     """End a connection on which a statement of another thread is under way."""
     try:
         with suppress(psycopg.Error):
@@ -222,7 +221,7 @@ def severed_blocking(connection: psycopg.Connection[Any]) -> None:
         cut(connection.pgconn)
 
 
-async def severed(connection: psycopg.AsyncConnection[Any]) -> bool:
+async def cancel_and_close(connection: psycopg.AsyncConnection[Any]) -> bool:
     """Close a connection with a statement under way; False: a task still waits for its reply."""
     try:
         with suppress(psycopg.Error):
@@ -277,7 +276,7 @@ def _ready(connection: C, threshold: int | None, doubt: Doubt) -> C:
     def take_notice(notice: Diagnostic) -> None:
         if notice.sqlstate == SYNC_WAIT_CANCELLED:
             connection.unsure = True
-            doubt.arise()
+            doubt.arise()  # the standby may not have this commit (doubt.py)
         elif notice.sqlstate == NOTICE and connection.notice is None:
             connection.notice = notice.message_primary
 

@@ -8,19 +8,10 @@ import psycopg
 from psycopg.pq import ExecStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.drivers.postgres.errors import (
-    READS_ONLY,
-    is_the_end,
-    not_committed,
-    refused,
-    refused_commit,
-    unsure_commit,
-)
+from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.psycopg_connections import AsyncStoreConnection, StoreConnection
-from oncekey.drivers.postgres.transactions import NOT_OURS, RECORD, TAKEN, row_from_notice
 from oncekey.drivers.retries import lost, lost_commit
-from oncekey.drivers.within import NOT_BEGUN
-from oncekey.flow import Mode
+from oncekey.flow import NOT_BEGUN, Mode
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -43,7 +34,10 @@ def statement_error(error: Exception, connection: AnyConnection, mode: Mode, wha
         if mode is Mode.SINGLE:
             _doubt(connection)
         return lost(mode, what)
-    if isinstance(connection, StoreConnection | AsyncStoreConnection) and getattr(error, "sqlstate", "") == READS_ONLY:
+    if (
+        isinstance(connection, StoreConnection | AsyncStoreConnection)
+        and getattr(error, "sqlstate", "") == server.READS_ONLY
+    ):
         connection.suspect = True
     return _refused(error, what)
 
@@ -53,7 +47,7 @@ def commit_error(error: Exception, connection: AnyConnection, what: str) -> Stor
     if was_lost(error, connection):
         _doubt(connection)
         return lost_commit(what)
-    return refused_commit(getattr(error, "sqlstate", None), what, type(error).__name__)
+    return server.refused_commit(getattr(error, "sqlstate", None), what, type(error).__name__)
 
 
 def failure(results: list[PGresult]) -> psycopg.Error | None:
@@ -72,15 +66,15 @@ def refuse_failed(results: list[PGresult]) -> None:
 def is_taken(error: psycopg.Error) -> bool:
     """Whether a record found its place taken, or a step another owner of its record."""
     place = (error.diag.schema_name, error.diag.table_name)
-    return error.sqlstate == NOT_OURS or (error.sqlstate == TAKEN and place == RECORD)
+    return error.sqlstate == server.NOT_OURS or (error.sqlstate == server.TAKEN and place == server.RECORD)
 
 
 def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | None, what: str) -> None:
     """Raise unless a COMMIT was answered with COMMIT, without a warning that it is not on the standby yet."""
     if tag != "COMMIT":
-        raise not_committed(tag or "", what)
+        raise server.not_committed(tag or "", what)
     if connection.unsure:
-        raise unsure_commit(what)
+        raise server.unsure_commit(what)
 
 
 def cause(error: Exception) -> Exception | None:
@@ -92,7 +86,7 @@ def was_lost(error: Exception, connection: AnyConnection) -> bool:
     """Whether the connection is lost, so that the result of the statement is not known."""
     if not isinstance(error, psycopg.Error):
         return False
-    ended = is_the_end(error.sqlstate, error.diag.severity_nonlocalized)
+    ended = server.is_the_end(error.sqlstate, error.diag.severity_nonlocalized)
     return ended or connection.closed or connection.pgconn.transaction_status in _BUSY
 
 
@@ -103,7 +97,7 @@ def _doubt(connection: AnyConnection) -> None:
 
 
 def _refused(error: Exception, what: str) -> StoreError:
-    return refused(getattr(error, "sqlstate", None), what, type(error).__name__)
+    return server.refused(getattr(error, "sqlstate", None), what, type(error).__name__)
 
 
 def ended(
@@ -124,11 +118,11 @@ def ended(
     if not committed:
         if error is not None:
             raise commit_error(error, connection, what) from cause(error)
-        raise not_committed((results[1].command_status or b"").decode(), what)
+        raise server.not_committed((results[1].command_status or b"").decode(), what)
     if error is not None:
         connection.pgconn.finish()  # the session is not clean
     if connection.unsure:
-        raise unsure_commit(what)
+        raise server.unsure_commit(what)
     row = _notice(connection)
     return () if row is None else [row]
 
@@ -142,7 +136,7 @@ def found(connection: StoreConnection | AsyncStoreConnection, last: PGresult) ->
 
 
 def _notice(connection: StoreConnection | AsyncStoreConnection) -> Row | None:
-    return None if connection.notice is None else row_from_notice(connection.notice)
+    return None if connection.notice is None else server.row_from_notice(connection.notice)
 
 
 def has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:

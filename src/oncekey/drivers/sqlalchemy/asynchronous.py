@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
@@ -18,26 +18,16 @@ from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER
 from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, AsyncAsking, Doubt
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots
-from oncekey.drivers.sqlalchemy.connections import as_opened, closed, committed, discarded, execute, forsaken, severed
+from oncekey.drivers.sqlalchemy import connections, guard
 from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
 from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
-from oncekey.drivers.sqlalchemy.guard import (
-    PATIENCE,
-    SqlalchemyGuardedConnection,
-    Watch,
-    commits_by_itself,
-    guarding,
-    open_guarded,
-    was_ended_below,
-)
+from oncekey.drivers.sqlalchemy.guard import SqlalchemyGuardedConnection, Watch
 from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
-from oncekey.flow import Mode, Statement, Transaction, astep
+from oncekey.flow import Body, Mode, Statement, Transaction, arun_body
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RootTransaction
-    from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from oncekey.flow import Steps
 
 T = TypeVar("T")
 
@@ -71,9 +61,9 @@ class SqlalchemyDriver:
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         # After waiting for a lock it must see what the holder committed, whatever the application's isolation level is.
         self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
-        self._guarded = guarding(engine)
+        self._guarded = guard.guarding(engine)
         reader = only_reading(engine)
-        self._guarded_reader = guarding(reader)
+        self._guarded_reader = guard.guarding(reader)
         self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes what is returned to it
         self._placed = placed(engine, self._enter, self._leave, cleans=self._cleans)
         self._placed_reader = placed(reader, self._enter, self._leave, cleans=self._cleans)
@@ -97,7 +87,7 @@ class SqlalchemyDriver:
             if mode is Mode.READ:
                 return await self._stepped(connection, transaction, self._statement_timeout)
             result = await self._stepped(connection, transaction, None)
-            await committed(connection, self._doubt, name)
+            await connections.committed(connection, self._doubt, name)
             return result
 
     @property
@@ -118,7 +108,7 @@ class SqlalchemyDriver:
             await self._asking.settle()
         await self._enter()
         try:
-            connection, watch = await open_guarded(engine)
+            connection, watch = await guard.open_guarded(engine)
         except BaseException as error:
             self._leave()
             if isinstance(error, FAILURES):
@@ -155,9 +145,9 @@ class SqlalchemyDriver:
     async def _stepped(self, connection: AsyncConnection, transaction: Transaction[T], limit: float | None) -> T:
         try:
             async with asyncio.timeout(limit):
-                return await astep(transaction.body(), partial(execute, connection))
+                return await arun_body(transaction.body(), partial(connections.execute, connection))
         except FAILURES as error:
-            await forsaken(connection, error)
+            await connections.forsaken(connection, error)
             raise failed(error, transaction.mode, transaction.name) from error
 
     @asynccontextmanager
@@ -170,7 +160,7 @@ class SqlalchemyDriver:
         try:
             yield connection
         finally:
-            await asyncio.shield(self._in_background(closed(connection)))
+            await asyncio.shield(self._in_background(connections.closed(connection)))
 
     async def _confirmed(self) -> bool:
         """Whether the standby has everything that was committed so far; a file has none."""
@@ -196,13 +186,17 @@ class SqlalchemyDriver:
     async def _ended(self, connection: SqlalchemyGuardedConnection, session: AsyncSession | None) -> None:
         try:
             if connection.watch.running and not await self._hushed(connection):
-                await discarded(connection)
+                await connections.discarded(connection)
                 return
             if session is not None:
                 with suppress(*FAILURES):
                     await session.close()
-            clean = partial(as_opened, connection.sync_connection) if self._cleans and connection.watch.used else None
-            await closed(connection, clean=clean)
+            clean = (
+                partial(connections.as_opened, connection.sync_connection)
+                if self._cleans and connection.watch.used
+                else None
+            )
+            await connections.closed(connection, clean=clean)
         finally:
             connection.watch.released = True
             self._leave()
@@ -213,7 +207,7 @@ class SqlalchemyDriver:
         A statement that was sent to PostgreSQL, or waits to be, would become part of the next borrower's transaction,
         so the connection is closed. SQLite runs one statement after the other in one thread, so it ends soon.
         """
-        await severed(raw_of(connection.sync_connection))
+        await connections.cancel_and_close(raw_of(connection.sync_connection))
         return await connection.watch.quiet(GRACE) and self._engine.dialect.name == "sqlite"
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -224,7 +218,7 @@ class SqlalchemyDriver:
         return task
 
 
-def _confirming() -> Steps[None]:
+def _confirming() -> Body[None]:
     yield Statement(WHAT, CONFIRM)
 
 
@@ -248,7 +242,7 @@ class SqlalchemyTransaction:
 
     async def start(self) -> None:
         """Begin. Listeners of the application may execute statements at once, to set a tenant for example."""
-        if commits_by_itself(self._connection.sync_connection):
+        if guard.commits_by_itself(self._connection.sync_connection):
             raise ConfigurationError(AUTOCOMMITS)
         try:
             await AsyncConnection.begin(self._connection)
@@ -280,16 +274,16 @@ class SqlalchemyTransaction:
         if self._session is not None and self._goes_on():
             await self._session.flush()
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.sent and was_ended_below(self._connection.sync_connection):
+        if self._watch.sent and guard.was_ended_below(self._connection.sync_connection):
             # The handler has committed its rows already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
         try:
-            result = await astep(steps, partial(execute, self._connection))
+            result = await arun_body(body, partial(connections.execute, self._connection))
         except FAILURES as error:
-            await forsaken(self._connection, error)
+            await connections.forsaken(self._connection, error)
             raise meaning(error) from error
         self._watch.forget()
         return result
@@ -302,7 +296,7 @@ class SqlalchemyTransaction:
             if self._watch.doubtful:
                 await self._probe()
             self._watch.guards = False
-            await committed(self._connection, self._doubt, BUSINESS)
+            await connections.committed(self._connection, self._doubt, BUSINESS)
         except BaseException:
             await self.rollback()
             raise
@@ -327,7 +321,7 @@ class SqlalchemyTransaction:
     async def _refuse_late_users(self) -> None:
         """Refuse further statements, and wait for those that a handler left running: they belong to the transaction."""
         self._watch.over = True
-        if not await self._watch.quiet(PATIENCE):
+        if not await self._watch.quiet(guard.PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
 
     async def _probe(self) -> None:

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
 
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine, RootTransaction
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import NullPool
 
@@ -24,31 +24,11 @@ from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER, refusal
 from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, Asking, Doubt
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots
-from oncekey.drivers.sqlalchemy.connections_blocking import (
-    as_opened,
-    closed,
-    committed,
-    discarded,
-    execute,
-    forsaken,
-    severed,
-)
+from oncekey.drivers.sqlalchemy import connections_blocking as connections
+from oncekey.drivers.sqlalchemy import guard
 from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
 from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
-from oncekey.drivers.sqlalchemy.guard import (
-    PATIENCE,
-    WATCH,
-    Watch,
-    commits_by_itself,
-    was_ended_below,
-    watch_connections,
-)
-from oncekey.flow import Mode, Statement, Transaction, step
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine, RootTransaction
-
-    from oncekey.flow import Steps
+from oncekey.flow import Body, Mode, Statement, Transaction, run_body
 
 T = TypeVar("T")
 
@@ -80,7 +60,7 @@ class BlockingSqlalchemyDriver:
         # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
         self._atomic = engine if self._sqlite else engine.execution_options(isolation_level=OURS)
         self._guarded = _GuardingEngine(engine, {})
-        watch_connections(self._guarded)
+        guard.watch_connections(self._guarded)
         self._cleans = not isinstance(engine.pool, NullPool)  # which closes what it is given back
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         places = places_in(engine.pool, "create_engine")
@@ -103,7 +83,7 @@ class BlockingSqlalchemyDriver:
             if self._sqlite:
                 self._begin_to_write(connection, name)
             result = _stepped(connection, transaction)
-            committed(connection, self.doubt, name)
+            connections.committed(connection, self.doubt, name)
             return result
 
     @property
@@ -165,7 +145,7 @@ class BlockingSqlalchemyDriver:
         try:
             yield connection
         finally:
-            closed(connection)
+            connections.closed(connection)
 
     def _confirmed(self) -> bool:
         """Whether the standby has all that was committed so far; a file has none."""
@@ -186,11 +166,13 @@ class BlockingSqlalchemyDriver:
         try:
             if watch.running:
                 # What is under way there would be the beginning of the next borrower's transaction.
-                severed(raw_of(connection))
+                connections.cancel_and_close(raw_of(connection))
                 watch.quiet_blocking(GRACE)
-                discarded(connection)
+                connections.discarded(connection)
                 return
-            closed(connection, clean=partial(as_opened, connection) if self._cleans and watch.used else None)
+            connections.closed(
+                connection, clean=partial(connections.as_opened, connection) if self._cleans and watch.used else None
+            )
         finally:
             watch.released = True
             self.leave()
@@ -201,8 +183,8 @@ class GuardedBlockingConnection(Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as an engine makes it)
         super().__init__(*args, **kwargs)
-        self.watch = Watch()
-        super().execution_options(**{WATCH: self.watch})
+        self.watch = guard.Watch()
+        super().execution_options(**{guard.WATCH: self.watch})
 
     def commit(self) -> NoReturn:
         """Refused."""
@@ -249,7 +231,7 @@ class _GuardingEngine(OptionEngine):
 class BoundTransaction:
     """A transaction that a handler writes through and oncekey ends, on a connection of ours or of a session."""
 
-    def __init__(self, connection: Connection, watch: Watch) -> None:
+    def __init__(self, connection: Connection, watch: guard.Watch) -> None:
         self._connection, self._watch = connection, watch
         self._root: RootTransaction | None = None
         self._over = False
@@ -259,16 +241,16 @@ class BoundTransaction:
         """What the handler gets."""
         return self._connection
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.sent and was_ended_below(self._connection):
+        if self._watch.sent and guard.was_ended_below(self._connection):
             # The business rows are in already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
         try:
-            result = step(steps, partial(execute, self._connection))
+            result = run_body(body, partial(connections.execute, self._connection))
         except FAILURES as error:
-            forsaken(self._connection, error)
+            connections.forsaken(self._connection, error)
             raise meaning(error) from error
         self._watch.forget()
         return result
@@ -287,7 +269,7 @@ class BoundTransaction:
     def _hear_last_words(self) -> None:
         """Let nothing more pass, wait for what a handler left under way, and refuse what can only be rolled back."""
         self._watch.over = True
-        if not self._watch.quiet_blocking(PATIENCE):
+        if not self._watch.quiet_blocking(guard.PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
         if self._watch.doubtful:
             try:
@@ -307,7 +289,7 @@ class BlockingTransaction(BoundTransaction):
 
     def start(self) -> None:
         """Begin. Listeners of the application may speak at once, to set a tenant for example."""
-        if commits_by_itself(self._connection):
+        if guard.commits_by_itself(self._connection):
             raise ConfigurationError(AUTOCOMMITS)
         try:
             self._root = Connection.begin(self._connection)
@@ -321,7 +303,7 @@ class BlockingTransaction(BoundTransaction):
         try:
             self._hear_last_words()
             self._watch.guards = False
-            committed(self._connection, self._doubt, BUSINESS)
+            connections.committed(self._connection, self._doubt, BUSINESS)
         finally:
             self.rollback()  # what is committed stays so
 
@@ -335,13 +317,13 @@ class BlockingTransaction(BoundTransaction):
 
 def _stepped(connection: Connection, transaction: Transaction[T]) -> T:
     try:
-        return step(transaction.body(), partial(execute, connection))
+        return run_body(transaction.body(), partial(connections.execute, connection))
     except FAILURES as error:
-        forsaken(connection, error)
+        connections.forsaken(connection, error)
         raise failed(error, transaction.mode, transaction.name) from error
 
 
-def _confirming() -> Steps[None]:
+def _confirming() -> Body[None]:
     yield Statement(WHAT, CONFIRM)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import greenlet_spawn
 
-from oncekey.drivers.postgres.errors import READS_ONLY
+from oncekey.drivers.postgres.server import READS_ONLY
 from oncekey.drivers.sqlalchemy.errors import FAILURES, sqlstate
 from oncekey.drivers.sqlalchemy.execute import (
     committing,
@@ -78,11 +78,11 @@ async def discarded(connection: AsyncConnection) -> None:
     await AsyncConnection.close(connection)
 
 
-async def severed(raw: Any) -> None:  # noqa: ANN401  (the driver's)
+async def cancel_and_close(raw: Any) -> None:  # noqa: ANN401  (the driver's)
     """Close the driver's own connection although a statement is under way and its reply may be waited for."""
     package = package_of(raw)
     if package is not None:
-        await module_of(package).severed(raw)
+        await module_of(package).cancel_and_close(raw)
     elif hasattr(raw, "interrupt"):
         await raw.interrupt()
 

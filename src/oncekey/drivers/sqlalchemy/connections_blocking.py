@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.engine import Connection
 
-from oncekey.drivers.postgres.errors import READS_ONLY
+from oncekey.drivers.postgres.server import READS_ONLY
 from oncekey.drivers.sqlalchemy.errors import FAILURES, sqlstate
 from oncekey.drivers.sqlalchemy.execute import (
     committing,
@@ -76,11 +76,11 @@ def discarded(connection: Connection) -> None:
     Connection.close(connection)
 
 
-def severed(raw: Any) -> None:  # noqa: ANN401  (the driver's)
+def cancel_and_close(raw: Any) -> None:  # noqa: ANN401  (the driver's)
     """Close the driver's own connection although a statement is under way and its reply may be waited for."""
     package = package_of(raw)
     if package is not None:
-        module_of(package).severed_blocking(raw)
+        module_of(package).cancel_and_close_blocking(raw)
     elif hasattr(raw, "interrupt"):
         raw.interrupt()
 

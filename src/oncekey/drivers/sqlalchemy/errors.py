@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, S
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from oncekey.core.errors import OncekeyError, StoreBusyError, StoreError, TransactionControlError
-from oncekey.drivers.postgres import errors as postgres_errors
+from oncekey.drivers.postgres import server as postgres_errors
 from oncekey.drivers.retries import lost, lost_commit
 from oncekey.drivers.sqlite.execute import commit_error, store_error
 from oncekey.flow import Mode
@@ -114,7 +114,7 @@ def _is_mysql(error: BaseException) -> bool:
 
 def _mariadb() -> Any:  # noqa: ANN401  (a module)
     """What its errors mean; asked for only by those who have PyMySQL."""
-    return import_module("oncekey.drivers.mariadb.errors")
+    return import_module("oncekey.drivers.mariadb.messages")
 
 
 def _kind(error: BaseException) -> str:

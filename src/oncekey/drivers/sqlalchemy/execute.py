@@ -13,19 +13,17 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sqlalchemy import column, text
-from sqlalchemy.pool import AssertionPool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy import CursorResult, Executable, column, text
+from sqlalchemy.pool import AssertionPool, Pool, QueuePool, SingletonThreadPool, StaticPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.drivers.placeholders import escaped
-from oncekey.drivers.postgres.errors import SYNC_WAIT_CANCELLED, unsure_commit
+from oncekey.drivers.postgres.server import SYNC_WAIT_CANCELLED, unsure_commit
 from oncekey.drivers.slots import business_share
 from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed
 
 if TYPE_CHECKING:
-    from sqlalchemy import CursorResult, Executable
     from sqlalchemy.engine import Connection
-    from sqlalchemy.pool import Pool
 
     from oncekey.drivers.postgres.doubt import Doubt
     from oncekey.flow import Rows, Statement
@@ -38,7 +36,7 @@ PROBE: Final = text("SELECT 1").execution_options(**{OWN: True})
 _MODULES: Final = {
     "asyncpg": "postgres.asyncpg_connections",
     "psycopg": "postgres.psycopg_connections",
-    "aiomysql": "mariadb.aiomysql_session",
+    "aiomysql": "mariadb.sessions",
 }
 
 TOO_SMALL: Final = (

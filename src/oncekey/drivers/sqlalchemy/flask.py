@@ -21,12 +21,8 @@ from sqlalchemy import event
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.core.sqltext import ONLY_READS
-from oncekey.drivers.sqlalchemy.blocking import (
-    FORKING,
-    BlockingSqlalchemyDriver,
-    BoundTransaction,
-)
-from oncekey.drivers.sqlalchemy.connections_blocking import severed
+from oncekey.drivers.sqlalchemy.blocking import FORKING, BlockingSqlalchemyDriver, BoundTransaction
+from oncekey.drivers.sqlalchemy.connections_blocking import cancel_and_close
 from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, FAILURES, meaning, not_connected
 from oncekey.drivers.sqlalchemy.execute import committing, raw_of
 from oncekey.drivers.sqlalchemy.guard import WATCH, Watch, commits_by_itself, watch_connections, watch_of
@@ -287,7 +283,7 @@ class SessionTransaction(BoundTransaction):
             watch.over, watch.guards = True, False
             if watch.running:
                 # What is under way there would be the beginning of the next borrower's transaction.
-                severed(raw_of(self._connection))
+                cancel_and_close(raw_of(self._connection))
                 session.invalidate()
             elif watch.used or not self._goes_on():
                 with suppress(*FAILURES):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
@@ -25,7 +25,6 @@ from oncekey.drivers.sqlalchemy.execute import OWN, is_in_transaction, raw_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
-    from sqlalchemy.ext.asyncio import AsyncEngine
 
 PATIENCE: Final = 5.0
 """Seconds that a statement which a handler left running may take, before the transaction is rolled back."""

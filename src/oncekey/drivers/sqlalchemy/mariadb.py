@@ -12,26 +12,22 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
 from oncekey.drivers.guard import LEFT_BEHIND
-from oncekey.drivers.mariadb.aiomysql_session import Session
-from oncekey.drivers.mariadb.errors import FAILURES, DemotedError, unreachable
-from oncekey.drivers.mariadb.messages import GRACE, OURS, THEIRS, begun, only_reading, stepping
+from oncekey.drivers.mariadb import messages
+from oncekey.drivers.mariadb.sessions import AsyncSession
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
+from oncekey.drivers.sqlalchemy.asynchronous import End, SqlalchemyDriver, SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.connections import discarded
 from oncekey.drivers.sqlalchemy.errors import BROKEN
 from oncekey.drivers.sqlalchemy.execute import raw_of
-from oncekey.drivers.sqlalchemy.guard import PATIENCE
+from oncekey.drivers.sqlalchemy.guard import PATIENCE, SqlalchemyGuardedConnection, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-    from oncekey.drivers.mariadb.messages import Manner, Talk
     from oncekey.drivers.postgres.doubt import Doubt
-    from oncekey.drivers.sqlalchemy.asynchronous import End
-    from oncekey.drivers.sqlalchemy.guard import SqlalchemyGuardedConnection, Watch
-    from oncekey.flow import Steps, Transaction
+    from oncekey.flow import Body, Transaction
 
 T = TypeVar("T")
 
@@ -68,7 +64,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
             try:
                 if not self._checked:
                     await self._check(session)
-                return await session.run(transaction, self._statement_timeout + GRACE, THEIRS)
+                return await session.run(transaction, self._statement_timeout + messages.GRACE, messages.THEIRS)
             except CommitAmbiguousError:
                 self._doubt.arise()
                 raise
@@ -76,12 +72,12 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
                 if not session.open:
                     await discarded(connection)
 
-    async def _check(self, session: Session) -> None:
+    async def _check(self, session: AsyncSession) -> None:
         """Refuse sessions in which a record could not be kept as it is."""
         try:
             [settings] = await session.hold(self._statement_timeout, session.execute_text(_SETTINGS))
-        except FAILURES as error:
-            raise unreachable(error) from error
+        except messages.FAILURES as error:
+            raise messages.unreachable(error) from error
         [[mode, *charsets]] = settings.rows
         if not any(word in mode.split(",") for word in _STRICT):
             raise ConfigurationError(LAX)
@@ -105,7 +101,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
             watch,
             self._end,
             self._doubt,
-            begin=partial(only_reading if reads else begun, self._manner),
+            begin=partial(messages.only_reading if reads else messages.begun, self._manner),
             limit=self._statement_timeout,
         )
 
@@ -122,7 +118,7 @@ class MariadbTransaction(SqlalchemyTransaction):
         end: End,
         doubt: Doubt,
         *,
-        begin: Callable[[], Talk[None]],
+        begin: Callable[[], messages.Talk[None]],
         limit: float,
     ) -> None:
         super().__init__(connection, watch, end, doubt)
@@ -134,32 +130,32 @@ class MariadbTransaction(SqlalchemyTransaction):
         await _session_of(self._connection).talk(self._begin(), self._limit)
         await super().start()
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it, once what a handler left under way is answered: one is said after the other."""
         self._refuse_if_ended()
         if not await self._watch.quiet(PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
         session = _session_of(self._connection)
         ended = session.open and not session.in_transaction
-        talk = stepping(steps, ended=ended, undone=self._watch.undone, manner=THEIRS)
+        talk = messages.running_body(body, ended=ended, undone=self._watch.undone, manner=messages.THEIRS)
         try:
-            result = await session.talk(talk, self._limit + GRACE)
-        except DemotedError:
+            result = await session.talk(talk, self._limit + messages.GRACE)
+        except messages.DemotedError:
             session.sever()
             raise
         self._watch.forget()
         return result
 
 
-def _session_of(connection: AsyncConnection) -> Session:
+def _session_of(connection: AsyncConnection) -> AsyncSession:
     """The connection below SQLAlchemy's; who has lost it can only be rolled back."""
     raw = raw_of(connection.sync_connection)
     if raw is None:
         raise TransactionControlError(BROKEN)
-    return Session(raw, b"")
+    return AsyncSession(raw, b"")
 
 
-def _manner_of(engine: AsyncEngine) -> Manner:
+def _manner_of(engine: AsyncEngine) -> messages.Manner:
     """An isolation that the application has chosen is kept for what its handlers write; else it is READ COMMITTED."""
     chosen = getattr(engine.dialect, "_on_connect_isolation_level", None)
-    return OURS if chosen or "isolation_level" in engine.get_execution_options() else THEIRS
+    return messages.OURS if chosen or "isolation_level" in engine.get_execution_options() else messages.THEIRS

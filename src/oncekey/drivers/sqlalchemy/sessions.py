@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
 from sqlalchemy import event
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.util import await_only
 
 from oncekey.core.errors import TransactionControlError
@@ -23,9 +23,6 @@ from oncekey.core.sqltext import ONLY_READS, plainly_reads, refuse_changes
 from oncekey.drivers.sqlalchemy.connections import as_opened
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine
-    from sqlalchemy.orm import SessionTransaction
-
     from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyTransaction
 
 CONNECTION: Final = "oncekey_connection"

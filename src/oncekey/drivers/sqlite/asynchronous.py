@@ -13,17 +13,15 @@ from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionCont
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlite.blocking import BUSY_TIMEOUT, SqliteDriver, SqliteReading, SqliteTransaction
-from oncekey.drivers.sqlite.files import LOOK_AFTER
+from oncekey.drivers.sqlite.files import LOOK_AFTER, Writer
 from oncekey.drivers.sqlite.guard import ERRORS, SqliteGuardedConnection, SqliteGuardedCursor
 from oncekey.drivers.sqlite.lane import Crew, Lane, State, Turn, lane_of
 from oncekey.drivers.threads import CANCELLED
-from oncekey.flow import Mode
+from oncekey.flow import Body, Mode, Rows, Statement, Transaction
 
 if TYPE_CHECKING:
     import os
 
-    from oncekey.drivers.sqlite.writer import Writer
-    from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
 
@@ -65,11 +63,11 @@ class AsyncSqliteDriver:
         """Open a business transaction; nothing is locked before its first statement."""
         return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
 
-    async def begin_with(self, first: Steps[T]) -> tuple[AsyncSqliteTransaction, T]:
+    async def begin_with(self, first: Body[T]) -> tuple[AsyncSqliteTransaction, T]:
         """Open a business transaction and run `first` in it, all in one call of the thread."""
         tx = AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
         try:
-            return tx, await tx.step(first)
+            return tx, await tx.run(first)
         except BaseException:
             await asyncio.shield(tx.rollback())
             raise
@@ -104,7 +102,7 @@ class AsyncSqliteTransaction:
         """The connection for the handler."""
         return self._facade
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements inside it, in one call of the thread.
 
         Code before their first statement runs before the turn is waited for. A statement that need not wait for the
@@ -112,22 +110,22 @@ class AsyncSqliteTransaction:
         """
         turn = self._turn
         try:
-            statement = next(steps)
+            statement = next(body)
             if statement.at_once and turn.state is State.OUTSIDE:
                 try:
-                    return await self._say(self._job(statement, steps), self._look_after)
+                    return await self._say(self._job(statement, body), self._look_after)
                 except StoreBusyError:
                     if turn.state is not State.OUTSIDE:
                         raise
-                    statement = steps.send(())
+                    statement = body.send(())
             while statement.reads and turn.state is State.OUTSIDE:
-                statement = steps.send(await self._lane.reading.do(partial(self._sqlite.look, statement)))
-            return await self._say(self._job(statement, steps), self._patience)
+                statement = body.send(await self._lane.reading.do(partial(self._sqlite.look, statement)))
+            return await self._say(self._job(statement, body), self._patience)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
         finally:
             if turn.state is State.OUTSIDE:  # otherwise the thread runs them to their end
-                steps.close()
+                body.close()
 
     async def commit(self) -> None:
         """Commit, unless a statement was cancelled: then its outcome is not known."""
@@ -158,8 +156,8 @@ class AsyncSqliteTransaction:
             raise RolledBackError(CANCELLED)
         return self._turn.do(job, patience)
 
-    def _job(self, statement: Statement, steps: Steps[T]) -> Callable[[], T]:
-        return partial(self._sqlite.step, _going_on(statement, steps))
+    def _job(self, statement: Statement, body: Body[T]) -> Callable[[], T]:
+        return partial(self._sqlite.run, _going_on(statement, body))
 
     async def _refuse_if_cancelled(self) -> None:
         if self._turn.cancelled:
@@ -189,9 +187,9 @@ class AsyncSqliteReading:
         """The connection for the application."""
         return self._facade
 
-    async def step(self, steps: Steps[T]) -> T:
+    async def run(self, body: Body[T]) -> T:
         """Run statements, each a transaction of its own."""
-        return await self.say(partial(self._sqlite.step, steps))
+        return await self.say(partial(self._sqlite.run, body))
 
     async def commit(self) -> None:
         """Return the connection; nothing was written."""
@@ -301,15 +299,15 @@ class AsyncCursor:
         """Nothing is open."""
 
 
-def _going_on(statement: Statement, steps: Steps[T]) -> Steps[T]:
+def _going_on(statement: Statement, body: Body[T]) -> Body[T]:
     """Steps whose first statement is known already."""
     try:
         while True:
-            statement = steps.send((yield statement))
+            statement = body.send((yield statement))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
     finally:
-        steps.close()
+        body.close()
 
 
 def _fetched(execute: Callable[[str, Any], SqliteGuardedCursor], sql: str, parameters: Any) -> AsyncCursor:  # noqa: ANN401

@@ -15,15 +15,13 @@ from weakref import WeakSet
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.drivers.guard import ENDED_EARLY, OVER
 from oncekey.drivers.sqlite.execute import commit_error, execute, has_temporaries, say
-from oncekey.drivers.sqlite.files import LOOK_AFTER, POLL, SqliteFile
+from oncekey.drivers.sqlite.files import LOOK_AFTER, POLL, SqliteFile, Writer, writer_of
 from oncekey.drivers.sqlite.guard import SqliteGuardedConnection
-from oncekey.drivers.sqlite.writer import Writer, writer_of
-from oncekey.flow import Mode, step
+from oncekey.flow import Body, Mode, Rows, Statement, Transaction, run_body
 
 if TYPE_CHECKING:
     import os
 
-    from oncekey.flow import Rows, Statement, Steps, Transaction
 
 T = TypeVar("T")
 
@@ -80,10 +78,10 @@ class SqliteDriver:
         match transaction.mode:
             case Mode.READ:
                 with self._file.lent() as connection:
-                    return step(transaction.body(), partial(execute, self._file.module, connection))
+                    return run_body(transaction.body(), partial(execute, self._file.module, connection))
             case Mode.SINGLE:
                 with self._writing() as connection:
-                    return step(transaction.body(), partial(execute, self._file.module, connection))
+                    return run_body(transaction.body(), partial(execute, self._file.module, connection))
             case Mode.ATOMIC:
                 with self._writing() as connection:
                     return self._atomically(transaction, connection)
@@ -111,7 +109,7 @@ class SqliteDriver:
         module = self._file.module
         say(module, connection, "BEGIN IMMEDIATE", transaction.name)
         self._writer.begins()
-        result = step(transaction.body(), partial(execute, module, connection))
+        result = run_body(transaction.body(), partial(execute, module, connection))
         # Without a COMMIT the connection is closed, and SQLite rolls back.
         try:
             connection.execute("COMMIT")
@@ -138,12 +136,12 @@ class SqliteTransaction:
         """The connection for the handler."""
         return self._facade
 
-    def step(self, steps: Steps[T]) -> T:
+    def run(self, body: Body[T]) -> T:
         """Run statements inside it; the first statement that does not only read begins it."""
         if self._over:
-            steps.close()
+            body.close()
             raise TransactionControlError(OVER)
-        return step(steps, self._execute)
+        return run_body(body, self._execute)
 
     def commit(self) -> None:
         """Commit, and return the connection."""

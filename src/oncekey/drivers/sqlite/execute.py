@@ -6,23 +6,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.errors import (
-    CommitAmbiguousError,
-    ConfigurationError,
-    RolledBackError,
-    SchemaError,
-    StoreBusyError,
-    StoreError,
-    StoreUnavailableError,
-)
+from oncekey.core import errors
 from oncekey.drivers.placeholders import marked
-from oncekey.drivers.within import NOT_BEGUN
+from oncekey.flow import NOT_BEGUN, Rows, Statement
 
 if TYPE_CHECKING:
     import sqlite3
     from types import ModuleType
 
-    from oncekey.flow import Rows, Statement
 
 TEMPORARIES = "SELECT 1 FROM sqlite_temp_master LIMIT 1"
 
@@ -45,26 +36,28 @@ _OTHER_SCHEMA: Final = ("no such table", "no such column", "no such view", "has 
 _OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
 
 
-def store_error(error: Exception, what: str) -> StoreError:
+def store_error(error: Exception, what: str) -> errors.StoreError:
     """The store's error for an error of the SQLite module during `what`."""
     name = str(getattr(error, "sqlite_errorname", ""))
     if name.startswith(_BUSY):
-        return StoreBusyError(f"{what}: another writer held the SQLite file for longer than the busy timeout ({name})")
+        return errors.StoreBusyError(
+            f"{what}: another writer held the SQLite file for longer than the busy timeout ({name})"
+        )
     for prefix, sentence in _UNAVAILABLE:
         if name.startswith(prefix):
-            return StoreUnavailableError(f"{what}: {sentence} ({name})")
+            return errors.StoreUnavailableError(f"{what}: {sentence} ({name})")
     if name == "SQLITE_ERROR" and any(part in str(error) for part in _OTHER_SCHEMA):
-        return SchemaError(f"{what}: {_OTHER_VERSION}")
-    return StoreError(f"{what}: SQLite refused it ({name or type(error).__name__})")
+        return errors.SchemaError(f"{what}: {_OTHER_VERSION}")
+    return errors.StoreError(f"{what}: SQLite refused it ({name or type(error).__name__})")
 
 
-def commit_error(error: Exception, what: str) -> StoreError:
+def commit_error(error: Exception, what: str) -> errors.StoreError:
     """The same for a COMMIT: a disk that failed half-way may or may not have kept it."""
     name = str(getattr(error, "sqlite_errorname", ""))
     if name.startswith("SQLITE_IOERR"):
-        return CommitAmbiguousError(f"{what}: the disk failed during the commit")
+        return errors.CommitAmbiguousError(f"{what}: the disk failed during the commit")
     if name.startswith("SQLITE_CONSTRAINT"):
-        return RolledBackError(f"{what}: SQLite refused the commit, so it was rolled back ({name})")
+        return errors.RolledBackError(f"{what}: SQLite refused the commit, so it was rolled back ({name})")
     return store_error(error, what)
 
 
@@ -104,14 +97,14 @@ def say(module: ModuleType, connection: sqlite3.Connection, sql: str, what: str)
 def sqlite_execute(connection: sqlite3.Connection) -> Callable[[Statement], Rows]:
     """The adapter for a connection of `sqlite3` or a module like it, whatever its rows look like."""
     if not connection.in_transaction and connection.isolation_level is None:
-        raise ConfigurationError(NOT_BEGUN)
+        raise errors.ConfigurationError(NOT_BEGUN)
     return partial(_execute_theirs, connection)
 
 
 def aiosqlite_execute(connection: Any) -> Callable[[Statement], Awaitable[Rows]]:  # noqa: ANN401  (duck-typed)
     """The adapter for a connection like `sqlite3`'s whose methods are awaited, as those of `aiosqlite` are."""
     if not connection.in_transaction and connection.isolation_level is None:
-        raise ConfigurationError(NOT_BEGUN)
+        raise errors.ConfigurationError(NOT_BEGUN)
     return partial(_execute_awaited, connection)
 
 

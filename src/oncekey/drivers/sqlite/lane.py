@@ -23,7 +23,7 @@ the lane's one writing thread:
 
 A statement in SQLite takes no longer than passing it to a thread and back, so that way is short: a job and its future
 are one entry of a queue, and the event loop is woken once for all jobs that were done meanwhile. Writers in other
-threads and event loops of this process are kept apart by `writer`, those of other processes by SQLite itself.
+threads and event loops of this process are kept apart by the file's `Writer`, those of others by SQLite itself.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Refuse
 from oncekey.core.scope import BindTo
 from oncekey.engine.claiming import Caller, Parts, chosen_of, fingerprint_for, key_of, question_of
-from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
+from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks.asgi import Resolver, Scope
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.intake import Intake
-    from oncekey.frameworks.asgi.types import Resolver, Scope
+    from oncekey.frameworks.asgi.messages import Intake
 
 SMALL_BODY: Final = 32 * 1024
 """Bodies above this are compared in a thread: a megabyte of short numbers takes a second of Python."""

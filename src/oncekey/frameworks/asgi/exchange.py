@@ -16,35 +16,35 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
+from oncekey.engine.actions import Rests
 from oncekey.engine.admit import recall
-from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import ClaimInput, claim_for
-from oncekey.engine.deciding import HandlerEnded, decided
-from oncekey.engine.effects import Rests
+from oncekey.engine.deciding import Capture, HandlerEnded, decided
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.run import Run
-from oncekey.engine.serve import abandon, serve
+from oncekey.engine.serve import end_after_bug, serve
 from oncekey.frameworks.asgi.claiming import ask
-from oncekey.frameworks.asgi.delivery import send_answer, send_captured
-from oncekey.frameworks.asgi.exchange_state import ExchangeState, UnkeyedRequest, UnsettledError
-from oncekey.frameworks.asgi.intake import TooLargeError, TooSlowError
-from oncekey.frameworks.asgi.nesting import current, enclosing, enrolment_of, passage_of
+from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured
+from oncekey.frameworks.asgi.nesting import (
+    ExchangeState,
+    UnsettledError,
+    enclosing,
+    enrolment_of,
+    passage_of,
+)
 from oncekey.frameworks.asgi.transactions import RequestRuntime, release
 from oncekey.frameworks.resuming import RESUMPTION, Resumption
 from oncekey.runtimes.aio import Changed, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
-    from oncekey.engine.effects import Life
+    from oncekey.engine.actions import Life
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.middleware import KeyedRoute
+    from oncekey.frameworks.asgi import Message, Receive, Scope, Send
+    from oncekey.frameworks.asgi.installation import Installation, KeyedRoute
     from oncekey.frameworks.asgi.transactions import RequestTransaction
-    from oncekey.frameworks.asgi.types import Message, Receive, Scope, Send
     from oncekey.ports import AsyncOpenTransaction
     from oncekey.runtimes.aio import AsyncRuntime
-
-__all__ = ["Exchange", "ExchangeState", "UnkeyedRequest", "UnsettledError", "current"]
 
 log = logging.getLogger("oncekey")
 
@@ -310,7 +310,7 @@ class Exchange:
                 await release(self)
             if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
                 assert self.run is not None
-                life = abandon(self.run, self._flow, entered=self.ended.entered)
+                life = end_after_bug(self.run, self._flow, entered=self.ended.entered)
                 await shielded(self.runtime.drive(life))
         finally:
             if self._counted or self._task is not None:

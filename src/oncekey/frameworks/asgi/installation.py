@@ -1,30 +1,36 @@
-"""What all exchanges of one ASGI application share: engines, resolvers, policy, threads, and open settlements."""
+"""What all exchanges of one ASGI application share: engines, resolvers, policy, threads, and open settlements.
+
+`def` handlers run in threads of the installation, and the event loop ends their transactions in other threads of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from oncekey.frameworks.asgi.middleware import KeyedRoutes
-from oncekey.frameworks.asgi.threads import opened_in_thread
 from oncekey.frameworks.shared import Premises
-from oncekey.runtimes.aio import AsyncRuntime, RunningWork
+from oncekey.runtimes.aio import AsyncRuntime, RunningWork, shielded
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor, Future
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Site
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Steps
-    from oncekey.frameworks.asgi.types import App, Resolver, Scope
+    from oncekey.flow import Body
+    from oncekey.frameworks.asgi import App, Resolver, Scope
     from oncekey.frameworks.shared import Engines
-    from oncekey.ports import AsyncOpenTransaction
+    from oncekey.ports import AsyncOpenTransaction, OpenTransaction
+
 
 HANDLER_THREADS = 40
 OPENING_THREADS = 16
@@ -110,7 +116,7 @@ class Installation(Premises):
             self._threads = ThreadRuntime(engine)
         return self._threads
 
-    async def _open_blocking(self, first: Steps[Any] | None) -> tuple[AsyncOpenTransaction, Any]:
+    async def _open_blocking(self, first: Body[Any] | None) -> tuple[AsyncOpenTransaction, Any]:
         return await opened_in_thread(self, first)
 
     @property
@@ -166,3 +172,142 @@ def _nobody() -> None:
 
 def _unknown(_: Scope, __: object) -> bool:
     return False
+
+
+T = TypeVar("T")
+
+
+async def in_thread(executor: Executor, run: Callable[[], T]) -> T:
+    """Run a blocking handler in a thread, with the caller's context.
+
+    A thread cannot be cancelled, so a cancellation waits for its end (P5). If the request settled earlier, its key
+    would be free while the handler still runs, and two threads would use one connection.
+    """
+    job = executor.submit(contextvars.copy_context().run, run)
+    try:
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:
+        if not job.cancel():
+            await shielded(_ended(job))
+        raise
+
+
+async def _ended(job: Future[Any]) -> None:
+    with suppress(BaseException):
+        await asyncio.wrap_future(job)
+
+
+async def opened_in_thread(
+    installation: Installation, first: Body[Any] | None = None
+) -> tuple[ThreadedTransaction, Any]:
+    """A business transaction for a `def` handler, and what its first steps found.
+
+    A request that waits for its connection occupies no handler's thread. The thread that got the connection runs the
+    first steps itself: in the queue they would wait behind the requests that wait for this very connection.
+    """
+    runtime = installation.threads()
+    opened: list[tuple[OpenTransaction, Any]] = []
+    try:
+        await in_thread(installation.openings, lambda: opened.append(runtime.begin(first)))
+    except asyncio.CancelledError:
+        for tx, _ in opened:
+            installation.settles.submit(tx.rollback)
+        raise
+    tx, found = opened[0]
+    return ThreadedTransaction(tx, installation.settles), found
+
+
+class ThreadedTransaction:
+    """The transaction of a `def` handler, for the exchange, which ends it from the event loop.
+
+    A call that is cancelled goes on in its thread, so the next one waits for it: one thread at a time has a connection.
+    """
+
+    def __init__(self, tx: OpenTransaction, executor: Executor) -> None:
+        self._tx = tx
+        self._executor = executor
+        self._turn = threading.Lock()
+
+    @property
+    def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
+        """The connection that the handler got."""
+        return self._tx.connection
+
+    async def run(self, body: Body[T]) -> T:
+        """Run statements inside the transaction."""
+        return await self._do(lambda: self._tx.run(body))
+
+    async def commit(self) -> None:
+        """Commit."""
+        await self._do(self._tx.commit)
+
+    async def rollback(self) -> None:
+        """Undo everything and give the connection back."""
+        await self._do(self._tx.rollback)
+
+    async def _do(self, job: Callable[[], T]) -> T:
+        def in_turn() -> T:
+            with self._turn:
+                return job()
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, in_turn)
+
+
+MOST_WAYS: Final = 10_000
+_ROUTED: Final = ("endpoint", "path_params", "route")
+"""What a framework's router writes into the scope. Outer middleware may read it there afterwards."""
+
+
+class KeyedRoute(NamedTuple):
+    """The route that a request with a key took."""
+
+    method: str
+    path: str
+    root_path: str
+    enrolment: Enrolment
+    routed: dict[str, Any]
+
+    @property
+    def endpoint(self) -> object:
+        """The function to which the request was routed."""
+        return self.routed["endpoint"]
+
+    def leads(self, scope: Scope, root_path: str) -> bool:
+        """Whether a request has the same method and path."""
+        return self.path == scope["path"] and self.method == scope["method"] and self.root_path == root_path
+
+    def enter(self, scope: Scope) -> None:
+        """Write into the scope what the router would write."""
+        scope.update(self.routed)
+        if "path_params" in self.routed:
+            scope["path_params"] = dict(self.routed["path_params"])
+
+    def leave(self, scope: Scope) -> None:
+        """Undo `enter`, because the application's router will run after all."""
+        for name in self.routed:
+            scope.pop(name, None)
+
+
+class KeyedRoutes:
+    """The ways of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
+
+    __slots__ = ("_last", "_most", "known")
+
+    def __init__(self, most: int = MOST_WAYS) -> None:
+        self.known: dict[bytes | None, KeyedRoute] = {}
+        self._last: tuple[object, KeyedRoute | None] = (None, None)
+        """The way that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
+        self._most = most
+
+    def add(self, line: bytes, scope: Scope, root_path: str, enrolment: Enrolment) -> None:
+        """Remember the route of a request."""
+        known = self.known
+        if len(known) >= self._most and line not in known:
+            del known[next(iter(known))]
+        at, way = self._last
+        here = (scope["method"], scope["path"], root_path, scope["endpoint"])
+        if way is None or at != here:
+            routed = {name: scope[name] for name in _ROUTED if name in scope}
+            way = KeyedRoute(*here[:3], enrolment, routed)
+            self._last = here, way
+        known[line] = way

@@ -14,30 +14,46 @@ after every error, the request goes to the application as usual (`engine.admit.r
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Code, Refuse
-from oncekey.engine.capture import IncompleteError
+from oncekey.engine.deciding import IncompleteError
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.asgi.delivery import send_answer
-from oncekey.frameworks.asgi.exchange import Exchange, ExchangeState, UnkeyedRequest, UnsettledError
-from oncekey.frameworks.asgi.intake import ClientLeftError, TooSlowError
-from oncekey.frameworks.asgi.lifespans import around, checked
-from oncekey.frameworks.asgi.nesting import check_alone, current, enclosing, enrolment_of, passage_of
+from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer
+from oncekey.frameworks.asgi.nesting import (
+    ExchangeState,
+    UnkeyedRequest,
+    UnsettledError,
+    check_alone,
+    current,
+    enclosing,
+    enrolment_of,
+    passage_of,
+)
 from oncekey.frameworks.asgi.transactions import release
 
 if TYPE_CHECKING:
-    from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.asgi.types import App, Receive, Scope, Send
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks.asgi import App, Message, Receive, Scope, Send
+    from oncekey.frameworks.asgi.installation import Installation
+
+log = logging.getLogger("oncekey")
 
 KEY_FIELD = b"idempotency-key"
 # With these a server would get the name of a file or the end of a response later, so there were no bytes to store.
 WITHHELD_EXTENSIONS = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+_LAST_WORDS: Final = 1.0
+"""Seconds that an application has to return after it said that its shutdown is complete."""
 
 
 class OncekeyMiddleware:
@@ -160,61 +176,85 @@ def route_path(scope: Scope) -> str:
     return path or "/"
 
 
-MOST_WAYS: Final = 10_000
-_ROUTED: Final = ("endpoint", "path_params", "route")
-"""What a framework's router writes into the scope. Outer middleware may read it there afterwards."""
+class LifespanFailedError(Exception):
+    """The wrapped application said that it could not start or stop."""
 
 
-class KeyedRoute(NamedTuple):
-    """The route that a request with a key took."""
+async def checked(app: App, scope: Scope, receive: Receive, send: Send, ready: Callable[[], None]) -> None:
+    """Pass a lifespan on to the application, and call `ready` when the application reports that it has started."""
 
-    method: str
-    path: str
-    root_path: str
-    enrolment: Enrolment
-    routed: dict[str, Any]
+    async def say(message: Message) -> None:
+        if message["type"] == "lifespan.startup.complete":
+            ready()  # if it raises, the start-up fails, and the application still ends its own lifespan
+        await send(message)
 
-    @property
-    def endpoint(self) -> object:
-        """The function to which the request was routed."""
-        return self.routed["endpoint"]
-
-    def leads(self, scope: Scope, root_path: str) -> bool:
-        """Whether a request has the same method and path."""
-        return self.path == scope["path"] and self.method == scope["method"] and self.root_path == root_path
-
-    def enter(self, scope: Scope) -> None:
-        """Write into the scope what the router would write."""
-        scope.update(self.routed)
-        if "path_params" in self.routed:
-            scope["path_params"] = dict(self.routed["path_params"])
-
-    def leave(self, scope: Scope) -> None:
-        """Undo `enter`, because the application's router will run after all."""
-        for name in self.routed:
-            scope.pop(name, None)
+    await app(scope, receive, say)
 
 
-class KeyedRoutes:
-    """The ways of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
+async def around(ours: AbstractAsyncContextManager[None], app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve the server's lifespan with `ours`, and with the application's inside of it if it has one."""
+    await receive()
+    step = "startup"
+    inner = _Inner(app, scope)
+    try:
+        async with ours:
+            await inner.ask("startup")
+            await send({"type": "lifespan.startup.complete"})
+            step = "shutdown"
+            await receive()
+            await inner.ask("shutdown")
+    except LifespanFailedError as failed:
+        await send({"type": f"lifespan.{step}.failed", "message": str(failed)})
+    except BaseException:
+        await send({"type": f"lifespan.{step}.failed", "message": traceback.format_exc()})
+        raise
+    else:
+        await send({"type": "lifespan.shutdown.complete"})
+    finally:
+        await inner.end()
 
-    __slots__ = ("_last", "_most", "known")
 
-    def __init__(self, most: int = MOST_WAYS) -> None:
-        self.known: dict[bytes | None, KeyedRoute] = {}
-        self._last: tuple[object, KeyedRoute | None] = (None, None)
-        """The way that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
-        self._most = most
+class _Inner:
+    """The lifespan of the wrapped application, in a task of its own."""
 
-    def add(self, line: bytes, scope: Scope, root_path: str, enrolment: Enrolment) -> None:
-        """Remember the route of a request."""
-        known = self.known
-        if len(known) >= self._most and line not in known:
-            del known[next(iter(known))]
-        at, way = self._last
-        here = (scope["method"], scope["path"], root_path, scope["endpoint"])
-        if way is None or at != here:
-            routed = {name: scope[name] for name in _ROUTED if name in scope}
-            way = KeyedRoute(*here[:3], enrolment, routed)
-            self._last = here, way
-        known[line] = way
+    def __init__(self, app: App, scope: Scope) -> None:
+        self._app = app
+        self._scope = scope
+        self._asked: asyncio.Queue[Message] = asyncio.Queue()
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._started = False
+
+    async def ask(self, step: str) -> None:
+        """Let the application start or stop. An application without a lifespan gets no message, as from a server."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._serve())
+        if self._task.done():
+            return
+        self._asked.put_nowait({"type": f"lifespan.{step}"})
+        message = asyncio.ensure_future(self._messages.get())
+        try:
+            await asyncio.wait({message, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not message.done():
+                message.cancel()
+        if message.cancelled() or not message.done():
+            return
+        if message.result()["type"] == f"lifespan.{step}.failed":
+            raise LifespanFailedError(message.result().get("message", ""))
+        self._started = True
+
+    async def end(self) -> None:
+        """Leave no task behind."""
+        if self._task is not None and not self._task.done():
+            await asyncio.wait({self._task}, timeout=_LAST_WORDS)
+            self._task.cancel()
+
+    async def _serve(self) -> None:
+        try:
+            await self._app(self._scope, self._asked.get, self._messages.put)
+        except Exception as error:  # noqa: BLE001  (ASGI: an application that raises here has no lifespan)
+            if self._started:
+                log.error("oncekey: the lifespan of the wrapped application ended: %s", type(error).__name__)
+            else:
+                log.info("oncekey: the wrapped application has no lifespan (%s)", type(error).__name__)

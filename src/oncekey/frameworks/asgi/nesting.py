@@ -1,31 +1,33 @@
-"""Finds the exchange of a request: a request may pass through several installations, each of one `Once`.
+"""The requests of an application, with a key and without, and how the exchange of a request is found.
 
-A context variable holds the exchange of the innermost installation, because it reaches every kind of endpoint, child
-tasks and threads. Each exchange refers to the one around it, so the innermost one of any `Once` can be found.
+A request may pass through several installations, each of one `Once`. A context variable holds the exchange of the
+innermost installation, because it reaches every kind of endpoint, child tasks and threads. Each exchange refers to the
+one around it, so the innermost one of any `Once` can be found.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from contextlib import suppress
 from contextvars import ContextVar
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.frameworks.asgi.exchange_state import ExchangeState
-from oncekey.frameworks.asgi.intake import Intake
+from oncekey.frameworks.asgi.messages import Intake, TooLargeError
 from oncekey.frameworks.blocking import ONE_OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks.asgi import Message, Receive, Scope
     from oncekey.frameworks.asgi.exchange import Exchange
-    from oncekey.frameworks.asgi.exchange_state import UnkeyedRequest
-    from oncekey.frameworks.asgi.types import Receive, Scope
+    from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.asgi.transactions import RequestTransaction
 
     RequestScope = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
-
-__all__ = ["Passage", "current", "enclosing", "enrolment_of", "passage_of", "request_for", "request_of"]
 
 NOT_INSTALLED: Final = (
     "{operation} is protected by a Once that is not installed here: call install(app, tenant=...) of that Once, on the "
@@ -180,3 +182,73 @@ def _is_handler(endpoint: Callable[..., Any] | None) -> bool:
     if isinstance(endpoint, functools.partial):
         return True
     return inspect.isroutine(endpoint) and list(inspect.signature(endpoint).parameters) != _ASGI
+
+
+class ExchangeState(IntEnum):
+    """The state of an exchange, from its request to its answer."""
+
+    OPEN = 0
+    RUNNING = 1
+    ANSWERED = 2
+    SETTLING = 3
+    DONE = 4
+
+
+class UnsettledError(Exception):
+    """Raised by `send` after we sent our own answer instead of the handler's: its background tasks must not run."""
+
+
+class UnkeyedRequest:
+    """A request without a key: the middleware captures nothing, and stores nothing."""
+
+    __slots__ = (
+        "_complete",
+        "_intake",
+        "_receive",
+        "installation",
+        "outer",
+        "passage",
+        "scope",
+        "state",
+        "transaction",
+    )
+
+    def __init__(
+        self,
+        installation: Installation,
+        scope: Scope,
+        receive: Receive,
+        passage: Passage,
+        outer: Exchange | UnkeyedRequest | None,
+    ) -> None:
+        self.installation = installation
+        self.scope = scope
+        self.passage = passage
+        self.outer = outer
+        self.state = ExchangeState.OPEN
+        self.transaction: RequestTransaction | None = None
+        self._receive = receive
+        self._intake: Intake | None = None
+        self._complete = False
+
+    @property
+    def tx(self) -> None:
+        """Always None: a request without a key settles nothing."""
+
+    @property
+    def enrolment(self) -> None:
+        """Always None: a request without a key claims nothing."""
+
+    async def receive(self) -> Message:
+        """The next message of the request."""
+        message = await (self._receive() if self._intake is None else self._intake.receive())
+        self._complete = not message.get("more_body", False)
+        return message
+
+    async def read_ahead(self, policy: Policy) -> None:
+        """Read the whole body before a dependency gets a connection. One that is too large is passed on as it comes."""
+        if self._complete or self._intake is not None:
+            return
+        self._intake = self.passage.intake(self._receive, policy.max_request_bytes)
+        with suppress(TooLargeError):
+            await self._intake.body(policy.body_timeout.total_seconds())

@@ -5,6 +5,9 @@ A wrapper runs after all of the route's dependencies and validation; a dependenc
 
 That parameter is found by the annotations of the handler: types, or text that is looked up. Text is never evaluated: a
 name may be one that only a type checker can import.
+
+A handler also runs without a record, if the client sent no key or the route fails open while the store is down
+(`run_unkeyed`): then a repeat runs again, and the rows of a LOCAL handler are committed and rolled back as with a key.
 """
 
 from __future__ import annotations
@@ -18,20 +21,34 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin
 
 from oncekey.core.answers import Answer
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
+from oncekey.engine.serve import Unkeyed, serve_unkeyed
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks import blocking
-from oncekey.frameworks.asgi.exchange import Exchange, ExchangeState, UnkeyedRequest
-from oncekey.frameworks.asgi.nesting import current, request_finders, request_for, request_scope_of
-from oncekey.frameworks.asgi.threads import in_thread
-from oncekey.frameworks.asgi.transactions import RequestRuntime
-from oncekey.frameworks.asgi.unkeyed import run_unkeyed
-from oncekey.frameworks.blocking import NoConnectionError, called
-from oncekey.runtimes.aio import flush, flushes
+from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.asgi.installation import in_thread
+from oncekey.frameworks.asgi.nesting import (
+    ExchangeState,
+    UnkeyedRequest,
+    current,
+    request_finders,
+    request_for,
+    request_scope_of,
+)
+from oncekey.frameworks.asgi.transactions import RequestRuntime, transaction_of
+from oncekey.frameworks.blocking import (
+    NoConnectionError,
+    called,
+    not_awaitable,
+    rows_of,
+    run_blocking,
+    unkeyed_operation,
+)
+from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +57,7 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Run
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.asgi.transactions import TransactionUser
 
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -284,3 +302,47 @@ def _looked_up(found: object, name: str) -> Iterator[type]:
         yield from _kinds(found, {})
     elif name in _BY_NAME:
         yield _BY_NAME[name]
+
+
+async def run_unkeyed(
+    invoke: Callable[[object], Any], enrolment: Enrolment, request: TransactionUser, claim: Claim | None
+) -> object:
+    """Call the handler, in a transaction of its own if it is LOCAL."""
+    installation = request.installation
+    if enrolment.effects is not Effects.LOCAL:
+        if enrolment.blocking:
+            op = unkeyed_operation(SyncOperation, claim, None)
+            return await in_thread(installation.handlers, lambda: not_awaitable(invoke(op), enrolment))
+        return await invoke(unkeyed_operation(Operation, claim, None))
+    await request.read_ahead(enrolment.policy)
+    runtime, site = installation.life()
+    if enrolment.blocking:
+        run, threads = Unkeyed(site, claim), installation.threads()
+        return await in_thread(installation.handlers, lambda: run_blocking(invoke, enrolment, run, threads))
+    transaction = request.transaction
+    if transaction is not None:
+        await transaction.rest()
+    run = Unkeyed(site, claim, None if transaction is None else transaction.business_tx)
+    flow = serve_unkeyed(run)
+    try:
+        await runtime.run(flow)
+    except Changed as changed:
+        raise changed.cancelled from None
+    except StoreError as error:
+        raise NoConnectionError(error) from error
+    operation = unkeyed_operation(Operation, claim, run)
+    try:
+        transaction_of(request).joins(run.tx, enrolment)
+        try:
+            result = await invoke(operation)
+        except installation.answers as answer:
+            result = answer
+        rows = rows_of(enrolment, operation, installation.seen(result), raised=False)
+    except BaseException as error:
+        # The roll-back is shielded: in a cancelled scope it would be cancelled, too.
+        await shielded(runtime.finish(flow, rows_of(enrolment, operation, error, raised=True)))
+        raise
+    _, cancelled = await runtime.finish(flow, rows)
+    if cancelled is not None:
+        raise cancelled
+    return cast("object", result)

@@ -1,41 +1,31 @@
-"""MariaDB and MySQL: tables `oncekey_*` in the application's own database, a record in one row."""
+"""MariaDB and MySQL: tables `oncekey_*` in the application's own database, a record in one row.
+
+LOCAL in one commit: a row that is inserted first, without waiting, is the lock of its key. A request that finds the row
+locked is refused at once. InnoDB releases it with the transaction, even if the process dies. A named lock (GET_LOCK)
+would not do: it belongs to the session, survives a COMMIT, and a proxy may give the session to another client.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from oncekey.core.model import Deferred
+from oncekey.core.onecommit import Holder, Locked, Stored
 from oncekey.core.sqltext import Dialect
-from oncekey.stores.audit import AuditStore
-from oncekey.stores.keystore import KeyStore
-from oncekey.stores.mariadb.locks import MariadbLocks, sealed
-from oncekey.stores.migrations import SqlSchema
-from oncekey.stores.operate import OperateStore
-from oncekey.stores.outbox import OutboxStore
-from oncekey.stores.reconcile import ReconcileStore
-from oncekey.stores.reseal import ResealStore
-from oncekey.stores.statements import load
-from oncekey.stores.survey import MARIADB, SurveyStore
-from oncekey.stores.upkeep import UpkeepStore
+from oncekey.flow import Mode, Transaction
+from oncekey.stores.locks import WRITTEN, LockStore
+from oncekey.stores.rows import snapshot_of
+from oncekey.stores.sql import ONE_ROW, SHARED, SqlSchema, SqlStore
+from oncekey.stores.statements import execute, load
+from oncekey.stores.survey import MARIADB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.model import Instant
-
-
-FILES = (
-    "spelling.sql",
-    "queries.sql",
-    "phases.sql",
-    "outbox.sql",
-    "upkeep.sql",
-    "operate.sql",
-    "console.sql",
-    "reconcile.sql",
-    "doctor.sql",
-    "reseal.sql",
-    "locks.sql",
-)
+    from oncekey.core.model import Claim, Completed, Instant
+    from oncekey.core.onecommit import Lock, WriteTarget
+    from oncekey.flow import Body, Flow, Fold, Value
 
 
 def tables() -> SqlSchema:
@@ -43,17 +33,87 @@ def tables() -> SqlSchema:
     return SqlSchema(__package__, Dialect.MARIADB)
 
 
-class MariadbStore(KeyStore):
+class MariadbStore(SqlStore):
     """Records in MariaDB or MySQL."""
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        commands = load(__package__, *FILES, shared="oncekey.stores.onerow")
-        super().__init__({**commands, **sealed(commands)}, schema=tables(), clock=clock)
-        self.audit = AuditStore(self._statements)
-        self.outbox = OutboxStore(self._statements, self.audit)
-        self.upkeep = UpkeepStore(self._statements, self.audit)
-        self.reconcile = ReconcileStore(self._statements, self.audit)
-        self.operate = OperateStore(self._statements, self.audit, diagnostics=MARIADB)
-        self.survey = SurveyStore(self._statements)
-        self.reseal = ResealStore(self._statements)
+        commands = load(__package__, *ONE_ROW, shared=SHARED)
+        super().__init__({**commands, **sealed(commands)}, tables(), MARIADB, clock=clock)
         self.locks = MariadbLocks(self._statements, lambda: self.outbox)
+
+
+def sealed(statements: Mapping[str, str]) -> dict[str, str]:
+    """Each last statement once more, joined with the end of the lock: one message in the ordinary case."""
+    return {f"sealed_{name}": f"{statements['unlock']};\n{statements[name]}" for name in WRITTEN}
+
+
+class MariadbLocks(LockStore):
+    """Locks, and records that are written once, in MariaDB."""
+
+    asked = ("lock", "refused", "unlock", "holder", "left_over")
+
+    def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
+        """Insert the lock's row, then read; a request that is refused first reads who has the lock (L1)."""
+        where: dict[str, Value] = {
+            "lock": lock.number,
+            "mark": lock.mark,
+            "scope": claim.id.scope,
+            "key": claim.id.key,
+        }
+        rows = yield self._statements.statement("lock", where, at_once=True)
+        if rows:
+            return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=lock.number)
+        [row] = yield self._statements.statement("refused", where)
+        other = row["mark"] is not None and int(row["mark"]) != lock.mark
+        return Locked(got=False, snapshot=snapshot_of(row), begun=lock.number, other=other)
+
+    def completing(
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Body[Stored | None]:
+        """Write the finished record, as the last statement before the commit (L3). None: the key is not ours.
+
+        Joined with the end of the lock it returns no row if the savepoint is gone, because the handler committed by
+        itself, or if the key is taken. So it is executed once more, alone: if it then has a row, it was not in one
+        commit.
+        """
+        last = self._finished(claim, target, settlement)
+        rows = yield self._statements.statement(last.name, {**last.params, "lock": begun}, form=f"sealed_{last.name}")
+        in_one_commit = bool(rows)
+        if not rows:
+            rows = yield last
+            if not rows:
+                return None
+        yield from self._deferred(settlement)
+        return Stored(expires_at=int(rows[0]["expires_at"]), in_one_commit=in_one_commit)
+
+    def completing_at_commit(
+        self,
+        claim: Claim,  # noqa: ARG002
+        target: WriteTarget,  # noqa: ARG002
+        settlement: Completed | Deferred,  # noqa: ARG002
+        begun: int,  # noqa: ARG002
+    ) -> Fold[Stored] | None:
+        """None: if its savepoint cannot be released another statement has to follow, so the COMMIT is sent alone."""
+        return None
+
+    def held(self, number: int) -> Flow[bool]:
+        """Whether any request holds the lock of a key; asking does not take it (L8)."""
+        return (yield from self._mark(number)) is not None
+
+    def holder(self, lock: Lock) -> Flow[Holder]:
+        """Which request holds the lock; asking does not take it (L8)."""
+        mark = yield from self._mark(lock.number)
+        if mark is None:
+            return Holder.NOBODY
+        return Holder.SOMEBODY if mark == lock.mark else Holder.OTHER
+
+    def _mark(self, number: int) -> Flow[int | None]:
+        """The mark of a lock's holder, read before it is committed; a row that is not locked does not count."""
+
+        def body() -> Body[int | None]:
+            rows = yield self._statements.statement("holder", {"lock": number})
+            if not rows or (yield self._statements.statement("left_over", {"lock": number})):
+                return None
+            return int(rows[0]["mark"])
+
+        return (yield from execute(Transaction("holder", Mode.READ, body)))

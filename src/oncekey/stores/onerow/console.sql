@@ -84,36 +84,24 @@ ORDER BY record.{at} DESC, record.scope DESC, record.`key` DESC
 -- Served by oncekey_record_expired.
 {walk(expires_at; entry.state = 'expired')};
 
+-- part: tallied(state; fits)
+SELECT clock.now, '{state}' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, (
+    SELECT entry.created_at FROM oncekey_record AS entry
+    WHERE {fits}
+    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
+GROUP BY clock.now;
+
 -- name: tally
 -- How many unfinished records there are, each kind counted up to :most, from the oldest.
 WITH {console_clock}
-SELECT clock.now, 'pending' AS what, count(*) AS found, min(seen.created_at) AS oldest
-FROM clock, (
-    SELECT entry.created_at FROM oncekey_record AS entry
-    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending'
-    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
-GROUP BY clock.now
+{tallied(pending; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending')}
 UNION ALL
-SELECT clock.now, 'in_progress' AS what, count(*) AS found, min(seen.created_at) AS oldest
-FROM clock, (
-    SELECT entry.created_at FROM oncekey_record AS entry
-    WHERE entry.state = 'in_progress'
-    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
-GROUP BY clock.now
+{tallied(in_progress; entry.state = 'in_progress')}
 UNION ALL
-SELECT clock.now, 'failed_retryable' AS what, count(*) AS found, min(seen.created_at) AS oldest
-FROM clock, (
-    SELECT entry.created_at FROM oncekey_record AS entry
-    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable'
-    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
-GROUP BY clock.now
+{tallied(failed_retryable; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable')}
 UNION ALL
-SELECT clock.now, 'unknown' AS what, count(*) AS found, min(seen.created_at) AS oldest
-FROM clock, (
-    SELECT entry.created_at FROM oncekey_record AS entry
-    WHERE entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'
-    ORDER BY entry.created_at, entry.scope, entry.`key` LIMIT :most) AS seen
-GROUP BY clock.now
+{tallied(unknown; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown')}
 UNION ALL
 SELECT clock.now, 'stuck', count(*), min(seen.lease_until)
 FROM clock, (

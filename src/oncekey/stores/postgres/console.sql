@@ -5,11 +5,6 @@
 -- The walks differ in their states, and in what they are ordered by: when a record began, or when it expires. A state is
 -- written into the statement and is no parameter: only so does the planner find the index of that state.
 
--- part: console_clock
-clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
-
 -- part: walked
 entry.scope, entry.key, entry.created_at, entry.expires_at, entry.operation, entry.effects, entry.last_error,
             entry.lease_until
@@ -34,7 +29,7 @@ record.scope, record.key, record.incarnation, record.operation, record.effects, 
     record.finished_at, record.expires_at, NULL::bytea AS request
 
 -- part: walk(at; fits)
-WITH {console_clock}
+WITH {clock}
 SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
 FROM clock
 LEFT JOIN (
@@ -85,36 +80,24 @@ ORDER BY record.{at} DESC, record.scope DESC, record.key DESC
 -- Served by record_expired.
 {walk(expires_at; entry.state = 'expired')};
 
+-- part: tallied(state)
+SELECT clock.now, '{state}' AS what, count(*) AS found, min(seen.created_at) AS oldest
+FROM clock, LATERAL (
+    SELECT entry.created_at FROM oncekey.record AS entry
+    WHERE entry.state = '{state}'
+    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
+GROUP BY clock.now;
+
 -- name: tally
 -- How many unfinished records there are, each kind counted up to :most, from the oldest.
-WITH {console_clock}
-SELECT clock.now, 'pending' AS what, count(*) AS found, min(seen.created_at) AS oldest
-FROM clock, LATERAL (
-    SELECT entry.created_at FROM oncekey.record AS entry
-    WHERE entry.state = 'pending'
-    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
-GROUP BY clock.now
+WITH {clock}
+{tallied(pending)}
 UNION ALL
-SELECT clock.now, 'in_progress' AS what, count(*) AS found, min(seen.created_at) AS oldest
-FROM clock, LATERAL (
-    SELECT entry.created_at FROM oncekey.record AS entry
-    WHERE entry.state = 'in_progress'
-    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
-GROUP BY clock.now
+{tallied(in_progress)}
 UNION ALL
-SELECT clock.now, 'failed_retryable' AS what, count(*) AS found, min(seen.created_at) AS oldest
-FROM clock, LATERAL (
-    SELECT entry.created_at FROM oncekey.record AS entry
-    WHERE entry.state = 'failed_retryable'
-    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
-GROUP BY clock.now
+{tallied(failed_retryable)}
 UNION ALL
-SELECT clock.now, 'unknown' AS what, count(*) AS found, min(seen.created_at) AS oldest
-FROM clock, LATERAL (
-    SELECT entry.created_at FROM oncekey.record AS entry
-    WHERE entry.state = 'unknown'
-    ORDER BY entry.created_at, entry.scope, entry.key LIMIT :most::bigint) AS seen
-GROUP BY clock.now
+{tallied(unknown)}
 UNION ALL
 SELECT clock.now, 'stuck', count(*), min(seen.lease_until)
 FROM clock, LATERAL (

@@ -2,7 +2,7 @@
 -- sessions of other users are counted as hidden if this user may not see them.
 
 -- name: diagnostic_clock
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now;
+SELECT {now} AS now;
 
 -- name: diagnostic_indexes
 SELECT index.relname AS name, parent.relname AS on_table, entry.indisvalid AND entry.indisready AS valid,

@@ -32,10 +32,7 @@ SELECT EXISTS (
 SELECT oncekey.lock_holder(:lock::bigint, :family::integer, :mark::integer) AS holder;
 
 -- name: commit_new
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, outcome, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
@@ -53,10 +50,7 @@ ON CONFLICT (scope, key) DO NOTHING
 RETURNING expires_at, {begun} AS begun;
 
 -- name: commit_retryable
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, entered = :entered::boolean, fence = fence + 1, version = version + 1,
     attempts = attempts + 1, recovery_point = 'finished',
@@ -74,10 +68,7 @@ RETURNING record.expires_at, {begun} AS begun
 SELECT written.* FROM written;
 
 -- name: commit_anew
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,
@@ -98,10 +89,7 @@ RETURNING record.expires_at, {begun} AS begun
 SELECT written.* FROM written;
 
 -- name: defer_new
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
@@ -116,10 +104,7 @@ ON CONFLICT (scope, key) DO NOTHING
 RETURNING expires_at, {begun} AS begun;
 
 -- name: defer_anew
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,

@@ -1,20 +1,20 @@
 -- The reads and writes of operators. Writes prove the version that was read (V); the record is locked before its parcels,
 -- as workers do it. Lists return the clock even if they are empty, and no answers: bodies may be large.
 
+-- part: listed(schema)
+record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
+    record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
+    record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
+    record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
+    record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, {schema},
+    record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
+    record.finished_at, record.expires_at, NULL::bytea AS request;
+
 -- name: list_records
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
-    SELECT
-        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
-        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, 1 AS response_schema,
-        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-        record.finished_at, record.expires_at, NULL::bytea AS request
+    SELECT {listed(1 AS response_schema)}
     FROM oncekey.whole AS record
     WHERE (:scope::text IS NULL OR record.scope = :scope::text)
       AND (:state::text IS NULL OR record.state = :state::text)
@@ -30,9 +30,7 @@ ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
 
 -- name: find_key
 -- One lookup in the primary key for each scope.
-WITH RECURSIVE clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-), scopes (scope) AS (
+WITH RECURSIVE {clock}, scopes (scope) AS (
     SELECT COALESCE(:scope::text, (SELECT min(one.scope) FROM oncekey.record AS one))
     UNION ALL
     SELECT (SELECT min(one.scope) FROM oncekey.record AS one WHERE one.scope > scopes.scope)
@@ -41,14 +39,7 @@ WITH RECURSIVE clock AS MATERIALIZED (
 )
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
-    SELECT
-        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
-        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
-        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-        record.finished_at, record.expires_at, NULL::bytea AS request
+    SELECT {listed(record.response_schema)}
     FROM scopes
     JOIN oncekey.whole AS record ON record.scope = scopes.scope AND record.key = :first::text
     WHERE :last::text IS NOT NULL
@@ -58,19 +49,10 @@ ORDER BY page.key COLLATE "C", page.scope;
 
 -- name: find_open_keys
 -- Served by record_key.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
-    SELECT
-        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
-        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
-        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-        record.finished_at, record.expires_at, NULL::bytea AS request
+    SELECT {listed(record.response_schema)}
     FROM oncekey.whole AS record
     WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
       AND record.key COLLATE "C" >= :first::text AND record.key COLLATE "C" < :last::text
@@ -81,19 +63,10 @@ ORDER BY page.key COLLATE "C", page.scope;
 
 -- name: find_done_keys
 -- No index is ordered by the bytes of finished keys: without a scope this reads them all.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
-    SELECT
-        record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
-        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-        record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, record.response_schema,
-        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-        record.finished_at, record.expires_at, NULL::bytea AS request
+    SELECT {listed(record.response_schema)}
     FROM oncekey.whole AS record
     WHERE record.state IN ('completed', 'expired') AND starts_with(record.key, :first::text) AND :last::text IS NOT NULL
       AND (:scope::text IS NULL OR record.scope = :scope::text)
@@ -136,10 +109,7 @@ ORDER BY letter.id
 FOR UPDATE;
 
 -- name: operator_answer
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1,
     response_status = :response_status::integer, response_headers = :response_headers,
@@ -159,10 +129,7 @@ SELECT written.* FROM written;
 
 -- name: operator_result
 -- A resumable record is not parked again before a worker could resume it.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, recovery_point = :recovery_point::text,
     expires_at = GREATEST(record.expires_at, clock.now + record.ttl),
@@ -179,10 +146,7 @@ SELECT written.* FROM written;
 
 -- name: operator_replace
 -- An owner that ran with the former result writes nothing any more: the fence is raised.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', fence = record.fence + 1, version = record.version + 1,
     recovery_point = :recovery_point::text, expires_at = GREATEST(record.expires_at, clock.now + record.ttl),
@@ -199,10 +163,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_unexecuted
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1,
     expires_at = CASE WHEN seen.memo IS NULL THEN record.expires_at
@@ -220,10 +181,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_pend
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1,
     memo_version = CASE WHEN seen.memo IS NULL AND (:forget::boolean OR seen.intent IS NULL) THEN 0 ELSE record.version + 1 END
@@ -240,10 +198,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_bust
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', outcome = NULL, fence = record.fence + 1, version = record.version + 1,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
@@ -267,9 +222,7 @@ WHERE parcel.incarnation = :seen_incarnation::uuid AND parcel.kind = 'defer'
 RETURNING parcel.id;
 
 -- name: stats
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT record.state, record.effects, record.operation, count(*) AS records,
        count(*) FILTER (WHERE record.state = 'in_progress' AND record.lease_until <= clock.now) AS stale,
        count(*) FILTER (WHERE record.state = 'failed_retryable'
@@ -285,9 +238,7 @@ ORDER BY record.state, record.effects, record.operation;
 -- One row. Unfinished records are read once, by record_key. Other kinds that may be many are counted along their index, up to a
 -- bound: record_expiring, outbox_due, dead_letter_died. The number of finished ones is the server's estimate of all rows less
 -- the unfinished ones, because counting them would read them all.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-), unfinished AS MATERIALIZED (
+WITH {clock}, unfinished AS MATERIALIZED (
     SELECT count(*) AS records,
            count(*) FILTER (WHERE record.state = 'pending') AS pending,
            count(*) FILTER (WHERE record.state = 'in_progress') AS in_progress,
@@ -323,9 +274,7 @@ FROM clock, unfinished,
         SELECT letter.died_at FROM oncekey.dead_letter AS letter ORDER BY letter.died_at LIMIT 10000) AS few) AS dead;
 
 -- name: unresolved
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, 'unknown' AS what, count(record.scope) AS records, min(record.created_at) AS oldest
 FROM clock LEFT JOIN oncekey.record AS record ON record.state = 'unknown'
 GROUP BY clock.now

@@ -3,10 +3,7 @@
 -- while it is held, when its lease runs out.
 
 -- name: put_parcels
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 INSERT INTO oncekey.outbox (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
     state, attempts, fence, due_at, created_at)
@@ -27,9 +24,7 @@ RETURNING id;
 -- A parcel that was found is locked by its row address (`spot`), and skipped if it has moved since.
 -- A planner that sees the limit, and has no statistics yet, takes it for more rows than there are: it would read and sort all due
 -- parcels for every claim. So the limit is hidden from it; then it uses the index, and stops.
-WITH RECURSIVE clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-), known AS MATERIALIZED (
+WITH RECURSIVE {clock}, known AS MATERIALIZED (
     SELECT ARRAY(SELECT json_array_elements_text(:topics::json)) AS topics
 ), front AS MATERIALIZED (
     SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by,
@@ -115,20 +110,17 @@ RETURNING parcel.place, parcel.id, parcel.kind, parcel.scope, parcel.key, parcel
     parcel.lease_until, parcel.created_at, parcel.first_error, parcel.last_error;
 
 -- name: held_by
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
+SELECT {now} AS now, parcel.*
 FROM oncekey.outbox AS parcel
 WHERE parcel.owner = :owner::text AND parcel.state = 'held';
 
 -- name: find_parcel
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
+SELECT {now} AS now, parcel.*
 FROM oncekey.outbox AS parcel WHERE parcel.id = :id::uuid;
 
 -- name: sent
 -- Each parcel is looked up by its id: for a join, the planner would expect to find one that is held, and search for it.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), ours AS MATERIALIZED (
+WITH {durable_clock}, ours AS MATERIALIZED (
     SELECT locked.spot
     FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
     CROSS JOIN LATERAL (
@@ -147,10 +139,7 @@ FROM oncekey.outbox AS parcel
 WHERE parcel.id = ANY (ARRAY(SELECT held.id FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)));
 
 -- name: hand_back
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), ours AS MATERIALIZED (
+WITH {durable_clock}, ours AS MATERIALIZED (
     SELECT locked.spot
     FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
     CROSS JOIN LATERAL (
@@ -165,10 +154,7 @@ WHERE clock.durable = 'on' AND parcel.ctid = ANY (ARRAY(SELECT ours.spot FROM ou
 RETURNING parcel.id;
 
 -- name: again
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 UPDATE oncekey.outbox AS parcel
 SET state = 'ready', owner = NULL, lease_until = NULL, due_at = clock.now + :after::bigint,
     attempts = attempts - :spared::integer, first_error = COALESCE(first_error, :error::text), last_error = :error::text
@@ -177,10 +163,7 @@ WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_
 RETURNING clock.now, parcel.*;
 
 -- name: bury
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 INSERT INTO oncekey.dead_letter (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
     attempts, fence, created_at, first_error, last_error, died_at)
@@ -194,35 +177,26 @@ WHERE clock.durable = 'on'
 RETURNING id;
 
 -- name: drop_parcel
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 DELETE FROM oncekey.outbox AS parcel
 USING clock
 WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_fence::bigint AND parcel.state = 'held'
 RETURNING parcel.id;
 
 -- name: hold_record
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 SELECT clock.now, record.*
 FROM clock CROSS JOIN oncekey.hold(:scope, :key) AS record
 WHERE clock.durable = 'on';
 
 -- name: hold_parcel
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, parcel.*
+SELECT {now} AS now, parcel.*
 FROM oncekey.outbox AS parcel
 WHERE parcel.id = :id::uuid AND parcel.fence = :parcel_fence::bigint AND parcel.state = 'held'
 FOR UPDATE;
 
 -- name: extend_parcel
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 UPDATE oncekey.outbox AS parcel
 SET lease_until = GREATEST(parcel.lease_until, clock.now + :lease::bigint),
     due_at = GREATEST(parcel.lease_until, clock.now + :lease::bigint)
@@ -232,10 +206,7 @@ RETURNING clock.now, parcel.*;
 
 -- name: take_up
 -- The call can be looked up from the moment it is announced.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', fence = record.fence + 1, version = record.version + 1, owner = :owner::text, lease_until = NULL,
     last_error = NULL,
@@ -265,10 +236,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: deferred_result
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point::text, owner = :owner::text,
     lease_until = NULL, last_error = NULL,
@@ -285,10 +253,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: pend
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :error::text,
     memo_version = CASE WHEN work.memo IS NULL AND (:unsent::boolean OR work.intent IS NULL) THEN 0 ELSE record.version + 1 END
@@ -309,10 +274,7 @@ SELECT written.* FROM written;
 {as_unknown};
 
 -- name: retake_parcel
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 UPDATE oncekey.outbox AS parcel
 SET state = 'held', fence = fence + 1, owner = :owner::text,
     lease_until = clock.now + :lease::bigint, due_at = clock.now + :lease::bigint
@@ -321,10 +283,7 @@ WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.incarnation = :i
 RETURNING clock.now, parcel.*;
 
 -- name: bring_back
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 INSERT INTO oncekey.outbox (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
     state, attempts, fence, due_at, created_at, first_error, last_error)

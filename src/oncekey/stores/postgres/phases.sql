@@ -3,10 +3,7 @@
 -- `keep` is `checkpoint` for the message of a COMMIT (migration 0011).
 
 -- name: checkpoint
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, recovery_point = :recovery_point,
     lease_until = GREATEST(record.lease_until, LEAST(clock.now + :lease::bigint, record.deadline)),
@@ -30,10 +27,7 @@ SELECT oncekey.was_kept(:given::bytea) AS committed;
 
 -- name: announce
 -- The call can be looked up from the moment it is announced.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, recovery_point = :recovery_point,
     lease_until = GREATEST(record.lease_until, clock.now + :busy::bigint),
@@ -68,10 +62,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: result
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point, owner = :owner,
     lease_until = LEAST(clock.now + :lease::bigint, GREATEST(record.deadline, clock.now)), last_error = NULL,
@@ -89,10 +80,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: withdraw
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1,
     memo_version = CASE WHEN work.memo IS NULL THEN 0 ELSE record.version + 1 END
@@ -110,9 +98,7 @@ SELECT written.* FROM written;
 -- name: resumable
 -- Served by record_resumable. The cursor goes on from the last row that was read, so that a page of rows that
 -- no worker can resume does not hide the others.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, record.*
 FROM clock, oncekey.whole AS record
 WHERE record.effects = 'phased' AND record.state IN ('in_progress', 'failed_retryable')

@@ -9,6 +9,19 @@
 -- the other row as it was before. A write that proves the version (V) notices, because every write raises it. For an owner,
 -- which proves the fence only (O), `memo_version` says whether the two belong together ({fits}).
 
+-- part: now
+COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+
+-- part: clock
+clock AS MATERIALIZED (
+    SELECT {now} AS now
+);
+
+-- part: durable_clock
+clock AS MATERIALIZED (
+    SELECT {now} AS now, {durable} AS durable
+);
+
 -- part: durable
 CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN 'on'
                 ELSE set_config('synchronous_commit', 'on', true) END;
@@ -61,10 +74,7 @@ CASE WHEN record.effects = 'phased'
             ELSE record.recovery = 'retry' AND seen.memo IS NULL AND seen.intent IS NULL END;
 
 -- part: doubted
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
     memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
@@ -81,7 +91,7 @@ SELECT written.* FROM written;
 
 -- name: find
 SELECT clock.now, record.*
-FROM (SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now) AS clock
+FROM (SELECT {now} AS now) AS clock
 LEFT JOIN oncekey.whole AS record ON record.scope = :scope AND record.key = :key;
 
 -- part: answer
@@ -91,7 +101,7 @@ record.scope, record.key, record.incarnation, record.operation, record.effects, 
 -- name: recall_all
 -- LATERAL and LIMIT make the planner look each key up by itself, whatever number of keys it expects. The state is compared
 -- outside: inside, an index of finished records that had few when statistics were made would be read from end to end.
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, {answer}
+SELECT {now} AS now, {answer}
 FROM json_to_recordset(:asked::json) AS asked(scope text, key text)
 CROSS JOIN LATERAL (
     SELECT * FROM oncekey.record AS one WHERE one.scope = asked.scope AND one.key = asked.key LIMIT 1) AS record
@@ -99,7 +109,7 @@ WHERE record.state = 'completed';
 
 -- name: recall
 -- The row in `work` does not matter for a completed record's answer, so it is not read.
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, {answer}
+SELECT {now} AS now, {answer}
 FROM (SELECT * FROM oncekey.record AS one WHERE one.scope = :scope AND one.key = :key LIMIT 1) AS record
 WHERE record.state = 'completed';
 
@@ -122,10 +132,7 @@ NULL::text AS memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint A
 -- name: claim
 -- Without a kept request there is no row in `work`, nor for most records of other requests; if the record that is found has one,
 -- the statement returns no row, and the caller reads again.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), claimed AS (
+WITH {durable_clock}, claimed AS (
     {claimed}
     RETURNING {hot}
 )
@@ -136,10 +143,7 @@ WHERE record.scope = :scope AND record.key = :key
   AND record.memo_version = 0 AND record.effects <> 'phased' AND record.state IN ('in_progress', 'completed');
 
 -- name: claim_kept
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), claimed AS (
+WITH {durable_clock}, claimed AS (
     {claimed}
     RETURNING {hot}
 ), kept AS (
@@ -156,10 +160,7 @@ UNION ALL
 SELECT clock.now, record.* FROM clock, oncekey.whole AS record WHERE record.scope = :scope AND record.key = :key;
 
 -- name: take_over
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', entered = :entered::boolean, fence = record.fence + 1, version = record.version + 1,
     owner = :owner, lease_until = clock.now + :lease::bigint, deadline = clock.now + :deadline::bigint,
@@ -185,10 +186,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: supersede
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,
@@ -215,9 +213,7 @@ SELECT written.* FROM written;
 {as_unknown};
 
 -- name: renew
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 UPDATE oncekey.record AS record
 SET version = version + 1,  -- the lease of an announced call is longer, and is not made shorter
     lease_until = GREATEST(record.lease_until, LEAST(clock.now + :lease::bigint, record.deadline))
@@ -231,10 +227,7 @@ RETURNING clock.now, record.lease_until;
 -- `settle_completed` for an owner whose record had no row in `work` when it was claimed. Since then only the owner itself can
 -- have added one, which `memo_version` shows; any other actor that does ends the ownership, and with it `owner`. (The
 -- state shows the same, but by its index PostgreSQL would read all records that were ever in progress.)
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
     response_status = :response_status::integer, response_headers = :response_headers,
@@ -248,10 +241,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, {nothing};
 
 -- name: settle_completed
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
     response_status = :response_status::integer, response_headers = :response_headers,
@@ -278,10 +268,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: settle_retryable
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
 FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
@@ -291,10 +278,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, {cold};
 
 -- name: settle_unknown
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
     memo_version = CASE WHEN work.memo IS NULL AND work.intent IS NULL THEN 0 ELSE record.version + 1 END
@@ -309,10 +293,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: settle_handed_back
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL,
     last_error = :last_error, attempts = record.attempts - :spared::integer,
@@ -330,10 +311,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: settle_deferred
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = NULL
 FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
@@ -344,10 +322,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, {cold};
 
 -- name: discard
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 DELETE FROM oncekey.record AS record
 USING clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key

@@ -2,9 +2,7 @@
 
 -- name: unknown_due
 -- Served by work_due, and record_pkey for each. A record that the reconciler gave up has no instant, and only operators find it.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT record.*
@@ -18,10 +16,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.reconcile_after, page.scope, page.key;
 
 -- name: still_unknown
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1,
     memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
@@ -37,10 +32,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: add_evidence
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-)
+WITH {durable_clock}
 INSERT INTO oncekey.evidence (at, source, event_id, downstream_key, provider_id, said)
 SELECT clock.now, :source::text, :event_id::text, :downstream_key::text, :provider_id::text, :said::text
 FROM clock WHERE clock.durable = 'on'
@@ -84,7 +76,7 @@ LIMIT 10;
 -- name: add_call
 INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
 VALUES (:incarnation::uuid, :phase::text, :downstream_key::text, :scope::text, :key::text, :operation::text,
-        COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
+        {now})
 ON CONFLICT DO NOTHING
 RETURNING phase;
 
@@ -96,9 +88,7 @@ RETURNING call.phase;
 
 -- name: list_calls
 -- Served by call_at, and record_pkey for each.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, call.phase AS call_phase, call.downstream_key AS call_downstream_key,
        call.provider_id AS call_provider_id, call.scope AS call_scope, call.key AS call_key,
        call.operation AS call_operation, call.incarnation AS call_incarnation, call.at AS call_at, record.*
@@ -113,9 +103,7 @@ LEFT JOIN oncekey.whole AS record
 ORDER BY call.at, call.incarnation, call.phase;
 
 -- name: forget_calls
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 DELETE FROM oncekey.call AS call
 WHERE (call.incarnation, call.phase) IN (
     SELECT old.incarnation, old.phase FROM oncekey.call AS old
@@ -128,9 +116,7 @@ WHERE (call.incarnation, call.phase) IN (
 RETURNING call.phase;
 
 -- name: forget_evidence
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 DELETE FROM oncekey.evidence AS evidence
 WHERE evidence.id IN (
     SELECT old.id FROM (

@@ -2,7 +2,7 @@
 
 -- name: content_records
 -- Served by record_pkey.
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now, record.*
+SELECT {now} AS now, record.*
 FROM oncekey.whole AS record
 WHERE (record.scope, record.key) > (:after_scope::text, :after_key::text)
   AND (record.response_status IS NOT NULL OR record.memo IS NOT NULL OR record.request IS NOT NULL)
@@ -11,10 +11,7 @@ LIMIT :limit::bigint;
 
 -- name: reseal_record
 -- A write without ownership (V). An owner compares the memo that it has read byte by byte, so an owned record is left alone.
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, response_headers = :response_headers, response_body = :response_body::bytea,
     response_schema = :response_schema::integer,

@@ -2,9 +2,7 @@
 -- large. Writes prove the version that was read (V), so a record that another actor moved first is left alone.
 
 -- name: stale
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT record.*
@@ -24,10 +22,7 @@ ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC
 LIMIT :limit::bigint;
 
 -- name: sweep_retryable
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
     memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
@@ -66,9 +61,7 @@ AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
 ORDER BY page.expires_at, page.scope, page.key;
 
 -- name: expiring
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT
@@ -77,9 +70,7 @@ FROM clock LEFT JOIN (
       {page};
 
 -- name: kept_expired
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT
@@ -89,7 +80,7 @@ FROM clock LEFT JOIN (
 
 -- part: reaps
 WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
+    SELECT {now} AS now,
            set_config('synchronous_commit', 'off', true) AS lazy
 ), due AS MATERIALIZED (
     SELECT record.ctid AS spot, record.expires_at, record.scope, record.key
@@ -176,10 +167,7 @@ WHERE parcel.incarnation = :seen_incarnation::uuid AND parcel.kind = 'defer'
 RETURNING parcel.id;
 
 -- name: abandon
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now,
-           {durable} AS durable
-), written AS (
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
     response_status = :response_status::integer, response_headers = :response_headers,
@@ -203,13 +191,13 @@ FROM (
     WHERE record.scope = :scope
       AND record.state <> 'expired'
       AND (record.state IN ('pending', 'in_progress', 'unknown') OR record.expires_at >
-           COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
+           {now})
     LIMIT :limit::bigint) AS counted;
 
 -- name: note
 INSERT INTO oncekey.audit (
     at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
-SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),
+SELECT {now},
        line.scope, line.key_digest, line.incarnation, line.operation, line.fence, line.source, line.target,
        line.trigger, line.actor, line.who, line.why
 FROM json_to_recordset(:notes::json) AS line(
@@ -228,13 +216,11 @@ DELETE FROM oncekey.audit AS line
 WHERE line.id IN (
     SELECT oldest.id
     FROM (SELECT first.id, first.at FROM oncekey.audit AS first ORDER BY first.id LIMIT :limit::bigint) AS oldest
-    WHERE oldest.at <= COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - :age::bigint)
+    WHERE oldest.at <= {now} - :age::bigint)
 RETURNING line.id;
 
 -- name: beat
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 INSERT INTO oncekey.worker AS worker (name, tasks, started_at, seen_at, every, calls)
 SELECT :name::text, :tasks::text, clock.now, clock.now, :every::bigint, :calls::text
 FROM clock
@@ -248,17 +234,13 @@ WHERE worker.name = :name::text
 RETURNING worker.name;
 
 -- name: workers
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
 FROM clock LEFT JOIN oncekey.worker AS worker ON true
 ORDER BY worker.started_at, worker.name;
 
 -- name: forget_workers
-WITH clock AS MATERIALIZED (
-    SELECT COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now
-)
+WITH {clock}
 DELETE FROM oncekey.worker AS worker
 USING clock
 WHERE worker.seen_at + worker.every <= clock.now - :age::bigint

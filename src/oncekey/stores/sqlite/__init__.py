@@ -1,43 +1,33 @@
-"""SQLite: tables `oncekey_*` in the application's own file."""
+"""SQLite: tables `oncekey_*` in the application's own file.
+
+LOCAL in one commit takes no lock: the right to write to the file is the lock of the key that is written. A file has one
+writer at a time, so a transaction that has begun to write has the lock. What is left is to know for which key that is,
+for requests that would have to wait. Within the process the driver's `Writer` knows it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from oncekey.core.model import Completed, Deferred
+from oncekey.core.onecommit import Holder, Locked, Stored
+from oncekey.core.rulings import Situation, situate
 from oncekey.core.sqltext import Dialect
-from oncekey.stores.audit import AuditStore
-from oncekey.stores.keystore import KeyStore
-from oncekey.stores.migrations import SqlSchema
-from oncekey.stores.operate import OperateStore
-from oncekey.stores.outbox import OutboxStore
-from oncekey.stores.reconcile import ReconcileStore
-from oncekey.stores.reseal import ResealStore
-from oncekey.stores.sqlite.locks import SqliteLocks
+from oncekey.flow import Fold
+from oncekey.stores.locks import LockStore
+from oncekey.stores.rows import snapshot_of
+from oncekey.stores.sql import ONE_ROW, SHARED, SqlSchema, SqlStore
 from oncekey.stores.statements import load
-from oncekey.stores.survey import SQLITE, SurveyStore
-from oncekey.stores.upkeep import UpkeepStore
+from oncekey.stores.survey import SQLITE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim, Instant, Snapshot
-    from oncekey.flow import Flow
-    from oncekey.stores.sqlite.locks import Writer
-
-
-FILES = (
-    "spelling.sql",
-    "queries.sql",
-    "locks.sql",
-    "phases.sql",
-    "outbox.sql",
-    "upkeep.sql",
-    "operate.sql",
-    "console.sql",
-    "reconcile.sql",
-    "doctor.sql",
-    "reseal.sql",
-)
+    from oncekey.core.onecommit import Lock, WriteTarget
+    from oncekey.flow import Body, Flow, Row, Value
+    from oncekey.ports import Outbox
+    from oncekey.stores.statements import Statements
 
 
 def tables() -> SqlSchema:
@@ -45,23 +35,16 @@ def tables() -> SqlSchema:
     return SqlSchema(__package__, Dialect.SQLITE)
 
 
-class SqliteStore(KeyStore):
+class SqliteStore(SqlStore):
     """Records in SQLite.
 
     `writer` comes from the driver, and knows which request may write; without it LOCAL claims first.
     """
 
     def __init__(self, *, writer: Writer | None = None, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__, *FILES, shared="oncekey.stores.onerow"), schema=tables(), clock=clock)
-        self.audit = AuditStore(self._statements)
-        self.outbox = OutboxStore(self._statements, self.audit)
+        super().__init__(load(__package__, *ONE_ROW, shared=SHARED), tables(), SQLITE, clock=clock)
         if writer is not None:
             self.locks = SqliteLocks(self._statements, writer, lambda: self.outbox)
-        self.upkeep = UpkeepStore(self._statements, self.audit)
-        self.reconcile = ReconcileStore(self._statements, self.audit)
-        self.operate = OperateStore(self._statements, self.audit, diagnostics=SQLITE)
-        self.survey = SurveyStore(self._statements)
-        self.reseal = ResealStore(self._statements)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Read before inserting: a reader never waits for the one writer, and most duplicates only read."""
@@ -69,3 +52,82 @@ class SqliteStore(KeyStore):
         if snapshot.record is not None:
             return snapshot
         return (yield from super().claim(claim))
+
+
+class Writer(Protocol):
+    """Which request writes to the file, as far as this process knows."""
+
+    def asks(self, lock: Lock) -> object:
+        """Note that a request queues to write under a key."""
+
+    def asked(self, asker: object) -> None:
+        """Note that it no longer queues."""
+
+    def lock(self, lock: Lock) -> int:
+        """Note for which key the writer's transaction is; returns the transaction's number."""
+
+    def was_torn(self, begun: int) -> bool:
+        """Whether a handler ended that transaction by itself, so that another one had to follow."""
+
+    def holder(self, lock: Lock) -> Holder:
+        """Which request writes under a key, or queues to."""
+
+    def holds(self, number: int) -> bool:
+        """Whether any request does."""
+
+
+class SqliteLocks(LockStore):
+    """Locks, and records that are written once, in a SQLite file."""
+
+    one_writer = True
+    asked = ("find", "lock_file")
+
+    def __init__(self, statements: Statements, writer: Writer, outbox: Callable[[], Outbox | None]) -> None:
+        super().__init__(statements, outbox)
+        self._writer = writer
+
+    def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
+        """Become the writer, and read (L1). If that takes long, look for an answer first.
+
+        A stored answer is final, so it needs no lock, and reading it does not wait. While a request queues for the
+        lock, this process knows that the key is asked for.
+        """
+        where: dict[str, Value] = {"scope": claim.id.scope, "key": claim.id.key}
+        writer = self._writer
+        asker = writer.asks(lock)
+        try:
+            rows = yield self._statements.statement("lock_file", where, at_once=True)
+            if not rows:
+                snapshot = snapshot_of((yield self._statements.statement("find", where, reads=True))[0])
+                if situate(snapshot.record, snapshot.now) is Situation.COMPLETED:
+                    return Locked(got=False, snapshot=snapshot, begun=0)
+                rows = yield self._statements.statement("lock_file", where)
+            begun = writer.lock(lock)
+        finally:
+            writer.asked(asker)
+        return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=begun)
+
+    def completing_at_commit(
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+    ) -> Fold[Stored] | None:
+        """`completing` as one statement, to be executed in one call of the thread together with the COMMIT.
+
+        Not for a deferred answer, whose parcel is another statement.
+        """
+        if isinstance(settlement, Deferred):
+            return None
+        return Fold(self._finished(claim, target, settlement), lambda rows: self._stored(rows[0], begun))
+
+    def held(self, number: int) -> Flow[bool]:
+        """Whether the lock of a key is held or waited for in this process (L8)."""
+        yield from ()
+        return self._writer.holds(number)
+
+    def holder(self, lock: Lock) -> Flow[Holder]:
+        """Which request of this process holds the lock, or waits for it (L8)."""
+        yield from ()
+        return self._writer.holder(lock)
+
+    def _stored(self, row: Row, begun: int) -> Stored:
+        # A statement in SQLite cannot find out which transaction it runs in.
+        return Stored(expires_at=int(row["expires_at"]), in_one_commit=not self._writer.was_torn(begun))

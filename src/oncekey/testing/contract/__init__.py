@@ -31,16 +31,12 @@ conftest before importing this.
 from __future__ import annotations
 
 from oncekey.testing.contract.cells import CellsContract
-from oncekey.testing.contract.claiming import Claiming
-from oncekey.testing.contract.expiring import Expiring
-from oncekey.testing.contract.keeping import Keeping
+from oncekey.testing.contract.claiming import Claiming, Racing
+from oncekey.testing.contract.expiring import Expiring, Sweeping
+from oncekey.testing.contract.keeping import Keeping, Recalling
+from oncekey.testing.contract.owning import Renewing, Settling, TakingOver
 from oncekey.testing.contract.phases import Announcing, Stepping
-from oncekey.testing.contract.racing import Racing
-from oncekey.testing.contract.recalling import Recalling
 from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
-from oncekey.testing.contract.settling import Renewing, Settling
-from oncekey.testing.contract.sweeping import Sweeping
-from oncekey.testing.contract.taking_over import TakingOver
 from oncekey.testing.contract.walking import Walk, planting
 from oncekey.testing.contract.world import World, blocking, under_asyncio
 

@@ -14,15 +14,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from oncekey.cells import Index, Seen, indexed, place_of
+from oncekey.cells import Cells, Index, Place, Seen, indexed, place_of
 from oncekey.core.model import Effects, State
-from oncekey.testing.clock import START
+from oncekey.testing.claims import START
 from oncekey.testing.contract.walking import line_of, records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from oncekey.cells import Cells, Place
 
 BYTES = bytes(range(256)) + b"\x00"
 

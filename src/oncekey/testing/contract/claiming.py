@@ -1,27 +1,22 @@
-"""Claims: the first caller of a key, and the callers after it."""
+"""Claims: the first caller of a key, the callers after it, and many callers at once, of which exactly one wins."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TypeVar
 
-from oncekey.core.model import (
-    SECOND,
-    Code,
-    Discarded,
-    Effects,
-    Lease,
-    Proceed,
-    Record,
-    Recovery,
-    Refuse,
-    State,
-)
-from oncekey.testing.claims import DEADLINE, LEASE, OTHER_FINGERPRINT, TTL, a_claim, again
-from oncekey.testing.contract.standings import stand
+from oncekey.core import model
+from oncekey.testing.claims import DEADLINE, LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
+from oncekey.testing.contract.world import World, stand
 
-if TYPE_CHECKING:
-    from oncekey.testing.contract.world import World
+T = TypeVar("T")
+
+CROWD = 64
+ROUNDS = 20
 
 
 class Claiming:
@@ -40,8 +35,8 @@ class Claiming:
 
         verdict = world.begin(claim)
 
-        assert isinstance(verdict, Proceed)
-        assert verdict.record == Record(
+        assert isinstance(verdict, model.Proceed)
+        assert verdict.record == model.Record(
             id=claim.id,
             incarnation=claim.incarnation,
             operation=claim.operation,
@@ -51,7 +46,7 @@ class Claiming:
             path=claim.path,
             fingerprint=claim.fingerprint,
             seed=claim.seed,
-            state=State.IN_PROGRESS,
+            state=model.State.IN_PROGRESS,
             outcome=None,
             entered=True,
             fence=1,
@@ -74,13 +69,13 @@ class Claiming:
             finished_at=None,
             expires_at=now + TTL,
         )
-        assert verdict.lease == Lease.of(verdict.record)
+        assert verdict.lease == model.Lease.of(verdict.record)
         assert world.record(claim.id) == verdict.record
 
     def test_effects_and_recovery_are_the_claims_own(self, world: World) -> None:
         """A crash means what was stored, not what the route says later (P2)."""
-        for effects in Effects:
-            for recovery in Recovery:
+        for effects in model.Effects:
+            for recovery in model.Recovery:
                 claim = a_claim(effects=effects, recovery=recovery, entered=False)
                 world.owned(claim)
                 record = world.record(claim.id)
@@ -90,9 +85,9 @@ class Claiming:
         """A record in progress that names our owner is ours (P7)."""
         claim = a_claim()
         first = world.begin(claim)
-        assert isinstance(first, Proceed)
+        assert isinstance(first, model.Proceed)
 
-        now = world.advance(SECOND)
+        now = world.advance(model.SECOND)
 
         assert world.begin(claim) == replace(first, now=now)
         assert world.record(claim.id).version == 1
@@ -116,13 +111,18 @@ class Claiming:
 
         verdict = world.begin(again(claim))
 
-        assert isinstance(verdict, Refuse)
-        assert (verdict.code, verdict.record) == (Code.IN_PROGRESS, before)
+        assert isinstance(verdict, model.Refuse)
+        assert (verdict.code, verdict.record) == (model.Code.IN_PROGRESS, before)
         assert world.record(claim.id) == before
 
     def test_another_request_under_the_same_key_is_told_so_in_every_state(self, world: World) -> None:
         """The fingerprint comes first, whatever the record is doing, and nothing is written."""
-        for state in (State.IN_PROGRESS, State.COMPLETED, State.FAILED_RETRYABLE, State.UNKNOWN):
+        for state in (
+            model.State.IN_PROGRESS,
+            model.State.COMPLETED,
+            model.State.FAILED_RETRYABLE,
+            model.State.UNKNOWN,
+        ):
             for wait in (0, LEASE, DEADLINE):
                 standing = stand(world, state)
                 before = world.record(standing.claim.id)
@@ -130,7 +130,7 @@ class Claiming:
 
                 verdict = world.begin(again(standing.claim, fingerprint=OTHER_FINGERPRINT))
 
-                assert verdict == Refuse(Code.KEY_REUSED), (state, wait)
+                assert verdict == model.Refuse(model.Code.KEY_REUSED), (state, wait)
                 assert world.record(standing.claim.id) == before, (state, wait)
 
     def test_scopes_and_keys_do_not_meet(self, world: World) -> None:
@@ -155,8 +155,8 @@ class Claiming:
 
         verdict = world.begin(claim)
 
-        assert isinstance(verdict, Refuse)
-        assert verdict.code is Code.IN_PROGRESS
+        assert isinstance(verdict, model.Refuse)
+        assert verdict.code is model.Code.IN_PROGRESS
         assert world.record(claim.id).version == 1
 
     def test_a_row_that_vanishes_before_our_swap_is_claimed_anew(self, world: World) -> None:
@@ -164,8 +164,133 @@ class Claiming:
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(LEASE)
-        world.before("take_over", lambda: world.settle(lease, Discarded()))
+        world.before("take_over", lambda: world.settle(lease, model.Discarded()))
         ours = again(claim)
 
         assert world.owned(ours).fence == 1
         assert world.record(claim.id).incarnation == ours.incarnation
+
+
+class Racing:
+    """One statement decides, so one caller wins."""
+
+    def test_a_crowd_on_a_new_key(self, world: World) -> None:
+        """64 threads, one execution."""
+        claim = a_claim()
+        verdicts = at_once([lambda: world.begin(again(claim))] * CROWD)
+
+        winner = only_winner(verdicts)
+        record = world.record(claim.id)
+        assert (record.owner, record.fence, record.version) == (winner.lease.owner, 1, 1)
+
+    def test_two_claimers_again_and_again(self, world: World) -> None:
+        """Each round has one winner."""
+        for _ in range(ROUNDS):
+            claim = a_claim()
+            only_winner(at_once([partial(world.begin, again(claim)), partial(world.begin, again(claim))]))
+
+    def test_a_crowd_of_retries_after_a_failure(self, world: World) -> None:
+        """Ten retries, one execution, nine are answered to wait."""
+        claim = stand(world, model.State.FAILED_RETRYABLE).claim
+
+        winner = only_winner(at_once([lambda: world.begin(again(claim))] * 10))
+
+        assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
+
+    def test_a_crowd_on_a_stale_lease(self, world: World) -> None:
+        """One successor (13)."""
+        claim = stand(world, model.State.IN_PROGRESS).claim
+        world.advance(LEASE)
+
+        winner = only_winner(at_once([lambda: world.begin(again(claim))] * 10))
+
+        assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
+
+    def test_a_crowd_on_an_expired_key(self, world: World) -> None:
+        """One new start (31)."""
+        claim = stand(world, model.State.COMPLETED).claim
+        world.advance(TTL)
+
+        winner = only_winner(at_once([lambda: world.begin(again(claim))] * 10))
+
+        assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
+
+    def test_a_crowd_on_what_nobody_may_repeat(self, world: World) -> None:
+        """No caller wins, and the doubt is written once (15)."""
+        claim = stand(
+            world, model.State.IN_PROGRESS, effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN
+        ).claim
+        world.advance(LEASE)
+
+        verdicts = at_once([lambda: world.begin(again(claim))] * 10)
+
+        assert {verdict.code for verdict in verdicts if isinstance(verdict, model.Refuse)} == {
+            model.Code.OUTCOME_UNKNOWN
+        }
+        assert len(verdicts) == 10  # noqa: PLR2004  (as many as were sent)
+        assert world.record(claim.id).version == 2  # noqa: PLR2004  (the claim and the doubt)
+
+    def test_a_crowd_on_an_answer(self, world: World) -> None:
+        """All of them replay it."""
+        claim = stand(world, model.State.COMPLETED).claim
+
+        verdicts = at_once([lambda: world.begin(again(claim))] * 16)
+
+        assert all(isinstance(verdict, model.Replay) for verdict in verdicts)
+
+    def test_an_owner_that_comes_back_races_its_successor(self, world: World) -> None:
+        """Either the answer is stored and replayed, or the successor runs and the answer is refused."""
+        for _ in range(ROUNDS):
+            standing = stand(world, model.State.IN_PROGRESS)
+            world.advance(LEASE)
+            calls: list[Callable[[], object]] = [
+                partial(world.settle, standing.lease, answered()),
+                partial(world.begin, again(standing.claim)),
+            ]
+            settled, verdict = at_once(calls)
+            assert isinstance(settled, model.Settled)
+            assert isinstance(verdict, model.Replay if settled.ours else model.Proceed)
+
+    def test_a_crowd_settles_one_operation(self, world: World) -> None:
+        """The same settlement from many threads is written once."""
+        standing = stand(world, model.State.IN_PROGRESS)
+
+        settled = at_once([lambda: world.settle(standing.lease, answered())] * 16)
+
+        assert all(one.ours for one in settled)
+        assert world.record(standing.claim.id).version == 2  # noqa: PLR2004  (the claim and the answer)
+
+    def test_many_keys_at_once_do_not_disturb_each_other(self, world: World) -> None:
+        """Each its own winner and its own answer."""
+
+        def whole(number: int) -> None:
+            claim = a_claim()
+            body = b"%d" % number
+            assert world.settle(world.owned(claim), answered(body)).ours
+            verdict = world.begin(again(claim))
+            assert isinstance(verdict, model.Replay)
+            assert verdict.record.response == answered(body).response
+
+        at_once([partial(whole, number) for number in range(32)])
+
+
+def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make all calls at the same moment, each in a thread; their results in order."""
+    barrier = threading.Barrier(len(calls))
+
+    def call(one: Callable[[], T]) -> T:
+        barrier.wait()
+        return one()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call, one) for one in calls]]
+
+
+def only_winner(verdicts: Sequence[model.Verdict]) -> model.Proceed:
+    """The verdict of the caller that may execute; all others must have been answered to wait."""
+    winners = [verdict for verdict in verdicts if isinstance(verdict, model.Proceed)]
+    losers = [verdict for verdict in verdicts if isinstance(verdict, model.Refuse)]
+    assert len(winners) == 1, f"{len(winners)} winners"
+    assert {loser.code for loser in losers} == {model.Code.IN_PROGRESS}
+    assert len(losers) == len(verdicts) - 1
+    return winners[0]

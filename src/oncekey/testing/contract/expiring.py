@@ -1,21 +1,26 @@
-"""Expiry: which records a store may replace after their ttl, and which never."""
+"""Expiry: which records a store may replace after their ttl, and which never; and sweeps and reaps, if it has upkeep.
+
+Records of other scenarios may be there while a store sweeps or reaps.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from oncekey.core.choices import OnExpired
+from oncekey.core import model
 from oncekey.core.memo import STARTED
-from oncekey.core.model import HOUR, Code, Effects, Proceed, Recovery, Refuse, Replay, State
-from oncekey.core.policy import Policy
+from oncekey.core.policy import OnExpired, Policy
+from oncekey.core.upkeep import Expired, ReapPosition
 from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.contract.standings import SETTLEMENTS, stand
+from oncekey.testing.contract.world import ORDER, SETTLEMENTS, STATES, World, begun, stand
 
 if TYPE_CHECKING:
-    from oncekey.testing.contract.world import World
+    from oncekey.ports import Upkeep
 
-EXPIRING = (State.COMPLETED, State.FAILED_RETRYABLE)
+EXPIRING = (model.State.COMPLETED, model.State.FAILED_RETRYABLE)
+_MANY = 100_000
+_F, _U, _C = model.State.FAILED_RETRYABLE, model.State.UNKNOWN, model.State.COMPLETED
 
 
 class Expiring:
@@ -23,11 +28,11 @@ class Expiring:
 
     def test_an_answer_is_replayed_until_its_last_microsecond(self, world: World) -> None:
         """And not a moment longer."""
-        standing = stand(world, State.COMPLETED)
+        standing = stand(world, model.State.COMPLETED)
         world.advance(TTL - 1)
-        assert isinstance(world.begin(again(standing.claim)), Replay)
+        assert isinstance(world.begin(again(standing.claim)), model.Replay)
         world.advance(1)
-        assert isinstance(world.begin(again(standing.claim)), Proceed)
+        assert isinstance(world.begin(again(standing.claim)), model.Proceed)
 
     def test_an_expired_key_starts_anew_and_its_fence_goes_on(self, world: World) -> None:
         """New incarnation and new request; nothing of the old one is left but the counters (31, F1)."""
@@ -38,8 +43,8 @@ class Expiring:
             claim = again(
                 standing.claim,
                 fingerprint=OTHER_FINGERPRINT,
-                effects=Effects.INLINE,
-                recovery=Recovery.UNKNOWN,
+                effects=model.Effects.INLINE,
+                recovery=model.Recovery.UNKNOWN,
                 operation="another",
                 method="PATCH",
                 path="/elsewhere",
@@ -53,18 +58,18 @@ class Expiring:
 
             verdict = world.begin(claim)
 
-            assert isinstance(verdict, Proceed), state
+            assert isinstance(verdict, model.Proceed), state
             assert verdict.record == replace(
                 before,
                 incarnation=claim.incarnation,
                 fingerprint=OTHER_FINGERPRINT,
-                effects=Effects.INLINE,
-                recovery=Recovery.UNKNOWN,
+                effects=model.Effects.INLINE,
+                recovery=model.Recovery.UNKNOWN,
                 operation="another",
                 method="PATCH",
                 path="/elsewhere",
                 seed=b"\x00\xff",
-                state=State.IN_PROGRESS,
+                state=model.State.IN_PROGRESS,
                 outcome=None,
                 entered=False,
                 fence=before.fence + 1,
@@ -87,7 +92,7 @@ class Expiring:
 
     def test_an_owner_of_an_earlier_incarnation_writes_nothing(self, world: World) -> None:
         """Neither after a new start nor after the row went and came back with the same fence (F1)."""
-        expired, taken_back = stand(world, State.FAILED_RETRYABLE), stand(world, None)
+        expired, taken_back = stand(world, model.State.FAILED_RETRYABLE), stand(world, None)
         world.advance(TTL)
         for standing in (expired, taken_back):
             world.owned(again(standing.claim))
@@ -100,48 +105,48 @@ class Expiring:
 
     def test_what_is_unfinished_does_not_expire(self, world: World) -> None:
         """Time proves nothing: a running record stays running, an unknown one stays unknown (P6, F3)."""
-        unknown = stand(world, State.UNKNOWN)
-        inline = stand(world, State.IN_PROGRESS, effects=Effects.INLINE, recovery=Recovery.UNKNOWN)
-        local = stand(world, State.IN_PROGRESS, deadline=10 * TTL)
+        unknown = stand(world, model.State.UNKNOWN)
+        inline = stand(world, model.State.IN_PROGRESS, effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN)
+        local = stand(world, model.State.IN_PROGRESS, deadline=10 * TTL)
         world.advance(2 * TTL)
 
         for standing in (unknown, inline):
             verdict = world.begin(again(standing.claim))
-            assert isinstance(verdict, Refuse)
-            assert verdict.code is Code.OUTCOME_UNKNOWN
+            assert isinstance(verdict, model.Refuse)
+            assert verdict.code is model.Code.OUTCOME_UNKNOWN
             assert world.record(standing.claim.id).incarnation == standing.claim.incarnation
         assert world.renew(local.lease, LEASE) is not None
         verdict = world.begin(again(local.claim))
-        assert isinstance(verdict, Refuse)
-        assert verdict.code is Code.IN_PROGRESS
+        assert isinstance(verdict, model.Refuse)
+        assert verdict.code is model.Code.IN_PROGRESS
         world.advance(LEASE)
         taken = world.owned(again(local.claim))
         assert (taken.incarnation, taken.fence) == (local.claim.incarnation, 2)
 
     def test_another_request_does_not_get_an_unfinished_key_by_waiting(self, world: World) -> None:
         """A different body is refused a day later too (F3)."""
-        for state in (State.IN_PROGRESS, State.UNKNOWN):
+        for state in (model.State.IN_PROGRESS, model.State.UNKNOWN):
             standing = stand(world, state)
             world.advance(2 * TTL)
             verdict = world.begin(again(standing.claim, fingerprint=OTHER_FINGERPRINT))
-            assert verdict == Refuse(Code.KEY_REUSED), state
+            assert verdict == model.Refuse(model.Code.KEY_REUSED), state
 
     def test_no_answer_is_born_expired(self, world: World) -> None:
         """However late the answer comes, it is kept for a whole ttl (P6, F2)."""
-        for settled_from in (State.IN_PROGRESS, State.FAILED_RETRYABLE, State.UNKNOWN):
+        for settled_from in (model.State.IN_PROGRESS, model.State.FAILED_RETRYABLE, model.State.UNKNOWN):
             standing = stand(world, settled_from)
-            now = world.advance(TTL + HOUR)
+            now = world.advance(TTL + model.HOUR)
 
             assert world.settle(standing.lease, answered()).ours, settled_from
 
             assert world.record(standing.claim.id).expires_at == now + TTL, settled_from
-            assert isinstance(world.begin(again(standing.claim)), Replay), settled_from
+            assert isinstance(world.begin(again(standing.claim)), model.Replay), settled_from
 
     def test_no_answer_expires_earlier_than_its_claim_said(self, world: World) -> None:
         """Expiry moves forward only: max(expires_at, now + ttl) (P6)."""
         claim = a_claim()
         lease = world.owned(claim)
-        world.advance(-HOUR)
+        world.advance(-model.HOUR)
 
         assert world.settle(lease, answered()).ours
 
@@ -154,12 +159,12 @@ class Expiring:
             standing = stand(world, state)
             before = world.record(standing.claim.id)
             world.advance(TTL)
-            assert world.begin(again(standing.claim), gone) == Refuse(Code.KEY_EXPIRED), state
+            assert world.begin(again(standing.claim), gone) == model.Refuse(model.Code.KEY_EXPIRED), state
             assert world.record(standing.claim.id) == before, state
 
     def test_a_new_start_whose_reply_was_lost_is_ours(self, world: World) -> None:
         """A second read finds the request's own claim (P7)."""
-        standing = stand(world, State.COMPLETED)
+        standing = stand(world, model.State.COMPLETED)
         world.advance(TTL)
         world.lose_reply("supersede")
 
@@ -169,8 +174,177 @@ class Expiring:
 
     def test_a_late_answer_beats_a_new_start(self, world: World) -> None:
         """The read was older than the answer, so the answer is replayed (V in 31)."""
-        standing = stand(world, State.FAILED_RETRYABLE)
+        standing = stand(world, model.State.FAILED_RETRYABLE)
         world.advance(TTL)
         world.before("supersede", lambda: world.settle(standing.lease, answered()))
 
-        assert isinstance(world.begin(again(standing.claim)), Replay)
+        assert isinstance(world.begin(again(standing.claim)), model.Replay)
+
+
+def _resumable(world: World) -> model.Record:
+    """A phased record that was begun and handed back."""
+    claim, lease = begun(world, ttl=TTL)
+    assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
+    assert world.settle(lease, model.HandedBack("stopped")).ours
+    return world.record(claim.id)
+
+
+def _stale(world: World, upkeep: Upkeep) -> dict[model.RecordId, model.Record]:
+    return {record.id: record for record in world.go(upkeep.stale(_MANY)).records}
+
+
+def _due(world: World, **changes: object) -> Expired:
+    return replace(Expired(age=0, until=world.clock.now), **changes)  # type: ignore[arg-type]  # fields of it
+
+
+class Sweeping:
+    """The sweeper ends only leases that ran out, and the reaper removes only expired records."""
+
+    def test_a_sweep_ends_a_lease_that_ran_out(self, world: World) -> None:
+        """To retryable where the work may run again, else to unknown; the fence stays for the late owner (14, 15)."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        for effects, recovery, to in (
+            (model.Effects.LOCAL, model.Recovery.RETRY, _F),
+            (model.Effects.PHASED, model.Recovery.RESUME, _F),
+            (model.Effects.INLINE, model.Recovery.UNKNOWN, _U),
+        ):
+            claim = a_claim(effects=effects, recovery=recovery)
+            lease = world.owned(claim)
+            assert claim.id not in _stale(world, upkeep)
+            seen = world.record(claim.id)
+            assert not world.go(upkeep.sweep(seen, to, "swept")), "a lease that is not over is not swept"
+            now = world.advance(LEASE)
+            assert _stale(world, upkeep)[claim.id] == seen
+            assert world.go(upkeep.sweep(seen, to, "swept"))
+            assert world.record(claim.id) == replace(
+                seen,
+                state=to,
+                version=seen.version + 1,
+                owner=None,
+                lease_until=None,
+                last_error="swept",
+                reconcile_after=now if to is _U else None,
+            )
+            assert not world.go(upkeep.sweep(seen, to, "swept")), "once"
+            if effects is not model.Effects.PHASED:
+                assert world.settle(lease, answered()).ours
+
+    def test_a_sweep_leaves_who_was_heard_again(self, world: World) -> None:
+        """A heartbeat and an answer move the version."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        claim = a_claim()
+        lease = world.owned(claim)
+        world.advance(LEASE)
+        seen = world.record(claim.id)
+        assert world.renew(lease, LEASE) is not None
+        world.advance(LEASE)
+        for to in (_F, _U):
+            assert not world.go(upkeep.sweep(seen, to, "swept")), to
+        assert world.record(claim.id).state is model.State.IN_PROGRESS
+
+    def test_what_nobody_may_run_again_is_not_swept_to_retryable(self, world: World) -> None:
+        """A sweeper that decides so is wrong, and the store refuses the move (P2)."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        claim = a_claim(effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN)
+        world.owned(claim)
+        world.advance(LEASE)
+        assert not world.go(upkeep.sweep(world.record(claim.id), _F, "swept"))
+
+    def test_what_was_begun_is_parked_when_its_time_is_over(self, world: World) -> None:
+        """The reaper does not delete it, and no worker goes on with it (18)."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        seen = _resumable(world)
+        assert not world.go(upkeep.sweep(seen, _U, "expired"))
+        now = world.advance(TTL + model.MINUTE)
+        assert world.go(upkeep.sweep(seen, _U, "expired"))
+        parked = world.record(seen.id)
+        assert (parked.state, parked.last_error, parked.reconcile_after) == (_U, "expired", now)
+        assert (parked.memo, parked.fence) == (seen.memo, seen.fence)
+        failed = world.record(stand(world, _F).claim.id)
+        world.advance(TTL)
+        assert not world.go(upkeep.sweep(failed, _U, "expired")), "no worker looks at what was never begun"
+
+    def test_what_is_finished_is_purged_when_its_time_is_over(self, world: World) -> None:
+        """Answers and plain failures, not a moment before; what is unfinished stays for ever (30, P6)."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        standing = {state: stand(world, state).claim.id for state in STATES if state is not None}
+        begun_before = _resumable(world).id
+        world.advance(TTL - 1)
+        world.go(upkeep.purge(_due(world), _MANY))
+        assert all(world.find(one).record is not None for one in standing.values())
+
+        world.advance(1)
+        world.go(upkeep.purge(_due(world, age=1), _MANY))
+        world.go(upkeep.purge(_due(world, until=world.clock.now - 1), _MANY))
+        world.go(upkeep.purge(_due(world, trusted_for=TTL - 1), _MANY))
+        assert all(world.find(one).record is not None for one in standing.values())
+
+        assert world.go(upkeep.purge(_due(world), _MANY)).moved >= 2  # noqa: PLR2004  (the answer and the failure)
+        left = {state for state, one in standing.items() if world.find(one).record is not None}
+        assert left == {model.State.IN_PROGRESS, _U}
+        assert world.find(begun_before).record is not None
+
+    def test_a_purge_goes_on_from_where_it_came_to(self, world: World) -> None:
+        """Longest ago first, no more than asked for."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        place = ReapPosition(world.advance(500 * TTL), "", "")  # behind whatever other scenarios left
+        ids = []
+        for _ in range(5):
+            ids.append(stand(world, _C).claim.id)
+            world.advance(model.SECOND)
+        world.advance(TTL)
+        for _ in range(_MANY):
+            gone = world.go(upkeep.purge(_due(world), 2, place))
+            assert gone.moved <= 2  # noqa: PLR2004  (as asked for)
+            left = [world.find(one).record is not None for one in ids]
+            assert left == sorted(left), "the oldest goes first"
+            if gone.last is None or not gone.full:
+                break
+            place = gone.last
+        assert not any(left)
+
+    def test_answers_are_marked_and_purged_later(self, world: World) -> None:
+        """Where expired records are kept for a while: only answers are marked, and only marked ones kept (29, 30)."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        standing = stand(world, _C)
+        failed = stand(world, _F).claim.id
+        seen = world.record(standing.claim.id)
+        world.go(upkeep.mark(_due(world), _MANY))
+        assert world.record(seen.id) == seen
+        world.advance(TTL)
+
+        assert world.go(upkeep.mark(_due(world), _MANY)).moved >= 1
+        assert world.record(seen.id) == replace(seen, state=model.State.EXPIRED, version=seen.version + 1)
+        assert world.record(failed).state is _F
+        world.go(upkeep.purge(_due(world, soft=True), _MANY))
+        assert world.find(failed).record is None
+        assert world.record(seen.id).state is model.State.EXPIRED
+        assert seen.id in {record.id for record in world.go(upkeep.kept_expired(_MANY, 0)).records}
+        assert world.go(upkeep.purge_kept(_due(world), _MANY)).moved >= 1
+        assert world.find(seen.id).record is None
+
+    def test_a_purge_leaves_a_key_that_is_used_anew(self, world: World) -> None:
+        """The purge checks the row as it is at that moment."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        standing = stand(world, _C)
+        world.advance(TTL)
+        due = _due(world)
+        lease = world.owned(again(standing.claim))
+        world.go(upkeep.purge(due, _MANY))
+        assert world.settle(lease, answered()).ours

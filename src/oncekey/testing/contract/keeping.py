@@ -1,29 +1,18 @@
-"""What is stored comes back as it was: bytes, headers, keys, and the store's own clock."""
+"""What is stored comes back as it was: bytes, headers, keys, the store's own clock, and the short read by a repeat."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from typing import TYPE_CHECKING
+from itertools import product
 
-from oncekey.core.model import (
-    HOUR,
-    SECOND,
-    Completed,
-    Doubtful,
-    Lease,
-    Outcome,
-    Proceed,
-    Replay,
-    StoredResponse,
-)
-from oncekey.core.policy import Policy
+from oncekey.core import model
+from oncekey.core.policy import OnExpired, Policy
+from oncekey.core.rulings import rule_finished
 from oncekey.engine import request
 from oncekey.ops.stats import Worker
-from oncekey.testing.claims import TTL, a_claim, again, answered
-
-if TYPE_CHECKING:
-    from oncekey.testing.contract.world import World
+from oncekey.testing.claims import FINGERPRINT, OTHER_FINGERPRINT, TTL, a_claim, again, answered
+from oncekey.testing.contract.world import STATES, World, stand
 
 BODIES = (
     b"",
@@ -70,10 +59,10 @@ class Keeping:
         for body in BODIES:
             for headers in HEADERS:
                 claim = a_claim()
-                settlement = Completed(StoredResponse(200, headers, body), Outcome.SUCCESS)
+                settlement = model.Completed(model.StoredResponse(200, headers, body), model.Outcome.SUCCESS)
                 assert world.settle(world.owned(claim), settlement).ours
                 verdict = world.begin(again(claim))
-                assert isinstance(verdict, Replay)
+                assert isinstance(verdict, model.Replay)
                 assert verdict.record.response == settlement.response
 
     def test_every_status_is_kept(self, world: World) -> None:
@@ -99,7 +88,7 @@ class Keeping:
         """Paths, operations, methods and errors of any sensible length, without an error."""
         claim = a_claim(path="/" + "päth/" * 800, operation="o" * 500, method="VERSION-CONTROL")
         lease = world.owned(claim)
-        world.settle(lease, Doubtful("x" * 5000))
+        world.settle(lease, model.Doubtful("x" * 5000))
         record = world.record(claim.id)
         assert (record.path, record.operation, record.method) == (claim.path, claim.operation, claim.method)
         assert record.last_error == "x" * 5000
@@ -116,10 +105,10 @@ class Keeping:
         """And it is one clock for all of a record's instants, which never runs backwards."""
         claim = a_claim()
         begun = world.go(request.begin(world.unclocked, claim, Policy()))
-        assert isinstance(begun, Proceed)
+        assert isinstance(begun, model.Proceed)
         record, lease = begun.record, begun.lease
         assert record is not None
-        assert abs(record.created_at - time.time_ns() // 1000) < HOUR
+        assert abs(record.created_at - time.time_ns() // 1000) < model.HOUR
         assert record.last_run_at == record.created_at
         assert lease.lease_until == record.created_at + claim.lease
         assert lease.deadline == record.created_at + claim.deadline
@@ -129,7 +118,7 @@ class Keeping:
         assert renewed is not None
         assert renewed >= lease.lease_until
 
-        settled = world.go(request.settle(world.unclocked, Lease.of(record), answered()))
+        settled = world.go(request.settle(world.unclocked, model.Lease.of(record), answered()))
         assert settled.ours
         assert settled.snapshot.record is not None
         finished = settled.snapshot.record.finished_at
@@ -151,12 +140,12 @@ class Keeping:
             return next((one for one in roll.workers if one.name == name), None)
 
         assert seen() is None
-        began = world.go(upkeep.beat(name, ("relay", "sweeper"), 15 * SECOND))
-        assert seen() == Worker(name, ("relay", "sweeper"), began, began, 15 * SECOND)
-        world.advance(14 * SECOND)
+        began = world.go(upkeep.beat(name, ("relay", "sweeper"), 15 * model.SECOND))
+        assert seen() == Worker(name, ("relay", "sweeper"), began, began, 15 * model.SECOND)
+        world.advance(14 * model.SECOND)
         world.lose_reply("beat")  # it is sent again, because a second beat is harmless
-        assert world.go(upkeep.beat(name, ("relay",), 20 * SECOND)) == began + 14 * SECOND
-        assert seen() == Worker(name, ("relay",), began, began + 14 * SECOND, 20 * SECOND)
+        assert world.go(upkeep.beat(name, ("relay",), 20 * model.SECOND)) == began + 14 * model.SECOND
+        assert seen() == Worker(name, ("relay",), began, began + 14 * model.SECOND, 20 * model.SECOND)
         world.lose_reply("leave")
         world.go(upkeep.leave(name))
         world.go(upkeep.leave(name))
@@ -172,10 +161,100 @@ class Keeping:
         def is_there() -> bool:
             return name in {one.name for one in world.go(upkeep.workers()).workers}
 
-        world.go(upkeep.beat(name, (), SECOND))
-        world.advance(HOUR)
-        world.go(upkeep.forget_workers(HOUR))  # the worker announced its next beat for a second later
+        world.go(upkeep.beat(name, (), model.SECOND))
+        world.advance(model.HOUR)
+        world.go(upkeep.forget_workers(model.HOUR))  # the worker announced its next beat for a second later
         assert is_there()
-        world.advance(SECOND)
-        assert world.go(upkeep.forget_workers(HOUR)) >= 1
+        world.advance(model.SECOND)
+        assert world.go(upkeep.forget_workers(model.HOUR)) >= 1
         assert not is_there()
+
+
+def _of(record: model.Record) -> model.Finished:
+    return model.Finished(
+        id=record.id,
+        incarnation=record.incarnation,
+        operation=record.operation,
+        effects=record.effects,
+        fingerprint=record.fingerprint,
+        response=record.response,
+        expires_at=record.expires_at,
+    )
+
+
+class Recalling:
+    """The short read never says more than the whole record, and says all that an answer needs."""
+
+    def test_only_a_completed_record_is_recalled(self, world: World) -> None:
+        """For any other record the short read returns nothing, and the request has to read the whole record (P6)."""
+        for state in STATES:
+            standing = stand(world, state)
+            glimpse = world.go(world.store.recall(standing.claim.id))
+            if state is model.State.COMPLETED:
+                assert glimpse == (_of(world.record(standing.claim.id)), world.clock())
+            else:
+                assert glimpse is None, state
+        assert world.go(world.store.recall(model.RecordId("shop|tenant-1", "nobody-used-this-one"))) is None
+
+    def test_a_key_is_recalled_in_its_own_scope(self, world: World) -> None:
+        """The same key of another tenant is another key."""
+        standing = stand(world, model.State.COMPLETED)
+        assert world.go(world.store.recall(model.RecordId("shop|tenant-2", standing.claim.id.key))) is None
+
+    def test_an_answer_is_recalled_byte_for_byte(self, world: World) -> None:
+        """Headers in order and repeated, a body that is no text, and a body that was not kept."""
+        headers = ((b"content-type", b"application/octet-stream"), (b"set-cookie", b"a=\xff"), (b"set-cookie", b"b"))
+        for body in (bytes(range(256)), b"", None):
+            claim, response = a_claim(), model.StoredResponse(402, headers, body)
+            assert world.settle(world.owned(claim), model.Completed(response, model.Outcome.FAILURE)).ours
+            glimpse = world.go(world.store.recall(claim.id))
+            assert glimpse is not None
+            assert glimpse.finished.response == response
+
+    def test_many_are_recalled_as_each_by_itself(self, world: World) -> None:
+        """In whatever state they are, asked for twice, unknown, and none at all."""
+        ids = [stand(world, state).claim.id for state in (*STATES, model.State.COMPLETED)]
+        odd = a_claim('a "quoted" \\ key, with ü and 漢字')
+        assert world.settle(world.owned(odd), answered()).ours
+        ids += [odd.id, odd.id, model.RecordId("shop|tenant-2", odd.id.key)]
+        each = {one: world.go(world.store.recall(one)) for one in ids}
+        found = world.go(world.store.recall_all(tuple(ids)))
+        assert found == {one: glimpse for one, glimpse in each.items() if glimpse is not None}
+        assert len(found) == 3  # noqa: PLR2004  (two that were made to stand, and the odd one)
+        assert world.go(world.store.recall_all(())) == {}
+
+    def test_a_repeat_hears_what_a_claim_would(self, world: World) -> None:
+        """The same request and another one, until the last microsecond of its life and after it."""
+        for age, mark, policy in product(
+            (0, TTL - 1, TTL), (FINGERPRINT, OTHER_FINGERPRINT), (Policy(), Policy(on_expired=OnExpired.GONE))
+        ):
+            standing = stand(world, model.State.COMPLETED)
+            world.advance(age)
+            glimpse = world.go(world.store.recall(standing.claim.id))
+            assert glimpse is not None
+            ruled = rule_finished(glimpse.finished, glimpse.now, mark, policy)
+            verdict = world.begin(again(standing.claim, fingerprint=mark), policy)
+            if isinstance(verdict, model.Replay):
+                assert isinstance(verdict.record, model.Record)
+                assert ruled == model.Replay(_of(verdict.record), verdict.now)
+            else:
+                assert ruled == (verdict if isinstance(verdict, model.Refuse) else None)
+
+    def test_what_begins_anew_is_not_recalled(self, world: World) -> None:
+        """Neither while it runs, nor the earlier answer when it has another one (31)."""
+        standing = stand(world, model.State.COMPLETED)
+        world.advance(TTL)
+        lease = world.owned(again(standing.claim))
+        assert world.go(world.store.recall(lease.id)) is None
+        assert world.settle(lease, answered(b"another answer")).ours
+        assert world.go(world.store.recall(lease.id)) == (_of(world.record(lease.id)), world.clock())
+
+    def test_the_stores_own_clock_says_how_old_an_answer_is(self, world: World) -> None:
+        """Without a clock of the test's the read brings the store's, as every other one does."""
+        standing = stand(world, model.State.COMPLETED)
+        glimpse = world.go(world.unclocked.recall(standing.claim.id))
+        assert glimpse is not None
+        before = world.go(world.unclocked.find(standing.claim.id)).now
+        again_ = world.go(world.unclocked.recall(standing.claim.id))
+        assert again_ is not None
+        assert glimpse.now <= before <= again_.now

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.core.memo import FINISHED, STARTED
-from oncekey.core.model import (
-    SECOND,
-    Doubtful,
-    Effects,
-    HandedBack,
-    Intent,
-    Recovery,
-    State,
-)
+from oncekey.core.model import SECOND, Doubtful, Effects, HandedBack, Intent, Recovery, State
 from oncekey.testing.claims import DEADLINE, LEASE, answered
-from oncekey.testing.contract.standings import (
+from oncekey.testing.contract.world import (
     BUSY,
     CALL,
     CHARGE,
@@ -25,15 +16,13 @@ from oncekey.testing.contract.standings import (
     OTHER_CHARGE,
     REPEATABLE,
     WINDOW,
+    World,
     announced,
     begun,
     forgeries,
     intent_of,
     stolen,
 )
-
-if TYPE_CHECKING:
-    from oncekey.testing.contract.world import World
 
 _F, _U = State.FAILED_RETRYABLE, State.UNKNOWN
 

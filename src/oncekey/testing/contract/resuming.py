@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from oncekey.core.model import (
-    SECOND,
-    Discarded,
-    Doubtful,
-    Effects,
-    HandedBack,
-    Recovery,
-    Retryable,
-    State,
-)
+from oncekey.core.model import SECOND, Discarded, Doubtful, Effects, HandedBack, Recovery, Retryable, State
 from oncekey.testing.claims import DEADLINE, LEASE, TTL, a_claim, again, answered
-from oncekey.testing.contract.standings import (
+from oncekey.testing.contract.world import (
     CALL,
     CHARGE,
     ORDER,
@@ -24,14 +15,12 @@ from oncekey.testing.contract.standings import (
     REPEATABLE,
     REQUEST,
     WINDOW,
+    World,
     announced,
     begun,
     forgeries,
     stolen,
 )
-
-if TYPE_CHECKING:
-    from oncekey.testing.contract.world import World
 
 _F, _U = State.FAILED_RETRYABLE, State.UNKNOWN
 

@@ -21,49 +21,24 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from oncekey.cells import Seen
-from oncekey.core.audit import Mover, Note
+from oncekey.cells import Cells, Seen
+from oncekey.core import model
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.guards import Facts
-from oncekey.core.model import (
-    SECOND,
-    Announcement,
-    Deferred,
-    Discarded,
-    Doubtful,
-    Effects,
-    EntryKind,
-    HandedBack,
-    Intent,
-    Lease,
-    MemoEntry,
-    Outcome,
-    Parcel,
-    ParcelKind,
-    Record,
-    Recovery,
-    Retryable,
-    Snapshot,
-    State,
-)
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.operate import Move as Operators
-from oncekey.core.transitions import ROWS, Actor, Row, Trigger, upheld
-from oncekey.core.upkeep import Expired
-from oncekey.flow import Mode, Transaction
+from oncekey.core.transitions import ROWS, Actor, Mover, Note, Row, Trigger, upheld
+from oncekey.core.upkeep import Expired, Gone
+from oncekey.flow import Body, Flow, Mode, Transaction
 from oncekey.stores.rows import COLUMNS, memo_text, owner_proof, response_params, version_proof
 from oncekey.stores.statements import Statements, execute
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 
 if TYPE_CHECKING:
-    from oncekey.cells import Cells
-    from oncekey.core.model import Claim, Instant, Settlement
-    from oncekey.core.upkeep import Gone
-    from oncekey.flow import Flow, Steps
     from oncekey.ports import Store
     from oncekey.testing.contract.world import Plant, World
 
-Try: TypeAlias = "Callable[[Store, Record], Flow[bool] | None]"
+Try: TypeAlias = "Callable[[Store, model.Record], Flow[bool] | None]"
 """Tries a move, and returns whether the store wrote it; None: this store has no such move."""
 
 UNWALKED: Final[Mapping[int, str]] = MappingProxyType({})
@@ -72,14 +47,14 @@ UNWALKED: Final[Mapping[int, str]] = MappingProxyType({})
 EXCEPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
 """Moves of the shipped stores that accept more or less than the table, and why. The list may only become shorter."""
 
-_MEMO = (MemoEntry("order", EntryKind.PHASE, "7"),)
-_CHARGE = MemoEntry("charge", EntryKind.CALL, '"ch_1"')
+_MEMO = (model.MemoEntry("order", model.EntryKind.PHASE, "7"),)
+_CHARGE = model.MemoEntry("charge", model.EntryKind.CALL, '"ch_1"')
 _NEW = "walked"
 _STRIDE: Final = 13
-_RECOVERIES: Final = (Recovery.RETRY, Recovery.RESUME, Recovery.UNKNOWN)
+_RECOVERIES: Final = (model.Recovery.RETRY, model.Recovery.RESUME, model.Recovery.UNKNOWN)
 
 
-def records(now: Instant) -> Iterator[Record]:
+def records(now: model.Instant) -> Iterator[model.Record]:
     """One record for every combination of what a guard looks at, as the store's clock says `now`."""
     intents = (
         None,
@@ -88,10 +63,10 @@ def records(now: Instant) -> Iterator[Record]:
         _intent(now, now),
         _intent(now, now + 1, sends=2),
     )
-    for state in State:
-        facts = product(Effects, _RECOVERIES, ((), _MEMO), intents, _clocks(state, now))
+    for state in model.State:
+        facts = product(model.Effects, _RECOVERIES, ((), _MEMO), intents, _clocks(state, now))
         for effects, recovery, memo, intent, (lease, deadline, expires_at) in facts:
-            if state is State.COMPLETED and intent is not None:
+            if state is model.State.COMPLETED and intent is not None:
                 continue  # stores may refuse such a row, and no move leads to one
             yield _record(
                 state,
@@ -105,10 +80,12 @@ def records(now: Instant) -> Iterator[Record]:
             )
 
 
-def _clocks(state: State, now: Instant) -> tuple[tuple[Instant | None, Instant, Instant], ...]:
+def _clocks(
+    state: model.State, now: model.Instant
+) -> tuple[tuple[model.Instant | None, model.Instant, model.Instant], ...]:
     """Lease, deadline and expiry; only a record in progress has a lease."""
     over, left = now, now + 1
-    if state is State.IN_PROGRESS:
+    if state is model.State.IN_PROGRESS:
         return (over, left, left), (left, over, left), (left, left, over)
     return (None, left, over), (None, left, left)
 
@@ -125,7 +102,7 @@ def planting(cells: Cells) -> Plant:
     return plant
 
 
-def line_of(record: Record) -> dict[str, Any]:
+def line_of(record: model.Record) -> dict[str, Any]:
     """A record as the columns of its row, for a store to plant it."""
     answer: dict[str, Any] = {} if record.response is None else {**response_params(record.response)}
     plain = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
@@ -152,30 +129,30 @@ class Walked:
     name: str
     rows: tuple[Row, ...]
     tried: Try
-    effects: Effects = Effects.LOCAL
+    effects: model.Effects = model.Effects.LOCAL
     """The effects of the request that makes the move, if the move begins a new life."""
 
-    def expected(self, record: Record, now: Instant) -> bool:
+    def expected(self, record: model.Record, now: model.Instant) -> bool:
         """Whether the table makes the store accept it."""
         facts = Facts(record, now, effects=self.effects, phase="charge")
         return any(upheld(row, facts) for row in self.rows)
 
-    def meant(self, planted: Sequence[Record]) -> list[Record]:
+    def meant(self, planted: Sequence[model.Record]) -> list[model.Record]:
         """All records of the states that its rows leave from, and some of the others."""
         sources = {row.source for row in self.rows}
         near = [record for record in planted if record.state in sources]
         return near + [record for record in planted if record.state not in sources][::_STRIDE]
 
 
-def _rows(*numbers: int, trigger: Trigger | None = None, to: State | None = None) -> tuple[Row, ...]:
+def _rows(*numbers: int, trigger: Trigger | None = None, to: model.State | None = None) -> tuple[Row, ...]:
     chosen = (row for row in ROWS if row.number in numbers and trigger in (None, row.trigger))
     return tuple(row for row in chosen if to in (None, row.to))
 
 
-def _record(state: State, **facts: Any) -> Record:  # noqa: ANN401  (fields of a record)
-    done = state in {State.COMPLETED, State.EXPIRED}
+def _record(state: model.State, **facts: Any) -> model.Record:  # noqa: ANN401  (fields of a record)
+    done = state in {model.State.COMPLETED, model.State.EXPIRED}
     claim = a_claim()
-    return Record(
+    return model.Record(
         id=claim.id,
         incarnation=claim.incarnation,
         operation=claim.operation,
@@ -184,17 +161,17 @@ def _record(state: State, **facts: Any) -> Record:  # noqa: ANN401  (fields of a
         fingerprint=claim.fingerprint,
         seed=claim.seed,
         state=state,
-        outcome=Outcome.SUCCESS if done else None,
+        outcome=model.Outcome.SUCCESS if done else None,
         entered=True,
         fence=3,
         version=7,
-        owner="planted" if state is State.IN_PROGRESS else None,
+        owner="planted" if state is model.State.IN_PROGRESS else None,
         call_timeout=claim.call_timeout,
         ttl=claim.ttl,
         attempts=1,
         recovery_point="started",
         response=answered(b"planted").response if done else None,
-        last_error="planted" if state is State.UNKNOWN else None,
+        last_error="planted" if state is model.State.UNKNOWN else None,
         reconcile_after=None,
         reconcile_tries=0,
         created_at=1,
@@ -204,28 +181,28 @@ def _record(state: State, **facts: Any) -> Record:  # noqa: ANN401  (fields of a
     )
 
 
-def _intent(now: Instant, until: Instant | None, *, sends: int = 1) -> Intent:
-    return Intent("charge", "oncekey-7", "d1", sends, now - SECOND, now, until)
+def _intent(now: model.Instant, until: model.Instant | None, *, sends: int = 1) -> model.Intent:
+    return model.Intent("charge", "oncekey-7", "d1", sends, now - model.SECOND, now, until)
 
 
-def _written(snapshot: Snapshot | None, seen: Record) -> bool:
+def _written(snapshot: model.Snapshot | None, seen: model.Record) -> bool:
     """Whether the store wrote: if it only read, the version is the one that was there."""
     there = None if snapshot is None else snapshot.record
     return there is not None and there.version == seen.version + 1
 
 
-def _of(seen: Record, effects: Effects = Effects.LOCAL) -> Claim:
+def _of(seen: model.Record, effects: model.Effects = model.Effects.LOCAL) -> model.Claim:
     return again(a_claim(id=seen.id, effects=effects))
 
 
-def _claiming(store: Store, seen: Record) -> Flow[bool]:
+def _claiming(store: Store, seen: model.Record) -> Flow[bool]:
     claim = _of(seen)
     snapshot = yield from store.claim(claim)
     return snapshot.record is None or snapshot.record.incarnation == claim.incarnation
 
 
 def _swapping(name: str) -> Try:
-    def tried(store: Store, seen: Record) -> Flow[bool]:
+    def tried(store: Store, seen: model.Record) -> Flow[bool]:
         swap = getattr(store, name)
         snapshot = yield from (swap(seen, _NEW) if name == "doubt" else swap(_of(seen), seen))
         return _written(snapshot, seen)
@@ -233,15 +210,15 @@ def _swapping(name: str) -> Try:
     return tried
 
 
-def _renewing(store: Store, seen: Record) -> Flow[bool]:
-    return (yield from store.renew(Lease.of(seen), LEASE)) is not None
+def _renewing(store: Store, seen: model.Record) -> Flow[bool]:
+    return (yield from store.renew(model.Lease.of(seen), LEASE)) is not None
 
 
-def _settling(made: Callable[[Record], Settlement]) -> Try:
-    def tried(store: Store, seen: Record) -> Flow[bool]:
-        def body() -> Steps[bool]:
+def _settling(made: Callable[[model.Record], model.Settlement]) -> Try:
+    def tried(store: Store, seen: model.Record) -> Flow[bool]:
+        def body() -> Body[bool]:
             # A settlement that is refused reads the record and is sent again; its first statement shows enough.
-            steps = store.settling(replace(Lease.of(seen), alone=False), made(seen))
+            steps = store.settling(replace(model.Lease.of(seen), alone=False), made(seen))
             rows = yield next(steps)
             steps.close()
             return bool(rows)
@@ -251,54 +228,54 @@ def _settling(made: Callable[[Record], Settlement]) -> Try:
     return tried
 
 
-def _deferring(store: Store, seen: Record) -> Flow[bool] | None:
-    return None if store.outbox is None else _settling(lambda one: Deferred(_parcel(one)))(store, seen)
+def _deferring(store: Store, seen: model.Record) -> Flow[bool] | None:
+    return None if store.outbox is None else _settling(lambda one: model.Deferred(_parcel(one)))(store, seen)
 
 
-def _parcel(seen: Record) -> Parcel:
-    return Parcel(uuid.uuid4(), ParcelKind.DEFER, seen.id, seen.incarnation, "walk", "{}", "oncekey-7")
+def _parcel(seen: model.Record) -> model.Parcel:
+    return model.Parcel(uuid.uuid4(), model.ParcelKind.DEFER, seen.id, seen.incarnation, "walk", "{}", "oncekey-7")
 
 
-def _checkpointing(store: Store, seen: Record) -> Flow[bool]:
-    def body() -> Steps[bool]:
+def _checkpointing(store: Store, seen: model.Record) -> Flow[bool]:
+    def body() -> Body[bool]:
         memo = (*seen.memo, replace(_MEMO[0], name=_NEW))
-        return _written((yield from store.phases.checkpointing(Lease.of(seen), seen.memo, memo, LEASE)), seen)
+        return _written((yield from store.phases.checkpointing(model.Lease.of(seen), seen.memo, memo, LEASE)), seen)
 
     return execute(Transaction("checkpoint", Mode.ATOMIC, body))
 
 
-def _announcing(store: Store, seen: Record) -> Flow[bool]:
+def _announcing(store: Store, seen: model.Record) -> Flow[bool]:
     sends = 1 if seen.intent is None else seen.intent.sends + 1
-    call = Announcement("charge", "oncekey-7", "d1", sends, SECOND, SECOND, SECOND)
-    return _written((yield from store.phases.announce(Lease.of(seen), seen.memo, seen.memo, call)), seen)
+    call = model.Announcement("charge", "oncekey-7", "d1", sends, model.SECOND, model.SECOND, model.SECOND)
+    return _written((yield from store.phases.announce(model.Lease.of(seen), seen.memo, seen.memo, call)), seen)
 
 
-def _reporting(store: Store, seen: Record) -> Flow[bool]:
+def _reporting(store: Store, seen: model.Record) -> Flow[bool]:
     memo = (*seen.memo, _CHARGE)
-    return _written((yield from store.phases.result(Lease.of(seen), seen.memo, memo, LEASE)), seen)
+    return _written((yield from store.phases.result(model.Lease.of(seen), seen.memo, memo, LEASE)), seen)
 
 
-def _withdrawing(store: Store, seen: Record) -> Flow[bool]:
-    return _written((yield from store.phases.withdraw(Lease.of(seen))), seen)
+def _withdrawing(store: Store, seen: model.Record) -> Flow[bool]:
+    return _written((yield from store.phases.withdraw(model.Lease.of(seen))), seen)
 
 
-def _sweeping(to: State) -> Try:
+def _sweeping(to: model.State) -> Try:
     return lambda store, seen: None if store.upkeep is None else store.upkeep.sweep(seen, to, _NEW)
 
 
-def _asking_later(store: Store, seen: Record) -> Flow[bool] | None:
-    return None if store.reconcile is None else store.reconcile.later(seen, SECOND)
+def _asking_later(store: Store, seen: model.Record) -> Flow[bool] | None:
+    return None if store.reconcile is None else store.reconcile.later(seen, model.SECOND)
 
 
-def _stating(name: str, params: dict[str, Any], proof: Callable[[Record], dict[str, Any]]) -> Try:
+def _stating(name: str, params: dict[str, Any], proof: Callable[[model.Record], dict[str, Any]]) -> Try:
     """A move of a record with its parcel, by its statement alone: the mover checks the parcel."""
 
-    def tried(store: Store, seen: Record) -> Flow[bool] | None:
+    def tried(store: Store, seen: model.Record) -> Flow[bool] | None:
         statements = getattr(store, "_statements", None)
         if not isinstance(statements, Statements) or not statements.has(name):
             return None
 
-        def body() -> Steps[bool]:
+        def body() -> Body[bool]:
             return bool((yield statements.statement(name, {**params, **proof(seen)})))
 
         return execute(Transaction(name, Mode.ATOMIC, body))
@@ -312,16 +289,20 @@ _CALL: Final = {
     "downstream_key": "oncekey-7",
     "digest": "d1",
     "sends": 1,
-    "repeatable": SECOND,
-    "send_window": SECOND,
+    "repeatable": model.SECOND,
+    "send_window": model.SECOND,
 }
-_TIMED_OUT: Final = {"outcome": Outcome.FAILURE.value, **response_params(answered().response), "kept": SECOND}
+_TIMED_OUT: Final = {
+    "outcome": model.Outcome.FAILURE.value,
+    **response_params(answered().response),
+    "kept": model.SECOND,
+}
 
 
 def _operating(number: int) -> Try:
     row = next(row for row in ROWS if row.number == number)
 
-    def tried(store: Store, seen: Record) -> Flow[bool]:
+    def tried(store: Store, seen: model.Record) -> Flow[bool]:
         assert store.operate is not None
         replaced = number == 34  # noqa: PLR2004  (the row)
         memo = (*seen.memo[:-1], _CHARGE) if replaced else (*seen.memo, _CHARGE)
@@ -336,16 +317,16 @@ def _operating(number: int) -> Try:
     return lambda store, seen: None if store.operate is None else tried(store, seen)
 
 
-def _finishing(kind: WriteKind, effects: Effects) -> Try:
-    def tried(store: Store, seen: Record) -> Flow[bool] | None:
+def _finishing(kind: WriteKind, effects: model.Effects) -> Try:
+    def tried(store: Store, seen: model.Record) -> Flow[bool] | None:
         locks = store.locks
         if locks is None:
             return None
-        claim, ground = _of(seen, effects), WriteTarget(kind, None if kind is WriteKind.NEW else seen)
-        settlement = answered() if effects is Effects.LOCAL else Deferred(_parcel(seen))
+        claim, target = _of(seen, effects), WriteTarget(kind, None if kind is WriteKind.NEW else seen)
+        settlement = answered() if effects is model.Effects.LOCAL else model.Deferred(_parcel(seen))
 
-        def body() -> Steps[bool]:
-            return (yield from locks.completing(claim, ground, settlement, 0)) is not None
+        def body() -> Body[bool]:
+            return (yield from locks.completing(claim, target, settlement, 0)) is not None
 
         return execute(Transaction("complete", Mode.ATOMIC, body))
 
@@ -359,24 +340,24 @@ MOVES: Final = (
     Walked("doubt", _rows(15), _swapping("doubt")),
     Walked("renew", _rows(4), _renewing),
     Walked("settle as completed", _rows(7, 8), _settling(lambda _: answered(b"walked"))),
-    Walked("settle as retryable", _rows(10), _settling(lambda _: Retryable(_NEW))),
-    Walked("settle as unknown", _rows(12), _settling(lambda _: Doubtful(_NEW))),
-    Walked("settle as handed back", _rows(11), _settling(lambda _: HandedBack(_NEW))),
+    Walked("settle as retryable", _rows(10), _settling(lambda _: model.Retryable(_NEW))),
+    Walked("settle as unknown", _rows(12), _settling(lambda _: model.Doubtful(_NEW))),
+    Walked("settle as handed back", _rows(11), _settling(lambda _: model.HandedBack(_NEW))),
     Walked("settle as deferred", tuple(row for row in _rows(3) if row.source is not None), _deferring),
-    Walked("discard", _rows(9), _settling(lambda _: Discarded())),
+    Walked("discard", _rows(9), _settling(lambda _: model.Discarded())),
     Walked("checkpoint", _rows(5, trigger=Trigger.CHECKPOINT), _checkpointing),
     Walked("announce", _rows(5, trigger=Trigger.ANNOUNCE), _announcing),
     Walked("result", _rows(6, trigger=Trigger.RESULT), _reporting),
     Walked("withdraw", _rows(33), _withdrawing),
-    Walked("sweep to retryable", _rows(14), _sweeping(State.FAILED_RETRYABLE)),
-    Walked("sweep to unknown", _rows(15, 18), _sweeping(State.UNKNOWN)),
+    Walked("sweep to retryable", _rows(14), _sweeping(model.State.FAILED_RETRYABLE)),
+    Walked("sweep to unknown", _rows(15, 18), _sweeping(model.State.UNKNOWN)),
     Walked("ask later", _rows(23), _asking_later),
     Walked("take up a parcel", _rows(24), _stating("take_up", _CALL, version_proof)),
     Walked("park with a parcel", _rows(25, 27), _stating("park_record", {"last_error": _NEW}, version_proof)),
     Walked(
         "try the call again",
         _rows(26),
-        _stating("pend", {"error": _NEW, "unsent": False}, lambda seen: owner_proof(Lease.of(seen))),
+        _stating("pend", {"error": _NEW, "unsent": False}, lambda seen: owner_proof(model.Lease.of(seen))),
     ),
     Walked("abandon", _rows(28), _stating("abandon", _TIMED_OUT, version_proof)),
     Walked("answer by hand", _rows(19), _operating(19)),
@@ -385,21 +366,23 @@ MOVES: Final = (
     Walked("try the parcel again", _rows(22), _operating(22)),
     Walked("bust", _rows(32), _operating(32)),
     Walked("replace a result", _rows(34), _operating(34)),
-    Walked("finish a new key", _rows(2), _finishing(WriteKind.NEW, Effects.LOCAL)),
-    Walked("finish what failed", _rows(17), _finishing(WriteKind.RETRYABLE, Effects.LOCAL)),
-    Walked("finish anew", _rows(31, trigger=Trigger.COMMIT), _finishing(WriteKind.REPLACE_EXPIRED, Effects.LOCAL)),
+    Walked("finish a new key", _rows(2), _finishing(WriteKind.NEW, model.Effects.LOCAL)),
+    Walked("finish what failed", _rows(17), _finishing(WriteKind.RETRYABLE, model.Effects.LOCAL)),
+    Walked(
+        "finish anew", _rows(31, trigger=Trigger.COMMIT), _finishing(WriteKind.REPLACE_EXPIRED, model.Effects.LOCAL)
+    ),
     Walked(
         "defer anew",
         _rows(31, trigger=Trigger.DEFER),
-        _finishing(WriteKind.REPLACE_EXPIRED, Effects.OUTBOX),
-        effects=Effects.OUTBOX,
+        _finishing(WriteKind.REPLACE_EXPIRED, model.Effects.OUTBOX),
+        effects=model.Effects.OUTBOX,
     ),
 )
 
 _BATCHES: Final = (
-    ("purge", _rows(30), frozenset({State.COMPLETED, State.FAILED_RETRYABLE})),
-    ("purge_kept", _rows(30), frozenset({State.EXPIRED})),
-    ("mark", _rows(29), frozenset({State.COMPLETED})),
+    ("purge", _rows(30), frozenset({model.State.COMPLETED, model.State.FAILED_RETRYABLE})),
+    ("purge_kept", _rows(30), frozenset({model.State.EXPIRED})),
+    ("mark", _rows(29), frozenset({model.State.COMPLETED})),
 )
 """Moves of many records in one statement, and which of the states of their rows they look at."""
 
@@ -412,7 +395,7 @@ class Walk:
         now = world.clock.now
         planted = tuple(records(now))
         wrong: Counter[str] = Counter()
-        example: dict[str, Record] = {}
+        example: dict[str, model.Record] = {}
         world.plant([line_of(record) for record in planted])
         for move in MOVES:
             meant = move.meant(planted)
@@ -443,7 +426,7 @@ class Walk:
                 if record.state in states and any(upheld(row, Facts(record, now)) for row in rows)
             ]
 
-            def body(name: str = name, expected: Sequence[Record] = expected) -> Flow[tuple[int, list[str]]]:
+            def body(name: str = name, expected: Sequence[model.Record] = expected) -> Flow[tuple[int, list[str]]]:
                 gone: Gone = yield from getattr(upkeep, name)(Expired(age=0, until=now), len(planted))
                 left = []
                 for record in expected:
@@ -456,7 +439,7 @@ class Walk:
             assert (moved, left) == (len(expected), []), name
 
 
-def _facts(record: Record) -> str:
+def _facts(record: model.Record) -> str:
     """The facts that guards look at, in words for the author of a store."""
     seen = ("state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
     return ", ".join(f"{name}={getattr(record, name)}" for name in seen)

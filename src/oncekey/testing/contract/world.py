@@ -1,42 +1,32 @@
-"""A store under test: blocking verbs over any driver, and a clock that the test moves."""
+"""A store under test: blocking verbs over any driver, a clock that the test moves, and records to begin with.
+
+Scenarios begin with a record in every state that a request can bring about, and try leases that do not fit it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias, TypeVar
 
+from oncekey.core import model
 from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.engine import request
-from oncekey.flow import Mode, Transaction, drive
-from oncekey.ports import AsyncShares, Shares
+from oncekey.flow import Body, Flow, Mode, Transaction, drive
+from oncekey.ports import AsyncDriver, AsyncShares, Driver, Shares, Store
+from oncekey.stores.phases import MARGIN
 from oncekey.stores.statements import execute
-from oncekey.testing.clock import ManualClock
-
-if TYPE_CHECKING:
-    from oncekey.core.model import (
-        Claim,
-        Duration,
-        Instant,
-        Lease,
-        MemoEntry,
-        Record,
-        RecordId,
-        Settled,
-        Settlement,
-        Snapshot,
-        Verdict,
-    )
-    from oncekey.flow import Flow, Steps
-    from oncekey.ports import AsyncDriver, Driver, Store
+from oncekey.testing.claims import DEADLINE, LEASE, ManualClock, a_claim, again, answered
 
 T = TypeVar("T")
 
-Share: TypeAlias = "Callable[[Callable[[], Steps[Any]], bool], Any]"
+Share: TypeAlias = "Callable[[Callable[[], Body[Any]], bool], Any]"
 """Runs statements in a business transaction, and commits it or not."""
 
 
@@ -47,7 +37,7 @@ Plant: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], object]"
 class MakeStore(Protocol):
     """A store's class, or whatever else makes one."""
 
-    def __call__(self, *, clock: Callable[[], Instant] | None = None) -> Store:
+    def __call__(self, *, clock: Callable[[], model.Instant] | None = None) -> Store:
         """A store whose instants come from `clock`, or from its own when there is none."""
 
 
@@ -73,41 +63,45 @@ class World:
         self._lose: dict[str, int] = {}
         self._before: dict[str, Callable[[], object]] = {}
 
-    def begin(self, claim: Claim, policy: Policy | None = None) -> Verdict:
+    def begin(self, claim: model.Claim, policy: Policy | None = None) -> model.Verdict:
         """Ask for the right to execute, as a request does."""
         return self.go(request.begin(self.store, claim, policy or Policy()))
 
-    def owned(self, claim: Claim) -> Lease:
+    def owned(self, claim: model.Claim) -> model.Lease:
         """The lease that `begin` returns; fails if it returns none."""
         verdict = self.begin(claim)
-        assert isinstance(verdict, Proceed), verdict
+        assert isinstance(verdict, model.Proceed), verdict
         return verdict.lease
 
-    def settle(self, lease: Lease, settlement: Settlement) -> Settled:
+    def settle(self, lease: model.Lease, settlement: model.Settlement) -> model.Settled:
         """Write what became of the operation."""
         return self.go(request.settle(self.store, lease, settlement))
 
-    def renew(self, lease: Lease, span: Duration) -> Instant | None:
+    def renew(self, lease: model.Lease, span: model.Duration) -> model.Instant | None:
         """The heartbeat."""
         return self.go(request.renew(self.store, lease, span))
 
-    def find(self, record_id: RecordId) -> Snapshot:
+    def find(self, record_id: model.RecordId) -> model.Snapshot:
         """Read."""
         return self.go(self.store.find(record_id))
 
-    def record(self, record_id: RecordId) -> Record:
+    def record(self, record_id: model.RecordId) -> model.Record:
         """The record; fails if there is none."""
         record = self.find(record_id).record
         assert record is not None, f"there is no record of {record_id}"
         return record
 
     def checkpoint(
-        self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
-    ) -> Snapshot | None:
+        self,
+        lease: model.Lease,
+        seen: tuple[model.MemoEntry, ...],
+        memo: tuple[model.MemoEntry, ...],
+        span: model.Duration,
+    ) -> model.Snapshot | None:
         """Finish a phase, in a business transaction where the driver shares one."""
         return self._shared("checkpoint", lambda: self.store.phases.checkpointing(lease, seen, memo, span), commit=True)
 
-    def rolled_back(self, body: Callable[[], Steps[object]]) -> None:
+    def rolled_back(self, body: Callable[[], Body[object]]) -> None:
         """Run this in a business transaction that is then rolled back; do nothing if the driver shares none."""
         if self._share is not None:
             self._share(body, False)  # noqa: FBT003  (not committed)
@@ -132,7 +126,7 @@ class World:
                 results.append(result)
             return results
 
-        def body() -> Steps[None]:
+        def body() -> Body[None]:
             for flow, _ in tries:
                 result = yield from _within(flow)
                 results.append(result)
@@ -140,7 +134,7 @@ class World:
         self._share(body, False)  # noqa: FBT003  (not committed)
         return results
 
-    def advance(self, span: Duration) -> Instant:
+    def advance(self, span: model.Duration) -> model.Instant:
         """Move the store's clock."""
         return self.clock.advance(span)
 
@@ -156,7 +150,7 @@ class World:
         """Do this just before the next transaction of this name, as another process would."""
         self._before[name] = action
 
-    def _shared(self, name: str, body: Callable[[], Steps[T]], *, commit: bool) -> T:
+    def _shared(self, name: str, body: Callable[[], Body[T]], *, commit: bool) -> T:
         if self._share is None:
             return self.go(execute(Transaction(name, Mode.ATOMIC, body)))
         result: T = self._share(body, commit)
@@ -176,7 +170,7 @@ class World:
         return result
 
 
-def _within(flow: Flow[T]) -> Steps[T]:
+def _within(flow: Flow[T]) -> Body[T]:
     """The statements of a flow, as those of one transaction."""
     try:
         transaction = next(flow)
@@ -195,10 +189,10 @@ def _within(flow: Flow[T]) -> Steps[T]:
 def blocking(make_store: MakeStore, driver: Driver, *, plant: Plant | None = None) -> Iterator[World]:
     """The world of a blocking driver; the driver is closed at the end."""
 
-    def share(body: Callable[[], Steps[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001  (what the body returns)
+    def share(body: Callable[[], Body[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001  (what the body returns)
         assert isinstance(driver, Shares)
         transaction = driver.begin()
-        result = transaction.step(body())
+        result = transaction.run(body())
         if commit:
             transaction.commit()
         else:
@@ -221,14 +215,14 @@ def under_asyncio(make_store: MakeStore, driver: AsyncDriver, *, plant: Plant | 
     def run(transaction: Transaction[T]) -> T:
         return asyncio.run_coroutine_threadsafe(driver.run(transaction), loop).result()
 
-    async def sharing(body: Callable[[], Steps[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001
+    async def sharing(body: Callable[[], Body[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001
         assert isinstance(driver, AsyncShares)
         transaction = await driver.begin()
-        result = await transaction.step(body())
+        result = await transaction.run(body())
         await (transaction.commit() if commit else transaction.rollback())
         return result
 
-    def share(body: Callable[[], Steps[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001
+    def share(body: Callable[[], Body[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001
         return asyncio.run_coroutine_threadsafe(sharing(body, commit), loop).result()
 
     try:
@@ -238,3 +232,100 @@ def under_asyncio(make_store: MakeStore, driver: AsyncDriver, *, plant: Plant | 
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A record that was brought into a state, with the claim and the lease of its owner."""
+
+    claim: model.Claim
+    lease: model.Lease
+    state: model.State | None
+
+
+SETTLEMENTS: Mapping[str, model.Settlement] = MappingProxyType(
+    {
+        "completed": answered(),
+        "completed otherwise": answered(b"another answer", status=402),
+        "retryable": model.Retryable("provider_refused"),
+        "retryable otherwise": model.Retryable("another_error"),
+        "doubtful": model.Doubtful("provider_timeout"),
+        "doubtful otherwise": model.Doubtful("another_error"),
+        "discarded": model.Discarded(),
+    }
+)
+
+_INTO: Mapping[model.State | None, model.Settlement | None] = MappingProxyType(
+    {
+        model.State.IN_PROGRESS: None,
+        model.State.COMPLETED: SETTLEMENTS["completed"],
+        model.State.FAILED_RETRYABLE: SETTLEMENTS["retryable"],
+        model.State.UNKNOWN: SETTLEMENTS["doubtful"],
+        None: SETTLEMENTS["discarded"],
+    }
+)
+STATES = tuple(_INTO)
+
+
+def stand(world: World, state: model.State | None, **changes: Any) -> Standing:  # noqa: ANN401  (any field of a claim)
+    """A fresh record in this state; `None` is a record that was there and was taken back."""
+    claim = a_claim(**changes)
+    lease = world.owned(claim)
+    settlement = _INTO[state]
+    if settlement is not None:
+        assert world.settle(lease, settlement).ours
+    return Standing(claim, lease, state)
+
+
+def forgeries(lease: model.Lease) -> Iterator[model.Lease]:
+    """The lease with one thing wrong at a time (P1, F1)."""
+    yield replace(lease, fence=lease.fence - 1)
+    yield replace(lease, fence=lease.fence + 1)
+    yield replace(lease, incarnation=uuid.uuid4())
+
+
+ORDER = model.MemoEntry("order", model.EntryKind.PHASE, '{"id":7}')
+CHARGE = model.MemoEntry("charge", model.EntryKind.CALL, '"ch_1 \\u0000 é"')
+OTHER_CHARGE = replace(CHARGE, result='"ch_2"')
+REQUEST = b"a request, sealed \x00\xff"
+WINDOW = 60 * model.SECOND
+
+CALL = model.Announcement(
+    phase="charge",
+    downstream_key="oncekey-7",
+    digest="d1",
+    sends=1,
+    repeatable=None,
+    send_window=5 * model.SECOND,
+    call_timeout=30 * model.SECOND,
+)
+REPEATABLE = replace(CALL, repeatable=WINDOW)
+BUSY = CALL.send_window + CALL.call_timeout + MARGIN
+
+
+def begun(world: World, **changes: Any) -> tuple[model.Claim, model.Lease]:  # noqa: ANN401  (any field of a claim)
+    """A phased record in progress, and its owner's lease."""
+    claim = a_claim(
+        **{"effects": model.Effects.PHASED, "recovery": model.Recovery.RESUME, "request": REQUEST, **changes}
+    )
+    return claim, world.owned(claim)
+
+
+def announced(world: World, call: model.Announcement = CALL, **changes: Any) -> tuple[model.Claim, model.Lease]:  # noqa: ANN401
+    """The same after one finished phase, with a call that was announced."""
+    claim, lease = begun(world, **changes)
+    assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
+    assert world.go(world.store.phases.announce(lease, (ORDER,), (ORDER,), call)) is not None
+    return claim, lease
+
+
+def stolen(world: World, claim: model.Claim) -> model.Lease:
+    """The lease of the next owner, after ours ran out."""
+    world.advance(2 * LEASE + DEADLINE)
+    return world.owned(again(claim))
+
+
+def intent_of(record: model.Record) -> model.Intent:
+    """The announced call of a record that has one."""
+    assert record.intent is not None
+    return record.intent

@@ -1,0 +1,283 @@
+"""The actions: what a flow may ask of the runtime that performs it.
+
+A flow of the lifecycle is a generator. It yields one of these actions, or a `Transaction` of the store, and a runtime
+(asyncio, threads, the simulator, the crasher) performs the action and sends its result back; a failure is thrown into
+the flow at the same place. Nothing in a flow waits, reads a clock or talks to anything. So one frame can rest at the
+handler and be resumed by another task or thread, a cancelled flow can go on in another task, and a proof can
+stop, kill or interleave it before and after every action.
+
+A runtime dispatches by `type(action)`, so none of these classes is subclassed. They are plain classes, because a frozen
+dataclass costs one call more for each field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+
+from oncekey.flow import Transaction
+
+if TYPE_CHECKING:
+    from oncekey.core.fronts import Command
+    from oncekey.core.model import RecordId
+    from oncekey.flow import Body, Flow, Fold
+
+T = TypeVar("T")
+
+Tx: TypeAlias = Any
+"""An open business transaction of the runtime's own kind. A flow only passes it back; it has a `.connection`."""
+
+
+class Interrupted(BaseException):
+    """The caller is cancelled. A runtime throws it at most once, and performs whatever the flow does after it.
+
+    Before the handler, the flow cleans up and raises it again. During a settlement, the flow goes on to its answer:
+    what was executed has to be stored.
+    """
+
+
+class Begin:
+    """Open a business transaction and run `first` in it. Result: `(tx, result of first)`, or `(tx, None)` without.
+
+    A driver may send the first statement in the message of its BEGIN. `blocking`: a `def` handler will write through
+    the transaction, in a thread. If `first` fails, the runtime leaves nothing open.
+    """
+
+    __slots__ = ("blocking", "first")
+
+    def __init__(self, first: Body[Any] | None = None, *, blocking: bool = False) -> None:
+        self.first = first
+        self.blocking = blocking
+
+
+class Execute:
+    """Run statements in an open transaction. Result: what they return."""
+
+    __slots__ = ("body", "tx")
+
+    def __init__(self, tx: Tx, body: Body[Any]) -> None:
+        self.tx = tx
+        self.body = body
+
+
+class Keep:
+    """The result of the last statements of a transaction that is to be committed."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:  # noqa: ANN401  (each flow knows its own)
+        self.value = value
+
+
+class Drop:
+    """The result of the last statements of a transaction that is to be rolled back."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any = None) -> None:  # noqa: ANN401  (each flow knows its own)
+        self.value = value
+
+
+class Commit:
+    """Run `last`, then commit what it keeps or roll back what it drops. Result: that `Keep` or `Drop`.
+
+    It is one action, so that no flow can come between a record and its COMMIT. `fold` is for drivers that can send a
+    statement and COMMIT in one message: if it succeeds, it does the same as `last` (the result is then `Keep` of what
+    it reads); if its place is taken, the result is `Drop(None)`. A runtime that cannot fold runs `last`.
+    """
+
+    __slots__ = ("fold", "last", "tx")
+
+    def __init__(self, tx: Tx, last: Body[Keep | Drop] | None = None, fold: Fold[Any] | None = None) -> None:
+        self.tx = tx
+        self.last = last
+        self.fold = fold
+
+
+class Rollback:
+    """Roll a transaction back and return its connection; has no effect on one that has ended."""
+
+    __slots__ = ("tx",)
+
+    def __init__(self, tx: Tx) -> None:
+        self.tx = tx
+
+
+class Flush:
+    """Write the pending changes of an object-relational session, while the application can still handle an error."""
+
+    __slots__ = ("tx",)
+
+    def __init__(self, tx: Tx) -> None:
+        self.tx = tx
+
+
+class Call:
+    """Call the application's code, and await what it returns if that is awaitable. Result: what it returns.
+
+    `limit`: the runtime waits at most so many seconds and then raises `TimeoutError`. `within`: the transaction that
+    the code writes through; sessions that dependencies got from the runtime join it until it ends.
+    """
+
+    __slots__ = ("arguments", "fn", "limit", "within")
+
+    def __init__(
+        self, fn: Callable[..., Any], arguments: tuple[Any, ...] = (), *, limit: float | None = None, within: Tx = None
+    ) -> None:
+        self.fn = fn
+        self.arguments = arguments
+        self.limit = limit
+        self.within = within
+
+
+class Sleep:
+    """Wait, without holding anything."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class Rest:
+    """The flow is about to wait: the runtime returns the connections of sessions that only read."""
+
+    __slots__ = ()
+
+
+class ReleaseConnections:
+    """The request is refused: the runtime ends every transaction and session that dependencies got before the claim."""
+
+    __slots__ = ()
+
+
+class Aside:
+    """Run a store's flow that looks for an answer while all connections are in use, one request at a time.
+
+    A runtime may wait a moment first. Result: what the flow returns, or None if a connection came free meanwhile.
+    `blocking`: the connections of `def` handlers are meant.
+    """
+
+    __slots__ = ("blocking", "flow")
+
+    def __init__(self, flow: Flow[Any], *, blocking: bool = False) -> None:
+        self.flow = flow
+        self.blocking = blocking
+
+
+class Recall:
+    """Read the answer of a finished record for a repeat. Result: its `Glimpse`, or None (`Recalls.recall`).
+
+    A runtime may read for several repeats at once.
+    """
+
+    __slots__ = ("record_id",)
+
+    def __init__(self, record_id: RecordId) -> None:
+        self.record_id = record_id
+
+
+class Consult:
+    """Send commands to a shared front. Result: its reply to each command; None: it did not reply.
+
+    It never raises: without a reply the flow asks the store. With `wait=False` the runtime does not wait for the reply
+    if it can avoid that, and the result is None.
+    """
+
+    __slots__ = ("commands", "line", "wait")
+
+    def __init__(self, line: FrontConnection, commands: tuple[Command, ...], *, wait: bool = True) -> None:
+        self.line = line
+        self.commands = commands
+        self.wait = wait
+
+
+class FrontConnection(Protocol):
+    """The connection to a shared front: the commands of one event loop arrive in their order."""
+
+    async def ask(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
+        """The reply to each command, under asyncio; None: the front did not reply."""
+
+    def post(self, commands: tuple[Command, ...]) -> None:
+        """Send the commands without waiting for the replies."""
+
+    def ask_blocking(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
+        """The reply to each command, in a thread; None: the front did not reply."""
+
+    async def close(self) -> None:
+        """Close the connection of this event loop."""
+
+    def close_blocking(self) -> None:
+        """Close the connections of threads."""
+
+
+class Beat:
+    """Start a heartbeat: `renew()` every `every` seconds, up to `until` seconds from now. Result: its `Pulse`."""
+
+    __slots__ = ("every", "renew", "until")
+
+    def __init__(self, renew: Callable[[], Flow[Any]], every: float, until: float) -> None:
+        self.renew = renew
+        self.every = every
+        self.until = until
+
+
+class Pulse(Protocol):
+    """A heartbeat that was started."""
+
+    lost: bool
+    """Whether another owner has the record by now."""
+
+    def stop(self) -> None:
+        """No more beats."""
+
+
+class Later:
+    """Run a store's flow beside the request, again and again until the store answers or `patience` seconds are over."""
+
+    __slots__ = ("flow", "patience")
+
+    def __init__(self, flow: Callable[[], Flow[Any]], patience: float) -> None:
+        self.flow = flow
+        self.patience = patience
+
+
+class Invoke:
+    """The flow stops here while the adapter runs the handler; the adapter resumes it with a `Decision`."""
+
+    __slots__ = ()
+
+
+REST: Final = Rest()
+RELEASE_CONNECTIONS: Final = ReleaseConnections()
+INVOKE: Final = Invoke()
+
+Action: TypeAlias = (
+    Transaction[Any]
+    | Begin
+    | Execute
+    | Commit
+    | Rollback
+    | Flush
+    | Call
+    | Sleep
+    | Rest
+    | ReleaseConnections
+    | Aside
+    | Recall
+    | Consult
+    | Beat
+    | Later
+    | Invoke
+)
+Life: TypeAlias = Generator[Action, Any, T]
+"""A flow of actions. The result of a `yield` has the type that the action names: annotate each assignment."""
+
+
+class Rests:
+    """What a runtime returns for a flow that stopped at `Invoke`; the adapter resumes it with the `Decision`."""
+
+    __slots__ = ()
+
+
+RESTS: Final = Rests()

@@ -1,0 +1,401 @@
+"""Compares the provider's books with the store: charges that one side lacks, and amounts that differ.
+
+`compare` is a pure function over the provider's charges and what our records say of each call. `entries` reads a
+provider's books from a CSV file, a JSON file, or a URL that answers with JSON; an adapter is anything else that yields
+`LedgerEntry`s. `read` finds the calls that requests announced, with their records.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from oncekey.canonical.digests import downstream_key
+from oncekey.core import memo
+from oncekey.core.envelopes import key_of_answer, key_of_text
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.keys import key_digest
+from oncekey.core.model import Effects, Instant, Outcome, Record, State
+from oncekey.core.operate import Search
+from oncekey.core.resolution import Call, known_outcome
+from oncekey.engine.operate import operations_of
+from oncekey.engine.reconcile import reconcile_of
+from oncekey.flow import Flow, adrive
+
+if TYPE_CHECKING:
+    from oncekey.engine.shell import AsyncEngine
+    from oncekey.ports import Store
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One charge in the provider's books."""
+
+    downstream_key: str | None
+    provider_id: str | None
+    amount: Decimal | None = None
+    currency: str | None = None
+    at: str | None = None
+
+
+class Belief(StrEnum):
+    """What our record says of a call."""
+
+    MADE = "made"
+    REFUSED = "refused"
+    OPEN = "open"
+    """The outcome is not known yet."""
+    GONE = "gone"
+    """The record has expired: only the announcement of the call is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One call of ours, and what its record says of it."""
+
+    downstream_key: str
+    belief: Belief
+    operation: str
+    scope: str
+    key_digest: str
+    provider_id: str | None = None
+    amount: Decimal | None = None
+    currency: str | None = None
+
+
+class DifferenceKind(StrEnum):
+    """How the books differ."""
+
+    ORPHAN = "orphan_charge"
+    MISSING = "missing_charge"
+    TWICE = "charged_twice"
+    REFUSED = "charged_though_refused"
+    OPEN = "charged_while_unknown"
+    AMOUNT = "amount_differs"
+    CURRENCY = "currency_differs"
+
+
+MEANING: Final = {
+    DifferenceKind.ORPHAN: "the provider charged, and we never announced such a call",
+    DifferenceKind.MISSING: "our record says that it was charged, and the provider has no such charge",
+    DifferenceKind.TWICE: "the provider charged one call more than once",
+    DifferenceKind.REFUSED: "our record says that it was not charged, and the provider has a charge",
+    DifferenceKind.OPEN: "the provider charged, and our record does not know it yet",
+    DifferenceKind.AMOUNT: "both have the charge, with different amounts",
+    DifferenceKind.CURRENCY: "both have the charge, in different currencies",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference, which an operator has to look at."""
+
+    kind: DifferenceKind
+    ours: Expected | None
+    theirs: LedgerEntry | None
+    charges: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was compared, and where it differs."""
+
+    charges: int
+    calls: int
+    agreed: int
+    differences: tuple[Difference, ...]
+
+    @property
+    def agree(self) -> bool:
+        """Whether the books agree."""
+        return not self.differences
+
+
+def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> Report:
+    """Match every charge with its call, by the downstream key or by the provider's id, and report the differences."""
+    calls = _by_key(expected)
+    named = {one.provider_id: one for one in calls.values() if one.provider_id is not None}
+    found: dict[str, list[LedgerEntry]] = defaultdict(list)
+    differences: list[Difference] = []
+    charges = 0
+    for entry in ledger:
+        charges += 1
+        ours = calls.get(entry.downstream_key or "") or named.get(entry.provider_id or "")
+        if ours is None:
+            differences.append(Difference(DifferenceKind.ORPHAN, None, entry))
+        else:
+            found[ours.downstream_key].append(entry)
+    agreed = 0
+    for key, ours in calls.items():
+        against = list(_against(ours, found.get(key, [])))
+        differences.extend(against)
+        agreed += not against
+    order = list(DifferenceKind)
+    ranked = sorted(differences, key=lambda one: order.index(one.kind))
+    return Report(charges, len(calls), agreed, tuple(ranked))
+
+
+def _by_key(expected: Iterable[Expected]) -> dict[str, Expected]:
+    """The calls by downstream key. If several incarnations made the same call, one that was executed counts."""
+    calls: dict[str, Expected] = {}
+    for one in expected:
+        there = calls.get(one.downstream_key)
+        if there is None or there.belief is not Belief.MADE:
+            calls[one.downstream_key] = one
+    return calls
+
+
+def _against(ours: Expected, theirs: list[LedgerEntry]) -> Iterable[Difference]:
+    if not theirs:
+        if ours.belief is Belief.MADE:
+            yield Difference(DifferenceKind.MISSING, ours, None, charges=0)
+        return
+    first = theirs[0]
+    ids = Counter(entry.provider_id for entry in theirs)
+    if len(ids) > 1 or (None in ids and len(theirs) > 1):
+        yield Difference(DifferenceKind.TWICE, ours, first, charges=len(theirs))
+    if ours.belief is Belief.REFUSED:
+        yield Difference(DifferenceKind.REFUSED, ours, first, charges=len(theirs))
+    if ours.belief is Belief.OPEN:
+        yield Difference(DifferenceKind.OPEN, ours, first, charges=len(theirs))
+    if ours.amount is not None and first.amount is not None and ours.amount != first.amount:
+        yield Difference(DifferenceKind.AMOUNT, ours, first)
+    if ours.currency is not None and first.currency is not None and ours.currency.upper() != first.currency.upper():
+        yield Difference(DifferenceKind.CURRENCY, ours, first)
+
+
+FIELDS: Final = ("downstream_key", "provider_id", "amount", "currency", "at")
+PATIENCE: Final = 60.0
+_LARGEST: Final = 512 * 1024 * 1024
+
+
+def entries(place: str, columns: Mapping[str, str] | None = None) -> Iterator[LedgerEntry]:
+    """The charges in a file or at a URL; `columns` maps our names of fields to the names there."""
+    names = {**{field: field for field in FIELDS}, **(columns or {})}
+    for number, row in enumerate(_rows(place), start=1):
+        yield _entry(row, names, f"{place}, entry {number}")
+
+
+def _rows(place: str) -> Iterable[Mapping[str, Any]]:
+    if "://" in place:
+        return _listed(_fetched(place), place)
+    path = Path(place)
+    if not path.is_file():
+        raise ConfigurationError(f"there is no ledger {place}")
+    if path.suffix.lower() == ".json":
+        return _listed(path.read_bytes(), place)
+    return _csv(path)
+
+
+def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _fetched(url: str) -> bytes:
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise ConfigurationError(f"{url}: a ledger is a file, or an http:// or https:// address")
+    try:
+        with urlopen(Request(url, headers={"Accept": "application/json"}), timeout=PATIENCE) as reply:  # noqa: S310
+            body: bytes = reply.read(_LARGEST)
+            return body
+    except OSError as error:
+        raise ConfigurationError(f"{url} did not show its ledger: {error}") from None
+
+
+def _listed(body: bytes, place: str) -> list[Mapping[str, Any]]:
+    """The objects of a JSON list, or of the one list that a JSON object holds."""
+    try:
+        document = json.loads(body, parse_float=Decimal)
+    except ValueError:
+        raise ConfigurationError(f"{place} holds no JSON") from None
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        document = lists[0] if len(lists) == 1 else document
+    if not isinstance(document, list) or not all(isinstance(one, dict) for one in document):
+        raise ConfigurationError(f"{place} holds no list of charges")
+    return document
+
+
+def _entry(row: Mapping[str, Any], names: Mapping[str, str], where: str) -> LedgerEntry:
+    given = {field: _text(row.get(name)) for field, name in names.items()}
+    if given["downstream_key"] is None and given["provider_id"] is None:
+        raise ConfigurationError(
+            f"{where} has neither {names['downstream_key']!r} nor {names['provider_id']!r}: "
+            "say what they are called with --column FIELD=NAME"
+        )
+    try:
+        amount = None if given["amount"] is None else Decimal(given["amount"])
+    except InvalidOperation:
+        raise ConfigurationError(f"{where}: {given['amount']!r} is no amount") from None
+    return LedgerEntry(given["downstream_key"], given["provider_id"], amount, given["currency"], given["at"])
+
+
+def _text(value: Any) -> str | None:  # noqa: ANN401  (a cell of whatever kind)
+    return None if value is None or value == "" else str(value)
+
+
+PAGE: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """Where the amounts are: JSON pointers into a call's result, or else into the answer; None: not compared."""
+
+    amount: str | None = None
+    currency: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """How to read our side from the store."""
+
+    since: Instant = 0
+    pointers: Pointers = field(default_factory=Pointers)
+    inline: Mapping[str, str] = field(default_factory=dict)
+    """By operation, the call of INLINE handlers, which announce none: the name in `op.downstream_key(name)`."""
+
+
+def read(store: Store, books: Books) -> Flow[list[Expected]]:
+    """The calls that requests announced since then, and the calls of the INLINE operations that are named."""
+    found: list[Expected] = []
+    after: Call | None = None
+    while True:
+        page = yield from reconcile_of(store).calls(books.since, PAGE, after)
+        found += [_expected(call, record, books.pointers) for call, record in page]
+        if len(page) < PAGE:
+            break
+        after = page[-1][0]
+    known = {one.downstream_key for one in found}
+    for operation, phase in books.inline.items():
+        calls = yield from _inline(store, operation, phase, books)
+        found += [one for one in calls if one.downstream_key not in known]
+    return found
+
+
+def _inline(store: Store, operation: str, phase: str, books: Books) -> Flow[list[Expected]]:
+    found: list[Expected] = []
+    before: tuple[Instant, str, str] | None = None
+    wanted = Search(operation=operation, effects=Effects.INLINE)
+    while True:
+        page = yield from operations_of(store).search(wanted, PAGE, before)
+        for record in page.records:
+            if record.created_at < books.since:
+                return found
+            found.append(_of_inline(record, phase))
+        if len(page.records) < PAGE:
+            return found
+        last = page.records[-1]
+        before = (last.created_at, last.id.scope, last.id.key)
+
+
+def _of_inline(record: Record, phase: str) -> Expected:
+    return Expected(
+        downstream_key=downstream_key(record.seed, phase),
+        belief=_belief(record, phase),
+        operation=record.operation,
+        scope=record.id.scope,
+        key_digest=key_digest(record.id.key),
+    )
+
+
+def _expected(call: Call, record: Record | None, pointers: Pointers) -> Expected:
+    belief = Belief.GONE if record is None else _belief(record, call.phase)
+    documents = [] if record is None or belief is not Belief.MADE else _documents(record, call.phase)
+    currency = _at(documents, pointers.currency)
+    return Expected(
+        downstream_key=call.downstream_key,
+        belief=belief,
+        operation=call.operation,
+        scope=call.id.scope,
+        key_digest=key_digest(call.id.key),
+        provider_id=call.provider_id,
+        amount=_number(_at(documents, pointers.amount)),
+        currency=currency if isinstance(currency, str) else None,
+    )
+
+
+def _belief(record: Record, phase: str) -> Belief:
+    match known_outcome(record, phase):
+        case Outcome.SUCCESS:
+            return Belief.MADE
+        case Outcome.FAILURE:
+            return Belief.REFUSED
+        case None:
+            undecided = record.state in {State.UNKNOWN, State.IN_PROGRESS, State.PENDING} or record.intent is not None
+            return Belief.OPEN if undecided else Belief.REFUSED
+
+
+def _documents(record: Record, phase: str) -> list[Any]:
+    """The documents that may hold the amount: the call's own result first, then the answer."""
+    results = [entry.result for entry in record.memo if entry.name == phase and record.effects is Effects.PHASED]
+    found: list[Any] = [memo.decode(result) for result in results if key_of_text(result) is None]
+    response = record.response
+    body = None if response is None or key_of_answer(response) is not None else response.body
+    if body:
+        with suppress(ValueError):
+            found.append(json.loads(body, parse_float=Decimal))
+    return found
+
+
+def _at(documents: list[Any], pointer: str | None) -> Any:  # noqa: ANN401  (whatever is there)
+    if pointer is None:
+        return None
+    for document in documents:
+        place = document
+        for step in pointer.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, Mapping):
+                place = place.get(name)
+            elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+                place = place[int(name)]
+            else:
+                place = None
+        if place is not None:
+            return place
+    return None
+
+
+def _number(value: Any) -> Decimal | None:  # noqa: ANN401  (whatever is there)
+    if isinstance(value, bool) or not isinstance(value, int | str | float | Decimal):
+        return None
+    try:
+        return Decimal(str(value))
+    except InvalidOperation:
+        return None
+
+
+# The provider's books, beside ours
+
+Entries = Callable[["Instant"], "Iterable[LedgerEntry] | Awaitable[Iterable[LedgerEntry]]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """How to read the provider's books, and ours beside them.
+
+    `entries` gets an instant in microseconds and returns the charges since then. `pointers` says where our results
+    have amounts; `inline` names the calls of INLINE operations, which announce none.
+    """
+
+    entries: Entries
+    pointers: Pointers = field(default_factory=Pointers)
+    inline: Mapping[str, str] = field(default_factory=dict)
+
+    async def compared(self, engine: AsyncEngine, since: Instant) -> Report:
+        """Compare the books since an instant; the report has the differences."""
+        found = self.entries(since)
+        theirs = await found if inspect.isawaitable(found) else found
+        ours = await adrive(read(engine.store, Books(since, self.pointers, self.inline)), engine.driver.run)
+        return compare(theirs, ours)

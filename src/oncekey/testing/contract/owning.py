@@ -1,0 +1,407 @@
+"""What an owner may write, by heartbeats and settlements; and what the next owner has to prove, and what it keeps."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from oncekey.core import model
+from oncekey.core.memo import FINISHED
+from oncekey.core.rulings import LEASE_RAN_OUT
+from oncekey.testing.claims import DEADLINE, LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
+from oncekey.testing.contract.world import SETTLEMENTS, STATES, World, forgeries, stand
+
+_C, _F, _U = model.State.COMPLETED, model.State.FAILED_RETRYABLE, model.State.UNKNOWN
+
+_WRITES: Mapping[model.State | None, Mapping[str, model.State | None]] = MappingProxyType(
+    {
+        model.State.IN_PROGRESS: {
+            "completed": _C,
+            "completed otherwise": _C,
+            "retryable": _F,
+            "retryable otherwise": _F,
+            "doubtful": _U,
+            "doubtful otherwise": _U,
+            "discarded": None,
+        },
+        _F: {"completed": _C, "completed otherwise": _C},
+        _U: {"completed": _C, "completed otherwise": _C},
+        _C: {},
+        None: {},
+    }
+)
+"""From each state, the settlements that its owner may still write, and where they lead (7 to 12, U2)."""
+
+_SAID_BEFORE = frozenset({(_C, "completed"), (_F, "retryable"), (_U, "doubtful"), (None, "discarded")})
+"""Repeats of the settlement that brought the record there: nothing is written, and the owner gets a success."""
+
+
+class Settling:
+    """What an owner writes is written once, and only by the owner."""
+
+    def test_completing_stores_the_answer_and_frees_the_record(self, world: World) -> None:
+        """State, answer, times and expiry in one write (7)."""
+        for settlement, outcome in (
+            (answered(), model.Outcome.SUCCESS),
+            (answered(b"declined", status=402), model.Outcome.FAILURE),
+        ):
+            claim = a_claim()
+            lease = world.owned(claim)
+            before = world.record(claim.id)
+            now = world.advance(model.SECOND)
+
+            settled = world.settle(lease, settlement)
+
+            assert settled.ours
+            assert settled.snapshot.now == now
+            assert settled.snapshot.record == replace(
+                before,
+                state=model.State.COMPLETED,
+                outcome=outcome,
+                version=2,
+                owner=None,
+                lease_until=None,
+                recovery_point=FINISHED,
+                response=settlement.response,
+                finished_at=now,
+                expires_at=now + TTL,
+            )
+            assert world.record(claim.id) == settled.snapshot.record
+
+    def test_every_settlement_in_every_state(self, world: World) -> None:
+        """The table above, pair by pair: written, said before, or refused without a trace."""
+        for state in STATES:
+            for name, settlement in SETTLEMENTS.items():
+                case = (state, name)
+                standing = stand(world, state)
+                before = world.find(standing.claim.id).record
+
+                settled = world.settle(standing.lease, settlement)
+
+                after = world.find(standing.claim.id).record
+                if name in _WRITES[state]:
+                    assert settled.ours, case
+                    assert (after and after.state) == _WRITES[state][name], case
+                    assert after is None or (before and after.version == before.version + 1), case
+                else:
+                    assert settled.ours == (case in _SAID_BEFORE), case
+                    assert after == before, case
+                    assert settled.snapshot.record == before, case
+
+    def test_no_settlement_is_written_with_a_false_proof(self, world: World) -> None:
+        """Neither another fence nor another incarnation, in no state (P1, F1)."""
+        for state in STATES:
+            for name, settlement in SETTLEMENTS.items():
+                standing = stand(world, state)
+                before = world.find(standing.claim.id).record
+                for forged in forgeries(standing.lease):
+                    settled = world.settle(forged, settlement)
+                    gone = before is None or forged.incarnation != standing.lease.incarnation
+                    assert settled.ours == (gone and settlement == model.Discarded()), (state, name)
+                    assert world.find(standing.claim.id).record == before, (state, name)
+
+    def test_settling_twice_changes_nothing(self, world: World) -> None:
+        """A cancelled settlement is repeated, and the second finds the first."""
+        for name in ("completed", "retryable", "doubtful", "discarded"):
+            claim = a_claim()
+            lease = world.owned(claim)
+            assert world.settle(lease, SETTLEMENTS[name]).ours, name
+            before = world.find(claim.id).record
+            world.advance(model.SECOND)
+
+            assert world.settle(lease, SETTLEMENTS[name]).ours, name
+
+            assert world.find(claim.id).record == before, name
+
+    def test_a_settlement_whose_reply_was_lost_is_ours(self, world: World) -> None:
+        """Once, or until the flow gives up asking (P7)."""
+        for name, settlement in SETTLEMENTS.items():
+            claim = a_claim()
+            lease = world.owned(claim)
+            world.lose_reply("settle")
+
+            assert world.settle(lease, settlement).ours, name
+
+            record = world.find(claim.id).record
+            assert (record and record.version) == (None if name == "discarded" else 2), name
+
+    def test_a_key_that_was_never_claimed_cannot_be_completed(self, world: World) -> None:
+        """An error of the caller, and no upsert."""
+        claim = a_claim()
+        lease = replace(world.owned(a_claim()), id=claim.id)
+
+        settled = world.settle(lease, answered())
+
+        assert not settled.ours
+        assert world.find(claim.id).record is None
+
+    def test_an_owner_whose_lease_ran_out_may_settle_while_nobody_took_over(self, world: World) -> None:
+        """The best evidence there is (U2)."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        world.advance(DEADLINE + LEASE)
+
+        assert world.settle(lease, answered()).ours
+        assert isinstance(world.begin(again(claim)), model.Replay)
+
+    def test_an_owner_that_was_only_doubted_may_settle_late(self, world: World) -> None:
+        """Doubt does not move the fence, so what the owner knows still counts (8, F35)."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        world.advance(LEASE)
+        assert world.go(world.store.doubt(world.record(claim.id), "swept")) is not None
+
+        assert world.settle(lease, answered()).ours
+
+        record = world.record(claim.id)
+        assert (record.state, record.last_error, record.reconcile_after) == (_C, None, None)
+
+    def test_doubt_and_failure_say_why_and_free_the_record(self, world: World) -> None:
+        """No owner and no lease outside of IN_PROGRESS; doubt is to be looked into at once (10, 12)."""
+        for state, error in ((_F, "provider_refused"), (_U, "provider_timeout")):
+            standing = stand(world, state)
+            record = world.record(standing.claim.id)
+            assert (record.state, record.last_error) == (state, error)
+            assert (record.owner, record.lease_until) == (None, None)
+            assert (record.response, record.outcome, record.finished_at) == (None, None, None)
+            assert record.reconcile_after == (world.clock.now if state is _U else None)
+
+    def test_a_claim_taken_back_leaves_a_fresh_key(self, world: World) -> None:
+        """As if it had never been used: the next one starts at the beginning (9)."""
+        standing = stand(world, None)
+
+        lease = world.owned(again(standing.claim))
+
+        assert (lease.fence, lease.attempt) == (1, 1)
+        assert not world.settle(standing.lease, answered()).ours
+
+    def test_a_replay_reads_and_writes_nothing(self, world: World) -> None:
+        """However often a request asks, and whichever request it is."""
+        standing = stand(world, model.State.COMPLETED)
+        before = world.record(standing.claim.id)
+        for _ in range(3):
+            now = world.advance(model.SECOND)
+            assert world.begin(again(standing.claim)) == model.Replay(before, now)
+        assert world.record(standing.claim.id) == before
+
+
+class Renewing:
+    """A heartbeat moves the end of a lease, and nothing else."""
+
+    def test_renewing_moves_the_end(self, world: World) -> None:
+        """From now on, for as long as it says (4)."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        before = world.record(claim.id)
+        now = world.advance(LEASE // 3)
+
+        assert world.renew(lease, LEASE) == now + LEASE
+        assert world.record(claim.id) == replace(before, lease_until=now + LEASE, version=2)
+
+    def test_renewing_stops_at_the_deadline(self, world: World) -> None:
+        """A hung handler does not live for ever (P5, F9)."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        world.advance(DEADLINE - model.SECOND)
+        assert world.renew(lease, LEASE) == lease.deadline
+        world.advance(model.SECOND)
+        before = world.record(claim.id)
+
+        assert world.renew(lease, LEASE) is None
+        assert world.record(claim.id) == before
+
+    def test_renewing_revives_a_lease_that_nobody_acted_on(self, world: World) -> None:
+        """The owner was only late."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        now = world.advance(2 * LEASE)
+
+        assert world.renew(lease, LEASE) == now + LEASE
+
+    def test_renewing_is_for_the_owner_of_a_record_in_progress(self, world: World) -> None:
+        """Not after a settlement, not with a false proof, not for a row that is gone (P1, P3)."""
+        for state in STATES:
+            standing = stand(world, state)
+            before = world.find(standing.claim.id).record
+            leases = [*forgeries(standing.lease)]
+            if state is not model.State.IN_PROGRESS:
+                leases.append(standing.lease)
+            for lease in leases:
+                assert world.renew(lease, LEASE) is None, state
+            assert world.find(standing.claim.id).record == before, state
+
+    def test_a_renewal_whose_reply_was_lost_is_made_again(self, world: World) -> None:
+        """Once more does no harm."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        world.lose_reply("renew")
+
+        assert world.renew(lease, LEASE) == world.clock.now + LEASE
+
+
+class TakingOver:
+    """The next owner proves which version it has read, and raises the fence."""
+
+    def test_a_stale_lease_of_what_may_run_again_is_taken_over(self, world: World) -> None:
+        """Same incarnation, next fence, next attempt, new lease; the rest is kept (13)."""
+        claim = a_claim()
+        world.owned(claim)
+        before = world.record(claim.id)
+        now = world.advance(LEASE)
+        successor = again(claim)
+
+        verdict = world.begin(successor)
+
+        assert isinstance(verdict, model.Proceed)
+        assert verdict.record == replace(
+            before,
+            fence=2,
+            version=2,
+            owner=successor.owner,
+            attempts=2,
+            lease_until=now + LEASE,
+            deadline=now + DEADLINE,
+            last_run_at=now,
+        )
+        assert world.record(claim.id) == verdict.record
+
+    def test_a_stale_lease_of_what_nobody_may_repeat_becomes_unknown(self, world: World) -> None:
+        """One request marks it unknown, and all get the same answer; the fence stays for the late owner (15)."""
+        claim = a_claim(effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN)
+        world.owned(claim)
+        before = world.record(claim.id)
+        now = world.advance(LEASE)
+
+        verdicts = [world.begin(again(claim)), world.begin(again(claim))]
+
+        doubted = replace(
+            before,
+            state=model.State.UNKNOWN,
+            version=2,
+            owner=None,
+            lease_until=None,
+            last_error=LEASE_RAN_OUT,
+            reconcile_after=now,
+        )
+        for verdict in verdicts:
+            assert isinstance(verdict, model.Refuse)
+            assert (verdict.code, verdict.record) == (model.Code.OUTCOME_UNKNOWN, doubted)
+        assert world.record(claim.id) == doubted
+
+    def test_what_provably_did_not_happen_is_taken_over_at_once(self, world: World) -> None:
+        """The error is forgotten, the fence is not (16)."""
+        standing = stand(world, model.State.FAILED_RETRYABLE)
+
+        verdict = world.begin(again(standing.claim))
+
+        assert isinstance(verdict, model.Proceed)
+        assert (verdict.lease.fence, verdict.lease.attempt) == (2, 2)
+        assert verdict.record is not None
+        assert verdict.record.last_error is None
+        assert verdict.record.incarnation == standing.claim.incarnation
+
+    def test_taking_over_keeps_the_first_fingerprint_and_takes_on_its_own_effects(self, world: World) -> None:
+        """The successor works for the same request; nothing was done yet, so its own crash is what counts (P2)."""
+        standing = stand(world, model.State.FAILED_RETRYABLE)
+        seen = world.record(standing.claim.id)
+        other = again(
+            standing.claim,
+            fingerprint=OTHER_FINGERPRINT,
+            effects=model.Effects.INLINE,
+            recovery=model.Recovery.UNKNOWN,
+            seed=b"other",
+            operation="another",
+            ttl=1,
+            call_timeout=1,
+        )
+
+        taken = world.go(world.store.take_over(other, seen))
+
+        assert taken is not None
+        assert taken.record is not None
+        for name in ("fingerprint", "seed", "operation", "ttl", "incarnation"):
+            assert getattr(taken.record, name) == getattr(seen, name), name
+        for name in ("effects", "recovery", "call_timeout"):
+            assert getattr(taken.record, name) == getattr(other, name), name
+
+    def test_a_swap_that_saw_something_older_loses_and_writes_nothing(self, world: World) -> None:
+        """Version and incarnation are compared in the statement that writes (P1)."""
+        for state in STATES:
+            standing = stand(world, state)
+            world.advance(TTL)  # a lease and an expiry that are over would allow each of these
+            now = world.find(standing.claim.id).record
+            seen = now or world.record(stand(world, model.State.FAILED_RETRYABLE).claim.id)
+            for blind in (
+                replace(seen, version=seen.version - 1),
+                replace(seen, version=seen.version + 1),
+                replace(seen, incarnation=uuid.uuid4()),
+            ):
+                absent = replace(blind, id=standing.claim.id)
+                ours = again(standing.claim)
+                assert world.go(world.store.take_over(ours, absent)) is None, state
+                assert world.go(world.store.supersede(ours, absent)) is None, state
+                assert world.go(world.store.doubt(absent, "lost")) is None, state
+            assert world.find(standing.claim.id).record == now, state
+
+    def test_a_heartbeat_beats_a_taker_that_looked_before_it(self, world: World) -> None:
+        """A lease that came back to life is not taken (4)."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        world.advance(LEASE)
+        world.before("take_over", lambda: world.renew(lease, LEASE))
+
+        verdict = world.begin(again(claim))
+
+        assert isinstance(verdict, model.Refuse)
+        assert verdict.code is model.Code.IN_PROGRESS
+        assert world.record(claim.id).fence == 1
+
+    def test_an_answer_beats_a_taker_that_looked_before_it(self, world: World) -> None:
+        """What was stored after the look is not wiped; it is replayed (V in 13 and 16)."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        world.advance(LEASE)
+        world.before("take_over", lambda: world.settle(lease, answered()))
+
+        verdict = world.begin(again(claim))
+
+        assert isinstance(verdict, model.Replay)
+        assert verdict.record.response == answered().response
+
+    def test_a_take_over_whose_reply_was_lost_is_ours(self, world: World) -> None:
+        """A second read finds the request's own claim (P7)."""
+        standing = stand(world, model.State.FAILED_RETRYABLE)
+        world.lose_reply("take_over")
+
+        lease = world.owned(again(standing.claim))
+
+        assert (lease.fence, world.record(standing.claim.id).version) == (2, 3)
+
+    def test_who_was_taken_over_writes_nothing(self, world: World) -> None:
+        """The store refuses every write of the old owner (P1, F11)."""
+        claim = a_claim()
+        zombie = world.owned(claim)
+        world.advance(LEASE)
+        world.owned(again(claim))
+        before = world.record(claim.id)
+
+        assert world.renew(zombie, LEASE) is None
+        for name, settlement in SETTLEMENTS.items():
+            settled = world.settle(zombie, settlement)
+            assert not settled.ours, name
+            assert settled.snapshot.record == before, name
+        assert world.record(claim.id) == before
+
+    def test_each_failure_can_be_retried(self, world: World) -> None:
+        """Fence, attempts and version count on."""
+        claim = a_claim()
+        lease = world.owned(claim)
+        turns = 4
+        for turn in range(1, turns + 1):
+            assert (lease.fence, lease.attempt) == (turn, turn)
+            assert world.settle(lease, model.Retryable(f"try {turn}")).ours
+            assert world.record(claim.id).last_error == f"try {turn}"
+            lease = world.owned(again(claim))
+        assert world.record(claim.id).version == 2 * turns + 1

@@ -1,0 +1,396 @@
+"""The sweeper moves records whose lease is over, and the reaper removes records whose ttl is over.
+
+The sweeper runs no handler. It moves a record where its own effects say: one that may run again becomes retryable, for
+its client or the completer; one that may not becomes unknown, for a resolver. A live owner renews its lease, so the
+sweeper never finds its record.
+
+The reaper never removes a record that a worker or an operator may have to settle. Deleting cannot be undone. So the
+reaper deletes only while the clocks agree, and after a grace: it compares an instant of the store with the host's
+clocks, and the statement that deletes uses that instant or an earlier one. Finished records, the ordinary case, are
+never read: one statement finds, locks, deletes and notes a batch. After them the reaper looks at the records that were
+never finished, one by one.
+
+Requests come first. A batch is as large as the store can delete in a moment (`core.pacing`), which is shorter than a
+request, so that a request beside it waits for less than it takes itself. After each batch the reaper rests for
+what is left of the time that so many records may take (`RATE`), so it is no faster than it has to be: at least as long
+as the batch took, and longer, up to four times, the slower the store has become, because it is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.errors import StoreError
+from oncekey.core.keys import key_digest
+from oncekey.core.model import SECOND, Duration, Instant, Record, State
+from oncekey.core.pacing import Bounds, Worked
+from oncekey.core.policy import Policy, micros
+from oncekey.core.rulings import LEASE_RAN_OUT
+from oncekey.core.transitions import Actor, Mover
+from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Gone, Page, ReapPosition, Retention, short_leases
+from oncekey.engine import upkeep
+from oncekey.engine.notifying import notify_failure, of_sweep
+from oncekey.flow import Flow, Transaction, adrive
+from oncekey.observe.events import PURGED, About, Doubted, Notify, Reaped, ShortLease
+from oncekey.workers.health import FORGOTTEN
+from oncekey.workers.service import ClockWatch, Pace, boot, this_process
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from oncekey.engine.upkeep import ReapedUnfinished
+    from oncekey.ports import Audit, Upkeep
+    from oncekey.workers.calling import Sleep
+
+log = logging.getLogger("oncekey.worker")
+
+PAGE: Final = 100
+RUNS: Final = 1000
+"""Among how many of the last runs the slowest are looked for."""
+LEASES_EVERY: Final = 10
+"""After how many rounds leases are compared with how long operations take."""
+
+
+class Sweeper:
+    """The task that sweeps. Several may run side by side: each record is moved by one of them."""
+
+    name: Final = "sweeper"
+
+    def __init__(
+        self,
+        store: Upkeep,
+        run: Callable[[Transaction[object]], Awaitable[object]],
+        policy: Policy,
+        *,
+        watch: ClockWatch | None = None,
+        healthy: Callable[[], bool] = lambda: True,
+        page: int = PAGE,
+        who: str | None = None,
+        notify: Notify | None = None,
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._policy = policy
+        self._watch = watch or ClockWatch()
+        self._healthy = healthy
+        self._page = page
+        self._mover = Mover(Actor.SWEEPER, who or this_process())
+        self._observed = notify
+        self._rounds = 0
+        self._stopped = False
+        self.failed = 0
+        """Looks that were ended early, because a clock or this process's own leases are wrong."""
+        self.counts: Counter[tuple[str, State]] = Counter()
+        """Records that were moved, by operation and new state: each of them is a crash."""
+        seconds = policy.sweep_interval.total_seconds()
+        self.pace = Pace(shortest=seconds, longest=seconds)
+
+    async def run_once(self) -> int:
+        """Look once for everything that is stale; how many records were moved.
+
+        After an error, or if this process cannot renew its own leases, the sweeper moves nothing. It goes on only when
+        every live owner has had the time of one lease to renew.
+        """
+        if not self._healthy():
+            self.failed += 1
+            log.error("sweeper: this process cannot renew its own leases, so it judges no others")
+            self._watch.disturbed()
+            return 0
+        try:
+            if self._rounds % LEASES_EVERY == 0:
+                await self._compare_leases()
+            self._rounds += 1
+            return await self._sweep()
+        except StoreError:
+            self._watch.disturbed()
+            raise
+
+    async def shut_down(self) -> None:
+        """Nothing to wait for: a round leaves nothing open."""
+
+    async def stop(self, grace: float) -> None:  # noqa: ARG002  (a page is never long)
+        """Begin no further page."""
+        self._stopped = True
+
+    async def _sweep(self) -> int:
+        moved, after = 0, None
+        while not self._stopped:
+            page = await adrive(self._store.stale(self._page, after), self._run)
+            if not self._watch.look(page.now):
+                self.failed += 1
+                log.error("sweeper: stopped, because %s", self._watch.why)
+                return moved
+            trusted_for = self._watch.trusted_for
+            if trusted_for is not None and trusted_for < micros(self._policy.lease):
+                return moved  # a live owner has not had the time to renew yet
+            swept = await adrive(upkeep.sweep(self._store, page, self._policy, self._mover), self._run)
+            for one in swept:
+                self._notify(one, page.now)
+            moved += len(swept)
+            if len(page.records) < self._page:
+                return moved
+            after = page.records[-1]
+        return moved
+
+    def _notify(self, swept: upkeep.SweptRecord, now: Instant) -> None:
+        record = swept.record
+        if self._observed is not None:
+            for event in of_sweep(record, swept.to, Actor.SWEEPER, now, LEASE_RAN_OUT):
+                self._observed(event)
+        self.counts[record.operation, swept.to] += 1
+        log.warning(
+            "sweeper: the owner of a key did not come back: %s is %s now (digest %s, attempt %d)",
+            record.operation,
+            swept.to,
+            key_digest(record.id.key),
+            record.attempts,
+        )
+
+    async def _compare_leases(self) -> None:
+        lease = micros(self._policy.lease)
+        runs = await adrive(self._store.runs(RUNS), self._run)
+        for operation, p99 in short_leases(runs, lease).items():
+            if self._observed is not None:
+                self._observed(ShortLease(operation, lease, p99))
+            log.warning(
+                "sweeper: a lease of %g s is short for %s, of which 1 in 100 takes %g s or more: make it at least "
+                "twice as long, or live ones look dead when they miss a heartbeat",
+                lease / SECOND,
+                operation,
+                p99 / SECOND,
+            )
+
+
+SMALLEST: Final = 10
+"""If a batch of this size times out, it is an outage, and the batch is not too large."""
+LEAST: Final = 100
+"""The smallest batch, however slow the store is: half as many records would take more than half as long."""
+FIRST: Final = 200
+"""How many records the first batch has at most."""
+MOMENT: Final = SECOND // 500
+"""How long a batch should take: less than a request beside it."""
+RATE: Final = 20_000
+"""How many records per second are enough: a million in less than a minute. A reaper that could do more rests longer."""
+SHORTEST_REST: Final = 1
+"""The shortest rest, as a multiple of the batch's duration: a reaper never takes more than half of the time."""
+LONGEST_REST: Final = 4
+"""The longest rest, as a multiple of the batch's duration: the reaper has to keep up with new keys."""
+MEMORY: Final = 20
+"""Over how many batches the usual time per record is averaged: a store that stays slow becomes the usual."""
+
+
+@dataclass(slots=True)
+class Rests:
+    """How long to rest after a batch: until the next one is due by the rate, and longer if the store became slow."""
+
+    usual: float | None = None
+    """How long a record usually takes."""
+    rate: float = RATE
+    """How many records per second are enough."""
+
+    def after(self, took: Duration, moved: int) -> float:
+        """The seconds to rest."""
+        shortest, longest = SHORTEST_REST * took, LONGEST_REST * took
+        if moved <= 0 or took <= 0:
+            return shortest / SECOND
+        each = took / moved
+        usual = each if self.usual is None else self.usual
+        self.usual = usual + (each - usual) / MEMORY
+        rest = max(shortest, moved * SECOND / self.rate - took)
+        return min(longest, rest * max(1.0, each / usual)) / SECOND
+
+
+class Reaper:
+    """The task that reaps. Several may run side by side; each skips the rows that another one has locked."""
+
+    name: Final = "reaper"
+
+    def __init__(
+        self,
+        store: Upkeep,
+        audit: Audit | None,
+        run: Callable[[Transaction[object]], Awaitable[object]],
+        policy: Policy,
+        *,
+        watch: ClockWatch | None = None,
+        sleep: Sleep = asyncio.sleep,
+        clock: Callable[[], Instant] = boot,
+        who: str | None = None,
+        notify: Notify | None = None,
+        moment: Duration = MOMENT,
+        least: int = LEAST,
+        rate: float = RATE,
+    ) -> None:
+        self._store = store
+        self._audit = audit
+        self._run = run
+        self._policy = policy
+        self._retention = Retention.by(policy)
+        self._watch = watch or ClockWatch()
+        self._sleep = sleep
+        self._clock = clock
+        self._mover = Mover(Actor.REAPER, who or this_process())
+        self._bounds = Bounds(min(least, policy.reap_batch), policy.reap_batch, moment)
+        self._batch = min(FIRST, policy.reap_batch)
+        self._rate = rate
+        self._observed = notify
+        self._stopped = False
+        self.failed = 0
+        """Looks that were ended early, because a clock is wrong."""
+        self.counts: Counter[str] = Counter()
+        """Records by what was done (`purged`, `marked`, `parked`, `abandoned`), `notes`, and dead `workers`."""
+        seconds = policy.reap_interval.total_seconds()
+        self.pace = Pace(shortest=seconds, longest=seconds)
+
+    @property
+    def batch(self) -> int:
+        """How many records the next batch takes: as many as take a moment, and fewer after a time-out."""
+        return self._batch
+
+    async def run_once(self) -> int:
+        """Look once for everything that has expired; how many records were moved."""
+        before = self.counts.copy()
+        agreed = await self._end_expiring()
+        # Records that this round has marked are not due yet: the longer age counts from their expiry, too.
+        agreed = agreed and await self._end_kept()
+        if agreed and self._audit is not None:
+            await self._forget(self._audit)
+        if agreed:
+            self.counts["workers"] += await adrive(self._store.forget_workers(FORGOTTEN), self._run)
+        did = self.counts - before  # without what is zero
+        if did:
+            log.info("reaper: %s", ", ".join(f"{count} {what}" for what, count in sorted(did.items())))
+        return sum(count for what, count in did.items() if what not in {"notes", "workers"})
+
+    async def shut_down(self) -> None:
+        """Nothing to wait for: a round leaves nothing open."""
+
+    async def stop(self, grace: float) -> None:  # noqa: ARG002  (a batch is never long)
+        """Begin no further batch."""
+        self._stopped = True
+
+    async def _end_expiring(self) -> bool:
+        """End expired records. False if the clocks do not agree, so that nothing more may be ended."""
+        age, soft = self._retention.grace, self._retention.soft
+        first = await self._looked(self._store.expiring(1, age))
+        if first is None or not first.records:
+            return first is not None
+        if soft and not await self._end_finished(self._store.mark, "marked", first.now, age):
+            return False
+        if not await self._end_finished(self._store.purge, PURGED, first.now, age):
+            return False
+        return await self._end_unfinished(age)
+
+    async def _end_kept(self) -> bool:
+        """Delete records that were marked and kept long enough; False as above."""
+        age = self._retention.grace + self._retention.kept
+        first = await self._looked(self._store.kept_expired(1, age))
+        if first is None or not first.records:
+            return first is not None
+        return await self._end_finished(self._store.purge_kept, PURGED, first.now, age)
+
+    async def _end_finished(
+        self,
+        move: Callable[[Expired, int, ReapPosition, Mover | None], Flow[Gone]],
+        what: str,
+        now: Instant,
+        age: Duration,
+    ) -> bool:
+        """Move finished records in batches, each by an instant compared with the host's clocks; False as above."""
+        mover = self._mover if self._policy.audit else None
+        after, rests = START, Rests(rate=self._rate)
+        while not self._stopped:
+            due = Expired(age, now - age, soft=self._retention.soft, trusted_for=self._watch.trusted_for)
+            began, size = self._clock(), self._batch
+            try:
+                gone = await adrive(move(due, size, after, mover), self._run)
+            except StoreError as error:
+                if size <= SMALLEST:
+                    raise
+                notify_failure(self._observed, self.name, error)
+                self._batch = max(SMALLEST, size // 2)
+                await self._sleep((self._clock() - began) / SECOND)
+                continue
+            took = self._clock() - began
+            self.counts[what] += gone.moved
+            if self._observed is not None and gone.moved:
+                self._observed(Reaped(what, gone.moved))
+            self._batch = self._bounds.after(size, Worked(size, size if gone.full else gone.moved, took))
+            if not gone.full or gone.last is None or gone.now is None:
+                return True
+            if not self._agrees(gone.now):
+                return False
+            now, after = gone.now, gone.last
+            await self._sleep(rests.after(took, gone.moved))
+        return True
+
+    async def _end_unfinished(self, age: Duration) -> bool:
+        """Look at the remaining records, page by page; False as above."""
+        after: Record | None = None
+        size = min(FIRST, self._policy.reap_batch)
+        while not self._stopped:
+            began = self._clock()
+            try:
+                page = await self._looked(self._store.expiring(size, age, after))
+                if page is None:
+                    return False
+                self._notify(await adrive(self._cared(page), self._run))
+            except StoreError as error:
+                if size <= SMALLEST:
+                    raise
+                notify_failure(self._observed, self.name, error)
+                size = max(SMALLEST, size // 2)
+            else:
+                if len(page.records) < size:
+                    return True
+                after = page.records[-1]
+            await self._sleep((self._clock() - began) / SECOND)
+        return True
+
+    async def _looked(self, look: Flow[Page]) -> Page | None:
+        """A page, or None if its clock cannot be trusted."""
+        page = await adrive(look, self._run)
+        return page if self._agrees(page.now) else None
+
+    def _agrees(self, now: Instant) -> bool:
+        if self._watch.look(now):
+            return True
+        self.failed += 1
+        log.error("reaper: stopped, because %s", self._watch.why)
+        return False
+
+    def _cared(self, page: Page) -> Flow[ReapedUnfinished]:
+        trusted_for = self._watch.trusted_for
+        return upkeep.reap(self._store, page, self._policy, self._retention, self._mover, trusted_for=trusted_for)
+
+    async def _forget(self, audit: Audit) -> None:
+        age, size, rests = micros(self._policy.audit_ttl), self._batch, Rests(rate=self._rate)
+        while not self._stopped:
+            began = self._clock()
+            gone = await adrive(audit.forget(age, size), self._run)
+            took = self._clock() - began
+            self.counts["notes"] += gone
+            if gone < size:
+                return
+            size = self._bounds.after(size, Worked(size, gone, took))
+            await self._sleep(rests.after(took, gone))
+
+    def _notify(self, cared: ReapedUnfinished) -> None:
+        self.counts.update(parked=len(cared.parked), abandoned=len(cared.abandoned))
+        if self._observed is not None:
+            for record in cared.parked:
+                self._observed(Doubted(About.of(record), RESUMABLE_EXPIRED, Actor.REAPER))
+            if cared.abandoned:
+                self._observed(Reaped("abandoned", len(cared.abandoned)))
+        for record in cared.parked:
+            log.error("reaper: begun and never ended, so it is unknown now: %s (%s)", *_named(record))
+        for record in cared.abandoned:
+            log.warning("reaper: its parcel was never taken, so it has timed out: %s (%s)", *_named(record))
+
+
+def _named(record: Record) -> tuple[str, str]:
+    return record.operation, f"digest {key_digest(record.id.key)}"

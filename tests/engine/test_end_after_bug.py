@@ -1,0 +1,72 @@
+"""A life that a fault of ours keeps from its end: nothing stays open, and what may have happened is not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oncekey.core.model import Effects, State
+from oncekey.core.policy import Policy
+from oncekey.engine.actions import RESTS, Life
+from oncekey.engine.admit import Breaker
+from oncekey.engine.enrolment import Enrolment
+from oncekey.engine.run import Run, Site
+from oncekey.engine.serve import end_after_bug, serve
+from oncekey.runtimes.threads import ThreadRuntime
+from oncekey.testing.claims import a_claim, again
+from oncekey.wire import connect
+from proof.crash.runtime import Unasked
+
+POLICY = Policy()
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[ThreadRuntime]:
+    engine = connect(f"sqlite:///{tmp_path}/shop.db")
+    engine.migrate()
+    yield ThreadRuntime(engine)
+    engine.close()
+
+
+def resting(runtime: ThreadRuntime, effects: Effects, claim: object = None) -> tuple[Run, Life[object]]:
+    """A life whose handler is about to be called."""
+    made = claim or replace(a_claim(effects=effects), recovery=POLICY.recovery_for(effects))
+    site = Site(runtime.engine.store, Breaker(), float, float)
+    run = Run(site, made, Enrolment("pay", effects, POLICY, None), Unasked())  # type: ignore[arg-type]
+    life = serve(run)
+    assert runtime.run(life) is RESTS
+    return run, life
+
+
+@pytest.mark.parametrize("effects", [Effects.INLINE, Effects.PHASED, Effects.LOCAL])
+def test_a_handler_that_was_not_called_gives_its_claim_back(runtime: ThreadRuntime, effects: Effects) -> None:
+    run, life = resting(runtime, effects)
+    runtime.instead(life, end_after_bug(run, life, entered=False))
+    assert runtime.engine.find(run.claim.id).record is None
+    assert runtime.shut_down(0.0)
+    second, life = resting(runtime, effects, again(run.claim))  # the key is as good as new
+    runtime.instead(life, end_after_bug(second, life, entered=False))
+
+
+def test_one_that_was_called_leaves_its_lease(runtime: ThreadRuntime) -> None:
+    run, life = resting(runtime, Effects.INLINE)
+    runtime.instead(life, end_after_bug(run, life, entered=True))
+    record = runtime.engine.find(run.claim.id).record
+    assert record is not None
+    assert record.state is State.IN_PROGRESS  # the sweeper will find it
+    assert run.pulse is not None
+    assert run.pulse._renew is None  # type: ignore[attr-defined]
+    assert runtime.shut_down(0.0)
+
+
+def test_rows_that_nobody_decided_on_are_rolled_back(runtime: ThreadRuntime) -> None:
+    run, life = resting(runtime, Effects.LOCAL)
+    run.tx.connection.execute("CREATE TABLE sold (item TEXT)")
+    runtime.instead(life, end_after_bug(run, life, entered=True))
+    assert runtime.engine.find(run.claim.id).record is None
+    run, life = resting(runtime, Effects.LOCAL)  # the only writer is free
+    run.tx.connection.execute("CREATE TABLE sold (item TEXT)")
+    runtime.instead(life, end_after_bug(run, life, entered=True))
