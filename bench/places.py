@@ -13,6 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 STORES = ("sqlite", "asyncpg", "psycopg")
 
+AS_SHIPPED = {"max_wal_size": "1GB"}
+"""PostgreSQL's own default. The tests keep less of a log, and a bench would meet a checkpoint every few seconds."""
+
 NewStore = Callable[[], str]
 """Makes an empty store and returns its URL."""
 
@@ -58,5 +61,5 @@ def _postgres() -> Iterator[NewStore]:
     if foreign:
         yield from databases(ForeignServer(foreign))
     else:
-        with PostgresServer() as server:
+        with PostgresServer(settings=AS_SHIPPED) as server:
             yield from databases(server)

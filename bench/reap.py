@@ -140,7 +140,7 @@ def fill(connection: Any, rows: int) -> None:
 def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True, pace: dict[str, float] | None = None) -> Any:
     """A reaper that works through everything, as it ships unless another pace is given."""
     from oncekey.core.policy import Policy  # noqa: PLC0415
-    from oncekey.workers.reaper import Reaper  # noqa: PLC0415
+    from oncekey.workers.upkeep import Reaper  # noqa: PLC0415
 
     policy = Policy(audit=audit, audit_ttl=timedelta(days=90))
     return Reaper(engine.store.upkeep, engine.store.audit, run, policy, sleep=sleep, **(pace or {}))
@@ -301,7 +301,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--moment", type=float, metavar="MS", help="how long a batch should take; as it ships without")
     parser.add_argument("--least", type=int, metavar="N", help="how many records it has at least; as it ships without")
     parser.add_argument(
-        "--rest", type=float, metavar="TIMES", help="how many times as long it rests; as it ships without"
+        "--rate", type=float, metavar="N", help="how many records per second are enough; as it ships without"
     )
     parser.add_argument("--reaper", help=argparse.SUPPRESS)
     parser.add_argument("--pace", type=json.loads, default={}, help=argparse.SUPPRESS)
@@ -310,8 +310,8 @@ def main(words: list[str] | None = None) -> int:
         print(json.dumps(asyncio.run(reap_all(said.reaper, said.pace))))
         return 0
     pace: dict[str, float] = {} if said.least is None else {"least": said.least}
-    if said.rest is not None:
-        pace["rest"] = said.rest
+    if said.rate is not None:
+        pace["rate"] = said.rate
     if said.moment is not None:
         pace["moment"] = int(said.moment * 1000)
     try:

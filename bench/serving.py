@@ -22,7 +22,7 @@ from typing import Any, Self
 from bench import clocks, prepared
 from bench.figures import BenchError
 from bench.load import HOST
-from bench.places import ROOT
+from bench.places import AS_SHIPPED, ROOT
 from bench.variants import Place, Store
 
 SERVED = ROOT / "bench" / "served"
@@ -185,7 +185,7 @@ def stores(places: Iterable[Place], pythons: Mapping[str, Path]) -> Iterator[Sto
     from harness.postgres import PostgresServer  # noqa: PLC0415
 
     with ExitStack() as stack:
-        postgres = stack.enter_context(PostgresServer(settings={"max_connections": "600"}))
+        postgres = stack.enter_context(PostgresServer(settings={**AS_SHIPPED, "max_connections": "600"}))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-bench-")))
         redis = None
         for place in places:

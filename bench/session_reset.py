@@ -47,9 +47,9 @@ class Writer:
         self.driver, self.way, self._say = driver, way, say
         self._locks = PostgresStore().locks
         if way == "none":
-            driver._cleans = False  # noqa: SLF001
+            driver._resets_session = False  # noqa: SLF001
         if way == "DISCARD ALL":
-            driver._cleans = True  # noqa: SLF001
+            driver._resets_session = True  # noqa: SLF001
 
     async def write(self) -> None:
         from oncekey.core.model import Effects, RecordId  # noqa: PLC0415
@@ -63,10 +63,10 @@ class Writer:
         claim = replace(a_claim(), id=RecordId("bench", key), effects=Effects.LOCAL)
         tx = await self.driver.begin()
         lock = lock_of("bench", claim.id, claim.fingerprint, None)
-        go = local.enter(await tx.step(self._locks.locking(lock, claim)), claim, Policy())
-        assert isinstance(go, local.Entered)
+        go = local.enter(await tx.run(self._locks.locking(lock, claim)), claim, Policy())
+        assert isinstance(go, local.LockHeld)
         await self._say(tx.connection)
-        await tx.step(self._locks.completing(claim, go.target, answered(), go.begun))
+        await tx.run(self._locks.completing(claim, go.target, answered(), go.begun))
         await tx.commit()
         if self.way in {"waited for", "DISCARD ALL"}:
             await self.cleaned()
