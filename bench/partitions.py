@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from bench.figures import BenchError
 from bench.places import places
 from bench.reap import waits, wal
 
@@ -155,8 +156,7 @@ class Trial:
 
     def _reaped(self, layout: Layout) -> dict[str, Any]:
         with _Load(self._dsn, layout) as load:
-            load.await_some()
-            alone = load.since(0.0)
+            alone = load.ended_since(0.0, at_least=ALONE)
             began, before = time.perf_counter(), wal(self._connection)
             text = REAP.format(table=layout.name, now=NOW, batch=BATCH)
             while self._connection.execute(text).rowcount:
@@ -165,7 +165,7 @@ class Trial:
                 self._connection.execute(f"ALTER TABLE trial.answer DETACH PARTITION trial.{PAST} CONCURRENTLY")
                 self._connection.execute(f"DROP TABLE trial.{PAST}")
             took = time.perf_counter() - began
-            beside = load.since(began)
+            beside = load.ended_since(began, at_least=1)
         logged = wal(self._connection) - before
         began = time.perf_counter()
         self._connection.execute(f"VACUUM trial.{layout.name}")
@@ -199,14 +199,13 @@ class _Load:
         self._over.set()
         self._thread.join()
 
-    def await_some(self) -> None:
-        """Return when it has gone on for a while by itself."""
-        while len(self._took) < ALONE:
+    def ended_since(self, when: float, at_least: int) -> list[float]:
+        """The seconds of each that ended since then; waits for so many, as few rows are reaped before one has ended."""
+        while len(found := [took for ended, took in tuple(self._took) if ended >= when]) < at_least:
+            if not self._thread.is_alive():
+                raise BenchError("the load stopped")
             time.sleep(0.01)
-
-    def since(self, when: float) -> list[float]:
-        """The seconds of each that was begun since then."""
-        return [took for began, took in tuple(self._took) if began >= when]
+        return found
 
     def _run(self) -> None:
         import psycopg  # noqa: PLC0415
@@ -215,7 +214,8 @@ class _Load:
             while not self._over.wait(0.004):
                 began = time.perf_counter()
                 connection.execute(self._layout.new, {"key": uuid.uuid4().hex}, prepare=True)
-                self._took.append((began, time.perf_counter() - began))
+                ended = time.perf_counter()
+                self._took.append((ended, ended - began))
 
 
 def measured(rows: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
