@@ -135,7 +135,7 @@ async def measure(
     driver: str, dsn: str, rounds: int, writes: int, server_seconds: Callable[[], float]
 ) -> dict[str, list[Figures]]:
     """All ways in turn, round by round; who comes first changes with each round."""
-    from oncekey.drivers import guard  # noqa: PLC0415
+    from oncekey.drivers import handler_sql  # noqa: PLC0415
     from oncekey.drivers.postgres import asyncpg_connections, psycopg_connections  # noqa: PLC0415
 
     found: dict[str, list[Figures]] = {way: [] for way in WAYS}
@@ -145,7 +145,7 @@ async def measure(
             for at in range(len(WAYS)):
                 way = WAYS[(turn + at) % len(WAYS)]
                 for module in (asyncpg_connections, psycopg_connections):
-                    module.RESET = "DISCARD ALL" if way == "DISCARD ALL" else guard.RESET  # type: ignore[misc]
+                    module.RESET = "DISCARD ALL" if way == "DISCARD ALL" else handler_sql.RESET  # type: ignore[misc]
                 one = await figures(writers[way][0], writes, AT_ONCE, server_seconds)
                 if turn:  # the first round only warms up
                     found[way].append(one)

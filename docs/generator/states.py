@@ -99,7 +99,7 @@ is over (30), or a new request begins anew in its row (31)."""
 
 _PROOFS: Final = """\
 Proofs are compared in the statement that writes. `N`: there is no row. `O`: incarnation and fence, the owner's. `V`:
-incarnation and version as read, everybody else's. `item`: the outbox item's own claim. Every write puts the version up,
+incarnation and version as read, everybody else's. `parcel`: the parcel's own claim. Every write puts the version up,
 so that who looked before must look again. Only a change of ownership puts the fence up: an owner that was merely swept
 may still tell what it did, an owner that was replaced writes nothing."""
 

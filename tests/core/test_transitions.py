@@ -15,7 +15,7 @@ PENDING, RUNNING, DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
 FR, UNKNOWN, EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
 T, A = Trigger, Actor
 N, O, V = Proof.NO_ROW, Proof.OWNER, Proof.VERSION  # noqa: E741  (the protocol's own letters)
-ITEM, O_ITEM = Proof.ITEM, Proof.OWNER_AND_ITEM
+PARCEL, O_PARCEL = Proof.PARCEL, Proof.OWNER_AND_PARCEL
 FIRST, SAME, UP, GONE = Fence.FIRST, Fence.SAME, Fence.UP, Fence.GONE
 STATES = (None, *State)
 
@@ -57,10 +57,10 @@ PROTOCOL = {
         ((UNKNOWN,), (T.DLQ_RETRY,), PENDING, (A.OPERATOR,), V, SAME),
     ],
     23: [((UNKNOWN,), (T.STILL_UNKNOWN,), UNKNOWN, (A.RESOLVER,), V, SAME)],
-    24: [((PENDING, RUNNING), (T.WORKER_CLAIM,), RUNNING, (A.WORKER,), ITEM, UP)],
-    25: [((PENDING, RUNNING), (T.WORKER_CLAIM,), UNKNOWN, (A.WORKER,), ITEM, SAME)],
-    26: [((RUNNING,), (T.TRY_AGAIN,), PENDING, (A.WORKER,), O_ITEM, SAME)],
-    27: [((RUNNING,), (T.DEAD_LETTER, T.DOUBT), UNKNOWN, (A.WORKER,), O_ITEM, SAME)],
+    24: [((PENDING, RUNNING), (T.WORKER_CLAIM,), RUNNING, (A.WORKER,), PARCEL, UP)],
+    25: [((PENDING, RUNNING), (T.WORKER_CLAIM,), UNKNOWN, (A.WORKER,), PARCEL, SAME)],
+    26: [((RUNNING,), (T.TRY_AGAIN,), PENDING, (A.WORKER,), O_PARCEL, SAME)],
+    27: [((RUNNING,), (T.DEAD_LETTER, T.DOUBT), UNKNOWN, (A.WORKER,), O_PARCEL, SAME)],
     28: [((PENDING,), (T.ABANDON,), DONE, (A.REAPER,), V, SAME)],
     29: [((DONE,), (T.EXPIRE,), EXPIRED, (A.REAPER,), V, SAME)],
     # "Re-checked in the DELETE" is what a version proof is, for a record whose version moves with every write.
@@ -75,7 +75,7 @@ PROTOCOL = {
     34: [((FR, UNKNOWN), (T.REPLACE,), FR, (A.OPERATOR,), V, UP)],  # ADR 0025
 }
 
-FLAGS = ("waited", "result_given", "item_sent", "item_repeatable", "locked")
+FLAGS = ("waited", "result_given", "parcel_sent", "parcel_repeatable", "locked")
 
 
 def shape(row: Row):
@@ -131,7 +131,7 @@ def test_a_missing_pair_is_illegal_for_everybody():
 @pytest.mark.parametrize("state", STATES)
 def test_judge_never_raises_and_says_what_is_missing_wherever_it_says_no(state):
     """The product of states, triggers and actors, with records of every kind, all facts off and all on."""
-    names = (*FLAGS, "never_sent", "item_claimed", "reason", "runs_again", "soft", "call_open")
+    names = (*FLAGS, "never_sent", "parcel_claimed", "reason", "runs_again", "soft", "call_open")
     records = all_records(state)[::17] if state else [None]
     for record, facts in product(records, ({}, dict.fromkeys(names, True))):
         for trigger, actor in product(Trigger, Actor):
@@ -191,7 +191,7 @@ def test_strangers_prove_the_version_and_owners_the_fence():  # P1, S8
     owners = {A.OWNER, A.WORKER}
     for row in ROWS:
         if row.by <= owners:
-            assert row.proof in {O, ITEM, O_ITEM}
+            assert row.proof in {O, PARCEL, O_PARCEL}
         else:
             assert not row.by & owners
             assert row.proof in {N, V}
@@ -204,7 +204,7 @@ def test_nothing_is_completed_over_an_open_call():  # F6, U2
             if record.intent is None:
                 continue
             for row in (row for row in ROWS if row.source is state and row.to is DONE):
-                facts = Facts(record, NOW, locked=True, item_claimed=True, effects=Effects.LOCAL)
+                facts = Facts(record, NOW, locked=True, parcel_claimed=True, effects=Effects.LOCAL)
                 if not all(guard.holds(facts) for guard in row.when):
                     continue
                 late_inline = row.number == 8 and record.effects is Effects.INLINE
@@ -250,7 +250,7 @@ def test_expiry_never_frees_what_is_not_finished():  # P6, F3, R43
 def test_resolver_webhook_and_operator_have_the_same_word(trigger):
     for record in all_records(UNKNOWN):
         for waited in (False, True):
-            facts = {"waited": waited, "result_given": True, "item_repeatable": False}
+            facts = {"waited": waited, "result_given": True, "parcel_repeatable": False}
             said = {number(trigger, actor, record, **facts) for actor in (A.RESOLVER, A.WEBHOOK, A.OPERATOR)}
             assert len(said) == 1
 
@@ -387,7 +387,7 @@ class TestDoubt:
         for evidence in ({"memo": MEMO}, {"intent": an_intent()}):
             parked = a_record(UNKNOWN, effects=Effects.OUTBOX, **evidence)
             assert number(T.NOT_EXECUTED, A.RESOLVER, parked, waited=True) == 22
-            assert number(T.DLQ_RETRY, A.OPERATOR, parked, item_repeatable=True) == 22
+            assert number(T.DLQ_RETRY, A.OPERATOR, parked, parcel_repeatable=True) == 22
             assert isinstance(allowed(T.DLQ_RETRY, A.OPERATOR, parked), Illegal)
             retryable = replace(parked, state=FR)
             assert "not_deferred" in number(T.TAKE_OVER, A.REQUESTER, retryable)
@@ -422,25 +422,25 @@ class TestItems:
         for state in (PENDING, RUNNING):
             record = a_record(state, effects=Effects.OUTBOX, lease_until=None, intent=an_intent())
             assert number(T.WORKER_CLAIM, A.WORKER, record) == 24
-            assert number(T.WORKER_CLAIM, A.WORKER, record, item_sent=True, item_repeatable=True) == 24
-            assert number(T.WORKER_CLAIM, A.WORKER, record, item_sent=True) == 25
+            assert number(T.WORKER_CLAIM, A.WORKER, record, parcel_sent=True, parcel_repeatable=True) == 24
+            assert number(T.WORKER_CLAIM, A.WORKER, record, parcel_sent=True) == 25
 
     def test_with_a_stored_result_an_item_is_always_safe_to_claim(self):  # O1
         """Nothing is called."""
         record = a_record(RUNNING, effects=Effects.OUTBOX, lease_until=None, memo=MEMO)
-        assert number(T.WORKER_CLAIM, A.WORKER, record, item_sent=True) == 24
+        assert number(T.WORKER_CLAIM, A.WORKER, record, parcel_sent=True) == 24
 
     def test_try_again_and_dead_letter(self):  # O3
         record = a_record(RUNNING, effects=Effects.OUTBOX, lease_until=None, intent=an_intent())
         assert number(T.TRY_AGAIN, A.WORKER, record) == 26
-        assert "parcel_safe" in number(T.TRY_AGAIN, A.WORKER, record, item_sent=True)
-        assert number(T.DEAD_LETTER, A.WORKER, record, item_sent=True) == 27
-        assert number(T.DOUBT, A.WORKER, record, item_sent=True) == 27
+        assert "parcel_safe" in number(T.TRY_AGAIN, A.WORKER, record, parcel_sent=True)
+        assert number(T.DEAD_LETTER, A.WORKER, record, parcel_sent=True) == 27
+        assert number(T.DOUBT, A.WORKER, record, parcel_sent=True) == 27
 
     def test_only_an_item_that_nobody_ever_had_is_abandoned(self):  # O4, F30
         record = a_record(PENDING, effects=Effects.OUTBOX, expires_at=NOW)
         assert number(T.ABANDON, A.REAPER, record) == 28
-        assert "parcel_never_claimed" in number(T.ABANDON, A.REAPER, record, item_claimed=True)
+        assert "parcel_never_claimed" in number(T.ABANDON, A.REAPER, record, parcel_claimed=True)
 
 
 class TestWithdraw:

@@ -141,7 +141,7 @@ def rule_result(seen: Snapshot, lease: Lease, entry: MemoEntry) -> Making:
     row = find_row(Trigger.DEFERRED_RESULT, Actor.OWNER, facts_of(record, seen.now, "", phase=entry.name))
     if not isinstance(row, Row):
         return Making.NOTHING
-    return Making.RETAKE if "item" in row.sets else Making.KEEP
+    return Making.RETAKE if "parcel" in row.sets else Making.KEEP
 
 
 def rule_trying_again(seen: Snapshot, lease: Lease, digest: str, *, never_sent: bool) -> Making:
@@ -205,9 +205,9 @@ def facts_of(record: Record, now: Instant, digest: str, *, never_sent: bool = Fa
         effects=Effects.OUTBOX,
         phase=phase,
         never_sent=never_sent,
-        item_claimed=True,
-        item_sent=not unsent,
-        item_repeatable=until is not None and now < until,
+        parcel_claimed=True,
+        parcel_sent=not unsent,
+        parcel_repeatable=until is not None and now < until,
     )
 
 

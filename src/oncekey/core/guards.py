@@ -42,12 +42,12 @@ class Facts:
     """The resolver asked after the waiting time, or closed the reference at the provider (U1)."""
     result_given: bool = False
     """The resolver gave the result of the open call, for the handler to go on with (H5)."""
-    item_claimed: bool = False
-    """The outbox item was claimed at least once."""
-    item_sent: bool = False
-    """The outbox item may have been sent."""
-    item_repeatable: bool = False
-    """Sending the item again is safe: its window has not passed."""
+    parcel_claimed: bool = False
+    """The parcel was claimed at least once."""
+    parcel_sent: bool = False
+    """The parcel may have been sent."""
+    parcel_repeatable: bool = False
+    """Sending the parcel again is safe: its window has not passed."""
     reason: bool = False
     """The operator gave a reason."""
     runs_again: bool = False
@@ -135,7 +135,7 @@ def _nothing_open(record: Record) -> bool:
 def _parcel_safe(facts: Facts) -> bool:
     """Whether claiming the parcel cannot lead to a second effect; with a stored result no worker calls (O1)."""
     stored = facts.record is not None and bool(facts.record.memo)
-    return stored or not facts.item_sent or facts.item_repeatable
+    return stored or not facts.parcel_sent or facts.parcel_repeatable
 
 
 class CheckedBy(StrEnum):
@@ -185,13 +185,13 @@ class Guard(Enum):
     DEFERRED = (_record(_deferred), CheckedBy.STORE)
     NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)), CheckedBy.STORE)
     WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)), CheckedBy.MOVER)
-    WAITED_OR_PARCEL_REPEATABLE = (lambda f: f.waited or f.item_repeatable, CheckedBy.MOVER)
+    WAITED_OR_PARCEL_REPEATABLE = (lambda f: f.waited or f.parcel_repeatable, CheckedBy.MOVER)
     LAST_RESULT_BY_HAND = (_record(lambda r, _: bool(r.memo) and r.memo[-1].by_hand), CheckedBy.MOVER)
     RESULT_GIVEN = (lambda f: f.result_given, CheckedBy.MOVER)
     LOCKED = (lambda f: f.locked, CheckedBy.MOVER)
     PARCEL_SAFE = (_parcel_safe, CheckedBy.MOVER)
     PARCEL_UNSAFE = (lambda f: not _parcel_safe(f), CheckedBy.MOVER)
-    PARCEL_NEVER_CLAIMED = (lambda f: not f.item_claimed, CheckedBy.MOVER)
+    PARCEL_NEVER_CLAIMED = (lambda f: not f.parcel_claimed, CheckedBy.MOVER)
     SOFT = (lambda f: f.soft, CheckedBy.MOVER)
     REASON = (lambda f: f.reason, CheckedBy.MOVER)
     CONFIRMED_IF_SUCCESS = (_record(lambda r, f: r.outcome is not Outcome.SUCCESS or f.runs_again), CheckedBy.MOVER)

@@ -311,7 +311,7 @@ class ParcelKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One item of the outbox, written in the same transaction as the rows it belongs to.
+    """One parcel of the outbox, written in the same transaction as the rows it belongs to.
 
     `payload` is JSON. Parcels with the same `order_by` are delivered one after the other, in the order of their
     transactions. `downstream_key` is the same whenever the same request writes the same parcel (D1).

@@ -303,7 +303,7 @@ def facts_for(command: OperatorCommand, record: Record, now: Instant) -> Facts:
         waited=waited and command.order is Order.NOT_EXECUTED,
         result_given=command.result is not None,
         # With a stored result nothing is sent at all (O1).
-        item_repeatable=window or bool(record.memo),
+        parcel_repeatable=window or bool(record.memo),
         reason=bool(command.reason.strip()),
         runs_again=command.runs_again,
     )

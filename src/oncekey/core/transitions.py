@@ -4,7 +4,7 @@ A pair of state and trigger that is missing here is illegal. Where a pair has se
 them apart, and at most one holds. `None` as a state is "no row". The numbers are those of the protocol.
 
 Proofs are checked by the store in the same statement as the write: OWNER is incarnation and fence, VERSION is
-incarnation and version as read, NO_ROW is the primary key, ITEM is the parcel's own claim. Every write raises the
+incarnation and version as read, NO_ROW is the primary key, PARCEL is the parcel's own claim. Every write raises the
 version by one. All guards are decided here, from a snapshot. Those that are the store's are compared once more in the
 write, so a store accepts a move exactly if its proof fits and the store's guards of a row hold (`upheld`).
 
@@ -84,8 +84,8 @@ class Proof(StrEnum):
     NO_ROW = "N"
     OWNER = "O"
     VERSION = "V"
-    ITEM = "item"
-    OWNER_AND_ITEM = "O+item"
+    PARCEL = "parcel"
+    OWNER_AND_PARCEL = "O+parcel"
 
 
 class Fence(StrEnum):
@@ -157,14 +157,14 @@ def _rows() -> tuple[Row, ...]:  # noqa: PLR0915  (a table)
     # fmt: off
     row(1, (None,), t.CLAIM, _RUNNING, req, n, Fence.FIRST, (), _NEW)
     row(2, (None,), t.COMMIT, _DONE, req, n, Fence.FIRST, (g.LOCAL, g.LOCKED), (*_NEW, *_ANSWER))
-    row(3, (None,), t.DEFER, _PENDING, req, n, Fence.FIRST, (g.OUTBOX,), (*_NEW, "item"))
-    row(3, (_RUNNING,), t.DEFER, _PENDING, own, o, same, (g.OUTBOX, g.PLAIN), ("item",))
+    row(3, (None,), t.DEFER, _PENDING, req, n, Fence.FIRST, (g.OUTBOX,), (*_NEW, "parcel"))
+    row(3, (_RUNNING,), t.DEFER, _PENDING, own, o, same, (g.OUTBOX, g.PLAIN), ("parcel",))
     row(4, (_RUNNING,), t.RENEW, _RUNNING, own, o, same, (g.BEFORE_DEADLINE,), ("lease_until",))
     row(5, (_RUNNING,), t.CHECKPOINT, _RUNNING, own, o, same, (g.NO_INTENT,), _STEP)
     row(5, (_RUNNING,), t.ANNOUNCE, _RUNNING, own, o, same, (g.NO_INTENT_OR_SAME_AGAIN,), _STEP)
     row(6, (_RUNNING, _FR, _UNKNOWN), t.RESULT, _RUNNING, own, o, same, (g.PHASED, g.NO_RESULT_YET), _STEP)
     row(6, (_RUNNING,), t.DEFERRED_RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), _STEP)
-    row(6, (_UNKNOWN, _PENDING), t.DEFERRED_RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), (*_STEP, "item"))
+    row(6, (_UNKNOWN, _PENDING), t.DEFERRED_RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), (*_STEP, "parcel"))
     row(7, (_RUNNING,), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT, g.CALLS_KNOWN), _ANSWER)
     row(8, (_UNKNOWN, _FR), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT_OR_INLINE, g.NOT_RESUMABLE, g.CALLS_KNOWN), (*_ANSWER, "late"))
     row(9, (_RUNNING,), t.DISCARD, None, own, o, Fence.GONE, (g.NOT_ENTERED, g.PLAIN))
@@ -178,23 +178,23 @@ def _rows() -> tuple[Row, ...]:  # noqa: PLR0915  (a table)
     row(16, (_FR,), t.TAKE_OVER, _RUNNING, (Actor.COMPLETER,), v, up, (g.BEGUN, g.NOT_DEFERRED), (*_LEASE, "last_error"))
     row(17, (_FR,), t.COMMIT, _DONE, req, v, up, (g.LOCAL, g.LOCKED, g.PLAIN, g.BEFORE_EXPIRY), _ANSWER)
     row(18, (_FR,), t.EXPIRE, _UNKNOWN, (Actor.REAPER,), v, same, (g.BEGUN, g.PAST_EXPIRY), ("reconcile_after",))
-    row(19, (_UNKNOWN,), t.EXECUTED, _DONE, _SETTLERS, v, same, (g.INLINE_OR_OUTBOX,), (*_ANSWER, "item"))
+    row(19, (_UNKNOWN,), t.EXECUTED, _DONE, _SETTLERS, v, same, (g.INLINE_OR_OUTBOX,), (*_ANSWER, "parcel"))
     row(20, (_UNKNOWN,), t.EXECUTED, _FR, _SETTLERS, v, same, (g.PHASED, g.INTENT_OPEN, g.RESULT_GIVEN), ("memo", "intent"))
     row(21, (_UNKNOWN,), t.NOT_EXECUTED, _FR, _SETTLERS, v, same, (g.NOT_DEFERRED, g.WAITED_OR_NOTHING_OPEN), ("intent",))
-    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.DEFERRED, g.WAITED_OR_PARCEL_REPEATABLE), ("item", "intent"))
-    row(22, (_UNKNOWN,), t.DLQ_RETRY, _PENDING, (Actor.OPERATOR,), v, same, (g.DEFERRED, g.WAITED_OR_PARCEL_REPEATABLE), ("item", "intent"))
+    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.DEFERRED, g.WAITED_OR_PARCEL_REPEATABLE), ("parcel", "intent"))
+    row(22, (_UNKNOWN,), t.DLQ_RETRY, _PENDING, (Actor.OPERATOR,), v, same, (g.DEFERRED, g.WAITED_OR_PARCEL_REPEATABLE), ("parcel", "intent"))
     row(23, (_UNKNOWN,), t.STILL_UNKNOWN, _UNKNOWN, (Actor.RESOLVER,), v, same, (), ("reconcile_after", "reconcile_tries"))
-    row(24, (_PENDING, _RUNNING), t.WORKER_CLAIM, _RUNNING, (Actor.WORKER,), Proof.ITEM, up, (g.OUTBOX, g.PARCEL_SAFE), ("intent", "item"))
-    row(25, (_PENDING, _RUNNING), t.WORKER_CLAIM, _UNKNOWN, (Actor.WORKER,), Proof.ITEM, same, (g.OUTBOX, g.PARCEL_UNSAFE), ("item",))
-    row(26, (_RUNNING,), t.TRY_AGAIN, _PENDING, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX, g.PARCEL_SAFE), ("item",))
+    row(24, (_PENDING, _RUNNING), t.WORKER_CLAIM, _RUNNING, (Actor.WORKER,), Proof.PARCEL, up, (g.OUTBOX, g.PARCEL_SAFE), ("intent", "parcel"))
+    row(25, (_PENDING, _RUNNING), t.WORKER_CLAIM, _UNKNOWN, (Actor.WORKER,), Proof.PARCEL, same, (g.OUTBOX, g.PARCEL_UNSAFE), ("parcel",))
+    row(26, (_RUNNING,), t.TRY_AGAIN, _PENDING, (Actor.WORKER,), Proof.OWNER_AND_PARCEL, same, (g.OUTBOX, g.PARCEL_SAFE), ("parcel",))
     for doubt in (t.DEAD_LETTER, t.DOUBT):
-        row(27, (_RUNNING,), doubt, _UNKNOWN, (Actor.WORKER,), Proof.OWNER_AND_ITEM, same, (g.OUTBOX,), ("item", "last_error"))
-    row(28, (_PENDING,), t.ABANDON, _DONE, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.PARCEL_NEVER_CLAIMED), (*_ANSWER, "item"))
+        row(27, (_RUNNING,), doubt, _UNKNOWN, (Actor.WORKER,), Proof.OWNER_AND_PARCEL, same, (g.OUTBOX,), ("parcel", "last_error"))
+    row(28, (_PENDING,), t.ABANDON, _DONE, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.PARCEL_NEVER_CLAIMED), (*_ANSWER, "parcel"))
     row(29, (_DONE,), t.EXPIRE, _EXPIRED, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.SOFT))
     row(30, _EXPIRABLE, t.PURGE, None, (Actor.REAPER,), v, Fence.GONE, (g.FREE,))
     row(31, _EXPIRABLE, t.SUPERSEDE, _RUNNING, req, v, up, (g.FREE,), _ANEW)
     row(31, _EXPIRABLE, t.COMMIT, _DONE, req, v, up, (g.FREE, g.REQUEST_LOCAL, g.LOCKED), (*_ANEW, *_ANSWER))
-    row(31, _EXPIRABLE, t.DEFER, _PENDING, req, v, up, (g.FREE, g.REQUEST_OUTBOX), (*_ANEW, "item"))
+    row(31, _EXPIRABLE, t.DEFER, _PENDING, req, v, up, (g.FREE, g.REQUEST_OUTBOX), (*_ANEW, "parcel"))
     row(32, (_DONE,), t.BUST, _FR, (Actor.OPERATOR,), v, up, (g.REASON, g.NOT_OUTBOX, g.CONFIRMED_IF_SUCCESS), ("response",))
     row(33, (_RUNNING,), t.WITHDRAW, _RUNNING, own, o, same, (g.PHASED, g.SENT_ONCE, g.NEVER_SENT), ("intent",))
     row(34, (_FR, _UNKNOWN), t.REPLACE, _FR, (Actor.OPERATOR,), v, up, (g.PHASED, g.NO_INTENT, g.SOME_MEMO, g.LAST_RESULT_BY_HAND, g.RESULT_GIVEN, g.REASON), ("memo",))

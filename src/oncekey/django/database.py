@@ -23,7 +23,7 @@ from django.db import Error, connections, transaction
 from oncekey.core import errors
 from oncekey.core.sqltext import Dialect
 from oncekey.django.project import alias_of_project
-from oncekey.drivers.guard import OVER, refuse_transaction_control
+from oncekey.drivers.handler_sql import OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import server as postgres_errors
 from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit, retrying

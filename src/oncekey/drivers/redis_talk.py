@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.drivers.redis_address import RedisAddress
 
-DOUBTED: Final = 10_000
+MOST_UNCONFIRMED: Final = 10_000
 """How many writes without a full acknowledgement are remembered by name; beyond that, every look is confirmed."""
 MINUTE: Final = 60_000_000
 
@@ -76,7 +76,7 @@ class RedisTalks:
         self.nodes = Nodes(address)
         self._wait = address.wait
         self._waits: tuple[Command, ...] = (("WAIT", address.wait, address.wait_ms),) if address.wait else ()
-        self._doubted: set[bytes] = set()
+        self._unconfirmed: set[bytes] = set()
         """The writes of this process that too few replicas acknowledged; once there are too many, it stays as it is."""
 
     def look(self, scope: str, key: str) -> Saying[tuple[Line | None, Instant]]:
@@ -102,8 +102,8 @@ class RedisTalks:
         if replies[0] != 1:
             return False
         if self._wait and (acknowledged := _acknowledged(replies[1])) < self._wait:
-            if len(self._doubted) <= DOUBTED:
-                self._doubted.add(names[0])
+            if len(self._unconfirmed) <= MOST_UNCONFIRMED:
+                self._unconfirmed.add(names[0])
             raise CommitAmbiguousError(
                 f"Redis wrote it, and {acknowledged} of {self._wait} replicas acknowledged it in time"
             )
@@ -166,7 +166,7 @@ class RedisTalks:
         if not self._wait:
             return False
         answered = line is not None and line["state"] == "completed"
-        return answered or name in self._doubted or len(self._doubted) > DOUBTED
+        return answered or name in self._unconfirmed or len(self._unconfirmed) > MOST_UNCONFIRMED
 
     def _confirm(self, bucket: int, name: bytes) -> Saying[None]:
         """Confirm earlier writes: a write that replicas have acknowledged proves all that were made before it."""
@@ -174,8 +174,8 @@ class RedisTalks:
         replies = yield from self.nodes.ask(bucket, barrier, *self._waits)
         if isinstance(replies[0], Exception) or _acknowledged(replies[1]) < self._wait:
             raise StoreUnavailableError("too few replicas of Redis confirm what was read")
-        if len(self._doubted) <= DOUBTED:
-            self._doubted.discard(name)
+        if len(self._unconfirmed) <= MOST_UNCONFIRMED:
+            self._unconfirmed.discard(name)
 
     def _run(
         self, script: str, bucket: int, names: list[bytes], arguments: list[bytes], *behind: Command

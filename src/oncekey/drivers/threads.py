@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, StoreUnavailableError, TransactionControlError
-from oncekey.drivers.guard import OVER
+from oncekey.drivers.handler_sql import OVER
 
 if TYPE_CHECKING:
     from oncekey.flow import Body, Transaction

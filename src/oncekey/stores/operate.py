@@ -205,7 +205,7 @@ class OperateStore:
         proof = version_proof(move.seen)
         name, params = _statement(move)
         written = _must((yield self._statements.statement(name, {**proof, **params})))
-        if "item" in move.row.sets and move.seen.effects is Effects.OUTBOX:
+        if "parcel" in move.row.sets and move.seen.effects is Effects.OUTBOX:
             yield from self._with_parcel(move, proof)
         return snapshot_of(written)
 

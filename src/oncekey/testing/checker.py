@@ -26,8 +26,8 @@ _PROOFS: Final[Mapping[transitions.Proof, Proof | None]] = {
     transitions.Proof.NO_ROW: Proof.NO_ROW,
     transitions.Proof.OWNER: Proof.OWNER,
     transitions.Proof.VERSION: Proof.VERSION,
-    transitions.Proof.ITEM: None,  # an outbox item's claim is not in the record
-    transitions.Proof.OWNER_AND_ITEM: None,
+    transitions.Proof.PARCEL: None,  # an outbox item's claim is not in the record
+    transitions.Proof.OWNER_AND_PARCEL: None,
 }
 
 

@@ -251,9 +251,9 @@ async def test_a_connection_to_what_was_demoted_is_not_kept(kind: str, pair: Pos
 async def test_without_a_standby_a_doubt_is_gone_at_once(kind: str, postgres_dsn: str) -> None:
     async with opened(kind, postgres_dsn) as driver:
         ours = getattr(driver, "driver", driver)
-        ours._pool.doubt.arise()
+        ours._pool.unconfirmed.add()
         assert await driver.run(saying(Mode.READ, "SELECT 1")) == [(1,)]
-        assert not ours._pool.doubt
+        assert not ours._pool.unconfirmed
 
 
 def test_the_doctor_says_where_it_is(pair: PostgresPair, dsn: str) -> None:

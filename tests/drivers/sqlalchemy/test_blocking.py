@@ -31,7 +31,7 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
-from oncekey.drivers.guard import LEFT_BEHIND
+from oncekey.drivers.handler_sql import LEFT_BEHIND
 from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver, BorrowedEngine
 from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
 from oncekey.flow import Body, Mode, Statement, Transaction
@@ -448,7 +448,7 @@ def test_an_engine_that_commits_by_itself_is_refused(dsn: str) -> None:
 
 def test_a_thread_that_was_left_behind_is_not_committed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # its statement is under way when the transaction is to be ended
-    monkeypatch.setattr("oncekey.drivers.sqlalchemy.guard.PATIENCE", 0.05)
+    monkeypatch.setattr("oncekey.drivers.sqlalchemy.handler_connection.PATIENCE", 0.05)
     with driving(engine_url(dsn)) as (driver, engine):
         tx = driver.begin()
         tx.connection.execute(ADD, {"item": "tea"})

@@ -32,7 +32,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.rulings import Next, answer_from, rule
 from oncekey.core.transitions import ROWS, Actor, Row, Table, Trigger, find_row, tabulate
 from oncekey.engine import local
-from proof.model.world import CHARGE, REST, Answer, Breach, Item, Proc, Rec, Scenario
+from proof.model.world import CHARGE, REST, Answer, Breach, Parcel, Proc, Rec, Scenario
 from proof.patching import patched
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Law:
     record_names_effects: bool = True
     window_closes: bool = True
     sends_are_counted: bool = True
-    item_follows_result: bool = True
+    parcel_follows_result: bool = True
     record_answers: bool = True
     asks_after_waiting: bool = True
     downstream: Downstream = Downstream.REQUEST
@@ -102,16 +102,16 @@ class Trial:
         trigger: Trigger,
         actor: Actor,
         rec: Rec | None,
-        item: Item | None = None,
+        parcel: Parcel | None = None,
         said: tuple[str, ...] = (),
         *,
         phase: str = "",
         route: Effects | None = None,
     ) -> Row | None:
         """The row of the table that allows this move, if one does."""
-        asked = (trigger, actor, rec, item, said, phase, route)
+        asked = (trigger, actor, rec, parcel, said, phase, route)
         if asked not in self._judged:
-            facts = self._facts(rec, item, frozenset(said), phase, route)
+            facts = self._facts(rec, parcel, frozenset(said), phase, route)
             row = find_row(trigger, actor, facts, self.table)
             self._judged[asked] = row if isinstance(row, Row) else None
         return self._judged[asked]
@@ -161,7 +161,7 @@ class Trial:
                 return "key"
 
     def _facts(
-        self, rec: Rec | None, item: Item | None, said: frozenset[str], phase: str, route: Effects | None
+        self, rec: Rec | None, parcel: Parcel | None, said: frozenset[str], phase: str, route: Effects | None
     ) -> Facts:
         repeatable = rec is not None and self.scenario.dedup and not (rec.window_over and self.law.window_closes)
         return Facts(
@@ -175,9 +175,9 @@ class Trial:
             locked="locked" in said,
             waited="waited" in said,
             result_given="result given" in said,
-            item_claimed=item is not None and item.claimed,
-            item_sent=rec is not None and rec.sends > 0 and "item not sent" not in said,
-            item_repeatable=item is not None and repeatable,
+            parcel_claimed=parcel is not None and parcel.claimed,
+            parcel_sent=rec is not None and rec.sends > 0 and "parcel not sent" not in said,
+            parcel_repeatable=parcel is not None and repeatable,
             reason="reason" in said,
             soft=self.scenario.soft,
             max_attempts=self.scenario.max_attempts,

@@ -130,10 +130,14 @@ _ALL = (
     ),
     Mutant("a deferred request may run again", "F29", _leading(_FR, 22), "outbox", "double effect"),
     Mutant(
-        "abandoned while the item lives", "F30", _without(Guard.PARCEL_NEVER_CLAIMED, 28), "outbox, repeatable", "fail"
+        "abandoned while the parcel lives",
+        "F30",
+        _without(Guard.PARCEL_NEVER_CLAIMED, 28),
+        "outbox, repeatable",
+        "fail",
     ),
     Mutant(
-        "an item that may be sent is claimed again", "F31", _without(Guard.PARCEL_SAFE, 24), "outbox", "double effect"
+        "a parcel that may be sent is claimed again", "F31", _without(Guard.PARCEL_SAFE, 24), "outbox", "double effect"
     ),
     Mutant("not executed at once, inline", "F34", _without(Guard.WAITED_OR_NOTHING_OPEN, 21), "inline", "double"),
     Mutant("not executed at once, phased", "F34", _without(Guard.WAITED_OR_NOTHING_OPEN, 21), "phased", "double"),
@@ -188,7 +192,7 @@ _ALL = (
         "phased, repeatable",
         "wedged",
     ),
-    Mutant("a late result leaves the item parked", "ADR 0009", Law(item_follows_result=False), "outbox", "wedged"),
+    Mutant("a late result leaves the parcel parked", "ADR 0009", Law(parcel_follows_result=False), "outbox", "wedged"),
     Mutant(
         "a finished call waits for ever",
         "ADR 0009",

@@ -57,7 +57,7 @@ def _request(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
     elif type(ruled) in _SWAPS:
         at, trigger = _SWAPS[type(ruled)]
         # What is decided at the look is written later, whatever the clock has done since; only a write stops it.
-        row = trial.judged(trigger, Actor.REQUESTER, world.rec, world.item, route=proc.route)
+        row = trial.judged(trigger, Actor.REQUESTER, world.rec, world.parcel, route=proc.route)
         looked = proc._replace(at=at, fresh=True, value=str(trial.places[id(must(row, trigger))]))
         yield _arrives(world, looked, f"{proc.body}: looks, is {looked.at}")
         deferred = trial.judged(Trigger.DEFER, Actor.REQUESTER, world.rec, route=proc.route)
@@ -128,7 +128,7 @@ def _commit(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
     yield Move(f"{proc.body}: rolls back", put(world, proc, None))
     if not proc.fresh and trial.law.commit_proves_version:
         return
-    row = trial.judged(Trigger.COMMIT, Actor.REQUESTER, world.rec, world.item, ("locked",), route=proc.route)
+    row = trial.judged(Trigger.COMMIT, Actor.REQUESTER, world.rec, world.parcel, ("locked",), route=proc.route)
     answer = Answer(ok=True, value=proc.body, by="one commit")
     new = None
     if proc.value == "anew":
@@ -145,7 +145,7 @@ def upkeep(trial: Trial, world: World) -> Iterator[Move]:
         return
     gone = Said(answer=Answer(ok=False, value="", by="reaper"))
     for actor, trigger in _UPKEEP:
-        row = trial.judged(trigger, actor, rec, world.item)
+        row = trial.judged(trigger, actor, rec, world.parcel)
         if row is not None:
             yield written(trial, world, f"{actor}: {trigger}", row, gone)
 
@@ -156,13 +156,13 @@ def operators(trial: Trial, world: World) -> Iterator[Move]:
     if rec is None:
         return
     for trigger in (*_OPERATOR, Trigger.BUST) if trial.scenario.busts else _OPERATOR:
-        row = trial.judged(trigger, Actor.OPERATOR, rec, world.item, _REASON.facts)
+        row = trial.judged(trigger, Actor.OPERATOR, rec, world.parcel, _REASON.facts)
         if row is not None:
             yield written(trial, world, f"operator: {trigger}", row, _REASON)
     if trial.scenario.by_hand and any(charge.body == rec.body for charge in world.ledger):
         said = Said(("result given", "reason", "by hand"), "", rec.body, Answer(ok=True, value=rec.body, by="operator"))
         for trigger in (Trigger.EXECUTED, Trigger.REPLACE):
-            row = trial.judged(trigger, Actor.OPERATOR, rec, world.item, said.facts)
+            row = trial.judged(trigger, Actor.OPERATOR, rec, world.parcel, said.facts)
             if row is not None:
                 yield written(trial, world, f"operator: {trigger}", row, said)
 
@@ -180,20 +180,20 @@ def completer(trial: Trial, world: World) -> Iterator[Move]:
 
 
 def worker(trial: Trial, world: World) -> Iterator[Move]:
-    """Claim the item, if it is due and nobody's: the item's claim and the record's in one transaction."""
-    rec, item = world.rec, world.item
-    if rec is None or item is None or item.parked or item.lease or len(world.procs) >= trial.scenario.procs:
+    """Claim the parcel, if it is due and nobody's: the parcel's claim and the record's in one transaction."""
+    rec, parcel = world.rec, world.parcel
+    if rec is None or parcel is None or parcel.parked or parcel.lease or len(world.procs) >= trial.scenario.procs:
         return
-    row = trial.judged(Trigger.WORKER_CLAIM, Actor.WORKER, rec, item)
+    row = trial.judged(Trigger.WORKER_CLAIM, Actor.WORKER, rec, parcel)
     if row is None:
         return
     becomes = None
     if row.to is State.IN_PROGRESS:
-        becomes = Proc(rec.body, At.ANNOUNCED, rec.incarnation, worker=True, held=True, last=True, item=True)
+        becomes = Proc(rec.body, At.ANNOUNCED, rec.incarnation, worker=True, held=True, last=True, parcel=True)
         becomes = becomes._replace(route=rec.effects, value=trial.downstream_key(rec))
         if rec.result(CHARGE) is not None:
             becomes = standing(trial, rec, becomes)
-    yield written(trial, world, "worker claims the item", row, becomes=becomes)
+    yield written(trial, world, "worker claims the parcel", row, becomes=becomes)
 
 
 def resolver(trial: Trial, world: World) -> Iterator[Move]:
@@ -205,7 +205,7 @@ def resolver(trial: Trial, world: World) -> Iterator[Move]:
         return
     if any(charge.body == rec.body for charge in world.ledger):
         said = Said(("result given",), "", rec.body, Answer(ok=True, value=rec.body, by="resolver"))
-        row = trial.judged(Trigger.EXECUTED, Actor.RESOLVER, rec, world.item, said.facts)
+        row = trial.judged(Trigger.EXECUTED, Actor.RESOLVER, rec, world.parcel, said.facts)
         if row is not None:
             yield written(trial, world, "resolver: executed", row, said)
     elif query is None:
@@ -225,7 +225,7 @@ def _write_down(trial: Trial, world: World, query: Query) -> Iterator[Move]:
         return
     waited = query.waited if trial.law.asks_after_waiting else rec.waited
     said = Said(("waited",) if waited else ())
-    row = trial.judged(Trigger.NOT_EXECUTED, Actor.RESOLVER, rec, world.item, said.facts)
+    row = trial.judged(Trigger.NOT_EXECUTED, Actor.RESOLVER, rec, world.parcel, said.facts)
     if row is not None:
         yield written(trial, done, "resolver: not_executed", row, said)
         return
@@ -236,7 +236,7 @@ def _write_down(trial: Trial, world: World, query: Query) -> Iterator[Move]:
 
 def events(trial: Trial, world: World) -> Iterator[Move]:
     """Everything that time can do next."""
-    rec, item = world.rec, world.item
+    rec, parcel = world.rec, world.parcel
     if rec is not None:
         if rec.lease and not _beats(trial, world):
             yield Move("clock: the lease is over", world._replace(rec=rec._replace(lease=False)))
@@ -246,8 +246,8 @@ def events(trial: Trial, world: World) -> Iterator[Move]:
             yield Move("clock: the record expires", _expire(world))
         if rec.state is State.UNKNOWN and not rec.waited and _quiet(trial, world):
             yield Move("clock: the waiting time is over", world._replace(rec=rec._replace(waited=True)))
-    if item is not None and item.lease:
-        yield Move("clock: the item's lease is over", world._replace(item=item._replace(lease=False)))
+    if parcel is not None and parcel.lease:
+        yield Move("clock: the parcel's lease is over", world._replace(parcel=parcel._replace(lease=False)))
     if any(_announced(proc) for proc in world.procs):
         yield Move("clock: the send window is over", _close(world))
     if trial.scenario.dedup and trial.scenario.forgets and not world.flight:

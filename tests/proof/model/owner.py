@@ -20,9 +20,9 @@ from proof.model.world import (
     Answer,
     At,
     Breach,
+    CallUnderWay,
     Charge,
     Move,
-    Parcel,
     Proc,
     Rec,
     World,
@@ -51,7 +51,7 @@ _SWALLOW = Try(Trigger.SETTLE, said=Said(("call open",), answer=Answer(ok=False,
 _DECLINE = Try(Trigger.SETTLE, said=Said(answer=Answer(ok=False, value="", by="owner")))
 _ANNOUNCE = Try(Trigger.ANNOUNCE, At.ANNOUNCED, Said(phase=CHARGE))
 _TRY_AGAIN = Try(Trigger.TRY_AGAIN, worker=True)
-_TRY_UNSENT = Try(Trigger.TRY_AGAIN, said=Said(("item not sent",)), worker=True)
+_TRY_UNSENT = Try(Trigger.TRY_AGAIN, said=Said(("parcel not sent",)), worker=True)
 _WORKER_DOUBT = Try(Trigger.DOUBT, worker=True)
 _DEAD_LETTER = Try(Trigger.DEAD_LETTER, worker=True)
 
@@ -108,8 +108,8 @@ def act(trial: Trial, world: World, proc: Proc, *tries: Try) -> Iterator[Move]:
     if rec is not None and owns(trial, proc, rec):
         for wanted in tries:
             actor = Actor.WORKER if wanted.worker else Actor.OWNER
-            row = trial.judged(wanted.trigger, actor, rec, world.item, wanted.said.facts, phase=wanted.said.phase)
-            if row is None or (row.proof is Proof.OWNER_AND_ITEM and not proc.item):
+            row = trial.judged(wanted.trigger, actor, rec, world.parcel, wanted.said.facts, phase=wanted.said.phase)
+            if row is None or (row.proof is Proof.OWNER_AND_PARCEL and not proc.parcel):
                 continue
             becomes = None if wanted.then is None else _onward(trial, rec, proc, wanted)
             label = f"{proc.body}: {actor} {wanted.trigger}"
@@ -167,8 +167,8 @@ def _onward(trial: Trial, rec: Rec, proc: Proc, wanted: Try) -> Proc:
     value = proc.value
     if wanted.then is At.ANNOUNCED:
         value = trial.downstream_key(rec)
-    item = proc.item or wanted.trigger is Trigger.DEFERRED_RESULT
-    return proc._replace(at=wanted.then or proc.at, value=value, item=item)
+    parcel = proc.parcel or wanted.trigger is Trigger.DEFERRED_RESULT
+    return proc._replace(at=wanted.then or proc.at, value=value, parcel=parcel)
 
 
 def _settle(proc: Proc) -> Try:
@@ -260,43 +260,43 @@ def _look(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
 def send(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
     """Make the call: it is answered, it is not heard of again, or it provably never left."""
     who = f"{proc.body}: owner of {proc.incarnation}"
-    parcel = Parcel(proc.value, proc.body, proc.incarnation)
-    arrived, value = _arrive(trial, world, parcel, f"{who} calls the provider")
+    call = CallUnderWay(proc.value, proc.body, proc.incarnation)
+    arrived, value = _arrive(trial, world, call, f"{who} calls the provider")
     yield Move(f"{who} calls the provider and gets {value}", put(arrived, proc, proc._replace(at=At.GOT, value=value)))
-    lost = world._replace(flight=tuple(sorted({*world.flight, parcel})))
+    lost = world._replace(flight=tuple(sorted({*world.flight, call})))
     yield Move(f"{who} calls the provider and hears nothing", put(lost, proc, proc._replace(at=At.UNCERTAIN, value="")))
     yield Move(f"{who} cannot reach the provider", put(world, proc, proc._replace(at=At.UNSENT, value="")))
 
 
 def deliver(trial: Trial, world: World) -> Iterator[Move]:
     """A call that nobody waits for arrives after all, or never does."""
-    for parcel in world.flight:
-        rest = tuple(other for other in world.flight if other != parcel)
+    for call in world.flight:
+        rest = tuple(other for other in world.flight if other != call)
         left = world._replace(flight=rest)
-        label = f"the call of {parcel.incarnation} arrives at the provider"
-        arrived, _ = _arrive(trial, left, parcel, label)
+        label = f"the call of {call.incarnation} arrives at the provider"
+        arrived, _ = _arrive(trial, left, call, label)
         yield Move(label, canonical(arrived))
-        yield Move(f"the call of {parcel.incarnation} is lost", canonical(left))
+        yield Move(f"the call of {call.incarnation} is lost", canonical(left))
 
 
-def _arrive(trial: Trial, world: World, parcel: Parcel, label: str) -> tuple[World, str]:
+def _arrive(trial: Trial, world: World, call: CallUnderWay, label: str) -> tuple[World, str]:
     """The call reaches the provider: the world after it, and whose effect the provider names."""
     try:
-        return _execute(trial, world, parcel)
+        return _execute(trial, world, call)
     except Breach as breach:
         breach.step = label
         raise
 
 
-def _execute(trial: Trial, world: World, parcel: Parcel) -> tuple[World, str]:
-    if parcel.key in world.closed:
+def _execute(trial: Trial, world: World, call: CallUnderWay) -> tuple[World, str]:
+    if call.key in world.closed:
         return world, REFUSED_BY_PROVIDER
-    known = [charge for charge in world.ledger if charge.key == parcel.key and charge.remembered]
+    known = [charge for charge in world.ledger if charge.key == call.key and charge.remembered]
     if known:
         return world, known[0].body
-    if any(charge.body == parcel.body and charge.remembered for charge in world.ledger):
+    if any(charge.body == call.body and charge.remembered for charge in world.ledger):
         raise Breach("double effect: the provider would have recognised the request by its key, had it been the same")
-    books = count_effect(trial, world.books, parcel.incarnation)
-    charge = Charge(parcel.key, parcel.body, trial.scenario.dedup)
+    books = count_effect(trial, world.books, call.incarnation)
+    charge = Charge(call.key, call.body, trial.scenario.dedup)
     ledger = tuple(sorted({*world.ledger, charge}))
-    return world._replace(books=books, ledger=ledger), parcel.body
+    return world._replace(books=books, ledger=ledger), call.body

@@ -1,6 +1,6 @@
 """The world of one key, small enough to visit every state of it.
 
-A world is a value: the record, its outbox item, the provider, everyone who is in the middle of something, and
+A world is a value: the record, its parcel, the provider, everyone who is in the middle of something, and
 the books that only the checker can see. Time is not a number. What a clock can make true (lease over, expired,
 window over, waiting over) is a flag, and the passing of time is an event that raises it, whenever it may.
 
@@ -76,8 +76,8 @@ class Rec(NamedTuple):
         return next((value for name, value in self.memo if name == phase), None)
 
 
-class Item(NamedTuple):
-    """The outbox item of a deferred record."""
+class Parcel(NamedTuple):
+    """The parcel of a deferred record."""
 
     claimed: bool = False
     lease: bool | None = None
@@ -114,8 +114,8 @@ class Proc(NamedTuple):
     """The fence it got is the record's last (P1)."""
     last: bool = False
     """In truth nobody became the owner after it; the checker's own view, which no rule may consult."""
-    item: bool = False
-    """The item's claim is still its own."""
+    parcel: bool = False
+    """The parcel's claim is still its own."""
     fresh: bool = False
     """The version has not moved since it looked."""
     value: str = ""
@@ -132,7 +132,7 @@ class Charge(NamedTuple):
     remembered: bool
 
 
-class Parcel(NamedTuple):
+class CallUnderWay(NamedTuple):
     """A call under way that nobody waits for any more: it may still arrive, or be lost."""
 
     key: str
@@ -166,10 +166,10 @@ class World(NamedTuple):
     """Everything."""
 
     rec: Rec | None = None
-    item: Item | None = None
+    parcel: Parcel | None = None
     ledger: tuple[Charge, ...] = ()
     closed: tuple[str, ...] = ()
-    flight: tuple[Parcel, ...] = ()
+    flight: tuple[CallUnderWay, ...] = ()
     procs: tuple[Proc, ...] = ()
     query: Query | None = None
     books: Books = ()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from oncekey.core.model import Effects, State
 from oncekey.core.transitions import Fence, Row, Trigger
 from proof.model.law import Trial
-from proof.model.world import CHARGE, REST, Answer, At, Book, Books, Breach, Item, Move, Proc, Rec, World
+from proof.model.world import CHARGE, REST, Answer, At, Book, Books, Breach, Move, Parcel, Proc, Rec, World
 
 
 def book_of(books: Books, incarnation: int) -> Book:
@@ -93,8 +93,8 @@ class Said(NamedTuple):
 NOTHING = Said()
 
 
-def after(trial: Trial, rec: Rec, item: Item | None, row: Row, said: Said) -> tuple[Rec | None, Item | None]:
-    """The record and the item as this row leaves them."""
+def after(trial: Trial, rec: Rec, parcel: Parcel | None, row: Row, said: Said) -> tuple[Rec | None, Parcel | None]:
+    """The record and the parcel as this row leaves them."""
     if row.to is None:
         return None, None
     rec = rec._replace(state=row.to, waited=False, lease=True if row.to is State.IN_PROGRESS else None)
@@ -112,7 +112,7 @@ def after(trial: Trial, rec: Rec, item: Item | None, row: Row, said: Said) -> tu
             rec = rec._replace(memo=(*rec.memo[:-1], (CHARGE, said.value)))
         case Trigger.WITHDRAW:
             rec = rec.closed()
-        case Trigger.NOT_EXECUTED if item is None:
+        case Trigger.NOT_EXECUTED if parcel is None:
             rec = rec.closed()
         case Trigger.TAKE_OVER:
             rec = _begun_again(trial, rec)
@@ -120,33 +120,33 @@ def after(trial: Trial, rec: Rec, item: Item | None, row: Row, said: Said) -> tu
             rec = rec._replace(answer=None)
         case _:
             pass
-    if item is None and row.trigger is not Trigger.DEFER:
+    if parcel is None and row.trigger is not Trigger.DEFER:
         return rec, None
-    return _with_item(trial, rec, item or Item(), row, said)
+    return _with_parcel(trial, rec, parcel or Parcel(), row, said)
 
 
-def _with_item(trial: Trial, rec: Rec, item: Item, row: Row, said: Said) -> tuple[Rec, Item]:
-    """A deferred record: the item's lease is its only lease (O1)."""
+def _with_parcel(trial: Trial, rec: Rec, parcel: Parcel, row: Row, said: Said) -> tuple[Rec, Parcel]:
+    """A deferred record: the parcel's lease is its only lease (O1)."""
     rec = rec._replace(lease=None)
     match row.trigger:
-        case Trigger.DEFERRED_RESULT if trial.law.item_follows_result:
-            item = item._replace(lease=True, parked=False)
+        case Trigger.DEFERRED_RESULT if trial.law.parcel_follows_result:
+            parcel = parcel._replace(lease=True, parked=False)
         case Trigger.WORKER_CLAIM if row.to is State.IN_PROGRESS:
             sends = 0 if rec.result(CHARGE) else min(rec.sends + 1, 2)
-            rec, item = _begun_again(trial, rec)._replace(sends=sends), Item(claimed=True, lease=True)
+            rec, parcel = _begun_again(trial, rec)._replace(sends=sends), Parcel(claimed=True, lease=True)
         case Trigger.WORKER_CLAIM | Trigger.DEAD_LETTER | Trigger.DOUBT:
-            item = Item(claimed=True, parked=True)
+            parcel = Parcel(claimed=True, parked=True)
         case Trigger.TRY_AGAIN:
-            rec = rec.closed() if "item not sent" in said.facts else rec
-            item = Item(claimed=True)
+            rec = rec.closed() if "parcel not sent" in said.facts else rec
+            parcel = Parcel(claimed=True)
         case Trigger.NOT_EXECUTED | Trigger.DLQ_RETRY:
             # Sent again because that is safe, or because it is taken for not sent: only the second forgets.
             repeatable = trial.scenario.dedup and not rec.window_over
             rec = rec if repeatable and "waited" not in said.facts else rec.closed()
-            item = item._replace(lease=None, parked=False)
+            parcel = parcel._replace(lease=None, parked=False)
         case _:
             pass
-    return rec, item
+    return rec, parcel
 
 
 def _begun_again(trial: Trial, rec: Rec) -> Rec:
@@ -182,7 +182,7 @@ def written(
     label = f"{label} (row {row.number})"
     trial.used.add(trial.places[id(row)])
     try:
-        rec, item = _left(trial, world, row, said, new)
+        rec, parcel = _left(trial, world, row, said, new)
         books = _booked(trial, world, row, rec, actor)
     except Breach as breach:
         breach.step = label
@@ -193,7 +193,7 @@ def written(
     procs = _others(trial, world, row, actor, gone=rec is None or new is not None)
     moved = World(
         rec=rec,
-        item=item,
+        parcel=parcel,
         ledger=world.ledger,
         closed=world.closed,
         flight=world.flight,
@@ -218,7 +218,7 @@ def canonical(world: World) -> World:
         procs = tuple(sorted(procs))
     if world.rec is None or len(books) > 1:
         needed = {proc.incarnation for proc in procs}
-        needed.update(parcel.incarnation for parcel in world.flight)
+        needed.update(call.incarnation for call in world.flight)
         if world.rec is not None:
             needed.add(world.rec.incarnation)
         books = tuple(book if number in needed else None for number, book in enumerate(books, 1))
@@ -232,13 +232,13 @@ def _without(procs: tuple[Proc, ...], proc: Proc) -> tuple[Proc, ...]:
     return procs[:index] + procs[index + 1 :]
 
 
-def _left(trial: Trial, world: World, row: Row, said: Said, new: Rec | None) -> tuple[Rec | None, Item | None]:
-    """The record and the item that the write leaves."""
+def _left(trial: Trial, world: World, row: Row, said: Said, new: Rec | None) -> tuple[Rec | None, Parcel | None]:
+    """The record and the parcel that the write leaves."""
     if new is not None:
-        return new, Item() if row.to is State.PENDING else None
+        return new, Parcel() if row.to is State.PENDING else None
     if world.rec is None:
         return None, None
-    return after(trial, world.rec, world.item, row, said)
+    return after(trial, world.rec, world.parcel, row, said)
 
 
 def _booked(trial: Trial, world: World, row: Row, rec: Rec | None, actor: Proc | None) -> Books:
@@ -262,12 +262,14 @@ def _booked(trial: Trial, world: World, row: Row, rec: Rec | None, actor: Proc |
 
 
 def _others(trial: Trial, world: World, row: Row, actor: Proc | None, *, gone: bool) -> tuple[Proc, ...]:
-    """Everyone else after the write: whose look is stale, whose fence is overtaken, whose item is gone."""
+    """Everyone else after the write: whose look is stale, whose fence is overtaken, whose parcel is gone."""
     others = world.procs if actor is None else _without(world.procs, actor)
     stale = trial.law.version_moves or gone
     overtaken = row.fence is Fence.UP
     replaced = row.trigger in _NEW_OWNER
-    item = row.trigger is Trigger.WORKER_CLAIM or (row.trigger is Trigger.DEFERRED_RESULT and world.item is not None)
+    parcel = row.trigger is Trigger.WORKER_CLAIM or (
+        row.trigger is Trigger.DEFERRED_RESULT and world.parcel is not None
+    )
     left = []
     for proc in others:
         if proc.fresh and stale and _gives_up(trial, proc):
@@ -275,7 +277,7 @@ def _others(trial: Trial, world: World, row: Row, actor: Proc | None, *, gone: b
         after = proc._replace(
             held=proc.held and not overtaken,
             last=proc.last and not replaced,
-            item=proc.item and not item,
+            parcel=proc.parcel and not parcel,
             fresh=proc.fresh and not stale,
         )
         if not (after.incarnation and _is_lost(trial, after, gone=gone)):

@@ -221,7 +221,9 @@ class Relay(Worker):
             return
         parcels[life] = self.world.clock.boot + PARCEL_LEASE
         remembers = self.world.scenario.provider_remembers
-        facts = Facts(record, now, item_claimed=True, item_sent=record.intent is not None, item_repeatable=remembers)
+        facts = Facts(
+            record, now, parcel_claimed=True, parcel_sent=record.intent is not None, parcel_repeatable=remembers
+        )
         row = find_row(Trigger.WORKER_CLAIM, Actor.WORKER, facts)
         if not isinstance(row, Row):
             return

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import aiomysql
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import NOTHING_LEFT, OVER, ConnectionUse
+from oncekey.drivers.handler_sql import NOTHING_LEFT, OVER, ConnectionUse
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
-from oncekey.drivers.mariadb.guard import AsyncMariadbGuardedConnection
+from oncekey.drivers.mariadb.handler_connection import AsyncMariadbHandlerConnection
 from oncekey.drivers.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, AsyncSession, greeting
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
@@ -136,12 +136,12 @@ class AiomysqlTransaction:
         self._session: AsyncSession | None = session
         self._limit = limit
         self._use = ConnectionUse()
-        self._guarded = AsyncMariadbGuardedConnection(session.raw, self._use)
+        self._for_handler = AsyncMariadbHandlerConnection(session.raw, self._use)
 
     @property
-    def connection(self) -> AsyncMariadbGuardedConnection:
+    def connection(self) -> AsyncMariadbHandlerConnection:
         """The connection for the handler."""
-        return self._guarded
+        return self._for_handler
 
     async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""

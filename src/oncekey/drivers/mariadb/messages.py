@@ -24,7 +24,7 @@ import pymysql
 
 from oncekey.core import errors
 from oncekey.core.sqltext import Dialect, sentences
-from oncekey.drivers.guard import ENDED_EARLY, UNDONE
+from oncekey.drivers.handler_sql import ENDED_EARLY, UNDONE
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError, lost, lost_commit
 from oncekey.drivers.slots import Shelf

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import pymysql
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import NOTHING_LEFT, OVER, ConnectionUse
+from oncekey.drivers.handler_sql import NOTHING_LEFT, OVER, ConnectionUse
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
-from oncekey.drivers.mariadb.guard import MariadbGuardedConnection
+from oncekey.drivers.mariadb.handler_connection import MariadbHandlerConnection
 from oncekey.drivers.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, Session, greeting
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
@@ -127,12 +127,12 @@ class PymysqlTransaction:
         self._session: Session | None = session
         self._limit = limit
         self._use = ConnectionUse()
-        self._guarded = MariadbGuardedConnection(session.raw, self._use)
+        self._for_handler = MariadbHandlerConnection(session.raw, self._use)
 
     @property
-    def connection(self) -> MariadbGuardedConnection:
+    def connection(self) -> MariadbHandlerConnection:
         """The connection for the handler."""
-        return self._guarded
+        return self._for_handler
 
     def run(self, body: Body[T]) -> T:
         """Run statements inside it."""

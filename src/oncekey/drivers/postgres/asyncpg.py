@@ -19,8 +19,8 @@ from oncekey.drivers.postgres import asyncpg_connections as connections
 from oncekey.drivers.postgres import asyncpg_transactions as transactions
 from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.address import BACKEND, Pooling, PostgresAddress
-from oncekey.drivers.postgres.doubt import CONFIRM, AsyncAsking, Doubt
-from oncekey.drivers.postgres.doubt import WHAT as QUESTION
+from oncekey.drivers.postgres.unconfirmed import CONFIRM, AsyncConfirming, UnconfirmedCommits
+from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, Failures, LostError, aretrying, is_last
 from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.flow import NOT_BEGUN, AsyncWithin, Mode, arun_body
@@ -210,8 +210,8 @@ class AsyncpgPool:
         self._idle: list[connections.StoreConnection] = []
         self._lent: set[connections.StoreConnection] = set()
         self._returns: set[asyncio.Task[None]] = set()
-        self.doubt = Doubt.of(address.dsn)
-        self._asking = AsyncAsking(self.doubt, self._confirmed)
+        self.unconfirmed = UnconfirmedCommits.of(address.dsn)
+        self._confirming = AsyncConfirming(self.unconfirmed, self._confirmed)
         self._watch = connections.Watch()
         self._generation = 0
         self._closed = False
@@ -219,8 +219,8 @@ class AsyncpgPool:
 
     async def borrow(self) -> connections.StoreConnection:
         """A connection for one statement or transaction of oncekey's own."""
-        if self.doubt:
-            await self._asking.settle()
+        if self.unconfirmed:
+            await self._confirming.confirm_all()
         now = time.monotonic()
         return self._at_once(now) or await self._take(now + self._timeout)
 
@@ -233,8 +233,8 @@ class AsyncpgPool:
 
     async def take(self) -> connections.StoreConnection:
         """A connection for a business transaction."""
-        if self.doubt:
-            await self._asking.settle()
+        if self.unconfirmed:
+            await self._confirming.confirm_all()
         now = time.monotonic()
         if not self.business.taken():
             await self.business.acquire(now + self._timeout)
@@ -336,7 +336,7 @@ class AsyncpgPool:
             statement_cache_size=self._cache,
         )
         connection.generation, connection.watch = self._generation, self._watch
-        connection.doubt = self.doubt
+        connection.unconfirmed = self.unconfirmed
         return connection
 
     async def _confirmed(self) -> bool:

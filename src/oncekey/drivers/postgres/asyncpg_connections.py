@@ -11,9 +11,9 @@ import asyncpg
 from asyncpg.transaction import Transaction, TransactionState
 
 from oncekey.core.errors import OncekeyError, StoreError, TransactionControlError
-from oncekey.drivers.guard import LEFT_BEHIND, RESET
+from oncekey.drivers.handler_sql import LEFT_BEHIND, RESET
 from oncekey.drivers.postgres import server
-from oncekey.drivers.postgres.doubt import Doubt
+from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
 from oncekey.drivers.retries import LostError, lost, lost_commit
 from oncekey.flow import Mode
 
@@ -106,7 +106,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self.watch = Watch()
         """The watch over its messages; a pool has one for all of its connections."""
         self.suspect = False
-        self.doubt = Doubt()
+        self.unconfirmed = UnconfirmedCommits()
         self.generation = 0
         self.born = self.rested = time.monotonic()
         self.add_log_listener(self._take_notice)
@@ -143,7 +143,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         try:
             self.tag = await super().execute(text)
         except asyncio.CancelledError:
-            self.doubt.arise()  # the server is asked to stop, and then it stops waiting for its standby
+            self.unconfirmed.add()  # the server is asked to stop, and then it stops waiting for its standby
             if wait.explains():
                 raise TimeoutError from None
             raise
@@ -206,7 +206,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
                 self.notice = notice.message
         elif notice.sqlstate == server.SYNC_WAIT_CANCELLED:
             self.unsure = True
-            self.doubt.arise()  # the standby may not have this commit (doubt.py)
+            self.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
 
 
 async def cleaned(connection: asyncpg.Connection) -> None:
@@ -244,7 +244,7 @@ def statement_error(error: Exception, connection: Any, mode: Mode, what: str) ->
         return LostError(f"{what}: the connection was lost before")
     if was_lost(error, connection):
         if mode is Mode.SINGLE:
-            connection.doubt.arise()  # the standby may not have this commit (doubt.py)
+            connection.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
         return lost(mode, what)
     if _sqlstate(error) == server.READS_ONLY:
         _suspect(connection)
@@ -256,7 +256,7 @@ def commit_error(error: Exception, connection: StoreConnection, what: str) -> On
     if is_busy(error):
         return TransactionControlError(LEFT_BEHIND)
     if was_lost(error, connection):
-        connection.doubt.arise()  # the standby may not have this commit (doubt.py)
+        connection.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
         return lost_commit(what)
     return server.refused_commit(_sqlstate(error) or None, what, type(error).__name__)
 

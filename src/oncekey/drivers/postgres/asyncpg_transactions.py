@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
-from oncekey.drivers.guard import (
+from oncekey.drivers.handler_sql import (
     ENDED_EARLY,
     NOTHING_LEFT,
     OVER,
@@ -37,7 +37,7 @@ class AsyncpgTransaction:
 
     __slots__ = (
         "_committed",
-        "_guarded",
+        "_for_handler",
         "_limit",
         "_over",
         "_pool",
@@ -63,12 +63,12 @@ class AsyncpgTransaction:
         self._resets_session = resets_session
         self._over = self._committed = False
         self._use = ConnectionUse()
-        self._guarded = AsyncpgGuardedConnection(connection, self._use)
+        self._for_handler = AsyncpgHandlerConnection(connection, self._use)
 
     @property
-    def connection(self) -> AsyncpgGuardedConnection:
+    def connection(self) -> AsyncpgHandlerConnection:
         """The connection for the handler."""
-        return self._guarded
+        return self._for_handler
 
     @property
     def first_row(self) -> Rows | None:
@@ -165,7 +165,7 @@ class AsyncpgTransaction:
             raise connections.statement_error(error, self._raw, Mode.ATOMIC, server.WHAT) from connections.cause(error)
 
 
-class AsyncpgGuardedConnection:
+class AsyncpgHandlerConnection:
     """`op.connection` for asyncpg. After the end of the operation it refuses every call."""
 
     __slots__ = ("_raw", "_use")
@@ -255,7 +255,7 @@ async def execute_alone(connection: Any, limit: float | None, mode: Mode, statem
         rows = await execute(connection, limit, mode, statement)
     except asyncio.CancelledError:
         if mode is Mode.SINGLE:
-            connection.doubt.arise()  # the standby may not have this commit (doubt.py)
+            connection.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
         raise
     if connection.unsure and mode is Mode.SINGLE:
         raise server.unsure_commit(statement.name)
@@ -277,7 +277,7 @@ async def commit(connection: Any, transaction: Any, limit: float | None, what: s
         async with asyncio.timeout(limit):
             await transaction.commit()
     except asyncio.CancelledError:
-        connection.doubt.arise()  # the standby may not have this commit (doubt.py)
+        connection.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
         raise
     except connections.FAILURES as error:
         raise connections.commit_error(error, connection, what) from connections.cause(error)
@@ -323,7 +323,7 @@ async def _was_committed(
     try:
         rows = await execute(connection, limit, Mode.READ, Statement("proof", last.proof, last.params))
     except StoreError as error:
-        connection.doubt.arise()  # the standby may not have this commit (doubt.py)
+        connection.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
         raise lost_commit(what) from error
     return bool(rows[0]["committed"])
 

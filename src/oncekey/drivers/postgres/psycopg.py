@@ -23,8 +23,8 @@ from oncekey.drivers.postgres import psycopg_replies as replies
 from oncekey.drivers.postgres import psycopg_transactions as transactions
 from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.address import PostgresAddress
-from oncekey.drivers.postgres.doubt import CONFIRM, Asking, Doubt
-from oncekey.drivers.postgres.doubt import WHAT as QUESTION
+from oncekey.drivers.postgres.unconfirmed import CONFIRM, Confirming, UnconfirmedCommits
+from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
 from oncekey.flow import Mode, Statement, Within, run_body
@@ -148,14 +148,14 @@ class Pool:
         self._slots = Slots(size, timeout)
         self._business = Slots(business_share(size), timeout)
         self._shelf: connections.IdleConnections[connections.StoreConnection] = connections.IdleConnections()
-        self.doubt = Doubt.of(dsn)
-        self._asking = Asking(self.doubt, self._confirmed)
+        self.unconfirmed = UnconfirmedCommits.of(dsn)
+        self._confirming = Confirming(self.unconfirmed, self._confirmed)
 
     @contextmanager
     def lent(self, limit: float) -> Iterator[connections.StoreConnection]:
         """A connection for one statement or transaction of oncekey's own."""
-        if self.doubt:
-            self._asking.settle()
+        if self.unconfirmed:
+            self._confirming.confirm_all()
         connection = self._take(time.monotonic() + self._timeout)
         connection.limit = limit
         try:
@@ -170,8 +170,8 @@ class Pool:
 
     def take(self) -> connections.StoreConnection:
         """A connection for a business transaction."""
-        if self.doubt:
-            self._asking.settle()
+        if self.unconfirmed:
+            self._confirming.confirm_all()
         deadline = time.monotonic() + self._timeout
         if not self._business.taken():
             self._business.acquire(deadline)
@@ -194,7 +194,7 @@ class Pool:
         if not self._slots.taken():
             self._slots.acquire(deadline)
         try:
-            return self._idle() or connections.connect(self._address, self._threshold, self.doubt)
+            return self._idle() or connections.connect(self._address, self._threshold, self.unconfirmed)
         except psycopg.Error as error:
             self._slots.release()
             raise server.unreachable(replies.first_line(error)) from error

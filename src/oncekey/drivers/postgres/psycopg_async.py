@@ -22,8 +22,8 @@ from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
 from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.address import BACKEND, Pooling, PostgresAddress
-from oncekey.drivers.postgres.doubt import CONFIRM, AsyncAsking, Doubt
-from oncekey.drivers.postgres.doubt import WHAT as QUESTION
+from oncekey.drivers.postgres.unconfirmed import CONFIRM, AsyncConfirming, UnconfirmedCommits
+from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.flow import AsyncWithin, Mode, Statement, arun_body
@@ -166,14 +166,14 @@ class AsyncPool:
         self._slots = AsyncSlots(size, timeout)
         self._business = AsyncSlots(business_share(size), timeout)
         self._shelf: connections.IdleConnections[connections.AsyncStoreConnection] = connections.IdleConnections()
-        self.doubt = Doubt.of(dsn)
-        self._asking = AsyncAsking(self.doubt, self._confirmed)
+        self.unconfirmed = UnconfirmedCommits.of(dsn)
+        self._confirming = AsyncConfirming(self.unconfirmed, self._confirmed)
 
     @asynccontextmanager
     async def lent(self, limit: float) -> AsyncIterator[connections.AsyncStoreConnection]:
         """A connection for one statement or transaction of oncekey's own."""
-        if self.doubt:
-            await self._asking.settle()
+        if self.unconfirmed:
+            await self._confirming.confirm_all()
         connection = await self._take(time.monotonic() + self._timeout)
         connection.limit = limit
         try:
@@ -192,8 +192,8 @@ class AsyncPool:
 
     async def take(self) -> connections.AsyncStoreConnection:
         """A connection for a business transaction."""
-        if self.doubt:
-            await self._asking.settle()
+        if self.unconfirmed:
+            await self._confirming.confirm_all()
         deadline = time.monotonic() + self._timeout
         if not self._business.taken():
             await self._business.acquire(deadline)
@@ -216,7 +216,7 @@ class AsyncPool:
         if not self._slots.taken():
             await self._slots.acquire(deadline)
         try:
-            return await self._idle() or await connections.aconnect(self._address, self._threshold, self.doubt)
+            return await self._idle() or await connections.aconnect(self._address, self._threshold, self.unconfirmed)
         except psycopg.Error as error:
             self._slots.release()
             raise server.unreachable(replies.first_line(error)) from error

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
+from oncekey.drivers.handler_sql import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -44,12 +44,12 @@ class AsyncPsycopgTransaction:
         self._raw: connections.AsyncStoreConnection | None = connection
         self._limit = limit
         self._use = ConnectionUse()
-        self._guarded = AsyncPsycopgGuardedConnection(connections.lent(connection, self._use), self._use)
+        self._for_handler = AsyncPsycopgHandlerConnection(connections.lent(connection, self._use), self._use)
 
     @property
-    def connection(self) -> AsyncPsycopgGuardedConnection:
+    def connection(self) -> AsyncPsycopgHandlerConnection:
         """The connection for the handler."""
-        return self._guarded
+        return self._for_handler
 
     async def execute_own(self, statement: Statement) -> Rows:
         """Execute a statement of oncekey's own, before the handler has the connection."""
@@ -127,7 +127,7 @@ def _only(statement: Statement) -> Body[Rows]:
     return (yield statement)
 
 
-class AsyncPsycopgGuardedConnection(connections.GuardedFromEnding):
+class AsyncPsycopgHandlerConnection(connections.PsycopgConnectionProxy):
     """`op.connection` for psycopg in an `async def` handler."""
 
     __slots__ = ()
@@ -136,15 +136,15 @@ class AsyncPsycopgGuardedConnection(connections.GuardedFromEnding):
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.AsyncConnection
 
-    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncPsycopgGuardedCursor:  # noqa: ANN401  (as psycopg)
+    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncPsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
         """Execute a statement."""
         self._check(query)
-        return AsyncPsycopgGuardedCursor(await self._raw.execute(query, *args, **kwargs), self)
+        return AsyncPsycopgHandlerCursor(await self._raw.execute(query, *args, **kwargs), self)
 
-    def cursor(self, *args: Any, **kwargs: Any) -> AsyncPsycopgGuardedCursor:  # noqa: ANN401  (as psycopg takes them)
+    def cursor(self, *args: Any, **kwargs: Any) -> AsyncPsycopgHandlerCursor:  # noqa: ANN401  (as psycopg takes them)
         """A cursor."""
         self._use.check()
-        return AsyncPsycopgGuardedCursor(self._raw.cursor(*args, **kwargs), self)
+        return AsyncPsycopgHandlerCursor(self._raw.cursor(*args, **kwargs), self)
 
     async def __aenter__(self) -> NoReturn:
         self._refuse("`async with connection:`")
@@ -152,12 +152,12 @@ class AsyncPsycopgGuardedConnection(connections.GuardedFromEnding):
     async def __aexit__(self, *_: object) -> None: ...
 
 
-class AsyncPsycopgGuardedCursor(connections.Guarded):
+class AsyncPsycopgHandlerCursor(connections.PsycopgProxy):
     """A cursor whose statements cannot end the transaction."""
 
     __slots__ = ("connection",)
 
-    def __init__(self, raw: Any, connection: AsyncPsycopgGuardedConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
+    def __init__(self, raw: Any, connection: AsyncPsycopgHandlerConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
         super().__init__(raw, connection._use)  # noqa: SLF001  (one module, one secret)
         object.__setattr__(self, "connection", connection)
 
@@ -165,7 +165,7 @@ class AsyncPsycopgGuardedCursor(connections.Guarded):
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.AsyncCursor
 
-    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncPsycopgGuardedCursor:  # noqa: ANN401  (as psycopg)
+    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncPsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
         """Execute a statement."""
         self._check(query)
         await self._raw.execute(query, *args, **kwargs)

@@ -25,9 +25,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.drivers.guard import RESET, refusal, refuse_transaction_control
-from oncekey.drivers.postgres.doubt import Doubt
+from oncekey.drivers.handler_sql import RESET, HandlerProxy, refusal, refuse_transaction_control
 from oncekey.drivers.postgres.server import NOTICE, SYNC_WAIT_CANCELLED
+from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
 from oncekey.drivers.slots import Shelf
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from psycopg.errors import Diagnostic
     from psycopg.pq.abc import PGconn, PGresult
 
-    from oncekey.drivers.guard import ConnectionUse
+    from oncekey.drivers.handler_sql import ConnectionUse
     from oncekey.drivers.postgres.address import PostgresAddress
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class _State:
     born = 0.0
     threshold: int | None = None
     cleaning = False
-    doubt = Doubt()
+    unconfirmed = UnconfirmedCommits()
 
 
 class StoreConnection(_State, psycopg.Connection[Any]):
@@ -235,16 +235,16 @@ async def cancel_and_close(connection: psycopg.AsyncConnection[Any]) -> bool:
         return False
 
 
-def connect(address: str, threshold: int | None, doubt: Doubt) -> StoreConnection:
+def connect(address: str, threshold: int | None, unconfirmed: UnconfirmedCommits) -> StoreConnection:
     """Make a connection."""
     connection = StoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
-    return _ready(connection, threshold, doubt)
+    return _ready(connection, threshold, unconfirmed)
 
 
-async def aconnect(address: str, threshold: int | None, doubt: Doubt) -> AsyncStoreConnection:
+async def aconnect(address: str, threshold: int | None, unconfirmed: UnconfirmedCommits) -> AsyncStoreConnection:
     """Make a connection."""
     connection = await AsyncStoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
-    return _ready(connection, threshold, doubt)
+    return _ready(connection, threshold, unconfirmed)
 
 
 def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
@@ -272,16 +272,16 @@ def bounded(dsn: str, timeout: float) -> str:
     return make_conninfo(dsn, **{name: value for name, value in ours.items() if name not in given})
 
 
-def _ready(connection: C, threshold: int | None, doubt: Doubt) -> C:
+def _ready(connection: C, threshold: int | None, unconfirmed: UnconfirmedCommits) -> C:
     def take_notice(notice: Diagnostic) -> None:
         if notice.sqlstate == SYNC_WAIT_CANCELLED:
             connection.unsure = True
-            doubt.arise()  # the standby may not have this commit (doubt.py)
+            unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
         elif notice.sqlstate == NOTICE and connection.notice is None:
             connection.notice = notice.message_primary
 
     connection.add_notice_handler(take_notice)
-    connection.doubt = doubt
+    connection.unconfirmed = unconfirmed
     connection.born = time.monotonic()
     connection.threshold = threshold
     return connection
@@ -388,37 +388,22 @@ def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
     )
 
 
-class Guarded:
-    """What a handler gets, everything but the end of the transaction (L5): every call is passed on until then.
+class PsycopgProxy(HandlerProxy):
+    """What a handler gets: everything but the end of the transaction (L5)."""
 
-    When the operation is over, another request gets the connection, so from then on every call is refused.
-    """
-
-    __slots__ = ("_raw", "_use")
-
-    def __init__(self, raw: Any, use: ConnectionUse) -> None:  # noqa: ANN401  (any connection or cursor of psycopg)
-        object.__setattr__(self, "_raw", raw)
-        object.__setattr__(self, "_use", use)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever psycopg has there)
-        self._use.check()
-        return getattr(self._raw, name)
+    __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _SETTINGS:
             raise refusal(f"setting {name}")
-        self._use.check()
-        setattr(self._raw, name, value)
-
-    def __repr__(self) -> str:
-        return f"<guarded {self._raw!r}>"
+        super().__setattr__(name, value)
 
     def _check(self, query: Any) -> None:  # noqa: ANN401  (text, bytes, or whatever composes a statement)
         self._use.check()
         refuse_transaction_control(_text(query, self._raw))
 
 
-class GuardedFromEnding(Guarded):
+class PsycopgConnectionProxy(PsycopgProxy):
     """The refusals of a connection; they are raised when it is called, before anything is awaited."""
 
     __slots__ = ()

@@ -32,7 +32,7 @@ def statement_error(error: Exception, connection: AnyConnection, mode: Mode, wha
     """The store's error for a statement."""
     if was_lost(error, connection):
         if mode is Mode.SINGLE:
-            _doubt(connection)
+            _note_unconfirmed(connection)
         return lost(mode, what)
     if (
         isinstance(connection, StoreConnection | AsyncStoreConnection)
@@ -45,7 +45,7 @@ def statement_error(error: Exception, connection: AnyConnection, mode: Mode, wha
 def commit_error(error: Exception, connection: AnyConnection, what: str) -> StoreError:
     """The store's error for a COMMIT: an error from the server is definite, a missing reply is not (F20)."""
     if was_lost(error, connection):
-        _doubt(connection)
+        _note_unconfirmed(connection)
         return lost_commit(what)
     return server.refused_commit(getattr(error, "sqlstate", None), what, type(error).__name__)
 
@@ -90,10 +90,10 @@ def was_lost(error: Exception, connection: AnyConnection) -> bool:
     return ended or connection.closed or connection.pgconn.transaction_status in _BUSY
 
 
-def _doubt(connection: AnyConnection) -> None:
-    """Note the doubt: a backend that ends while it waits for its standby leaves its commit visible."""
+def _note_unconfirmed(connection: AnyConnection) -> None:
+    """Note an unconfirmed commit: a backend that ends while it waits for its standby leaves its commit visible."""
     if isinstance(connection, StoreConnection | AsyncStoreConnection):
-        connection.doubt.arise()
+        connection.unconfirmed.add()
 
 
 def _refused(error: Exception, what: str) -> StoreError:

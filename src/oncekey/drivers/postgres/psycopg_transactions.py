@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.guard import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
+from oncekey.drivers.handler_sql import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -45,12 +45,12 @@ class PsycopgTransaction:
         self._raw: connections.StoreConnection | None = connection
         self._limit = limit
         self._use = ConnectionUse()
-        self._guarded = PsycopgGuardedConnection(connections.lent(connection, self._use), self._use)
+        self._for_handler = PsycopgHandlerConnection(connections.lent(connection, self._use), self._use)
 
     @property
-    def connection(self) -> PsycopgGuardedConnection:
+    def connection(self) -> PsycopgHandlerConnection:
         """The connection for the handler."""
-        return self._guarded
+        return self._for_handler
 
     def execute_own(self, statement: Statement) -> Rows:
         """Execute a statement of oncekey's own, before the handler has the connection."""
@@ -128,7 +128,7 @@ def _only(statement: Statement) -> Body[Rows]:
     return (yield statement)
 
 
-class PsycopgGuardedConnection(connections.GuardedFromEnding):
+class PsycopgHandlerConnection(connections.PsycopgConnectionProxy):
     """`op.connection` for psycopg in a blocking handler."""
 
     __slots__ = ()
@@ -137,15 +137,15 @@ class PsycopgGuardedConnection(connections.GuardedFromEnding):
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.Connection
 
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgGuardedCursor:  # noqa: ANN401  (as psycopg)
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
         """Execute a statement."""
         self._check(query)
-        return PsycopgGuardedCursor(self._raw.execute(query, *args, **kwargs), self)
+        return PsycopgHandlerCursor(self._raw.execute(query, *args, **kwargs), self)
 
-    def cursor(self, *args: Any, **kwargs: Any) -> PsycopgGuardedCursor:  # noqa: ANN401  (as psycopg takes them)
+    def cursor(self, *args: Any, **kwargs: Any) -> PsycopgHandlerCursor:  # noqa: ANN401  (as psycopg takes them)
         """A cursor."""
         self._use.check()
-        return PsycopgGuardedCursor(self._raw.cursor(*args, **kwargs), self)
+        return PsycopgHandlerCursor(self._raw.cursor(*args, **kwargs), self)
 
     def __enter__(self) -> NoReturn:
         self._refuse("`with connection:`")
@@ -153,12 +153,12 @@ class PsycopgGuardedConnection(connections.GuardedFromEnding):
     def __exit__(self, *_: object) -> None: ...
 
 
-class PsycopgGuardedCursor(connections.Guarded):
+class PsycopgHandlerCursor(connections.PsycopgProxy):
     """A cursor whose statements cannot end the transaction."""
 
     __slots__ = ("connection",)
 
-    def __init__(self, raw: Any, connection: PsycopgGuardedConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
+    def __init__(self, raw: Any, connection: PsycopgHandlerConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
         super().__init__(raw, connection._use)  # noqa: SLF001  (one module, one secret)
         object.__setattr__(self, "connection", connection)
 
@@ -166,7 +166,7 @@ class PsycopgGuardedCursor(connections.Guarded):
     def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
         return psycopg.Cursor
 
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgGuardedCursor:  # noqa: ANN401  (as psycopg)
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
         """Execute a statement."""
         self._check(query)
         self._raw.execute(query, *args, **kwargs)

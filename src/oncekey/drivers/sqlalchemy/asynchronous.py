@@ -14,14 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER
-from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, AsyncAsking, Doubt
+from oncekey.drivers.handler_sql import ENDED_EARLY, LEFT_BEHIND, OVER
+from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, AsyncConfirming, UnconfirmedCommits
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots
-from oncekey.drivers.sqlalchemy import connections, guard
+from oncekey.drivers.sqlalchemy import connections, handler_connection
 from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
 from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
-from oncekey.drivers.sqlalchemy.guard import SqlalchemyGuardedConnection, Watch
+from oncekey.drivers.sqlalchemy.handler_connection import SqlalchemyHandlerConnection, Watch
 from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
 from oncekey.flow import Body, Mode, Statement, Transaction, arun_body
 
@@ -61,9 +61,9 @@ class SqlalchemyDriver:
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         # After waiting for a lock it must see what the holder committed, whatever the application's isolation level is.
         self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
-        self._guarded = guard.guarding(engine)
+        self._for_handler = handler_connection.engine_for_handlers(engine)
         reader = only_reading(engine)
-        self._guarded_reader = guard.guarding(reader)
+        self._reader_for_handlers = handler_connection.engine_for_handlers(reader)
         self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes what is returned to it
         self._placed = placed(engine, self._enter, self._leave, cleans=self._cleans)
         self._placed_reader = placed(reader, self._enter, self._leave, cleans=self._cleans)
@@ -71,23 +71,23 @@ class SqlalchemyDriver:
         places = places_in(engine.pool, "create_async_engine")
         self._places = None if places is None else AsyncSlots(places, self._patience)
         self._returns: set[asyncio.Task[None]] = set()
-        self._doubt = Doubt.of(str(engine.url))
-        self._asking = AsyncAsking(self._doubt, self._confirmed)
+        self._unconfirmed = UnconfirmedCommits.of(str(engine.url))
+        self._confirming = AsyncConfirming(self._unconfirmed, self._confirmed)
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction; again, if it lost against others or cannot have happened."""
-        if self._doubt:
-            await self._asking.settle()
+        if self._unconfirmed:
+            await self._confirming.confirm_all()
         name, mode = transaction.name, transaction.mode
         async with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
             if mode is Mode.SINGLE:
-                with sure(connection.sync_connection, self._doubt, name):
+                with sure(connection.sync_connection, self._unconfirmed, name):
                     return await self._stepped(connection, transaction, self._statement_timeout)
             if mode is Mode.READ:
                 return await self._stepped(connection, transaction, self._statement_timeout)
             result = await self._stepped(connection, transaction, None)
-            await connections.committed(connection, self._doubt, name)
+            await connections.committed(connection, self._unconfirmed, name)
             return result
 
     @property
@@ -97,24 +97,24 @@ class SqlalchemyDriver:
 
     async def begin(self) -> SqlalchemyTransaction:
         """Open a business transaction; the first statement begins it in the database."""
-        return await self._opened(self._guarded)
+        return await self._opened(self._for_handler)
 
     async def read(self) -> SqlalchemyTransaction:
         """Open a transaction that only reads."""
-        return await self._opened(self._guarded_reader)
+        return await self._opened(self._reader_for_handlers)
 
     async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
-        if self._doubt:
-            await self._asking.settle()
+        if self._unconfirmed:
+            await self._confirming.confirm_all()
         await self._enter()
         try:
-            connection, watch = await guard.open_guarded(engine)
+            connection, watch = await handler_connection.open_for_handler(engine)
         except BaseException as error:
             self._leave()
             if isinstance(error, FAILURES):
                 raise not_connected(error) from error
             raise
-        transaction = self._begun(connection, watch, reads=engine is self._guarded_reader)
+        transaction = self._begun(connection, watch, reads=engine is self._reader_for_handlers)
         try:
             await transaction.start()
         except BaseException:
@@ -122,8 +122,8 @@ class SqlalchemyDriver:
             raise
         return transaction
 
-    def _begun(self, connection: SqlalchemyGuardedConnection, watch: Watch, *, reads: bool) -> SqlalchemyTransaction:  # noqa: ARG002
-        return SqlalchemyTransaction(connection, watch, self._end, self._doubt)
+    def _begun(self, connection: SqlalchemyHandlerConnection, watch: Watch, *, reads: bool) -> SqlalchemyTransaction:  # noqa: ARG002
+        return SqlalchemyTransaction(connection, watch, self._end, self._unconfirmed)
 
     def session(self) -> OrdinarySession:
         """An ordinary session, which the application commits; it takes a connection when it is first used."""
@@ -138,7 +138,7 @@ class SqlalchemyDriver:
         if self._returns:
             await asyncio.wait(self._returns)
 
-    def _end(self, connection: SqlalchemyGuardedConnection, session: AsyncSession | None) -> asyncio.Task[None]:
+    def _end(self, connection: SqlalchemyHandlerConnection, session: AsyncSession | None) -> asyncio.Task[None]:
         """Roll back what is not committed, and return a business transaction's connection."""
         return self._in_background(self._ended(connection, session))
 
@@ -169,7 +169,7 @@ class SqlalchemyDriver:
         question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
         async with self._connected(self._autocommit) as connection:
             try:
-                with sure(connection.sync_connection, self._doubt, WHAT):
+                with sure(connection.sync_connection, self._unconfirmed, WHAT):
                     await self._stepped(connection, question, GRACE)
             except CommitAmbiguousError:
                 return False
@@ -183,7 +183,7 @@ class SqlalchemyDriver:
         if self._places is not None:
             self._places.release()
 
-    async def _ended(self, connection: SqlalchemyGuardedConnection, session: AsyncSession | None) -> None:
+    async def _ended(self, connection: SqlalchemyHandlerConnection, session: AsyncSession | None) -> None:
         try:
             if connection.watch.running and not await self._hushed(connection):
                 await connections.discarded(connection)
@@ -201,7 +201,7 @@ class SqlalchemyDriver:
             connection.watch.released = True
             self._leave()
 
-    async def _hushed(self, connection: SqlalchemyGuardedConnection) -> bool:
+    async def _hushed(self, connection: SqlalchemyHandlerConnection) -> bool:
         """Whether a connection with a statement under way can be used again, once that has ended.
 
         A statement that was sent to PostgreSQL, or waits to be, would become part of the next borrower's transaction,
@@ -222,18 +222,20 @@ def _confirming() -> Body[None]:
     yield Statement(WHAT, CONFIRM)
 
 
-End: TypeAlias = Callable[[SqlalchemyGuardedConnection, AsyncSession | None], "asyncio.Task[None]"]
+End: TypeAlias = Callable[[SqlalchemyHandlerConnection, AsyncSession | None], "asyncio.Task[None]"]
 """Rolls back what is not committed and returns the connection, in a task that is never cancelled."""
 
 
 class SqlalchemyTransaction:
     """A business transaction that a handler writes through, as a connection or as a session, and that oncekey ends."""
 
-    __slots__ = ("_connection", "_doubt", "_end", "_ending", "_root", "_session", "_watch")
+    __slots__ = ("_connection", "_end", "_ending", "_root", "_session", "_unconfirmed", "_watch")
 
-    def __init__(self, connection: SqlalchemyGuardedConnection, watch: Watch, end: End, doubt: Doubt) -> None:
+    def __init__(
+        self, connection: SqlalchemyHandlerConnection, watch: Watch, end: End, unconfirmed: UnconfirmedCommits
+    ) -> None:
         self._connection = connection
-        self._doubt = doubt
+        self._unconfirmed = unconfirmed
         self._watch = watch
         self._end = end
         self._root: RootTransaction | None = None
@@ -242,7 +244,7 @@ class SqlalchemyTransaction:
 
     async def start(self) -> None:
         """Begin. Listeners of the application may execute statements at once, to set a tenant for example."""
-        if guard.commits_by_itself(self._connection.sync_connection):
+        if handler_connection.commits_by_itself(self._connection.sync_connection):
             raise ConfigurationError(AUTOCOMMITS)
         try:
             await AsyncConnection.begin(self._connection)
@@ -252,7 +254,7 @@ class SqlalchemyTransaction:
         self._watch.guards = True
 
     @property
-    def connection(self) -> SqlalchemyGuardedConnection:
+    def connection(self) -> SqlalchemyHandlerConnection:
         """The connection for the handler."""
         return self._connection
 
@@ -277,7 +279,7 @@ class SqlalchemyTransaction:
     async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.sent and guard.was_ended_below(self._connection.sync_connection):
+        if self._watch.sent and handler_connection.was_ended_below(self._connection.sync_connection):
             # The handler has committed its rows already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
         try:
@@ -293,10 +295,10 @@ class SqlalchemyTransaction:
         self._refuse_if_ended()
         try:
             await self._refuse_late_users()
-            if self._watch.doubtful:
+            if self._watch.has_failed:
                 await self._probe()
             self._watch.guards = False
-            await connections.committed(self._connection, self._doubt, BUSINESS)
+            await connections.committed(self._connection, self._unconfirmed, BUSINESS)
         except BaseException:
             await self.rollback()
             raise
@@ -321,7 +323,7 @@ class SqlalchemyTransaction:
     async def _refuse_late_users(self) -> None:
         """Refuse further statements, and wait for those that a handler left running: they belong to the transaction."""
         self._watch.over = True
-        if not await self._watch.quiet(guard.PATIENCE):
+        if not await self._watch.quiet(handler_connection.PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
 
     async def _probe(self) -> None:

@@ -20,12 +20,12 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import ENDED_EARLY, LEFT_BEHIND, OVER, refusal
-from oncekey.drivers.postgres.doubt import CONFIRM, WHAT, Asking, Doubt
+from oncekey.drivers.handler_sql import ENDED_EARLY, LEFT_BEHIND, OVER, refusal
+from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, Confirming, UnconfirmedCommits
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots
 from oncekey.drivers.sqlalchemy import connections_blocking as connections
-from oncekey.drivers.sqlalchemy import guard
+from oncekey.drivers.sqlalchemy import handler_connection
 from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
 from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
 from oncekey.flow import Body, Mode, Statement, Transaction, run_body
@@ -59,31 +59,31 @@ class BlockingSqlalchemyDriver:
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
         self._atomic = engine if self._sqlite else engine.execution_options(isolation_level=OURS)
-        self._guarded = _GuardingEngine(engine, {})
-        guard.watch_connections(self._guarded)
+        self._for_handler = _HandlerEngine(engine, {})
+        handler_connection.watch_connections(self._for_handler)
         self._cleans = not isinstance(engine.pool, NullPool)  # which closes what it is given back
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         places = places_in(engine.pool, "create_engine")
         self._places = None if places is None else Slots(places, self._patience, engine.dialect.name)
-        self.doubt = Doubt.of(str(engine.url))
-        self._asking = Asking(self.doubt, self._confirmed)
+        self.unconfirmed = UnconfirmedCommits.of(str(engine.url))
+        self._confirming = Confirming(self.unconfirmed, self._confirmed)
 
     @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction; again, if it lost against others or cannot have happened."""
-        if self.doubt:
-            self._asking.settle()
+        if self.unconfirmed:
+            self._confirming.confirm_all()
         name, mode = transaction.name, transaction.mode
         with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
             if mode is Mode.SINGLE:
-                with sure(connection, self.doubt, name):
+                with sure(connection, self.unconfirmed, name):
                     return _stepped(connection, transaction)
             if mode is Mode.READ:
                 return _stepped(connection, transaction)
             if self._sqlite:
                 self._begin_to_write(connection, name)
             result = _stepped(connection, transaction)
-            connections.committed(connection, self.doubt, name)
+            connections.committed(connection, self.unconfirmed, name)
             return result
 
     @property
@@ -95,14 +95,14 @@ class BlockingSqlalchemyDriver:
         """Open a business transaction; the database hears of it with its first statement."""
         self.enter()
         try:
-            connection = self._guarded.connect()
+            connection = self._for_handler.connect()
         except BaseException as error:
             self.leave()
             if isinstance(error, FAILURES):
                 raise not_connected(error) from error
             raise
-        assert isinstance(connection, GuardedBlockingConnection)
-        transaction = BlockingTransaction(connection, self.doubt, self._end)
+        assert isinstance(connection, BlockingHandlerConnection)
+        transaction = BlockingTransaction(connection, self.unconfirmed, self._end)
         try:
             transaction.start()
         except BaseException:
@@ -115,8 +115,8 @@ class BlockingSqlalchemyDriver:
 
     def enter(self) -> None:
         """Wait for one of the places that handlers have in the pool."""
-        if self.doubt:
-            self._asking.settle()
+        if self.unconfirmed:
+            self._confirming.confirm_all()
         if self._places is not None:
             self._places.acquire(time.monotonic() + self._patience)
 
@@ -154,13 +154,13 @@ class BlockingSqlalchemyDriver:
         question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
         with self._connected(self._autocommit) as connection:
             try:
-                with sure(connection, self.doubt, WHAT):
+                with sure(connection, self.unconfirmed, WHAT):
                     _stepped(connection, question)
             except CommitAmbiguousError:
                 return False
         return True
 
-    def _end(self, connection: GuardedBlockingConnection) -> None:
+    def _end(self, connection: BlockingHandlerConnection) -> None:
         """Undo what is not committed, and give a business transaction's connection back."""
         watch = connection.watch
         try:
@@ -178,13 +178,13 @@ class BlockingSqlalchemyDriver:
             self.leave()
 
 
-class GuardedBlockingConnection(Connection):
+class BlockingHandlerConnection(Connection):
     """What `op.connection` is for a blocking engine: a `Connection` inside of the operation's transaction."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as an engine makes it)
         super().__init__(*args, **kwargs)
-        self.watch = guard.Watch()
-        super().execution_options(**{guard.WATCH: self.watch})
+        self.watch = handler_connection.Watch()
+        super().execution_options(**{handler_connection.WATCH: self.watch})
 
     def commit(self) -> NoReturn:
         """Refused."""
@@ -222,16 +222,16 @@ class GuardedBlockingConnection(Connection):
         raise refusal("`with connection:`")
 
 
-class _GuardingEngine(OptionEngine):
+class _HandlerEngine(OptionEngine):
     """An engine on the application's pool whose connections only oncekey ends."""
 
-    _connection_cls = GuardedBlockingConnection
+    _connection_cls = BlockingHandlerConnection
 
 
 class BoundTransaction:
     """A transaction that a handler writes through and oncekey ends, on a connection of ours or of a session."""
 
-    def __init__(self, connection: Connection, watch: guard.Watch) -> None:
+    def __init__(self, connection: Connection, watch: handler_connection.Watch) -> None:
         self._connection, self._watch = connection, watch
         self._root: RootTransaction | None = None
         self._over = False
@@ -244,7 +244,7 @@ class BoundTransaction:
     def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.sent and guard.was_ended_below(self._connection):
+        if self._watch.sent and handler_connection.was_ended_below(self._connection):
             # The business rows are in already, so the record has to follow them (L5).
             _log.error(ENDED_EARLY)
         try:
@@ -269,9 +269,9 @@ class BoundTransaction:
     def _hear_last_words(self) -> None:
         """Let nothing more pass, wait for what a handler left under way, and refuse what can only be rolled back."""
         self._watch.over = True
-        if not self._watch.quiet_blocking(guard.PATIENCE):
+        if not self._watch.quiet_blocking(handler_connection.PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
-        if self._watch.doubtful:
+        if self._watch.has_failed:
             try:
                 self._connection.execute(PROBE)
             except FAILURES as error:
@@ -282,14 +282,17 @@ class BlockingTransaction(BoundTransaction):
     """A business transaction on a connection of the engine's pool, which is lent for it."""
 
     def __init__(
-        self, connection: GuardedBlockingConnection, doubt: Doubt, end: Callable[[GuardedBlockingConnection], None]
+        self,
+        connection: BlockingHandlerConnection,
+        unconfirmed: UnconfirmedCommits,
+        end: Callable[[BlockingHandlerConnection], None],
     ) -> None:
         super().__init__(connection, connection.watch)
-        self._lent, self._doubt, self._end = connection, doubt, end
+        self._lent, self._unconfirmed, self._end = connection, unconfirmed, end
 
     def start(self) -> None:
         """Begin. Listeners of the application may speak at once, to set a tenant for example."""
-        if guard.commits_by_itself(self._connection):
+        if handler_connection.commits_by_itself(self._connection):
             raise ConfigurationError(AUTOCOMMITS)
         try:
             self._root = Connection.begin(self._connection)
@@ -303,7 +306,7 @@ class BlockingTransaction(BoundTransaction):
         try:
             self._hear_last_words()
             self._watch.guards = False
-            connections.committed(self._connection, self._doubt, BUSINESS)
+            connections.committed(self._connection, self._unconfirmed, BUSINESS)
         finally:
             self.rollback()  # what is committed stays so
 

@@ -28,7 +28,7 @@ from oncekey.drivers.sqlite.execute import TEMPORARIES
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection  # asyncio only
 
-    from oncekey.drivers.postgres.doubt import Doubt
+    from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
     from oncekey.flow import Rows, Statement
 
 
@@ -43,9 +43,9 @@ async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
     return rows_of(own, await connection.execute(own.executable, statement.params))
 
 
-async def committed(connection: AsyncConnection, doubt: Doubt, what: str) -> None:
+async def committed(connection: AsyncConnection, unconfirmed: UnconfirmedCommits, what: str) -> None:
     """Commit. SQLAlchemy does not show the reply, so the caller has to know that there is something to commit."""
-    with committing(connection.sync_connection, doubt, what):
+    with committing(connection.sync_connection, unconfirmed, what):
         await AsyncConnection.commit(connection)
 
 

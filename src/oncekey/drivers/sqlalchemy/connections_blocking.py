@@ -26,7 +26,7 @@ from oncekey.drivers.sqlalchemy.execute import (
 from oncekey.drivers.sqlite.execute import TEMPORARIES
 
 if TYPE_CHECKING:
-    from oncekey.drivers.postgres.doubt import Doubt
+    from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
     from oncekey.flow import Rows, Statement
 
 
@@ -41,9 +41,9 @@ def execute(connection: Connection, statement: Statement) -> Rows:
     return rows_of(own, connection.execute(own.executable, statement.params))
 
 
-def committed(connection: Connection, doubt: Doubt, what: str) -> None:
+def committed(connection: Connection, unconfirmed: UnconfirmedCommits, what: str) -> None:
     """Commit. SQLAlchemy does not show the reply, so the caller has to know that there is something to commit."""
-    with committing(connection, doubt, what):
+    with committing(connection, unconfirmed, what):
         Connection.commit(connection)
 
 

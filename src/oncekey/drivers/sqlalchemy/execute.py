@@ -25,7 +25,7 @@ from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
-    from oncekey.drivers.postgres.doubt import Doubt
+    from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
     from oncekey.flow import Rows, Statement
 
 OWN: Final = "oncekey_own"
@@ -90,33 +90,33 @@ def prepared(statement: Statement) -> OwnStatement:
 
 
 @contextmanager
-def sure(connection: Connection | None, doubt: Doubt, what: str) -> Iterator[None]:
+def sure(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: str) -> Iterator[None]:
     """Raise if a commit here stopped waiting for its standby: only the driver's own connection gets that warning.
 
-    Every other end that leaves the commit open raises the same doubt, because then the server was asked to stop.
+    Every other end that leaves the commit open raises the same unconfirmed, because then the server was asked to stop.
     """
     raw, notices = raw_of(connection), []
 
     def take_notice(*notice: Any) -> None:  # noqa: ANN401  (asyncpg's message, or psycopg's)
         if notice[-1].sqlstate == SYNC_WAIT_CANCELLED:
             notices.append(notice)
-            doubt.arise()
+            unconfirmed.add()
 
     with _listening(raw, take_notice):
         try:
             yield
         except BaseException as error:
             if isinstance(error, CommitAmbiguousError) or not isinstance(error, Exception):
-                doubt.arise()
+                unconfirmed.add()
             raise
     if notices:
         raise unsure_commit(what)
 
 
 @contextmanager
-def committing(connection: Connection | None, doubt: Doubt, what: str) -> Iterator[None]:
+def committing(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: str) -> Iterator[None]:
     """Inside of it a commit is made, by the connection or by a session on it; raises what happened to it."""
-    with sure(connection, doubt, what):
+    with sure(connection, unconfirmed, what):
         try:
             yield
         except FAILURES as error:

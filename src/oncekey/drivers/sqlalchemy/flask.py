@@ -25,7 +25,7 @@ from oncekey.drivers.sqlalchemy.blocking import FORKING, BlockingSqlalchemyDrive
 from oncekey.drivers.sqlalchemy.connections_blocking import cancel_and_close
 from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, FAILURES, meaning, not_connected
 from oncekey.drivers.sqlalchemy.execute import committing, raw_of
-from oncekey.drivers.sqlalchemy.guard import WATCH, Watch, commits_by_itself, watch_connections, watch_of
+from oncekey.drivers.sqlalchemy.handler_connection import WATCH, Watch, commits_by_itself, watch_connections, watch_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -267,7 +267,7 @@ class SessionTransaction(BoundTransaction):
             self._hear_last_words()
             self._watch.guards = False
             self._hand_back()
-            with committing(self._connection, self._inner.doubt, BUSINESS):
+            with committing(self._connection, self._inner.unconfirmed, BUSINESS):
                 self._session.commit()
         finally:
             self.rollback()  # what is committed stays so

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
-from oncekey.drivers.guard import LEFT_BEHIND
+from oncekey.drivers.handler_sql import LEFT_BEHIND
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.sessions import AsyncSession
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
@@ -19,14 +19,14 @@ from oncekey.drivers.sqlalchemy.asynchronous import End, SqlalchemyDriver, Sqlal
 from oncekey.drivers.sqlalchemy.connections import discarded
 from oncekey.drivers.sqlalchemy.errors import BROKEN
 from oncekey.drivers.sqlalchemy.execute import raw_of
-from oncekey.drivers.sqlalchemy.guard import PATIENCE, SqlalchemyGuardedConnection, Watch
+from oncekey.drivers.sqlalchemy.handler_connection import PATIENCE, SqlalchemyHandlerConnection, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-    from oncekey.drivers.postgres.doubt import Doubt
+    from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
     from oncekey.flow import Body, Transaction
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
                     await self._check(session)
                 return await session.run(transaction, self._statement_timeout + messages.GRACE, messages.THEIRS)
             except CommitAmbiguousError:
-                self._doubt.arise()
+                self._unconfirmed.add()
                 raise
             finally:
                 if not session.open:
@@ -95,12 +95,12 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
         """A connection that has ended in the pool says so when the transaction begins: then another one is taken."""
         return await super()._opened(engine)
 
-    def _begun(self, connection: SqlalchemyGuardedConnection, watch: Watch, *, reads: bool) -> MariadbTransaction:
+    def _begun(self, connection: SqlalchemyHandlerConnection, watch: Watch, *, reads: bool) -> MariadbTransaction:
         return MariadbTransaction(
             connection,
             watch,
             self._end,
-            self._doubt,
+            self._unconfirmed,
             begin=partial(messages.only_reading if reads else messages.begun, self._manner),
             limit=self._statement_timeout,
         )
@@ -113,15 +113,15 @@ class MariadbTransaction(SqlalchemyTransaction):
 
     def __init__(
         self,
-        connection: SqlalchemyGuardedConnection,
+        connection: SqlalchemyHandlerConnection,
         watch: Watch,
         end: End,
-        doubt: Doubt,
+        unconfirmed: UnconfirmedCommits,
         *,
         begin: Callable[[], messages.Talk[None]],
         limit: float,
     ) -> None:
-        super().__init__(connection, watch, end, doubt)
+        super().__init__(connection, watch, end, unconfirmed)
         self._begin = begin
         self._limit = limit
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control
+from oncekey.drivers.handler_sql import OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlite.blocking import BUSY_TIMEOUT, SqliteDriver, SqliteReading, SqliteTransaction
 from oncekey.drivers.sqlite.files import LOOK_AFTER, Writer
-from oncekey.drivers.sqlite.guard import ERRORS, SqliteGuardedConnection, SqliteGuardedCursor
+from oncekey.drivers.sqlite.handler_connection import ERRORS, SqliteHandlerConnection, SqliteHandlerCursor
 from oncekey.drivers.sqlite.lane import Crew, Lane, State, Turn, lane_of
 from oncekey.drivers.threads import CANCELLED
 from oncekey.flow import Body, Mode, Rows, Statement, Transaction
@@ -95,10 +95,10 @@ class AsyncSqliteTransaction:
         self._patience = patience
         self._look_after = look_after
         self._over = False
-        self._facade = AsyncSqliteGuardedConnection(self, inner.connection)
+        self._facade = AsyncSqliteHandlerConnection(self, inner.connection)
 
     @property
-    def connection(self) -> AsyncSqliteGuardedConnection:
+    def connection(self) -> AsyncSqliteHandlerConnection:
         """The connection for the handler."""
         return self._facade
 
@@ -180,10 +180,10 @@ class AsyncSqliteReading:
         self._readers = readers
         self._one = Lock()
         self._over = False
-        self._facade = AsyncSqliteGuardedConnection(self, inner.connection)
+        self._facade = AsyncSqliteHandlerConnection(self, inner.connection)
 
     @property
-    def connection(self) -> AsyncSqliteGuardedConnection:
+    def connection(self) -> AsyncSqliteHandlerConnection:
         """The connection for the application."""
         return self._facade
 
@@ -220,14 +220,14 @@ class Speaker(Protocol):
         """Do something with the connection, in a thread."""
 
 
-class AsyncSqliteGuardedConnection:
+class AsyncSqliteHandlerConnection:
     """What `op.connection` is for SQLite in an `async def` handler.
 
     Its rows have names and positions. Catch `op.connection.IntegrityError` and the like: which module's they are
     depends on what is installed.
     """
 
-    def __init__(self, transaction: Speaker, connection: SqliteGuardedConnection) -> None:
+    def __init__(self, transaction: Speaker, connection: SqliteHandlerConnection) -> None:
         self._transaction = transaction
         self._connection = connection
 
@@ -276,7 +276,7 @@ class AsyncSqliteGuardedConnection:
 class AsyncCursor:
     """The rows of a statement, which are fetched already: its methods are awaitable, and wait for nothing."""
 
-    def __init__(self, cursor: SqliteGuardedCursor) -> None:
+    def __init__(self, cursor: SqliteHandlerCursor) -> None:
         self._rows = iter(cursor.fetchall())
         self.description = cursor.description
         self.rowcount = cursor.rowcount
@@ -310,5 +310,5 @@ def _going_on(statement: Statement, body: Body[T]) -> Body[T]:
         body.close()
 
 
-def _fetched(execute: Callable[[str, Any], SqliteGuardedCursor], sql: str, parameters: Any) -> AsyncCursor:  # noqa: ANN401
+def _fetched(execute: Callable[[str, Any], SqliteHandlerCursor], sql: str, parameters: Any) -> AsyncCursor:  # noqa: ANN401
     return AsyncCursor(execute(sql, parameters))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
-from oncekey.drivers.guard import ENDED_EARLY, OVER
+from oncekey.drivers.handler_sql import ENDED_EARLY, OVER
 from oncekey.drivers.sqlite.execute import commit_error, execute, has_temporaries, say
 from oncekey.drivers.sqlite.files import LOOK_AFTER, POLL, SqliteFile, Writer, writer_of
-from oncekey.drivers.sqlite.guard import SqliteGuardedConnection
+from oncekey.drivers.sqlite.handler_connection import SqliteHandlerConnection
 from oncekey.flow import Body, Mode, Rows, Statement, Transaction, run_body
 
 if TYPE_CHECKING:
@@ -129,10 +129,10 @@ class SqliteTransaction:
         self._lost = False
         self._temporary = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
-        self._facade = SqliteGuardedConnection(self)
+        self._facade = SqliteHandlerConnection(self)
 
     @property
-    def connection(self) -> SqliteGuardedConnection:
+    def connection(self) -> SqliteHandlerConnection:
         """The connection for the handler."""
         return self._facade
 

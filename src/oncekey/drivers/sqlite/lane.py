@@ -38,7 +38,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeVar
 
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError, TransactionControlError
-from oncekey.drivers.guard import OVER
+from oncekey.drivers.handler_sql import OVER
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NoReturn, Protocol
 
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.guard import refusal, refuse_transaction_control
+from oncekey.drivers.handler_sql import refusal, refuse_transaction_control
 
 ERRORS: Final = frozenset(
     {
@@ -39,18 +39,18 @@ class Speaker(Protocol):
         """One of `ERRORS`."""
 
 
-class SqliteGuardedCursor:
+class SqliteHandlerCursor:
     """A cursor whose statements cannot end the transaction."""
 
     def __init__(self, speaker: Speaker) -> None:
         self._speaker = speaker
         self._cursor = speaker.handlers_cursor()
 
-    def execute(self, sql: str, parameters: Any = (), /) -> SqliteGuardedCursor:  # noqa: ANN401  (as sqlite3 takes them)
+    def execute(self, sql: str, parameters: Any = (), /) -> SqliteHandlerCursor:  # noqa: ANN401  (as sqlite3 takes them)
         """Execute one statement."""
         return self._say(sql, lambda: self._cursor.execute(sql, parameters))
 
-    def executemany(self, sql: str, parameters: Iterable[Any], /) -> SqliteGuardedCursor:
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> SqliteHandlerCursor:
         """Execute one statement for each of many parameters."""
         return self._say(sql, lambda: self._cursor.executemany(sql, parameters))
 
@@ -92,7 +92,7 @@ class SqliteGuardedCursor:
         """Close the cursor."""
         self._cursor.close()
 
-    def _say(self, sql: str, say: Callable[[], object]) -> SqliteGuardedCursor:
+    def _say(self, sql: str, say: Callable[[], object]) -> SqliteHandlerCursor:
         refuse_transaction_control(sql, Dialect.SQLITE)
         failed = True
         try:
@@ -103,7 +103,7 @@ class SqliteGuardedCursor:
         return self
 
 
-class SqliteGuardedConnection:
+class SqliteHandlerConnection:
     """`op.connection` for SQLite. Its rows have names and positions.
 
     Catch `op.connection.IntegrityError` and the like: which module's they are depends on what is installed.
@@ -112,19 +112,19 @@ class SqliteGuardedConnection:
     def __init__(self, speaker: Speaker) -> None:
         self._speaker = speaker
 
-    def execute(self, sql: str, parameters: Any = (), /) -> SqliteGuardedCursor:  # noqa: ANN401  (as sqlite3 takes them)
+    def execute(self, sql: str, parameters: Any = (), /) -> SqliteHandlerCursor:  # noqa: ANN401  (as sqlite3 takes them)
         """Execute one statement."""
         refuse_transaction_control(sql, Dialect.SQLITE)
-        return SqliteGuardedCursor(self._speaker).execute(sql, parameters)
+        return SqliteHandlerCursor(self._speaker).execute(sql, parameters)
 
-    def executemany(self, sql: str, parameters: Iterable[Any], /) -> SqliteGuardedCursor:
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> SqliteHandlerCursor:
         """Execute one statement for each of many parameters."""
         refuse_transaction_control(sql, Dialect.SQLITE)
-        return SqliteGuardedCursor(self._speaker).executemany(sql, parameters)
+        return SqliteHandlerCursor(self._speaker).executemany(sql, parameters)
 
-    def cursor(self) -> SqliteGuardedCursor:
+    def cursor(self) -> SqliteHandlerCursor:
         """A cursor."""
-        return SqliteGuardedCursor(self._speaker)
+        return SqliteHandlerCursor(self._speaker)
 
     def executescript(self, *_: object) -> NoReturn:
         """Refused: it commits first."""

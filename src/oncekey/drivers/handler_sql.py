@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, Sentence, sentences
@@ -108,6 +108,30 @@ class ConnectionUse:
         if self.over:
             raise TransactionControlError(OVER)
         self.used = True
+
+
+class HandlerProxy:
+    """A connection or a cursor as a handler gets it: every call goes on to the driver's own until the operation ends.
+
+    Another request gets the connection then, so from then on every call is refused.
+    """
+
+    __slots__ = ("_raw", "_use")
+
+    def __init__(self, raw: Any, use: ConnectionUse) -> None:  # noqa: ANN401  (a driver's connection or cursor)
+        object.__setattr__(self, "_raw", raw)
+        object.__setattr__(self, "_use", use)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
+        self._use.check()
+        return getattr(self._raw, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._use.check()
+        setattr(self._raw, name, value)
+
+    def __repr__(self) -> str:
+        return f"<guarded {self._raw!r}>"
 
 
 def undoes(error: BaseException) -> bool:

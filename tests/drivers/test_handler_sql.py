@@ -6,8 +6,8 @@ import pytest
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, sentences
-from oncekey.drivers import guard
-from oncekey.drivers.guard import refuse_transaction_control
+from oncekey.drivers import handler_sql
+from oncekey.drivers.handler_sql import refuse_transaction_control
 
 BOTH = (Dialect.SQLITE, Dialect.POSTGRES)
 
@@ -157,15 +157,15 @@ def test_so_is_what_has_no_form_for_one_transaction(sql, instead):
 def test_a_text_is_read_once(monkeypatch):
     # Every UPDATE has SET in it, and lexing one takes longer than executing it.
     read = []
-    monkeypatch.setattr(guard, "sentences", lambda sql, dialect: read.append(sql) or sentences(sql, dialect))
-    guard._remembered.cache_clear()
+    monkeypatch.setattr(handler_sql, "sentences", lambda sql, dialect: read.append(sql) or sentences(sql, dialect))
+    handler_sql._remembered.cache_clear()
     for _ in range(3):
         refuse_transaction_control("UPDATE orders SET item = $1")
         with pytest.raises(TransactionControlError, match="COMMIT"):
             refuse_transaction_control("UPDATE orders SET item = $1; COMMIT")
     assert read == ["UPDATE orders SET item = $1", "UPDATE orders SET item = $1; COMMIT"]
     # What is remembered is bounded, in number and in length.
-    assert guard._remembered.cache_info().maxsize == 1000
+    assert handler_sql._remembered.cache_info().maxsize == 1000
     long = f"UPDATE orders SET item = '{'x' * 5000}'; COMMIT"
     for _ in range(2):
         with pytest.raises(TransactionControlError):

@@ -5,11 +5,11 @@ operator or because the driver gave up, the server still answers COMMIT, with a 
 and a fail-over may lose them. Reading them again then proves nothing. A later commit that was waited for does: the log
 is one sequence, so a standby that has the later commit has the earlier one, too.
 
-So a commit with that warning leaves its process in doubt, and so does one without a reply: the driver gave it up, or
-its backend was ended, and then the server stopped waiting as well. The next request for a connection first writes an
-empty message into the log and waits for the standby with it. Until that worked the process reads, claims and replays
-nothing: no client gets what the doubtful commit wrote, and nothing is built upon it. One request asks at a time; others
-wait for its result and use it.
+So a commit with that warning is unconfirmed, and so is one without a reply: the driver gave it up, or its backend was
+ended, and then the server stopped waiting as well. The next request for a connection first writes an empty message into
+the log and waits for the standby with it. Until that worked the process reads, claims and replays nothing: no client
+gets what the unconfirmed commit wrote, and nothing is built upon it. One request asks at a time; others wait for its
+result and use it.
 
 Without a standby the question is answered at once, and also by a server that was promoted meanwhile: then what can be
 read there is what is true.
@@ -36,69 +36,69 @@ CONFIRM: Final = """
 WHAT: Final = "the question whether the standby has the last commits"
 
 
-class Doubt:
+class UnconfirmedCommits:
     """Whether a commit of this process may be on one server only. All pools of one address share it (`of`)."""
 
-    __slots__ = ("__weakref__", "_dispelled", "_raised")
+    __slots__ = ("__weakref__", "_confirmed", "_last")
 
     def __init__(self) -> None:
-        self._raised = self._dispelled = object()
+        self._last = self._confirmed = object()
 
     @classmethod
-    def of(cls, address: str) -> Doubt:
-        """The doubt about an address: one pool may read what another one has committed, as with `def` handlers."""
-        return _doubts.setdefault(address, cls())
+    def of(cls, address: str) -> UnconfirmedCommits:
+        """Those of an address: one pool may read what another one has committed, as with `def` handlers."""
+        return _by_address.setdefault(address, cls())
 
     def __bool__(self) -> bool:
-        return self._raised is not self._dispelled
+        return self._last is not self._confirmed
 
-    def arise(self) -> None:
+    def add(self) -> None:
         """Note that a commit was not confirmed."""
-        self._raised = object()
+        self._last = object()
 
     def mark(self) -> object:
         """A mark of what a confirmation that is asked for now will confirm."""
-        return self._raised
+        return self._last
 
-    def dispel(self, mark: object) -> None:
+    def confirm(self, mark: object) -> None:
         """Note that everything up to the mark is confirmed; what came since is not."""
-        self._dispelled = mark
+        self._confirmed = mark
 
 
-_doubts: Final[WeakValueDictionary[str, Doubt]] = WeakValueDictionary()
+_by_address: Final[WeakValueDictionary[str, UnconfirmedCommits]] = WeakValueDictionary()
 
 
 class _Tries:
     """One asks at a time. Those who waited meanwhile use its result, and do not ask again."""
 
-    def __init__(self, doubt: Doubt) -> None:
-        self._doubt = doubt
+    def __init__(self, unconfirmed: UnconfirmedCommits) -> None:
+        self._unconfirmed = unconfirmed
         self._tries = 0
 
     def _begun(self, tries: int) -> object | None:
-        """The mark of a new try; None if there is no doubt left."""
-        if not self._doubt:
+        """The mark of a new try; None if everything is confirmed."""
+        if not self._unconfirmed:
             return None
         if tries != self._tries:
-            raise silent()
+            raise not_confirmed()
         self._tries += 1
-        return self._doubt.mark()
+        return self._unconfirmed.mark()
 
     def _ended(self, mark: object, *, confirmed: bool) -> None:
         if not confirmed:
-            raise silent()
-        self._doubt.dispel(mark)
+            raise not_confirmed()
+        self._unconfirmed.confirm(mark)
 
 
-class Asking(_Tries):
+class Confirming(_Tries):
     """Asks for the confirmation, for threads. `ask` returns whether it came, or raises its error."""
 
-    def __init__(self, doubt: Doubt, ask: Callable[[], bool]) -> None:
-        super().__init__(doubt)
+    def __init__(self, unconfirmed: UnconfirmedCommits, ask: Callable[[], bool]) -> None:
+        super().__init__(unconfirmed)
         self._ask, self._turn = ask, threading.Lock()
 
-    def settle(self) -> None:
-        """Return when there is no doubt left."""
+    def confirm_all(self) -> None:
+        """Return when every commit is confirmed."""
         tries = self._tries
         with self._turn:
             mark = self._begun(tries)
@@ -106,15 +106,15 @@ class Asking(_Tries):
                 self._ended(mark, confirmed=self._ask())
 
 
-class AsyncAsking(_Tries):
+class AsyncConfirming(_Tries):
     """The same for asyncio."""
 
-    def __init__(self, doubt: Doubt, ask: Callable[[], Awaitable[bool]]) -> None:
-        super().__init__(doubt)
+    def __init__(self, unconfirmed: UnconfirmedCommits, ask: Callable[[], Awaitable[bool]]) -> None:
+        super().__init__(unconfirmed)
         self._ask, self._turn = ask, asyncio.Lock()
 
-    async def settle(self) -> None:
-        """Return when there is no doubt left."""
+    async def confirm_all(self) -> None:
+        """Return when every commit is confirmed."""
         tries = self._tries
         async with self._turn:
             mark = self._begun(tries)
@@ -122,7 +122,7 @@ class AsyncAsking(_Tries):
                 self._ended(mark, confirmed=await self._ask())
 
 
-def silent() -> StoreUnavailableError:
+def not_confirmed() -> StoreUnavailableError:
     """The meaning of a standby that does not confirm."""
     return StoreUnavailableError(
         "a commit stopped waiting for its standby, and nothing is read before the standby has confirmed it"

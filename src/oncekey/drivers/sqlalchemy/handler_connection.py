@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
-from oncekey.drivers.guard import OVER, refusal, refuse_transaction_control, undoes
+from oncekey.drivers.handler_sql import OVER, refusal, refuse_transaction_control, undoes
 from oncekey.drivers.sqlalchemy.execute import OWN, is_in_transaction, raw_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Watch:
         self._quiet: asyncio.Event | threading.Event | None = None
 
     @property
-    def doubtful(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether a statement failed: the transaction may be good only for a roll-back."""
         return self.sent != self.answered
 
@@ -109,7 +109,7 @@ class Watch:
         self.answered = self.sent
 
 
-class SqlalchemyGuardedConnection(AsyncConnection):
+class SqlalchemyHandlerConnection(AsyncConnection):
     """`op.connection` for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
 
     __slots__ = ("watch",)
@@ -163,7 +163,7 @@ class SqlalchemyGuardedConnection(AsyncConnection):
         raise refusal("`async with connection:`")
 
 
-def guarding(engine: AsyncEngine) -> AsyncEngine:
+def engine_for_handlers(engine: AsyncEngine) -> AsyncEngine:
     """An engine on the same pool whose connections, once watched, only oncekey can end."""
     ours = engine.execution_options(oncekey=True)
     watch_connections(ours.sync_engine)
@@ -256,10 +256,10 @@ def _begin_to_write(connection: Connection, what: str) -> None:
         cursor.close()
 
 
-async def open_guarded(engine: AsyncEngine) -> tuple[SqlalchemyGuardedConnection, Watch]:
-    """A connection of `guarding`'s engine, and the watch over it."""
+async def open_for_handler(engine: AsyncEngine) -> tuple[SqlalchemyHandlerConnection, Watch]:
+    """A connection of the engine for handlers, and the watch over it."""
     watch = Watch()
-    connection = SqlalchemyGuardedConnection(engine, watch)
+    connection = SqlalchemyHandlerConnection(engine, watch)
     await connection.start()
     assert connection.sync_connection is not None
     connection.sync_connection.execution_options(**{WATCH: watch})

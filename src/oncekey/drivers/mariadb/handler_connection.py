@@ -7,32 +7,15 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.guard import ConnectionUse, refusal, refuse_transaction_control, undoes
+from oncekey.drivers.handler_sql import ConnectionUse, HandlerProxy, refusal, refuse_transaction_control, undoes
 
 _REFUSED: Final = frozenset(
     {"commit", "rollback", "begin", "close", "autocommit", "query", "select_db", "kill", "ensure_closed", "connect"}
 )
 
 
-class Guarded:
-    """Passes every call on, unless the operation is over."""
-
-    __slots__ = ("_raw", "_use")
-
-    def __init__(self, raw: Any, use: ConnectionUse) -> None:  # noqa: ANN401  (a connection or a cursor of either library)
-        object.__setattr__(self, "_raw", raw)
-        object.__setattr__(self, "_use", use)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever there is)
-        self._use.check()
-        return getattr(self._raw, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self._use.check()
-        setattr(self._raw, name, value)
-
-    def __repr__(self) -> str:
-        return f"<guarded {self._raw!r}>"
+class _MariadbProxy(HandlerProxy):
+    __slots__ = ()
 
     def _check(self, query: Any) -> None:  # noqa: ANN401  (text or bytes)
         self._use.check()
@@ -49,7 +32,7 @@ class Guarded:
             raise
 
 
-class _MariadbGuardedConnection(Guarded):
+class _MariadbHandlerConnection(_MariadbProxy):
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
@@ -58,18 +41,18 @@ class _MariadbGuardedConnection(Guarded):
         return super().__getattr__(name)
 
 
-class MariadbGuardedConnection(_MariadbGuardedConnection):
+class MariadbHandlerConnection(_MariadbHandlerConnection):
     """`op.connection` in a blocking handler: a connection of PyMySQL."""
 
     __slots__ = ()
 
-    def cursor(self, *args: Any, **kwargs: Any) -> MariadbGuardedCursor:  # noqa: ANN401  (as PyMySQL takes them)
+    def cursor(self, *args: Any, **kwargs: Any) -> MariadbHandlerCursor:  # noqa: ANN401  (as PyMySQL takes them)
         """A cursor."""
         self._use.check()
-        return MariadbGuardedCursor(self._raw.cursor(*args, **kwargs), self._use)
+        return MariadbHandlerCursor(self._raw.cursor(*args, **kwargs), self._use)
 
 
-class MariadbGuardedCursor(Guarded):
+class MariadbHandlerCursor(_MariadbProxy):
     """A cursor of a guarded connection."""
 
     __slots__ = ()
@@ -97,7 +80,7 @@ class MariadbGuardedCursor(Guarded):
         self._raw.close()
 
 
-class AsyncMariadbGuardedConnection(_MariadbGuardedConnection):
+class AsyncMariadbHandlerConnection(_MariadbHandlerConnection):
     """`op.connection` in an `async def` handler: a connection of aiomysql."""
 
     __slots__ = ()
@@ -116,16 +99,16 @@ class _Opening:
     def __init__(self, opening: Any, use: ConnectionUse) -> None:  # noqa: ANN401  (aiomysql's)
         self._opening = opening
         self._use = use
-        self._cursor: AsyncMariadbGuardedCursor | None = None
+        self._cursor: AsyncMariadbHandlerCursor | None = None
 
-    def __await__(self) -> Generator[Any, Any, AsyncMariadbGuardedCursor]:
+    def __await__(self) -> Generator[Any, Any, AsyncMariadbHandlerCursor]:
         return self._open().__await__()
 
-    async def _open(self) -> AsyncMariadbGuardedCursor:
-        self._cursor = AsyncMariadbGuardedCursor(await self._opening, self._use)
+    async def _open(self) -> AsyncMariadbHandlerCursor:
+        self._cursor = AsyncMariadbHandlerCursor(await self._opening, self._use)
         return self._cursor
 
-    async def __aenter__(self) -> AsyncMariadbGuardedCursor:
+    async def __aenter__(self) -> AsyncMariadbHandlerCursor:
         return await self._open()
 
     async def __aexit__(self, *_: object) -> None:
@@ -133,7 +116,7 @@ class _Opening:
             await self._cursor.__aexit__()
 
 
-class AsyncMariadbGuardedCursor(Guarded):
+class AsyncMariadbHandlerCursor(_MariadbProxy):
     """A cursor of a guarded connection."""
 
     __slots__ = ()
