@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from oncekey.cells import Index, Line, Place, Seen, indexed
+from oncekey.cells import Cell, Index, Place, Seen, indexed
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 
 SCHEMA = """
@@ -25,17 +25,17 @@ CREATE TABLE IF NOT EXISTS cell (
     incarnation TEXT NOT NULL, version INTEGER NOT NULL,  -- what a swap compares
     page TEXT, place INTEGER,                             -- which pages it is on, and where; NULL: on none
     keep_until INTEGER,                                   -- from then on it may go; NULL: never by itself
-    line TEXT NOT NULL,
+    content TEXT NOT NULL,
     PRIMARY KEY (scope, key)) STRICT;
 CREATE INDEX IF NOT EXISTS cell_page ON cell (page, place, scope, key) WHERE page IS NOT NULL;
 """
 PAGE = """
-SELECT line FROM cell WHERE page = ? AND (place, scope, key) > (?, ?, ?) ORDER BY place, scope, key LIMIT ?
+SELECT content FROM cell WHERE page = ? AND (place, scope, key) > (?, ?, ?) ORDER BY place, scope, key LIMIT ?
 """
-INSERT = "INSERT INTO cell VALUES (:scope, :key, :incarnation, :version, :page, :place, :keep_until, :line)"
+INSERT = "INSERT INTO cell VALUES (:scope, :key, :incarnation, :version, :page, :place, :keep_until, :content)"
 UPDATE = """
 UPDATE cell SET incarnation = :incarnation, version = :version, page = :page, place = :place, keep_until = :keep_until,
-    line = :line
+    content = :content
 WHERE scope = :scope AND key = :key AND incarnation = :seen_incarnation AND version = :seen_version
 """
 DELETE = "DELETE FROM cell WHERE scope = ? AND key = ? AND incarnation = ? AND version = ?"
@@ -51,37 +51,39 @@ class SqliteCells:
         with self._failing(StoreUnavailableError):
             self._connection.executescript(SCHEMA)
 
-    def look(self, scope: str, key: str) -> tuple[Line | None, int]:
+    def look(self, scope: str, key: str) -> tuple[Cell | None, int]:
         with self._failing(StoreUnavailableError):
-            row = self._connection.execute("SELECT line FROM cell WHERE (scope, key) = (?, ?)", (scope, key)).fetchone()
+            row = self._connection.execute(
+                "SELECT content FROM cell WHERE (scope, key) = (?, ?)", (scope, key)
+            ).fetchone()
         return (None if row is None else loads(row[0])), now()
 
-    def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: int | None) -> bool:
+    def swap(self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: int | None) -> bool:
         with self._failing(CommitAmbiguousError):  # whoever cannot tell whether it was written has to say so
-            if line is None:
+            if cell is None:
                 assert seen is not None
                 gone = self._connection.execute(DELETE, (scope, key, seen.incarnation, seen.version))
                 return gone.rowcount == 1
-            page, place = indexed(line) or (None, None)
+            page, place = indexed(cell) or (None, None)
             columns = {
                 "scope": scope,
                 "key": key,
-                "incarnation": line["incarnation"],
-                "version": line["version"],
+                "incarnation": cell["incarnation"],
+                "version": cell["version"],
                 "page": page,
                 "place": place,
                 "keep_until": keep_until,
-                "line": dumps(line),
+                "content": dumps(cell),
             }
             if seen is None:
                 try:
                     return self._connection.execute(INSERT, columns).rowcount == 1
-                except sqlite3.IntegrityError:  # there is a line
+                except sqlite3.IntegrityError:  # there is a cell
                     return False
             proof = {"seen_incarnation": seen.incarnation, "seen_version": seen.version}
             return self._connection.execute(UPDATE, columns | proof).rowcount == 1
 
-    def page(self, index: Index, after: Place, limit: int) -> tuple[list[Line], int]:
+    def page(self, index: Index, after: Place, limit: int) -> tuple[list[Cell], int]:
         with self._failing(StoreUnavailableError):
             rows = self._connection.execute(PAGE, (index, *after, limit)).fetchall()
         return [loads(row[0]) for row in rows], now()
@@ -120,13 +122,13 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def dumps(line: Line) -> str:
-    """A line as JSON; bytes are wrapped, because JSON has none."""
-    return json.dumps({name: _wrapped(value) for name, value in line.items()})
+def dumps(cell: Cell) -> str:
+    """A cell as JSON; bytes are wrapped, because JSON has none."""
+    return json.dumps({name: _wrapped(value) for name, value in cell.items()})
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The line again: what comes back has to equal what was written, to the byte."""
+    """The cell again: what comes back has to equal what was written, to the byte."""
     return {name: _unwrapped(value) for name, value in json.loads(text).items()}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from oncekey.core.model import State
-from oncekey.core.transitions import ROWS, Row
+from oncekey.core.transitions import ROWS, Transition
 
 Spot = tuple[float, float]
 """Where something stands, in pixels."""
@@ -54,7 +54,7 @@ _ARROW: Final = (
 )
 
 
-def states(rows: Iterable[Row] = ROWS) -> str:
+def states(rows: Iterable[Transition] = ROWS) -> str:
     """The states and the moves between them; an arrow bears the numbers of the table's rows."""
     moves: dict[tuple[State | None, State | None], list[int]] = {}
     for row in (row for row in rows if row.number not in LEFT_OUT):

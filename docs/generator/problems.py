@@ -101,7 +101,7 @@ ADVICE: Final[Mapping[Code, Advice]] = {
     ),
     Code.TIMED_OUT: Advice(
         "OUTBOX: the request was accepted, and no worker began its call before it expired. Nothing was executed, and "
-        "nothing will be. It is the key's answer, and is replayed for `tombstone_ttl`.",
+        "nothing will be. It is the key's answer, and is replayed for `abandoned_ttl`.",
         "Send it again with a new key.",
     ),
     Code.RATE_LIMITED: Advice(

@@ -86,7 +86,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "expiry_mode": "The reaper deletes expired records (`hard`), or marks them and deletes them `audit_ttl` later "
         "(`soft`).",
         "abandoned_status": "OUTBOX: the status of a call that no worker began before it expired.",
-        "tombstone_ttl": "OUTBOX: how long that answer stays.",
+        "abandoned_ttl": "OUTBOX: how long that answer stays.",
     },
     "The work behind the scenes": {
         "outbox_max_attempts": "How often a parcel is tried before it is a dead letter.",

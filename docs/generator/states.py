@@ -8,7 +8,7 @@ from typing import Final
 from oncekey.core.guards import Guard
 from oncekey.core.model import State
 from oncekey.core.rulings import RULINGS, Ruling, Situation
-from oncekey.core.transitions import ROWS, Row
+from oncekey.core.transitions import ROWS, Transition
 
 from .markdown import title
 
@@ -78,8 +78,8 @@ _NEEDS: Final[Mapping[Guard, str]] = {
     Guard.FREE: "its time is over, and a retryable record has nothing to resume",
     Guard.PLAIN: "no phase is finished and no call is open",
     Guard.BEGUN: "a phase is finished or a call is open",
-    Guard.DEFERRED: "outbox, and a worker has had its parcel",
-    Guard.NOT_DEFERRED: "not that",
+    Guard.WORKER_BEGAN: "outbox, and a worker has had its parcel",
+    Guard.WORKER_NEVER_BEGAN: "not that",
     Guard.WAITED_OR_NOTHING_OPEN: "the provider was asked after the waiting time, or no call can be under way",
     Guard.WAITED_OR_PARCEL_REPEATABLE: "the provider was asked after the waiting time, or sending again is safe now",
     Guard.LAST_RESULT_BY_HAND: "the last finished step is a result that an operator gave",
@@ -132,7 +132,7 @@ def page() -> str:
     return "\n\n".join(_parts()) + "\n"
 
 
-def transitions(rows: Iterable[Row] = ROWS) -> str:
+def transitions(rows: Iterable[Transition] = ROWS) -> str:
     """TRANSITIONS as a Markdown table; rows that differ only in where they start are one line."""
     lines: dict[tuple[object, ...], list[str]] = {}
     for row in rows:
@@ -194,11 +194,11 @@ def _name(state: State | None) -> str:
     return _words(state) if state else NO_ROW
 
 
-def _actors(row: Row) -> str:
+def _actors(row: Transition) -> str:
     return ", ".join(sorted(row.by))
 
 
-def _needs(row: Row) -> str:
+def _needs(row: Transition) -> str:
     return ", ".join(_words(guard.name.lower()) for guard in row.when)
 
 

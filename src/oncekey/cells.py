@@ -1,9 +1,9 @@
 """The smallest store of requests: `look`, `swap` and `page`.
 
-A cell is one record, kept as a whole. A service that can read a cell together with a clock, and replace it if no other
-writer has, can keep the records of requests: `oncekey.stores.cells.CellStore` makes the store that the engine uses out
-of these three verbs, and `oncekey.drivers.cells` runs it, blocking or under asyncio. The moves of
-`oncekey.stores.moves` decide what a record becomes; a store of cells decides nothing.
+A cell is one record, kept as a whole, by the names of its columns. A service that can read a cell together with a
+clock, and replace it if no other writer has, can keep the records of requests: `oncekey.stores.cells.CellStore` makes
+the store that the engine uses out of these three verbs, and `oncekey.drivers.cells` runs it, blocking or under asyncio.
+The moves of `oncekey.stores.moves` decide what a record becomes; a store of cells decides nothing.
 
 Three rules make such a store safe.
 1. `swap` compares and writes in one atomic step, and what it wrote is durable when it returns.
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Line: TypeAlias = Mapping[str, Any]
+Cell: TypeAlias = Mapping[str, Any]
 """A record by the names of its columns (`oncekey.stores.rows.COLUMNS`): texts, integers, booleans, bytes and None."""
 Place: TypeAlias = tuple[int, str, str]
-"""Where a page goes on: after the line with this instant, scope and key."""
+"""Where a page goes on: after the cell with this instant, scope and key."""
 
 
 class Index(StrEnum):
-    """The lists that pages are read from, each in the order of an instant, scope and key. A line is in one, or none."""
+    """The lists that pages are read from, each in the order of an instant, scope and key. A cell is in one, or none."""
 
     UNFINISHED = "unfinished"
     """In progress, or begun and failed: by `created_at`. The sweeper and the completer read it."""
@@ -48,7 +48,7 @@ class Index(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a swap compares: a line with another incarnation or version is not the one that was read."""
+    """What a swap compares: a cell with another incarnation or version is not the one that was read."""
 
     incarnation: str
     version: int
@@ -69,7 +69,7 @@ class Swap:
     scope: str
     key: str
     seen: Seen | None
-    line: Line | None
+    cell: Cell | None
     keep_until: Instant | None
 
 
@@ -92,30 +92,30 @@ class Make:
     """Create the tables, if the store has any, and return whether it did; existing tables stay as they are."""
 
 
-def indexed(line: Line) -> tuple[Index, Instant] | None:
-    """The index that a line is in, and its instant there; None: the line is in no index."""
-    match line["state"]:
+def indexed(cell: Cell) -> tuple[Index, Instant] | None:
+    """The index that a cell is in, and its instant there; None: the cell is in no index."""
+    match cell["state"]:
         case "in_progress":
-            return Index.UNFINISHED, line["created_at"]
-        case "failed_retryable" if line["memo"] is not None or line["intent"] is not None:
-            return Index.UNFINISHED, line["created_at"]
+            return Index.UNFINISHED, cell["created_at"]
+        case "failed_retryable" if cell["memo"] is not None or cell["intent"] is not None:
+            return Index.UNFINISHED, cell["created_at"]
         case "failed_retryable" | "completed":
-            return Index.EXPIRING, line["expires_at"]
+            return Index.EXPIRING, cell["expires_at"]
         case "expired":
-            return Index.KEPT, line["expires_at"]
+            return Index.KEPT, cell["expires_at"]
         case "unknown":
-            return Index.UNKNOWN, line["created_at"]
+            return Index.UNKNOWN, cell["created_at"]
         case "roll":
-            return Index.ROLL, line["created_at"]
+            return Index.ROLL, cell["created_at"]
         case _:
             return None
 
 
-def place_of(line: Line) -> Place:
-    """The position of a line in its index."""
-    where = indexed(line)
+def place_of(cell: Cell) -> Place:
+    """The position of a cell in its index."""
+    where = indexed(cell)
     assert where is not None
-    return where[1], line["scope"], line["key"]
+    return where[1], cell["scope"], cell["key"]
 
 
 Verb: TypeAlias = Look | Swap | Page | Diagnostics | Make
@@ -126,20 +126,20 @@ Asking: TypeAlias = Generator[Verb, Any, T]
 class Cells(Protocol):
     """A store of cells for blocking code."""
 
-    def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
-        """The line of this key, or None, and the store's clock in microseconds since the epoch."""
+    def look(self, scope: str, key: str) -> tuple[Cell | None, Instant]:
+        """The cell of this key, or None, and the store's clock in microseconds since the epoch."""
 
-    def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None) -> bool:
-        """Replace the line that was `seen` by `line`; False: there is another one, and nothing is written.
+    def swap(self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None) -> bool:
+        """Replace the cell that was `seen` by `cell`; False: there is another one, and nothing is written.
 
-        `seen` is None if there must be no line; `line` is None to remove it. From `keep_until` on the store may remove
-        the line by itself; None: it must not.
+        `seen` is None if there must be no cell; `cell` is None to remove it. From `keep_until` on the store may remove
+        the cell by itself; None: it must not.
         """
 
-    def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
-        """The lines of an index after a place, in the order that `indexed` defines, and the clock.
+    def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Cell], Instant]:
+        """The cells of an index after a place, in the order that `indexed` defines, and the clock.
 
-        The index may be out of date: a caller that acts on a line swaps it. Fewer lines than `limit` mean the end.
+        The index may be out of date: a caller that acts on a cell swaps it. Fewer cells than `limit` mean the end.
         """
 
     def close(self) -> None:
@@ -157,16 +157,16 @@ class HasDiagnostics(Protocol):
 class AsyncCells(Protocol):
     """The same for asyncio."""
 
-    async def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
-        """The line of this key, or None, and the store's clock in microseconds since the epoch."""
+    async def look(self, scope: str, key: str) -> tuple[Cell | None, Instant]:
+        """The cell of this key, or None, and the store's clock in microseconds since the epoch."""
 
     async def swap(
-        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+        self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> bool:
-        """Replace the line that was `seen` by `line`; False: there is another one. As `Cells.swap`."""
+        """Replace the cell that was `seen` by `cell`; False: there is another one. As `Cells.swap`."""
 
-    async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
-        """The lines of an index after a place, and the clock. As `Cells.page`."""
+    async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Cell], Instant]:
+        """The cells of an index after a place, and the clock. As `Cells.page`."""
 
     async def close(self) -> None:
         """Close all connections."""

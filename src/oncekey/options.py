@@ -206,7 +206,7 @@ _WHOLE: Final = frozenset(
         "reap_interval",
         "reconcile_max_tries",
         "sweep_interval",
-        "tombstone_ttl",
+        "abandoned_ttl",
     }
 )
 """Settings that workers and the status resource read from the application's policy and never from a route's."""

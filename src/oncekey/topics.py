@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from oncekey.core.endings import NEVER_STORED, kept_headers
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError
 from oncekey.core.memo import FINISHED, LONGEST_NAME, REPEATABLE, STARTED
 from oncekey.core.model import Duration, StoredResponse
 from oncekey.core.policy import Policy, micros
-from oncekey.core.settle import NEVER_STORED, kept_headers
 
 if TYPE_CHECKING:
     from uuid import UUID

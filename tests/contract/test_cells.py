@@ -19,29 +19,29 @@ class DictCells:
     """Cells in a dictionary."""
 
     def __init__(self):
-        self.lines = {}
+        self.cells = {}
         self._lock = threading.Lock()
 
     def look(self, scope, key):
-        line = self.lines.get((scope, key))
-        return (None if line is None else dict(line)), time.time_ns() // 1000
+        cell = self.cells.get((scope, key))
+        return (None if cell is None else dict(cell)), time.time_ns() // 1000
 
-    def swap(self, scope, key, seen, line, keep_until):
+    def swap(self, scope, key, seen, cell, keep_until):
         with self._lock:
-            there = self.lines.get((scope, key))
+            there = self.cells.get((scope, key))
             if (seen and (seen.incarnation, seen.version)) != (there and (there["incarnation"], there["version"])):
                 return False
-            if line is None:
-                del self.lines[scope, key]
+            if cell is None:
+                del self.cells[scope, key]
             else:
-                self.lines[scope, key] = dict(line)
+                self.cells[scope, key] = dict(cell)
             return True
 
     def page(self, index, after, limit):
         with self._lock:
-            lines = [line for line in self.lines.values() if (where := indexed(line)) and where[0] is index]
-        behind = sorted((line for line in lines if place_of(line) > after), key=place_of)
-        return [dict(line) for line in behind[:limit]], time.time_ns() // 1000
+            cells = [cell for cell in self.cells.values() if (where := indexed(cell)) and where[0] is index]
+        behind = sorted((cell for cell in cells if place_of(cell) > after), key=place_of)
+        return [dict(cell) for cell in behind[:limit]], time.time_ns() // 1000
 
     def close(self):
         pass
@@ -84,23 +84,23 @@ class TestWalk(Walk):
 
 
 class ComparesNothing(DictCells):
-    def swap(self, scope, key, seen, line, keep_until):
-        there = self.lines.get((scope, key))
+    def swap(self, scope, key, seen, cell, keep_until):
+        there = self.cells.get((scope, key))
         found = there and Seen(there["incarnation"], there["version"])
-        return super().swap(scope, key, found, line, keep_until)
+        return super().swap(scope, key, found, cell, keep_until)
 
 
 class ComparesNoIncarnation(DictCells):
-    def swap(self, scope, key, seen, line, keep_until):
-        there = self.lines.get((scope, key))
+    def swap(self, scope, key, seen, cell, keep_until):
+        there = self.cells.get((scope, key))
         found = seen and there and replace(seen, incarnation=there["incarnation"])
-        return super().swap(scope, key, found, line, keep_until)
+        return super().swap(scope, key, found, cell, keep_until)
 
 
 class ForgetsBytes(DictCells):
     def look(self, scope, key):
-        line, now = super().look(scope, key)
-        return (line and {**line, "request": line["request"] and line["request"].split(b"\0")[0]}), now
+        cell, now = super().look(scope, key)
+        return (cell and {**cell, "request": cell["request"] and cell["request"].split(b"\0")[0]}), now
 
 
 class PagesNothing(DictCells):

@@ -26,8 +26,8 @@ def believing(*names: str) -> Callable:
 
     def spoil(command):
         def run(table, **params):
-            line = table.get((params["scope"], params["key"]))
-            own = {} if line is None else {name: line[name.removeprefix("seen_")] for name in names}
+            cell = table.get((params["scope"], params["key"]))
+            own = {} if cell is None else {name: cell[name.removeprefix("seen_")] for name in names}
             return command(table, **{**params, **own})
 
         return run
@@ -36,16 +36,16 @@ def believing(*names: str) -> Callable:
 
 
 def afterwards(change: Callable[[dict, dict], dict]) -> Callable:
-    """A statement that writes something else besides: `change(line, params)` says what."""
+    """A statement that writes something else besides: `change(cell, params)` says what."""
 
     def spoil(command):
         def run(table, **params):
             rows = command(table, **params)
-            line = table.get((params["scope"], params["key"]))
-            if not rows or line is None:
+            cell = table.get((params["scope"], params["key"]))
+            if not rows or cell is None:
                 return rows
-            line.update(change(line, params))
-            return [{**line, "now": params["now"]}]
+            cell.update(change(cell, params))
+            return [{**cell, "now": params["now"]}]
 
         return run
 
@@ -56,14 +56,14 @@ def in_any_state(command):
     """A statement that does not look at the state."""
 
     def run(table, **params):
-        line = table.get((params["scope"], params["key"]))
-        if line is None:
+        cell = table.get((params["scope"], params["key"]))
+        if cell is None:
             return command(table, **params)
-        before = dict(line)
-        line["state"] = "in_progress"
+        before = dict(cell)
+        cell["state"] = "in_progress"
         rows = command(table, **params)
         if not rows:
-            line.update(before)
+            cell.update(before)
         return rows
 
     return run
@@ -83,7 +83,7 @@ def forgetting(command):
     """A statement whose result is not stored."""
 
     def run(table, **params):
-        before = {where: dict(line) for where, line in table.items()}
+        before = {where: dict(cell) for where, cell in table.items()}
         rows = [dict(row) for row in command(table, **params)]
         table.clear()
         table.update(before)
@@ -97,16 +97,16 @@ def taking_for(**columns) -> Callable:
 
     def spoil(command):
         def run(table, **params):
-            line = table.get((params["scope"], params["key"]))
-            if line is None:
+            cell = table.get((params["scope"], params["key"]))
+            if cell is None:
                 return command(table, **params)
-            before = {name: line[name] for name in columns}
-            line.update({name: make(line) if callable(make) else make for name, make in columns.items()})
-            unwritten = {name: line[name] for name in columns}
+            before = {name: cell[name] for name in columns}
+            cell.update({name: make(cell) if callable(make) else make for name, make in columns.items()})
+            unwritten = {name: cell[name] for name in columns}
             rows = command(table, **params)
             # What the statement did not write itself is as it was.
-            line.update({name: old for name, old in before.items() if line[name] == unwritten[name]})
-            return [{**line, "now": params["now"]}] if rows else []
+            cell.update({name: old for name, old in before.items() if cell[name] == unwritten[name]})
+            return [{**cell, "now": params["now"]}] if rows else []
 
         return run
 
@@ -115,7 +115,7 @@ def taking_for(**columns) -> Callable:
 
 def intent_with(**changes) -> Callable[[dict], str | None]:
     """The row's announcement with something else in it."""
-    return lambda line: line["intent"] and json.dumps({**json.loads(line["intent"]), **changes})
+    return lambda cell: cell["intent"] and json.dumps({**json.loads(cell["intent"]), **changes})
 
 
 def saying(**changes) -> Callable:
@@ -132,8 +132,8 @@ def in_any_state_recalled(command):
     """A repeat's read that does not look at the state."""
 
     def run(table, **params):
-        line = table.get((params["scope"], params["key"]))
-        return [] if line is None else [{**line, "now": params["now"]}]
+        cell = table.get((params["scope"], params["key"]))
+        return [] if cell is None else [{**cell, "now": params["now"]}]
 
     return run
 
@@ -164,10 +164,10 @@ def purging(also) -> Callable:
 
     def spoil(command):
         def run(table, **params):
-            gone = [dict(line) for line in table.values() if also(line)]
-            for line in gone:
-                del table[line["scope"], line["key"]]
-            return [*command(table, **params), *({**line, "now": params["now"]} for line in gone)]
+            gone = [dict(cell) for cell in table.values() if also(cell)]
+            for cell in gone:
+                del table[cell["scope"], cell["key"]]
+            return [*command(table, **params), *({**cell, "now": params["now"]} for cell in gone)]
 
         return run
 
@@ -202,7 +202,7 @@ MUTANTS = {
         ("checkpoint",),
         afterwards(lambda _, params: {"lease_until": params["now"] + params["lease"]}),
     ),
-    "a phase leaves the recovery point": (("checkpoint",), afterwards(lambda _line, _: {"recovery_point": "started"})),
+    "a phase leaves the recovery point": (("checkpoint",), afterwards(lambda _cell, _: {"recovery_point": "started"})),
     "a call is repeated after its window": (("announce",), taking_for(intent=intent_with(repeatable_until=FAR))),
     "a call is repeated with other parameters": (
         ("announce",),
@@ -225,9 +225,9 @@ MUTANTS = {
     "a repetition opens its window anew": (
         ("announce",),
         afterwards(
-            lambda line, params: {
+            lambda cell, params: {
                 "intent": intent_with(repeatable_until=params["repeatable"] and params["now"] + params["repeatable"])(
-                    line
+                    cell
                 )
             }
         ),
@@ -250,7 +250,7 @@ MUTANTS = {
             )(command)(table, **params)
         ),
     ),
-    "a late result keeps the error": (("result",), afterwards(lambda _line, _: {"last_error": "old"})),
+    "a late result keeps the error": (("result",), afterwards(lambda _cell, _: {"last_error": "old"})),
     "a call is handed back after its window": (
         ("settle_handed_back",),
         taking_for(intent=intent_with(repeatable_until=FAR)),
@@ -258,8 +258,8 @@ MUTANTS = {
     "every attempt is spared": (("settle_handed_back",), saying(spared=1)),
     "no attempt is spared": (("settle_handed_back",), saying(spared=0)),
     "nobody is told when to go on": (("settle_handed_back",), saying(resume_after=0)),
-    "handing back forgets the call": (("settle_handed_back",), afterwards(lambda _line, _: {"intent": None})),
-    "handing back forgets the memo": (("settle_handed_back",), afterwards(lambda _line, _: {"memo": None})),
+    "handing back forgets the call": (("settle_handed_back",), afterwards(lambda _cell, _: {"intent": None})),
+    "handing back forgets the memo": (("settle_handed_back",), afterwards(lambda _cell, _: {"memo": None})),
     "an open call is answered": (("settle_completed",), taking_for(intent=None)),
     "an open call is retryable": (("settle_retryable",), taking_for(intent=None)),
     "a finished phase is retryable": (("settle_retryable",), taking_for(memo=None)),
@@ -271,10 +271,10 @@ MUTANTS = {
         ("take_over",),
         afterwards(lambda _, params: {"request": params["request"]}),
     ),
-    "a take-over forgets the memo": (("take_over",), afterwards(lambda _line, _: {"memo": None})),
-    "a take-over forgets the open call": (("take_over",), afterwards(lambda _line, _: {"intent": None})),
-    "an answered request is kept": (("settle_completed",), afterwards(lambda _line, _: {"request": b"still there"})),
-    "an answer is not the end": (("settle_completed",), afterwards(lambda _line, _: {"recovery_point": "started"})),
+    "a take-over forgets the memo": (("take_over",), afterwards(lambda _cell, _: {"memo": None})),
+    "a take-over forgets the open call": (("take_over",), afterwards(lambda _cell, _: {"intent": None})),
+    "an answered request is kept": (("settle_completed",), afterwards(lambda _cell, _: {"request": b"still there"})),
+    "an answer is not the end": (("settle_completed",), afterwards(lambda _cell, _: {"recovery_point": "started"})),
     "a new start keeps the request": (("supersede",), saying(request=b"old")),
     "an owner proves no fence": (OWNERS, believing("fence")),
     "an owner proves no incarnation": (OWNERS, believing("incarnation")),
@@ -295,30 +295,30 @@ MUTANTS = {
     "a doubt is not stored": (("doubt", "settle_unknown"), forgetting),
     "a renewal is not stored": (("renew",), forgetting),
     "a discard is not stored": (("discard",), forgetting),
-    "the version stands still": (("settle_completed",), afterwards(lambda line, _: {"version": line["version"] - 1})),
-    "a take-over keeps the fence": (("take_over",), afterwards(lambda line, _: {"fence": line["fence"] - 1})),
-    "a new start keeps the fence": (("supersede",), afterwards(lambda line, _: {"fence": line["fence"] - 1})),
-    "a new start resets the fence": (("supersede",), afterwards(lambda _line, _: {"fence": 1})),
-    "doubt moves the fence": (("doubt",), afterwards(lambda line, _: {"fence": line["fence"] + 1})),
+    "the version stands still": (("settle_completed",), afterwards(lambda cell, _: {"version": cell["version"] - 1})),
+    "a take-over keeps the fence": (("take_over",), afterwards(lambda cell, _: {"fence": cell["fence"] - 1})),
+    "a new start keeps the fence": (("supersede",), afterwards(lambda cell, _: {"fence": cell["fence"] - 1})),
+    "a new start resets the fence": (("supersede",), afterwards(lambda _cell, _: {"fence": 1})),
+    "doubt moves the fence": (("doubt",), afterwards(lambda cell, _: {"fence": cell["fence"] + 1})),
     "a take-over changes the fingerprint": (
         ("take_over",),
         afterwards(lambda _, params: {"fingerprint": params["fingerprint"]}),
     ),
     "a take-over changes the effects": (("take_over",), afterwards(lambda _, params: {"effects": params["effects"]})),
-    "a take-over keeps the error": (("take_over",), afterwards(lambda _line, _: {"last_error": "old"})),
-    "a take-over is the same attempt": (("take_over",), afterwards(lambda _line, _: {"attempts": 1})),
+    "a take-over keeps the error": (("take_over",), afterwards(lambda _cell, _: {"last_error": "old"})),
+    "a take-over is the same attempt": (("take_over",), afterwards(lambda _cell, _: {"attempts": 1})),
     "a new start keeps the incarnation": (
         ("supersede",),
         afterwards(lambda _, params: {"incarnation": params["seen_incarnation"]}),
     ),
-    "a new start keeps the answer": (("supersede",), afterwards(lambda _line, _: {"finished_at": 1})),
+    "a new start keeps the answer": (("supersede",), afterwards(lambda _cell, _: {"finished_at": 1})),
     "an answer is born expired": (
         ("settle_completed",),
-        afterwards(lambda line, _: {"expires_at": line["created_at"] + line["ttl"]}),
+        afterwards(lambda cell, _: {"expires_at": cell["created_at"] + cell["ttl"]}),
     ),
     "an answer shortens its life": (
         ("settle_completed",),
-        afterwards(lambda line, params: {"expires_at": params["now"] + line["ttl"]}),
+        afterwards(lambda cell, params: {"expires_at": params["now"] + cell["ttl"]}),
     ),
     "a lease is renewed past its deadline": (
         ("renew",),
@@ -326,13 +326,13 @@ MUTANTS = {
     ),
     "a body loses what follows a zero": (
         ("settle_completed",),
-        afterwards(lambda line, _: {"response_body": line["response_body"] and line["response_body"].split(b"\0")[0]}),
+        afterwards(lambda cell, _: {"response_body": cell["response_body"] and cell["response_body"].split(b"\0")[0]}),
     ),
     "a tombstone becomes an empty body": (
         ("settle_completed",),
-        afterwards(lambda line, _: {"response_body": line["response_body"] or b""}),
+        afterwards(lambda cell, _: {"response_body": cell["response_body"] or b""}),
     ),
-    "a completed record keeps its owner": (("settle_completed",), afterwards(lambda _line, _: {"owner": "somebody"})),
+    "a completed record keeps its owner": (("settle_completed",), afterwards(lambda _cell, _: {"owner": "somebody"})),
     "a repeat does not look at the state": (("recall",), in_any_state_recalled),
     "a repeat is told another life": (("recall",), changed(incarnation="00000000-0000-0000-0000-000000000001")),
     "a repeat is told another request": (("recall",), changed(fingerprint=OTHER_FINGERPRINT)),
@@ -349,9 +349,9 @@ MUTANTS = {
     "a sweep lets everything run again": (("sweep_retryable",), taking_for(recovery="retry", effects="local")),
     "what was begun is parked before its time": (("expire_begun",), taking_for(expires_at=0)),
     "what was never begun is parked": (("expire_begun",), taking_for(memo='[["a","phase","1"]]')),
-    "a purge takes what was begun": (("purge_expired",), purging(lambda line: line["state"] == "failed_retryable")),
-    "a purge takes what is unknown": (("purge_expired",), purging(lambda line: line["state"] == "unknown")),
-    "a purge takes what is marked": (("purge_expired",), purging(lambda line: line["state"] == "expired")),
+    "a purge takes what was begun": (("purge_expired",), purging(lambda cell: cell["state"] == "failed_retryable")),
+    "a purge takes what is unknown": (("purge_expired",), purging(lambda cell: cell["state"] == "unknown")),
+    "a purge takes what is marked": (("purge_expired",), purging(lambda cell: cell["state"] == "expired")),
     "a purge knows no bounds": (("purge_expired",), saying(age=0, until=FAR, trusted_for=None)),
     "a purge takes more than asked for": (("purge_expired",), saying(limit=FAR)),
     "an answer is not marked but deleted": (("mark_expired",), lambda _: COMMANDS["purge_expired"]),

@@ -31,8 +31,8 @@ class TestMemory(Walk):
     def world(self):
         driver = MemoryDriver()
 
-        def plant(lines):
-            driver.table.update({(line["scope"], line["key"]): dict(line) for line in lines})
+        def plant(cells):
+            driver.table.update({(cell["scope"], cell["key"]): dict(cell) for cell in cells})
 
         with blocking(MemoryStore, driver, plant=plant) as world:
             yield world
@@ -45,10 +45,10 @@ class TestSqlite(Walk):
         driver = SqliteDriver(path)
         drive(upkeep.up(SqliteStore().schema), driver.run)
 
-        def plant(lines):
+        def plant(cells):
             names = ", ".join(f":{name}" for name in COLUMNS)
             with sqlite3.connect(path) as connection:
-                connection.executemany(f"INSERT INTO oncekey_record ({', '.join(COLUMNS)}) VALUES ({names})", lines)
+                connection.executemany(f"INSERT INTO oncekey_record ({', '.join(COLUMNS)}) VALUES ({names})", cells)
             connection.close()
 
         with blocking(SqliteStore, driver, plant=plant) as world:
@@ -67,14 +67,14 @@ class TestPostgres(Walk):
         hot = [*(column for column in COLUMNS if column not in WORK), "memo_version"]
         cold = ["incarnation", "scope", "key", "memo_version", *sorted(WORK)]
 
-        def plant(lines):
+        def plant(cells):
             with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
                 begun = [
-                    {**line, "memo_version": line["version"] if line["memo"] or line["intent"] else 0} for line in lines
+                    {**cell, "memo_version": cell["version"] if cell["memo"] or cell["intent"] else 0} for cell in cells
                 ]
                 for table, columns, rows in (
                     ("record", hot, begun),
-                    ("work", cold, [line for line in begun if line["memo_version"]]),
+                    ("work", cold, [cell for cell in begun if cell["memo_version"]]),
                 ):
                     names = ", ".join(f"%({column})s" for column in columns)
                     cursor.executemany(f"INSERT INTO oncekey.{table} ({', '.join(columns)}) VALUES ({names})", rows)
@@ -90,7 +90,7 @@ def test_every_row_is_walked_over_or_named():
 
 
 def test_the_lists_of_exceptions_only_become_shorter():
-    """Whoever adds a line here has to mend a store instead."""
+    """Whoever adds a cell here has to mend a store instead."""
     assert set(UNWALKED) <= set()
     assert set(EXCEPTIONS) <= set()
 
@@ -112,8 +112,8 @@ def test_the_walk_names_what_is_wrong():
         store.upkeep = UpkeepStore(store._statements, None)
         return store
 
-    def plant(lines):
-        driver.table.update({(line["scope"], line["key"]): dict(line) for line in lines})
+    def plant(cells):
+        driver.table.update({(cell["scope"], cell["key"]): dict(cell) for cell in cells})
 
     with blocking(make_store, driver, plant=plant) as world:
         with pytest.raises(AssertionError) as caught:

@@ -18,12 +18,12 @@ from oncekey.canonical.digests import downstream_key, seed_of
 from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of, media_type_of
 from oncekey.canonical.jcs import BigInts, canonical_json
 from oncekey.core.answers import marks, replay
+from oncekey.core.endings import Ending, Progress, decide, kept_headers
 from oncekey.core.keys import HeaderSyntax, KeyFormat, key_digest, looks_personal, parse_key
 from oncekey.core.model import Effects, RecordId, Replay, StoredResponse
 from oncekey.core.onecommit import lock_number, lock_of
 from oncekey.core.policy import Flavor, On5xx, Policy
 from oncekey.core.scope import BindTo, bound_scope, scope_of
-from oncekey.core.settle import Ending, Progress, decide, kept_headers
 
 SELECTIONS = (Selection(), Selection(), Selection(include=("amount", "/a")), Selection(exclude=("a", "/b/0")))
 POLICIES = (

@@ -67,7 +67,7 @@ DEFAULTS = {
     "expiry_mode": ExpiryMode.HARD,
     "on_expired": OnExpired.NEW,
     "abandoned_status": 408,
-    "tombstone_ttl": timedelta(hours=24),
+    "abandoned_ttl": timedelta(hours=24),
     "sweep_interval": timedelta(seconds=60),
     "reap_interval": timedelta(minutes=5),
     "reap_batch": 5000,

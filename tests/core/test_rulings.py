@@ -39,7 +39,7 @@ from oncekey.core.rulings import (
     rule_finished,
     situate,
 )
-from oncekey.core.transitions import Actor, Row, Trigger, find_row
+from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 
 POLICY = Policy()
 EXPIRIES = {"before": NOW + 1, "at": NOW, "after": NOW - HOUR}
@@ -172,7 +172,7 @@ def test_the_two_tables_agree():
         wanted = type(ruled(record))
         if wanted in triggers:
             facts = Facts(record, NOW, max_attempts=POLICY.max_attempts)
-            assert isinstance(find_row(triggers[wanted], Actor.REQUESTER, facts), Row), record
+            assert isinstance(find_transition(triggers[wanted], Actor.REQUESTER, facts), Transition), record
             tried.add(wanted)
     assert tried == set(triggers)
 

@@ -9,7 +9,17 @@ import pytest
 from core.records import MEMO, NOW, a_record, all_records, an_intent
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.model import HOUR, MINUTE, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
-from oncekey.core.transitions import ROWS, TRANSITIONS, Actor, Fence, Illegal, Proof, Row, Trigger, find_row
+from oncekey.core.transitions import (
+    ROWS,
+    TRANSITIONS,
+    Actor,
+    Fence,
+    Illegal,
+    Proof,
+    Transition,
+    Trigger,
+    find_transition,
+)
 
 PENDING, RUNNING, DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
 FR, UNKNOWN, EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
@@ -78,17 +88,17 @@ PROTOCOL = {
 FLAGS = ("waited", "result_given", "parcel_sent", "parcel_repeatable", "locked")
 
 
-def shape(row: Row):
+def shape(row: Transition):
     return (row.number, row.source, row.trigger, row.to, row.by, row.proof, row.fence)
 
 
 def allowed(trigger, actor, record, **facts):
-    return find_row(trigger, actor, Facts(record, NOW, **facts))
+    return find_transition(trigger, actor, Facts(record, NOW, **facts))
 
 
 def number(trigger, actor, record, **facts):
     row = allowed(trigger, actor, record, **facts)
-    return row.number if isinstance(row, Row) else row.why
+    return row.number if isinstance(row, Transition) else row.why
 
 
 @pytest.mark.parametrize("row_number", PROTOCOL)
@@ -136,7 +146,7 @@ def test_judge_never_raises_and_says_what_is_missing_wherever_it_says_no(state):
     for record, facts in product(records, ({}, dict.fromkeys(names, True))):
         for trigger, actor in product(Trigger, Actor):
             verdict = allowed(trigger, actor, record, **facts)
-            if isinstance(verdict, Row):
+            if isinstance(verdict, Transition):
                 assert actor in verdict.by
                 assert (verdict.source, verdict.trigger) == (state, trigger)
             else:
@@ -236,8 +246,8 @@ def test_expiry_never_frees_what_is_not_finished():  # P6, F3, R43
         for record in all_records(state):
             facts = {"locked": True, "effects": Effects.LOCAL}
             freed = [
-                isinstance(allowed(T.PURGE, A.REAPER, record), Row),
-                isinstance(allowed(T.SUPERSEDE, A.REQUESTER, record), Row),
+                isinstance(allowed(T.PURGE, A.REAPER, record), Transition),
+                isinstance(allowed(T.SUPERSEDE, A.REQUESTER, record), Transition),
                 number(T.COMMIT, A.REQUESTER, record, **facts) == 31,
                 number(T.DEFER, A.REQUESTER, record, effects=Effects.OUTBOX) == 31,
             ]
@@ -390,7 +400,7 @@ class TestDoubt:
             assert number(T.DLQ_RETRY, A.OPERATOR, parked, parcel_repeatable=True) == 22
             assert isinstance(allowed(T.DLQ_RETRY, A.OPERATOR, parked), Illegal)
             retryable = replace(parked, state=FR)
-            assert "not_deferred" in number(T.TAKE_OVER, A.REQUESTER, retryable)
+            assert "worker_never_began" in number(T.TAKE_OVER, A.REQUESTER, retryable)
             running = replace(parked, state=RUNNING, lease_until=NOW - HOUR)
             assert isinstance(allowed(T.TAKE_OVER, A.REQUESTER, running), Illegal)
             assert isinstance(allowed(T.NOT_EXECUTED, A.OWNER, running, never_sent=True), Illegal)

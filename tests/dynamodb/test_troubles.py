@@ -41,7 +41,7 @@ from oncekey.drivers.dynamodb_talk import Dialogue, Failed, Refused, Request, un
 from oncekey.stores.cells import DynamoStore
 from oncekey.testing.claims import a_claim, again, answered
 from oncekey.testing.contract import blocking
-from oncekey.testing.contract.cells import _lines
+from oncekey.testing.contract.cells import _cells
 
 LONG = Completed(StoredResponse(200, (), b"z" * 900_000), Outcome.SUCCESS)
 
@@ -141,59 +141,59 @@ async def test_lost_replies_under_asyncio(server, table):
 
 
 def test_a_swap_is_sent_once_and_says_what_it_does_not_know(server, table):
-    (line,) = _lines()
+    (cell,) = _cells()
     with Proxy("127.0.0.1", server.port) as proxy:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{proxy.port}"))
         proxy.lose_reply(b"DynamoDB_20120810.PutItem")
         with pytest.raises(CommitAmbiguousError):
-            cells.swap(line["scope"], line["key"], None, line, None)
-        assert cells.look(line["scope"], line["key"])[0] == line
+            cells.swap(cell["scope"], cell["key"], None, cell, None)
+        assert cells.look(cell["scope"], cell["key"])[0] == cell
         proxy.shut()
         proxy.cut()
         with pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
-            cells.swap(line["scope"], line["key"], Seen(line["incarnation"], line["version"]), None, None)
+            cells.swap(cell["scope"], cell["key"], Seen(cell["incarnation"], cell["version"]), None, None)
         with pytest.raises(StoreUnavailableError):
-            cells.look(line["scope"], line["key"])
+            cells.look(cell["scope"], cell["key"])
         cells.close()
 
 
 def test_a_connection_that_breaks_after_the_write_is_no_no(server, table):
-    (line,) = _lines()
+    (cell,) = _cells()
     with Unreliable(server.port) as between:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{between.port}"))
         between.spoil("PutItem", "reset")
         with pytest.raises(CommitAmbiguousError):
-            cells.swap(line["scope"], line["key"], None, line, None)
-        assert cells.look(line["scope"], line["key"])[0] == line
+            cells.swap(cell["scope"], cell["key"], None, cell, None)
+        assert cells.look(cell["scope"], cell["key"])[0] == cell
         cells.close()
 
 
 async def test_nor_is_it_under_asyncio(server, table):
     """aiobotocore calls it an endpoint that cannot be reached, as it calls one that nobody listens on."""
-    (line,) = _lines()
+    (cell,) = _cells()
     with Unreliable(server.port) as between:
         cells = AsyncDynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{between.port}"))
         between.spoil("PutItem", "reset")
         with pytest.raises(CommitAmbiguousError):
-            await cells.swap(line["scope"], line["key"], None, line, None)
-        assert (await cells.look(line["scope"], line["key"]))[0] == line
+            await cells.swap(cell["scope"], cell["key"], None, cell, None)
+        assert (await cells.look(cell["scope"], cell["key"]))[0] == cell
         await cells.close()
     nobody = AsyncDynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(StoreUnavailableError):
-        await nobody.swap(line["scope"], line["key"], None, line, None)
+        await nobody.swap(cell["scope"], cell["key"], None, cell, None)
     await nobody.close()
 
 
 def test_throttling_is_waited_for_and_then_told(server, table):
-    (line,) = _lines()
+    (cell,) = _cells()
     throttled = (400, "ProvisionedThroughputExceededException")
     with Unreliable(server.port) as between:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{between.port}"))
         between.spoil("PutItem", *[throttled] * len(PAUSES))
-        assert cells.swap(line["scope"], line["key"], None, line, None)
+        assert cells.swap(cell["scope"], cell["key"], None, cell, None)
         between.spoil("GetItem", *[throttled] * (len(PAUSES) + 1))
         with pytest.raises(StoreUnavailableError, match="ProvisionedThroughputExceeded"):
-            cells.look(line["scope"], line["key"])
+            cells.look(cell["scope"], cell["key"])
         assert Counter(between.seen) == {"PutItem": len(PAUSES) + 1, "GetItem": len(PAUSES) + 1}
         cells.close()
 
@@ -230,12 +230,12 @@ def test_what_a_transaction_was_cancelled_for(reasons, meant):
 
 
 def test_a_fault_of_the_servers_is_no_no(server, table):
-    (line,) = _lines()
+    (cell,) = _cells()
     with Unreliable(server.port) as between:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{between.port}"))
         between.spoil("PutItem", (500, "InternalServerError"))
         with pytest.raises(CommitAmbiguousError):
-            cells.swap(line["scope"], line["key"], None, line, None)
+            cells.swap(cell["scope"], cell["key"], None, cell, None)
         assert between.seen == ["PutItem"]
         cells.close()
 
@@ -285,45 +285,45 @@ def test_parts_go_with_the_record_that_names_them(server, table, clients):
 
 
 def test_a_part_that_cannot_be_deleted_does_not_hide_that_the_record_was_written(server, table, clients):
-    (line,) = _lines()
-    long = {**line, "response_body": b"z" * 500_000}
-    short = {**line, "version": line["version"] + 1}
+    (cell,) = _cells()
+    long = {**cell, "response_body": b"z" * 500_000}
+    short = {**cell, "version": cell["version"] + 1}
     with Unreliable(server.port) as between:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{between.port}"))
-        assert cells.swap(line["scope"], line["key"], None, long, None)
-        assert cells.look(line["scope"], line["key"])[0] == long
+        assert cells.swap(cell["scope"], cell["key"], None, long, None)
+        assert cells.look(cell["scope"], cell["key"])[0] == long
         between.spoil("DeleteItem", (400, "AccessDeniedException"))
-        assert cells.swap(line["scope"], line["key"], Seen(line["incarnation"], line["version"]), short, None)
-        assert cells.look(line["scope"], line["key"])[0] == short
+        assert cells.swap(cell["scope"], cell["key"], Seen(cell["incarnation"], cell["version"]), short, None)
+        assert cells.look(cell["scope"], cell["key"])[0] == short
         cells.close()
     assert len(parts_in(clients, server, table)) == 2  # they cost their storage
 
 
 def test_a_swap_that_fails_leaves_no_parts(server, table, clients, cells):
-    (line,) = _lines()
-    long = {**line, "response_body": b"z" * 500_000}
-    assert not cells.swap(line["scope"], line["key"], Seen(line["incarnation"], line["version"]), long, None)
+    (cell,) = _cells()
+    long = {**cell, "response_body": b"z" * 500_000}
+    assert not cells.swap(cell["scope"], cell["key"], Seen(cell["incarnation"], cell["version"]), long, None)
     assert parts_in(clients, server, table) == []
 
 
 def test_a_record_whose_parts_are_lost_is_not_run_again(server, table, clients, cells):
-    (line,) = _lines()
-    long = {**line, "response_body": b"z" * 500_000}
-    assert cells.swap(line["scope"], line["key"], None, long, None)
+    (cell,) = _cells()
+    long = {**cell, "response_body": b"z" * 500_000}
+    assert cells.swap(cell["scope"], cell["key"], None, long, None)
     clients[server.port].delete_item(TableName=table, Key={"pk": parts_in(clients, server, table)[0]["pk"]})
     with pytest.raises(RecordUnreadableError):
-        cells.look(line["scope"], line["key"])
+        cells.look(cell["scope"], cell["key"])
 
 
 def test_what_may_be_forgotten_may_lose_its_parts_first(server, table, clients, cells):
     """The service deletes items in whatever order: an expired record without its parts still makes room."""
-    (line,) = _lines()
-    long = {**line, "response_body": b"z" * 500_000}
-    assert cells.swap(line["scope"], line["key"], None, long, SECOND)
+    (cell,) = _cells()
+    long = {**cell, "response_body": b"z" * 500_000}
+    assert cells.swap(cell["scope"], cell["key"], None, long, SECOND)
     for part in parts_in(clients, server, table):
         assert part["forget_at"] == {"N": "1"}
         clients[server.port].delete_item(TableName=table, Key={"pk": part["pk"]})
-    assert cells.look(line["scope"], line["key"])[0] == {**long, "response_body": None}
+    assert cells.look(cell["scope"], cell["key"])[0] == {**long, "response_body": None}
 
 
 # The handler's items

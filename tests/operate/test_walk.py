@@ -10,7 +10,7 @@ import pytest
 from oncekey.core.guards import Facts
 from oncekey.core.model import SECOND, Completed, Effects, Outcome, ParcelKind, Snapshot, State, StoredResponse
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, ParcelLocation, decide, possible
-from oncekey.core.transitions import Actor, Fence, Illegal, Mover, Row, Trigger, find_row
+from oncekey.core.transitions import Actor, Fence, Illegal, Mover, Transition, Trigger, find_transition
 from oncekey.engine import operate
 from oncekey.ops.explain_retry import prospect
 from operate.rows import NOW, a_parcel, copy_of, every_row, look, write
@@ -63,7 +63,7 @@ TRIGGERS = {
 }
 
 
-def expected(command, row) -> Row | Illegal:
+def expected(command, row) -> Transition | Illegal:
     """What the table says of it, asked for by hand and not by the code under test."""
     trigger = TRIGGERS.get(command.order)
     if command.order is Order.RELEASE:  # A1: 14, 15 and 21
@@ -88,7 +88,7 @@ def expected(command, row) -> Row | Illegal:
         reason=True,
         runs_again=command.runs_again,
     )
-    said = find_row(trigger, Actor.OPERATOR, facts)
+    said = find_transition(trigger, Actor.OPERATOR, facts)
     if isinstance(said, Illegal):
         return said
     if said.number == 19 and command.answer is None:
@@ -184,8 +184,8 @@ def test_what_is_possible_is_what_the_table_allows():
                 assert order not in offered
                 continue
             said = expected(command, row)
-            assert (order in offered) == isinstance(said, Row), (row, order)
-            if isinstance(said, Row):
+            assert (order in offered) == isinstance(said, Transition), (row, order)
+            if isinstance(said, Transition):
                 assert (offered[order].row, offered[order].to) == (said.number, said.to)
 
 

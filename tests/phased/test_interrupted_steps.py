@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from harness.interrupting import InterruptedLoop, InterruptedThreads, Signal, Trial
+from oncekey.core.endings import Ending, decide
 from oncekey.core.errors import CommitAmbiguousError, NotExecutedError, RejectedError, StoreUnavailableError
 from oncekey.core.model import Effects, Lease, Proceed, Record, Recovery, Refuse
 from oncekey.core.policy import Policy
-from oncekey.core.settle import Ending, decide
 from oncekey.engine import steps
 from oncekey.engine.actions import Life
 from oncekey.engine.phases import PhasedRun

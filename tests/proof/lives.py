@@ -20,8 +20,8 @@ from oncekey.testing.history import Ending
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
+    from oncekey.core.endings import Decision
     from oncekey.core.model import Headers
-    from oncekey.core.settle import Decision
     from oncekey.engine.run import Run
 
 

@@ -27,7 +27,7 @@ from oncekey.flow import drive
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import keep_until
 from oncekey.stores.rows import record_of
-from oncekey.testing.contract.walking import line_of, records
+from oncekey.testing.contract.walking import cell_of, records
 from sealing.looking import BOTH, K1, ONLY_NEW, rekeyed, used
 from sealing.shop import MARK
 
@@ -188,14 +188,14 @@ async def _kept(url: str) -> None:
 
 
 class Kept(DictCells):
-    """Cells that remember until when they have to keep a line."""
+    """Cells that remember until when they have to keep a cell."""
 
     def __init__(self) -> None:
         super().__init__()
         self.until: dict[tuple[str, str], int | None] = {}
 
-    def swap(self, scope, key, seen, line, keep_until):
-        swapped = super().swap(scope, key, seen, line, keep_until)
+    def swap(self, scope, key, seen, cell, keep_until):
+        swapped = super().swap(scope, key, seen, cell, keep_until)
         if swapped:
             self.until[scope, key] = keep_until
         return swapped
@@ -221,10 +221,10 @@ def test_every_record_of_any_state_is_walked_over_and_only_its_content_changes(m
     with closing(example(tmp_path / "cells.db") if make == "example" else Kept()) as cells:
         now = cells.look("", "")[1]
         planted = [one for number, one in enumerate(records(now)) if number % 11 == 0]
-        lines = [line_of(one) for one in planted if one.state is not State.PENDING]
-        for line in lines:
-            assert cells.swap(line["scope"], line["key"], None, line, keep_until(line))
-        full = [one for one in lines if one["memo"] or one["request"] or one["response_status"]]
+        whole = [cell_of(one) for one in planted if one.state is not State.PENDING]
+        for cell in whole:
+            assert cells.swap(cell["scope"], cell["key"], None, cell, keep_until(cell))
+        full = [one for one in whole if one["memo"] or one["request"] or one["response_status"]]
         owned = [one for one in full if one["state"] == "in_progress"]
         assert len({one["state"] for one in full}) == 5
         assert len(owned) > 10
@@ -233,25 +233,25 @@ def test_every_record_of_any_state_is_walked_over_and_only_its_content_changes(m
         assert done == Walked(looked=len(full), resealed=len(full) - len(owned), owned=len(owned))
         assert walked(driver, BOTH) == done  # once more, from one key to the next
         assert walked(driver, BOTH) == Walked(looked=len(full), owned=len(owned))
-        for line in lines:
-            there, _ = cells.look(line["scope"], line["key"])
-            moved = line in full and line not in owned
-            assert {name for name in line if there[name] != line[name]} <= (CONTENT if moved else set())
-            assert there["version"] == line["version"] + 2 * moved
+        for cell in whole:
+            there, _ = cells.look(cell["scope"], cell["key"])
+            moved = cell in full and cell not in owned
+            assert {name for name in cell if there[name] != cell[name]} <= (CONTENT if moved else set())
+            assert there["version"] == cell["version"] + 2 * moved
             if moved:
                 assert keys_of(record_of(there)) <= {"k2"}
             if make == "dictionary":
-                assert cells.until[line["scope"], line["key"]] == keep_until(line)
+                assert cells.until[cell["scope"], cell["key"]] == keep_until(cell)
 
 
 def test_what_somebody_moved_or_owns_is_not_written():
     cells = DictCells()
     driver, store = CellDriver(cells), CellStore()
     now = cells.look("", "")[1]
-    done = line_of(next(one for one in records(now) if one.state is State.COMPLETED))
-    owned = line_of(next(one for one in records(now) if one.state is State.IN_PROGRESS and one.memo))
-    for line in (done, owned):
-        assert cells.swap(line["scope"], line["key"], None, line, None)
+    done = cell_of(next(one for one in records(now) if one.state is State.COMPLETED))
+    owned = cell_of(next(one for one in records(now) if one.state is State.IN_PROGRESS and one.memo))
+    for cell in (done, owned):
+        assert cells.swap(cell["scope"], cell["key"], None, cell, None)
     seen = {one.id.key: one for one in drive(store.reseal.records(10), driver.run)}
     moved = {**done, "version": done["version"] + 1}
     assert cells.swap(done["scope"], done["key"], Seen(done["incarnation"], done["version"]), moved, None)

@@ -21,7 +21,7 @@ from oncekey.drivers.redis import AsyncRedisCells, RedisCells
 from oncekey.drivers.redis_address import Mode, RedisAddress, parse
 from oncekey.drivers.redis_talk import member_of, names_of
 from oncekey.testing.claims import a_claim, again, answered
-from oncekey.testing.contract.walking import line_of, records
+from oncekey.testing.contract.walking import cell_of, records
 
 START = (-1, "", "")
 
@@ -214,14 +214,14 @@ def test_what_the_server_has_forgotten_leaves_the_pages(server, engine, cells):
 
 def test_a_write_takes_members_away_that_are_older_than_can_be(server, cells):
     """Without a worker the pages would grow for ever."""
-    line = next(line_of(one) for one in records(cells.look("", "")[1]) if one.state.value == "completed")
-    pages = names_of(line["scope"], line["key"])[1][1]
-    left = {**line, "expires_at": 5, "key": "long ago"}
+    cell = next(cell_of(one) for one in records(cells.look("", "")[1]) if one.state.value == "completed")
+    pages = names_of(cell["scope"], cell["key"])[1][1]
+    left = {**cell, "expires_at": 5, "key": "long ago"}
     server.say("ZADD", pages, 0, member_of(left))
 
-    assert cells.swap(line["scope"], line["key"], None, line, line["expires_at"] + HOUR)
+    assert cells.swap(cell["scope"], cell["key"], None, cell, cell["expires_at"] + HOUR)
 
-    assert server.say("ZRANGE", pages, 0, -1) == [member_of(line)]
+    assert server.say("ZRANGE", pages, 0, -1) == [member_of(cell)]
 
 
 def test_scripts_that_the_server_has_lost_are_sent_again(server, engine):
@@ -250,25 +250,25 @@ def test_a_swap_without_a_reply_is_ambiguous_and_a_look_is_not(server, url, engi
     settled(engine)  # a server that does not know the script yet would ask for it, and write nothing
     monkeypatch.setattr(driver, "PATIENCE", 0.2)
     cells = RedisCells(url)
-    line = line_of(next(iter(records(cells.look("", "")[1]))))
+    cell = cell_of(next(iter(records(cells.look("", "")[1]))))
     server.freeze()
     try:
         with pytest.raises(CommitAmbiguousError):
-            cells.swap(line["scope"], line["key"], None, line, None)
+            cells.swap(cell["scope"], cell["key"], None, cell, None)
         with pytest.raises(StoreUnavailableError):
-            cells.look(line["scope"], line["key"])
+            cells.look(cell["scope"], cell["key"])
     finally:
         server.thaw()
     monkeypatch.setattr(driver, "PATIENCE", 30)
     other = RedisCells(url)
-    wait_until(lambda: other.look(line["scope"], line["key"])[0] == line)  # it was written after all
+    wait_until(lambda: other.look(cell["scope"], cell["key"])[0] == cell)  # it was written after all
     cells.close()
     other.close()
 
 
 async def test_a_cancelled_command_leaves_no_reply_to_the_next_one(server, url):
     cells = AsyncRedisCells(f"{url}?pool_size=1")
-    first, second = [line_of(one) for one, _ in zip(records(START_AT), range(2), strict=False)]
+    first, second = [cell_of(one) for one, _ in zip(records(START_AT), range(2), strict=False)]
     await cells.look("", "")
     server.freeze()
     try:
@@ -290,9 +290,9 @@ START_AT = 1_800_000_000_000_000
 
 def test_nobody_there_is_no_doubt(url):
     cells = RedisCells("redis://127.0.0.1:1")
-    line = line_of(next(iter(records(START_AT))))
+    cell = cell_of(next(iter(records(START_AT))))
     with pytest.raises(StoreUnavailableError) as raised:
-        cells.swap(line["scope"], line["key"], None, line, None)
+        cells.swap(cell["scope"], cell["key"], None, cell, None)
     assert not isinstance(raised.value, CommitAmbiguousError)
 
 

@@ -20,7 +20,7 @@ from oncekey.core.model import HOUR, Code, State
 from oncekey.core.policy import Policy
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.stores.cells_upkeep import keep_until
-from oncekey.testing.contract.walking import line_of, records
+from oncekey.testing.contract.walking import cell_of, records
 from oncekey.workers.service import Service
 from oncekey.workers.tasks import presence_of, tasks_for
 
@@ -107,7 +107,7 @@ async def test_workers_end_what_nobody_came_back_for(url):
     """The sweeper moves stale keys, the reaper removes old ones, and both are on the roll (R146, R171)."""
     shop = Shop(url)
     ended = time.time_ns() // 1000 - HOUR // 2  # after that of the reaper's grace, and before the server's
-    made = [line_of(one) for one in records(ended) if not one.memo and one.intent is None]
+    made = [cell_of(one) for one in records(ended) if not one.memo and one.intent is None]
     ends = {}
     async with shop.once.lifespan(shop.app):
         engine = shop.once.asynchronous()

@@ -149,7 +149,7 @@ def test_what_was_there_is_moved_as_before(old, driver, until):
     def taken(record):
         claim = a_claim(record.id.key, id=record.id, request=b"new")
         found = drive(store.take_over(claim, record), driver.run)
-        if Guard.DEFERRED.holds(Facts(record, 100)):
+        if Guard.WORKER_BEGAN.holds(Facts(record, 100)):
             assert found is None
             return None
         begun_before = record.memo or record.intent

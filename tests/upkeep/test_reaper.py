@@ -114,10 +114,10 @@ async def test_deferred_work_is_abandoned_only_if_nobody_ever_took_it(sql_world)
     assert (response.status, heard.record.outcome) == (408, Outcome.FAILURE)
     body = json.loads(response.body)
     assert (body["error"], body["code"], body["status"]) == ("timeout", "idempotency_request_timed_out", 408)
-    assert heard.record.expires_at == world.clock.now + micros(Policy().tombstone_ttl)
+    assert heard.record.expires_at == world.clock.now + micros(Policy().abandoned_ttl)
     assert history_of(world, abandoned) == [(State.PENDING, State.COMPLETED, Actor.REAPER, Trigger.ABANDON)]
     # A tombstone has its time, and goes.
-    world.advance(micros(Policy().tombstone_ttl) + REAP_GRACE)
+    world.advance(micros(Policy().abandoned_ttl) + REAP_GRACE)
     assert await reaper.run_once() == 1
     assert state_of(world, abandoned) is None
 

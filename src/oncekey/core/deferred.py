@@ -36,7 +36,7 @@ from typing import Final
 
 from oncekey.core.guards import Facts
 from oncekey.core.model import Completed, Effects, HeldParcel, Instant, Lease, MemoEntry, Record, Snapshot, State
-from oncekey.core.transitions import Actor, Row, Trigger, find_row
+from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 
 DEAD_LETTER: Final = "dead_letter"
 """The error code of a record whose parcel was tried too often (O3)."""
@@ -125,8 +125,8 @@ def rule_taking_up(seen: Snapshot, held: HeldParcel, owner: str, digest: str) ->
         return Ruled(Making.BURY, RECORD_GONE)
     if record.state is State.IN_PROGRESS and record.owner == owner:
         return Ruled(Making.OURS)
-    row = find_row(Trigger.WORKER_CLAIM, Actor.WORKER, facts_of(record, seen.now, digest))
-    if not isinstance(row, Row):
+    row = find_transition(Trigger.WORKER_CLAIM, Actor.WORKER, facts_of(record, seen.now, digest))
+    if not isinstance(row, Transition):
         return Ruled(Making.BURY, row.why)
     return Ruled(Making.PARK if row.to is State.UNKNOWN else Making.TAKE)
 
@@ -138,8 +138,8 @@ def rule_result(seen: Snapshot, lease: Lease, entry: MemoEntry) -> Making:
         return Making.NOTHING
     if record.memo == (entry,):
         return Making.OURS
-    row = find_row(Trigger.DEFERRED_RESULT, Actor.OWNER, facts_of(record, seen.now, "", phase=entry.name))
-    if not isinstance(row, Row):
+    row = find_transition(Trigger.DEFERRED_RESULT, Actor.OWNER, facts_of(record, seen.now, "", phase=entry.name))
+    if not isinstance(row, Transition):
         return Making.NOTHING
     return Making.RETAKE if "parcel" in row.sets else Making.KEEP
 
@@ -150,9 +150,11 @@ def rule_trying_again(seen: Snapshot, lease: Lease, digest: str, *, never_sent: 
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
     facts = facts_of(record, seen.now, digest, never_sent=never_sent)
-    if isinstance(find_row(Trigger.TRY_AGAIN, Actor.WORKER, facts), Row):
+    if isinstance(find_transition(Trigger.TRY_AGAIN, Actor.WORKER, facts), Transition):
         return Making.PEND_UNSENT if is_unsent(record, never_sent=never_sent) else Making.PEND
-    return Making.PARK if isinstance(find_row(Trigger.DOUBT, Actor.WORKER, facts), Row) else Making.NOTHING
+    return (
+        Making.PARK if isinstance(find_transition(Trigger.DOUBT, Actor.WORKER, facts), Transition) else Making.NOTHING
+    )
 
 
 def rule_parking(seen: Snapshot, lease: Lease, trigger: Trigger) -> Making:
@@ -160,8 +162,8 @@ def rule_parking(seen: Snapshot, lease: Lease, trigger: Trigger) -> Making:
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
-    row = find_row(trigger, Actor.WORKER, facts_of(record, seen.now, ""))
-    return Making.PARK if isinstance(row, Row) else Making.NOTHING
+    row = find_transition(trigger, Actor.WORKER, facts_of(record, seen.now, ""))
+    return Making.PARK if isinstance(row, Transition) else Making.NOTHING
 
 
 def rule_delivering(seen: Snapshot, lease: Lease) -> Making:
@@ -169,8 +171,8 @@ def rule_delivering(seen: Snapshot, lease: Lease) -> Making:
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
-    row = find_row(Trigger.SETTLE, Actor.OWNER, facts_of(record, seen.now, ""))
-    return Making.DELIVER if isinstance(row, Row) else Making.NOTHING
+    row = find_transition(Trigger.SETTLE, Actor.OWNER, facts_of(record, seen.now, ""))
+    return Making.DELIVER if isinstance(row, Transition) else Making.NOTHING
 
 
 def said_before(record: Record | None, lease: Lease, settlement: Completed) -> bool:

@@ -122,7 +122,7 @@ def _free(record: Record, facts: Facts) -> bool:
     return _past_expiry(record, facts) and (record.state is not State.FAILED_RETRYABLE or _plain(record, facts))
 
 
-def _deferred(record: Record, _: Facts) -> bool:
+def _worker_began(record: Record, _: Facts) -> bool:
     """Whether a worker has claimed the parcel: from then on its record has an intent or a result (O1, O2)."""
     return record.effects is Effects.OUTBOX and bool(record.memo or record.intent)
 
@@ -182,8 +182,8 @@ class Guard(Enum):
     FREE = (_record(_free), CheckedBy.STORE)
     PLAIN = (_record(_plain), CheckedBy.STORE)
     BEGUN = (_record(lambda r, f: not _plain(r, f)), CheckedBy.STORE)
-    DEFERRED = (_record(_deferred), CheckedBy.STORE)
-    NOT_DEFERRED = (_record(lambda r, f: not _deferred(r, f)), CheckedBy.STORE)
+    WORKER_BEGAN = (_record(_worker_began), CheckedBy.STORE)
+    WORKER_NEVER_BEGAN = (_record(lambda r, f: not _worker_began(r, f)), CheckedBy.STORE)
     WAITED_OR_NOTHING_OPEN = (_record(lambda r, f: f.waited or _nothing_open(r)), CheckedBy.MOVER)
     WAITED_OR_PARCEL_REPEATABLE = (lambda f: f.waited or f.parcel_repeatable, CheckedBy.MOVER)
     LAST_RESULT_BY_HAND = (_record(lambda r, _: bool(r.memo) and r.memo[-1].by_hand), CheckedBy.MOVER)

@@ -18,7 +18,7 @@ from typing import Final
 from oncekey.canonical.digests import frame, raw
 from oncekey.core.guards import Facts
 from oncekey.core.model import Claim, Effects, Instant, Record, RecordId, Snapshot
-from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, find_row
+from oncekey.core.transitions import TRANSITIONS, Actor, Table, Transition, Trigger, find_transition
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ _ENDS_WITH: Final[Mapping[Effects, Trigger]] = {Effects.LOCAL: Trigger.COMMIT, E
 def write_target_for(snapshot: Snapshot, claim: Claim, table: Table = TRANSITIONS) -> WriteTarget | None:
     """Where the claim's finished record can be written under the lock; None: the request has to claim first (L3)."""
     facts = Facts(snapshot.record, snapshot.now, effects=claim.effects, locked=True)
-    row = find_row(_ENDS_WITH[claim.effects], Actor.REQUESTER, facts, table)
-    return WriteTarget(KINDS[row.number], snapshot.record) if isinstance(row, Row) else None
+    row = find_transition(_ENDS_WITH[claim.effects], Actor.REQUESTER, facts, table)
+    return WriteTarget(KINDS[row.number], snapshot.record) if isinstance(row, Transition) else None
 
 
 _PUBLIC_KEY: Final = b"oncekey lock 1"

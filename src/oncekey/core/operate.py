@@ -32,7 +32,7 @@ from oncekey.core.model import (
     moment,
 )
 from oncekey.core.rulings import LEASE_RAN_OUT
-from oncekey.core.transitions import TRANSITIONS, Actor, Illegal, Row, Trigger, find_row
+from oncekey.core.transitions import TRANSITIONS, Actor, Illegal, Transition, Trigger, find_transition
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -101,13 +101,13 @@ class OperatorCommand:
 class Move:
     """What is to be written, and which row allows it."""
 
-    row: Row
+    row: Transition
     seen: Record
     answer: Completed | None = None
     memo: tuple[MemoEntry, ...] = ()
     last_error: str | None = None
     forget: bool = False
-    """Row 22: the call counts as not made, so its window begins anew; otherwise the window goes on (F23)."""
+    """Transition 22: the call counts as not made, so its window begins anew; otherwise the window goes on (F23)."""
     letter: UUID | None = None
     """The dead letter that becomes a parcel again (row 22) or is removed (row 19)."""
 
@@ -199,8 +199,8 @@ WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
         Guard.NO_INTENT: "the call after it was announced already, and may have been made with what was given",
         Guard.LAST_RESULT_BY_HAND: "only a result that was given by hand is replaced, until the next step is stored",
         Guard.RESULT_GIVEN: "the result of the open call is missing: say --result JSON",
-        Guard.NOT_DEFERRED: "its call was deferred, so its handler never runs again",
-        Guard.DEFERRED: "no worker ever had a parcel of it",
+        Guard.WORKER_NEVER_BEGAN: "its call was deferred, so its handler never runs again",
+        Guard.WORKER_BEGAN: "no worker ever had a parcel of it",
         Guard.WAITED_OR_NOTHING_OPEN: "a call may still be under way: it is believed that nothing was executed only if "
         "the provider is asked after {believed} (or say --closed, if the reference was closed there)",
         Guard.WAITED_OR_PARCEL_REPEATABLE: "sending it again is not known to be safe: its window has passed or it "
@@ -330,7 +330,7 @@ def _judged(
     command: OperatorCommand, record: Record, now: Instant, parcels: tuple[ParcelLocation, ...]
 ) -> Move | Forbidden:
     trigger, facts = trigger_of(command.order, record), facts_for(command, record, now)
-    row = find_row(trigger, command.actor, facts)
+    row = find_transition(trigger, command.actor, facts)
     if isinstance(row, Illegal):
         silent = command.order is Order.RELEASE and trigger is Trigger.NOT_EXECUTED
         why = _SAYS_NOTHING if silent else _in_words(command.order, trigger, facts, command.lag)
@@ -376,7 +376,7 @@ def _in_words(order: Order, trigger: Trigger, facts: Facts, lag: Duration) -> st
     if not rows or (trigger is Trigger.REPLACE and not Guard.LAST_RESULT_BY_HAND.holds(facts)):
         return f"{_MEANT_FOR[order]}; this one is {STATES[record.state]}"
 
-    def misfit(row: Row) -> tuple[int, int]:
+    def misfit(row: Transition) -> tuple[int, int]:
         """Prefer the row for this kind of record, then the row that lacks the fewest guards."""
         unmet = [guard for guard in row.when if not guard.holds(facts)]
         return sum(guard in _KINDS for guard in unmet), len(unmet)
@@ -415,7 +415,7 @@ _MEANT_FOR: Final[Mapping[Order, str]] = MappingProxyType(
     }
 )
 
-_KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.DEFERRED, Guard.NOT_DEFERRED})
+_KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.WORKER_BEGAN, Guard.WORKER_NEVER_BEGAN})
 """Guards that tell rows apart by what the record is, which no operator can change."""
 
 _SOME_ANSWER: Final = Completed(StoredResponse(200, (), b""), Outcome.SUCCESS)

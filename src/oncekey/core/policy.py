@@ -180,7 +180,7 @@ class Policy:
     expiry_mode: ExpiryMode = field(default=ExpiryMode.HARD, metadata=checks.choice(ExpiryMode))
     on_expired: OnExpired = field(default=OnExpired.NEW, metadata=checks.choice(OnExpired))
     abandoned_status: int = field(default=408, metadata=checks.one_of(408, 410))
-    tombstone_ttl: timedelta = field(default=_DAY, metadata=checks.span())
+    abandoned_ttl: timedelta = field(default=_DAY, metadata=checks.span())
 
     # The work behind the scenes
     sweep_interval: timedelta = field(default=timedelta(seconds=60), metadata=checks.span())

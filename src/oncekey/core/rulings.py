@@ -34,7 +34,7 @@ from oncekey.core.model import (
     Verdict,
 )
 from oncekey.core.policy import OnExpired, Policy
-from oncekey.core.transitions import TRANSITIONS, Actor, Row, Table, Trigger, find_row
+from oncekey.core.transitions import TRANSITIONS, Actor, Table, Transition, Trigger, find_transition
 
 if TYPE_CHECKING:
     from oncekey.core.fronts import Held
@@ -249,7 +249,7 @@ def _check_steps(record: Record) -> None:
 def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next:
     """What a stale lease means: the stored effects and recovery decide, not the route's current ones (P2, F4)."""
     facts = Facts(record, now, max_attempts=policy.max_attempts)
-    if isinstance(find_row(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Row):
+    if isinstance(find_transition(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Transition):
         return TakeOver(record)
     return Doubt(record, LEASE_RAN_OUT)
 

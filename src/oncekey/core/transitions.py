@@ -1,7 +1,8 @@
 """TRANSITIONS: every legal move of a record, who may make it, what it must prove, and what the audit keeps of it.
 
-A pair of state and trigger that is missing here is illegal. Where a pair has several rows, their guards tell
-them apart, and at most one holds. `None` as a state is "no row". The numbers are those of the protocol.
+A pair of state and trigger that is missing here is illegal. Where a pair has several rows, their guards tell them apart,
+and at most one holds. `None` as a state means that the record does not exist. The numbers of the rows are those of
+docs/explanation/states.md; comments elsewhere cite them as "row 13".
 
 Proofs are checked by the store in the same statement as the write: OWNER is incarnation and fence, VERSION is
 incarnation and version as read, NO_ROW is the primary key, PARCEL is the parcel's own claim. Every write raises the
@@ -98,7 +99,7 @@ class Fence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Transition:
     """One legal move."""
 
     number: int
@@ -119,7 +120,7 @@ class Illegal:
     why: str
 
 
-Table: TypeAlias = Mapping[State | None, Mapping[Trigger, tuple[Row, ...]]]
+Table: TypeAlias = Mapping[State | None, Mapping[Trigger, tuple[Transition, ...]]]
 
 _PENDING, _RUNNING, _DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
 _FR, _UNKNOWN, _EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
@@ -132,9 +133,9 @@ _STEP = ("memo", "recovery_point", "intent", "lease_until")
 _ANSWER = ("response", "outcome", "finished_at", "expires_at")
 
 
-def _rows() -> tuple[Row, ...]:  # noqa: PLR0915  (a table)
+def _rows() -> tuple[Transition, ...]:  # noqa: PLR0915  (a table)
     g = Guard
-    rows: list[Row] = []
+    rows: list[Transition] = []
 
     def row(  # noqa: PLR0917  (a line of a table reads by position)
         number: int,
@@ -147,7 +148,7 @@ def _rows() -> tuple[Row, ...]:  # noqa: PLR0915  (a table)
         when: tuple[Guard, ...] = (),
         sets: tuple[str, ...] = (),
     ) -> None:
-        made = (Row(number, source, trigger, to, frozenset(by), proof, fence, when, sets) for source in sources)
+        made = (Transition(number, source, trigger, to, frozenset(by), proof, fence, when, sets) for source in sources)
         rows.extend(made)
 
     own, req = (Actor.OWNER,), (Actor.REQUESTER,)
@@ -174,15 +175,15 @@ def _rows() -> tuple[Row, ...]:  # noqa: PLR0915  (a table)
     row(13, (_RUNNING,), t.TAKE_OVER, _RUNNING, (Actor.REQUESTER, Actor.COMPLETER), v, up, (g.LEASE_OVER, g.RUNS_AGAIN, g.ATTEMPTS_LEFT), _LEASE)
     row(14, (_RUNNING,), t.SWEEP, _FR, (Actor.SWEEPER, Actor.OPERATOR), v, same, (g.LEASE_OVER, g.GRACE_OVER, g.RUNS_AGAIN, g.ATTEMPTS_LEFT), ("last_error",))
     row(15, (_RUNNING,), t.SWEEP, _UNKNOWN, (Actor.SWEEPER, Actor.REQUESTER, Actor.OPERATOR), v, same, (g.LEASE_OVER, g.RUNS_NEVER_AGAIN), ("last_error", "reconcile_after"))
-    row(16, (_FR,), t.TAKE_OVER, _RUNNING, req, v, up, (g.NOT_DEFERRED,), (*_LEASE, "last_error"))
-    row(16, (_FR,), t.TAKE_OVER, _RUNNING, (Actor.COMPLETER,), v, up, (g.BEGUN, g.NOT_DEFERRED), (*_LEASE, "last_error"))
+    row(16, (_FR,), t.TAKE_OVER, _RUNNING, req, v, up, (g.WORKER_NEVER_BEGAN,), (*_LEASE, "last_error"))
+    row(16, (_FR,), t.TAKE_OVER, _RUNNING, (Actor.COMPLETER,), v, up, (g.BEGUN, g.WORKER_NEVER_BEGAN), (*_LEASE, "last_error"))
     row(17, (_FR,), t.COMMIT, _DONE, req, v, up, (g.LOCAL, g.LOCKED, g.PLAIN, g.BEFORE_EXPIRY), _ANSWER)
     row(18, (_FR,), t.EXPIRE, _UNKNOWN, (Actor.REAPER,), v, same, (g.BEGUN, g.PAST_EXPIRY), ("reconcile_after",))
     row(19, (_UNKNOWN,), t.EXECUTED, _DONE, _SETTLERS, v, same, (g.INLINE_OR_OUTBOX,), (*_ANSWER, "parcel"))
     row(20, (_UNKNOWN,), t.EXECUTED, _FR, _SETTLERS, v, same, (g.PHASED, g.INTENT_OPEN, g.RESULT_GIVEN), ("memo", "intent"))
-    row(21, (_UNKNOWN,), t.NOT_EXECUTED, _FR, _SETTLERS, v, same, (g.NOT_DEFERRED, g.WAITED_OR_NOTHING_OPEN), ("intent",))
-    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.DEFERRED, g.WAITED_OR_PARCEL_REPEATABLE), ("parcel", "intent"))
-    row(22, (_UNKNOWN,), t.DLQ_RETRY, _PENDING, (Actor.OPERATOR,), v, same, (g.DEFERRED, g.WAITED_OR_PARCEL_REPEATABLE), ("parcel", "intent"))
+    row(21, (_UNKNOWN,), t.NOT_EXECUTED, _FR, _SETTLERS, v, same, (g.WORKER_NEVER_BEGAN, g.WAITED_OR_NOTHING_OPEN), ("intent",))
+    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.WORKER_BEGAN, g.WAITED_OR_PARCEL_REPEATABLE), ("parcel", "intent"))
+    row(22, (_UNKNOWN,), t.DLQ_RETRY, _PENDING, (Actor.OPERATOR,), v, same, (g.WORKER_BEGAN, g.WAITED_OR_PARCEL_REPEATABLE), ("parcel", "intent"))
     row(23, (_UNKNOWN,), t.STILL_UNKNOWN, _UNKNOWN, (Actor.RESOLVER,), v, same, (), ("reconcile_after", "reconcile_tries"))
     row(24, (_PENDING, _RUNNING), t.WORKER_CLAIM, _RUNNING, (Actor.WORKER,), Proof.PARCEL, up, (g.OUTBOX, g.PARCEL_SAFE), ("intent", "parcel"))
     row(25, (_PENDING, _RUNNING), t.WORKER_CLAIM, _UNKNOWN, (Actor.WORKER,), Proof.PARCEL, same, (g.OUTBOX, g.PARCEL_UNSAFE), ("parcel",))
@@ -202,12 +203,12 @@ def _rows() -> tuple[Row, ...]:  # noqa: PLR0915  (a table)
     return tuple(rows)
 
 
-ROWS: tuple[Row, ...] = _rows()
+ROWS: tuple[Transition, ...] = _rows()
 
 
-def tabulate(rows: tuple[Row, ...]) -> Table:
+def tabulate(rows: tuple[Transition, ...]) -> Table:
     """The rows indexed by state, then by trigger."""
-    table: dict[State | None, dict[Trigger, tuple[Row, ...]]] = defaultdict(dict)
+    table: dict[State | None, dict[Trigger, tuple[Transition, ...]]] = defaultdict(dict)
     for row in rows:
         table[row.source][row.trigger] = (*table[row.source].get(row.trigger, ()), row)
     return MappingProxyType({state: MappingProxyType(moves) for state, moves in table.items()})
@@ -216,7 +217,7 @@ def tabulate(rows: tuple[Row, ...]) -> Table:
 TRANSITIONS: Table = tabulate(ROWS)
 
 
-def find_row(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIONS) -> Row | Illegal:
+def find_transition(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIONS) -> Transition | Illegal:
     """The one row that allows this move, or why none does. Only a test of the table gives another table."""
     source = facts.record.state if facts.record else None
     rows = table.get(source, {}).get(trigger, ())
@@ -233,7 +234,7 @@ def find_row(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSI
     return Illegal(f"{trigger} from {where} needs {missing}")
 
 
-def upheld(row: Row, facts: Facts) -> bool:
+def upheld(row: Transition, facts: Facts) -> bool:
     """Whether a store has to accept a write by this row if its proof fits: the guards that are the store's hold."""
     source = facts.record.state if facts.record else None
     return source is row.source and all(guard.holds(facts) for guard in row.when if guard.checked_by is CheckedBy.STORE)

@@ -26,7 +26,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import ErrorFormat, ExpiryMode, Flavor, Policy, micros
 from oncekey.core.problems import render
-from oncekey.core.transitions import Actor, Row, Trigger, find_row
+from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,11 +96,11 @@ def sweep_to(
 ) -> State | None:
     """Where the sweeper moves a stale record (rows 14, 15). None: it is not due, or not the sweeper's to move."""
     facts = Facts(record, now, grace=grace, max_attempts=max_attempts)
-    # Row 15 is also the requester's, who does not wait for a grace; the sweeper always does.
+    # Transition 15 is also the requester's, who does not wait for a grace; the sweeper always does.
     if not Guard.GRACE_OVER.holds(facts):
         return None
-    row = find_row(Trigger.SWEEP, Actor.SWEEPER, facts)
-    return row.to if isinstance(row, Row) else None
+    row = find_transition(Trigger.SWEEP, Actor.SWEEPER, facts)
+    return row.to if isinstance(row, Transition) else None
 
 
 class Reaping(StrEnum):
@@ -164,7 +164,7 @@ def reaping_of(
 
 
 def _allowed(trigger: Trigger, facts: Facts) -> bool:
-    return isinstance(find_row(trigger, Actor.REAPER, facts), Row)
+    return isinstance(find_transition(trigger, Actor.REAPER, facts), Transition)
 
 
 def timed_out(policy: Policy) -> Completed:

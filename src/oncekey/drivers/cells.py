@@ -16,7 +16,7 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.flow import Body, Rows, Statement, Transaction, adrive, arun_body, drive, run_body
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking, AsyncCells, Cells, Index, Line, Place, Seen, Verb
+    from oncekey.cells import Asking, AsyncCells, Cell, Cells, Index, Place, Seen, Verb
     from oncekey.core.model import Instant
 
 T = TypeVar("T")
@@ -33,15 +33,15 @@ NO_TABLES = "this store of cells has no tables of its own"
 class Talks(Protocol[Q_co]):
     """The verbs of a store as talks, in requests of its own; `oncekey.cells.Cells` says what each verb does."""
 
-    def look(self, scope: str, key: str) -> Talk[Q_co, tuple[Line | None, Instant]]:
+    def look(self, scope: str, key: str) -> Talk[Q_co, tuple[Cell | None, Instant]]:
         """Read one cell, and the clock."""
 
     def swap(
-        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+        self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> Talk[Q_co, bool]:
         """Replace one cell, if it is unchanged since it was read."""
 
-    def page(self, index: Index, after: Place, limit: int) -> Talk[Q_co, tuple[Sequence[Line], Instant]]:
+    def page(self, index: Index, after: Place, limit: int) -> Talk[Q_co, tuple[Sequence[Cell], Instant]]:
         """Read some cells of an index, and the clock."""
 
     def diagnostics(self) -> Talk[Q_co, VitalRows]:
@@ -62,15 +62,15 @@ class TalkingCells(ABC, Generic[Q]):
     def close(self) -> None:
         """Close all connections."""
 
-    def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
-        """The line of this key, or None, and the store's clock."""
+    def look(self, scope: str, key: str) -> tuple[Cell | None, Instant]:
+        """The cell of this key, or None, and the store's clock."""
         return drive(self._talks.look(scope, key), self.send)
 
-    def swap(self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None) -> bool:
-        """Replace the line that was `seen` by `line`; False: there is another one, and nothing is written."""
-        return drive(self._talks.swap(scope, key, seen, line, keep_until), self.send)
+    def swap(self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None) -> bool:
+        """Replace the cell that was `seen` by `cell`; False: there is another one, and nothing is written."""
+        return drive(self._talks.swap(scope, key, seen, cell, keep_until), self.send)
 
-    def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
+    def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Cell], Instant]:
         """Lines of an index after a place, and the clock."""
         return drive(self._talks.page(index, after, limit), self.send)
 
@@ -93,17 +93,17 @@ class AsyncTalkingCells(ABC, Generic[Q]):
     async def close(self) -> None:
         """Close all connections."""
 
-    async def look(self, scope: str, key: str) -> tuple[Line | None, Instant]:
-        """The line of this key, or None, and the store's clock."""
+    async def look(self, scope: str, key: str) -> tuple[Cell | None, Instant]:
+        """The cell of this key, or None, and the store's clock."""
         return await adrive(self._talks.look(scope, key), self.send)
 
     async def swap(
-        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+        self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> bool:
-        """Replace the line that was `seen` by `line`; False: there is another one, and nothing is written."""
-        return await adrive(self._talks.swap(scope, key, seen, line, keep_until), self.send)
+        """Replace the cell that was `seen` by `cell`; False: there is another one, and nothing is written."""
+        return await adrive(self._talks.swap(scope, key, seen, cell, keep_until), self.send)
 
-    async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Line], Instant]:
+    async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Cell], Instant]:
         """Lines of an index after a place, and the clock."""
         return await adrive(self._talks.page(index, after, limit), self.send)
 
@@ -134,8 +134,8 @@ class CellDriver:
         match verb:
             case Look(scope, key):
                 return self._cells.look(scope, key)
-            case Swap(scope, key, seen, line, keep_until):
-                return self._cells.swap(scope, key, seen, line, keep_until)
+            case Swap(scope, key, seen, cell, keep_until):
+                return self._cells.swap(scope, key, seen, cell, keep_until)
             case Page(index, after, limit):
                 return self._cells.page(index, after, limit)
             case Diagnostics():
@@ -168,8 +168,8 @@ class AsyncCellDriver:
         match verb:
             case Look(scope, key):
                 return await self._cells.look(scope, key)
-            case Swap(scope, key, seen, line, keep_until):
-                return await self._cells.swap(scope, key, seen, line, keep_until)
+            case Swap(scope, key, seen, cell, keep_until):
+                return await self._cells.swap(scope, key, seen, cell, keep_until)
             case Page(index, after, limit):
                 return await self._cells.page(index, after, limit)
             case Diagnostics():

@@ -284,7 +284,7 @@ class _Gathered:
             while True:
                 match verb:
                     case Look(scope, key) if (scope, key) in self._swaps:
-                        answer = self._swaps[scope, key].line, self._now
+                        answer = self._swaps[scope, key].cell, self._now
                     case Look():
                         answer = yield verb
                         self._now = answer[1]
@@ -322,7 +322,7 @@ class _Gathered:
     def _gather(self, swap: Swap) -> None:
         before = self._swaps.get((swap.scope, swap.key))
         seen = swap.seen if before is None else before.seen
-        self._swaps[swap.scope, swap.key] = Swap(swap.scope, swap.key, seen, swap.line, swap.keep_until)
+        self._swaps[swap.scope, swap.key] = Swap(swap.scope, swap.key, seen, swap.cell, swap.keep_until)
 
 
 class DynamoTransaction:

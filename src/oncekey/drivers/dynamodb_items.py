@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
-from oncekey.cells import Index, Line, Place, Seen, indexed
+from oncekey.cells import Cell, Index, Place, Seen, indexed
 from oncekey.core.errors import StoreError, StoreUnavailableError
 from oncekey.core.model import SECOND, Instant
 
@@ -61,7 +61,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The items that a line is written as: the record's item, and the items that have to be written before it."""
+    """The items that a cell is written as: the record's item, and the items that have to be written before it."""
 
     item: Item
     parts: Parts | None
@@ -73,16 +73,16 @@ def key_of(scope: str, key: str) -> Item:
     return {"pk": {"B": _digest(scope, key)}}
 
 
-def written(line: Line, keep_until: Instant | None) -> Written:
-    """The items of a line."""
-    digest = _digest(line["scope"], line["key"])
-    item: Item = {"pk": {"B": digest}, **{name: _attribute(value) for name, value in line.items()}}
+def written(cell: Cell, keep_until: Instant | None) -> Written:
+    """The items of a cell."""
+    digest = _digest(cell["scope"], cell["key"])
+    item: Item = {"pk": {"B": digest}, **{name: _attribute(value) for name, value in cell.items()}}
     if keep_until is not None:
         item[EXPIRY] = {"N": str(-(-keep_until // SECOND))}
-    where = indexed(line)
+    where = indexed(cell)
     if where is not None:
         item["page_shard"] = {"S": _shard(where[0], digest[0] % SHARDS)}
-        item["page_place"] = {"B": sorted_by((where[1], line["scope"], line["key"]))}
+        item["page_place"] = {"B": sorted_by((where[1], cell["scope"], cell["key"]))}
     return _divided(item)
 
 
@@ -131,19 +131,19 @@ def may_be_gone(item: Item, now: Instant) -> bool:
     return EXPIRY in item and int(item[EXPIRY]["N"]) * SECOND <= now
 
 
-def line_of(item: Item, pieces: Sequence[Item] | None = ()) -> Line:
-    """The line of a record's item and its parts in order; None: the parts are gone, and their columns with them."""
-    line = {name: _value(attribute) for name, attribute in item.items() if name not in _OURS}
+def cell_of(item: Item, pieces: Sequence[Item] | None = ()) -> Cell:
+    """The cell of a record's item and its parts in order; None: the parts are gone, and their columns with them."""
+    cell = {name: _value(attribute) for name, attribute in item.items() if name not in _OURS}
     parts = parts_of(item)
     if parts is None:
-        return line
+        return cell
     whole = None if pieces is None else b"".join(bytes(piece["piece"]["B"]) for piece in pieces)
     start = 0
     for name, kind, length in parts.columns:
         raw = None if whole is None else whole[start : start + length]
-        line[name] = raw if raw is None or kind == "B" else raw.decode()
+        cell[name] = raw if raw is None or kind == "B" else raw.decode()
         start += length
-    return line
+    return cell
 
 
 def proof(seen: Seen | None) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def proof(seen: Seen | None) -> dict[str, Any]:
 
 
 def page_query(table: str, index: Index, shard: int, after: bytes, limit: int) -> dict[str, Any]:
-    """The query for some lines of one shard of a list, after a place."""
+    """The query for some cells of one shard of a list, after a place."""
     return {
         "TableName": table,
         "IndexName": INDEX,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from botocore import exceptions
 
-from oncekey.cells import Index, Line, Place, Seen, Swap
+from oncekey.cells import Cell, Index, Place, Seen, Swap
 from oncekey.core import errors
 from oncekey.drivers import dynamodb_items
 
@@ -164,7 +164,7 @@ class Dialogue:
         """By the digest of a record, the parts of this version of it; the request that replaces the version deletes
         them. Parts that are missed, after a crash for example, cost storage and nothing else."""
 
-    def look(self, scope: str, key: str) -> Talk[tuple[Line | None, Instant]]:
+    def look(self, scope: str, key: str) -> Talk[tuple[Cell | None, Instant]]:
         """A consistent read, and the service's clock."""
         for _ in range(LOOKS):
             reply = _answered(
@@ -173,16 +173,16 @@ class Dialogue:
             now, item = dynamodb_items.instant_of(reply), reply.get("Item")
             if item is None:
                 return None, now
-            line = yield from self._whole(item, now)
-            if line is not None:
-                return line, now
+            cell = yield from self._whole(item, now)
+            if cell is not None:
+                return cell, now
         raise errors.RecordUnreadableError(NO_PARTS)
 
     def swap(
-        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+        self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> Talk[bool]:
         """One conditional write; False: the record is not the one that was read, or another request is writing it."""
-        swap = Swap(scope, key, seen, line, keep_until)
+        swap = Swap(scope, key, seen, cell, keep_until)
         action, made = self._prepared(swap)
         yield from self._put(made)
         ((kind, parameters),) = action.items()
@@ -211,11 +211,11 @@ class Dialogue:
             yield from self._delete(made.parts)
         return _cancelled(reply, len(swaps))
 
-    def page(self, index: Index, after: Place, limit: int) -> Talk[tuple[list[Line], Instant]]:
+    def page(self, index: Index, after: Place, limit: int) -> Talk[tuple[list[Cell], Instant]]:
         """Lines of a list, each as it is now; entries of the service's index that are out of date are left out."""
         place, now = dynamodb_items.sorted_by(after), 0
-        lines: list[Line] = []
-        while len(lines) < limit:
+        cells: list[Cell] = []
+        while len(cells) < limit:
             found: list[dynamodb_items.Item] = []
             for shard in range(dynamodb_items.SHARDS):
                 reply = _answered(
@@ -224,18 +224,18 @@ class Dialogue:
                 now = dynamodb_items.instant_of(reply)
                 found += reply["Items"]
             last = len(found) < limit
-            found = sorted(found, key=lambda item: bytes(item["page_place"]["B"]))[: limit - len(lines)]
+            found = sorted(found, key=lambda item: bytes(item["page_place"]["B"]))[: limit - len(cells)]
             there = yield from self._batch([{"pk": one["pk"]} for one in found])
             for one in found:
                 item = there.get(bytes(one["pk"]["B"]))
-                line = (
+                cell = (
                     None if item is None or not dynamodb_items.is_at(item, one) else (yield from self._whole(item, now))
                 )
-                lines += [] if line is None else [line]
+                cells += [] if cell is None else [cell]
             if last:
                 break
             place = bytes(found[-1]["page_place"]["B"])
-        return lines, now
+        return cells, now
 
     def diagnostics(self, pause: float = 0.0) -> Talk[tuple[dict[str, Any], ...]]:
         """What the service reports about the table; no rows if there is none."""
@@ -293,9 +293,9 @@ class Dialogue:
     def _prepared(self, swap: Swap) -> tuple[dict[str, Any], dynamodb_items.Written]:
         """A swap as a part of a transaction, and the parts that have to be written before it."""
         key, condition = dynamodb_items.key_of(swap.scope, swap.key), dynamodb_items.proof(swap.seen)
-        if swap.line is None:
+        if swap.cell is None:
             return {"Delete": {"TableName": self.table, "Key": key, **condition}}, dynamodb_items.Written(key, None, ())
-        made = dynamodb_items.written(swap.line, swap.keep_until)
+        made = dynamodb_items.written(swap.cell, swap.keep_until)
         return {"Put": {"TableName": self.table, "Item": made.item, **condition}}, made
 
     def _put(self, made: dynamodb_items.Written) -> Talk[None]:
@@ -314,20 +314,20 @@ class Dialogue:
         if old is not None and old[0] == swap.seen:
             yield from self._delete(old[1])
 
-    def _whole(self, item: dynamodb_items.Item, now: Instant) -> Talk[Line | None]:
-        """The line of an item, with its parts; None: some are gone, so the record has moved on."""
+    def _whole(self, item: dynamodb_items.Item, now: Instant) -> Talk[Cell | None]:
+        """The cell of an item, with its parts; None: some are gone, so the record has moved on."""
         parts = dynamodb_items.parts_of(item)
         if parts is None:
-            return dynamodb_items.line_of(item)
+            return dynamodb_items.cell_of(item)
         seen = Seen(item["incarnation"]["S"], int(item["version"]["N"]))
         if len(self._parts) >= REMEMBERED:
             self._parts.clear()
         self._parts[bytes(item["pk"]["B"])] = seen, parts
         if dynamodb_items.may_be_gone(item, now):
-            return dynamodb_items.line_of(item, None)
+            return dynamodb_items.cell_of(item, None)
         there = yield from self._batch(list(parts.keys))
         pieces = [there.get(key["pk"]["B"]) for key in parts.keys]
-        return dynamodb_items.line_of(item, [one for one in pieces if one is not None]) if None not in pieces else None
+        return dynamodb_items.cell_of(item, [one for one in pieces if one is not None]) if None not in pieces else None
 
     def _batch(self, keys: list[dynamodb_items.Item]) -> Talk[dict[bytes, dynamodb_items.Item]]:
         """Items by their keys, as they are now; those that are not there are left out."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import NoScriptError
 
-from oncekey.cells import Index, Line, Place, Seen, indexed
+from oncekey.cells import Cell, Index, Place, Seen, indexed
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 from oncekey.drivers.redis_nodes import ASTRAY, BUCKETS, HOPS, Command, Nodes, Say, Saying, decoded, instant, replied
 
@@ -79,26 +79,26 @@ class RedisTalks:
         self._unconfirmed: set[bytes] = set()
         """The writes of this process that too few replicas acknowledged; once there are too many, it stays as it is."""
 
-    def look(self, scope: str, key: str) -> Saying[tuple[Line | None, Instant]]:
-        """The line of a key, and the server's clock."""
+    def look(self, scope: str, key: str) -> Saying[tuple[Cell | None, Instant]]:
+        """The cell of a key, and the server's clock."""
         bucket, names = names_of(scope, key)
         for _ in range(HOPS):
             node = yield from self.nodes.of(bucket)
             ((seconds, micros, fields),) = yield from self._run(LOOK, bucket, names[:1], [])
-            line = line_of(fields)
-            if self._needs_proof(names[0], line):
+            cell = cell_of(fields)
+            if self._needs_proof(names[0], cell):
                 yield from self._confirm(bucket, names[0])
                 if self.nodes.known.get(bucket) != node:
                     continue  # the reply came from a node that is no primary any more
-            return line, instant(seconds, micros)
+            return cell, instant(seconds, micros)
         raise StoreUnavailableError(ASTRAY)
 
     def swap(
-        self, scope: str, key: str, seen: Seen | None, line: Line | None, keep_until: Instant | None
+        self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> Saying[bool]:
-        """Replace the line that was read by another."""
+        """Replace the cell that was read by another."""
         bucket, names = names_of(scope, key)
-        replies = yield from self._run(SWAP, bucket, names, arguments_of(seen, line, keep_until), *self._waits)
+        replies = yield from self._run(SWAP, bucket, names, arguments_of(seen, cell, keep_until), *self._waits)
         if replies[0] != 1:
             return False
         if self._wait and (acknowledged := _acknowledged(replies[1])) < self._wait:
@@ -109,10 +109,10 @@ class RedisTalks:
             )
         return True
 
-    def page(self, index: Index, after: Place, limit: int) -> Saying[tuple[Sequence[Line], Instant]]:
+    def page(self, index: Index, after: Place, limit: int) -> Saying[tuple[Sequence[Cell], Instant]]:
         """Lines of an index, in order, merged from all buckets; members whose record is gone are removed."""
         letter = _LETTERS[index]
-        found: list[Line] = []
+        found: list[Cell] = []
         lower = b"(" + _member(letter, *after)
         while True:
             members, more, now = yield from self._members(letter, lower, limit - len(found))
@@ -120,11 +120,11 @@ class RedisTalks:
             asked = {member: (bucket, ("HGETALL", names[0])) for member, (bucket, names) in places.items()}
             hashes, _ = yield from self.nodes.ask_all(asked)
             for member, (bucket, names) in places.items():
-                line = line_of(hashes[member])
-                if line is None:
+                cell = cell_of(hashes[member])
+                if cell is None:
                     yield from self._run(TIDY, bucket, names, [member])
-                elif member_of(line) == member:
-                    found.append(line)
+                elif member_of(cell) == member:
+                    found.append(cell)
             if len(found) >= limit or not more:
                 return found[:limit], now
             lower = b"(" + members[-1]
@@ -161,11 +161,11 @@ class RedisTalks:
                 return certain[:wanted], bool(full) or len(certain) > wanted, now
             each *= 2
 
-    def _needs_proof(self, name: bytes, line: Line | None) -> bool:
+    def _needs_proof(self, name: bytes, cell: Cell | None) -> bool:
         """Whether the read must not be lost with its primary: an answer, or a write this process was not sure of."""
         if not self._wait:
             return False
-        answered = line is not None and line["state"] == "completed"
+        answered = cell is not None and cell["state"] == "completed"
         return answered or name in self._unconfirmed or len(self._unconfirmed) > MOST_UNCONFIRMED
 
     def _confirm(self, bucket: int, name: bytes) -> Saying[None]:
@@ -215,10 +215,10 @@ def _member(letter: bytes, instant: int, scope: str, key: str) -> bytes:
     return b"%b%020d%b\x00%b" % (letter, instant, _encoded(scope), _encoded(key))
 
 
-def member_of(line: Line) -> bytes:
-    """The member of a line in its bucket's pages, or nothing."""
-    where = indexed(line)
-    return b"" if where is None else _member(_LETTERS[where[0]], where[1], line["scope"], line["key"])
+def member_of(cell: Cell) -> bytes:
+    """The member of a cell in its bucket's pages, or nothing."""
+    where = indexed(cell)
+    return b"" if where is None else _member(_LETTERS[where[0]], where[1], cell["scope"], cell["key"])
 
 
 def _named(member: bytes) -> tuple[int, list[bytes]]:
@@ -227,22 +227,22 @@ def _named(member: bytes) -> tuple[int, list[bytes]]:
     return names_of(_plain(scope), _plain(key))
 
 
-def arguments_of(seen: Seen | None, line: Line | None, keep_until: Instant | None) -> list[bytes]:
+def arguments_of(seen: Seen | None, cell: Cell | None, keep_until: Instant | None) -> list[bytes]:
     """The arguments of a swap."""
     proof = [b"", b""] if seen is None else [_text(seen.incarnation), _text(seen.version)]
-    if line is None:
+    if cell is None:
         return [*proof, b"", b"", b""]
-    where, until, grace = indexed(line), b"", b""
+    where, until, grace = indexed(cell), b"", b""
     if keep_until is not None:
         until = b"%d" % (keep_until // 1000)
         if where is not None and where[0] is Index.EXPIRING:
             grace = b"%d" % (keep_until - where[1] + MINUTE)
-    fields = [piece for name, value in line.items() for piece in (name.encode(), _text(value))]
-    return [*proof, until, grace, member_of(line), *fields]
+    fields = [piece for name, value in cell.items() for piece in (name.encode(), _text(value))]
+    return [*proof, until, grace, member_of(cell), *fields]
 
 
-def line_of(fields: Sequence[bytes]) -> Line | None:
-    """The line of a hash, by its names and values in turn; None: there is no hash."""
+def cell_of(fields: Sequence[bytes]) -> Cell | None:
+    """The cell of a hash, by its names and values in turn; None: there is no hash."""
     pairs = zip(fields[::2], fields[1::2], strict=True)
     return {name.decode(): _value(text) for name, text in pairs if name != b"@"} or None
 
@@ -261,7 +261,7 @@ def _text(value: object) -> bytes:
         case bytes():
             return b"b" + value
         case _:
-            raise TypeError(f"a line has no {type(value).__name__}")
+            raise TypeError(f"a cell has no {type(value).__name__}")
 
 
 def _value(text: bytes) -> object:

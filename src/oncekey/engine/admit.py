@@ -31,6 +31,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 from uuid import uuid4
 
+from oncekey.core.endings import NOT_CALLED
 from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreBusyError, StoreError
 from oncekey.core.model import (
     SECOND,
@@ -49,7 +50,6 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import Holder
 from oncekey.core.policy import InProgress, StoreErrorPolicy
 from oncekey.core.rulings import rule_finished
-from oncekey.core.settle import NOT_CALLED
 from oncekey.engine import local, request
 from oncekey.engine.actions import (
     RELEASE_CONNECTIONS,

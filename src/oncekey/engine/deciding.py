@@ -9,11 +9,7 @@ from typing import IO, TYPE_CHECKING, Final, Protocol, assert_never
 from uuid import uuid4
 
 from oncekey.core import answers
-from oncekey.core.errors import NotExecutedError
-from oncekey.core.keys import key_digest
-from oncekey.core.model import Bypass, Code, Deferred, Doubtful, Effects, HandedBack, Proceed, Refuse, Replay, Retryable
-from oncekey.core.policy import On5xx, micros
-from oncekey.core.settle import (
+from oncekey.core.endings import (
     DIVERGED,
     NOT_DEFERRED,
     STOPPED,
@@ -25,6 +21,10 @@ from oncekey.core.settle import (
     read,
     returned,
 )
+from oncekey.core.errors import NotExecutedError
+from oncekey.core.keys import key_digest
+from oncekey.core.model import Bypass, Code, Deferred, Doubtful, Effects, HandedBack, Proceed, Refuse, Replay, Retryable
+from oncekey.core.policy import On5xx, micros
 from oncekey.engine.local import record_as_claimed
 from oncekey.engine.phases import proves_nothing_sent
 

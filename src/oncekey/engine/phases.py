@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.canonical.digests import downstream_key
+from oncekey.core.endings import DIVERGED, Progress
 from oncekey.core.errors import (
     CallUncertainError,
     ConfigurationError,
@@ -38,7 +39,6 @@ from oncekey.core.memo import (
 from oncekey.core.model import Announcement, EntryKind, MemoEntry
 from oncekey.core.policy import micros
 from oncekey.core.results import fitted, plain_of
-from oncekey.core.settle import DIVERGED, Progress
 from oncekey.engine.actions import Interrupted
 
 if TYPE_CHECKING:

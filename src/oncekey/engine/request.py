@@ -13,7 +13,7 @@ from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreE
 from oncekey.core.guards import Facts
 from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
 from oncekey.core.rulings import LEASE_RAN_OUT, ClaimAgain, Doubt, Supersede, TakeOver, answer_from, rule
-from oncekey.core.transitions import Actor, Mover, Note, Row, Trigger, find_row
+from oncekey.core.transitions import Actor, Mover, Note, Transition, Trigger, find_transition
 
 if TYPE_CHECKING:
     from oncekey.core.model import Claim, Duration, Instant, Parcel, Record, Settled, Settlement, Snapshot, Verdict
@@ -96,7 +96,7 @@ def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
         if record.state is State.IN_PROGRESS and record.owner == claim.owner:
             return Proceed(Lease.of(record), record, snapshot.now, met)
         facts = Facts(record, snapshot.now, max_attempts=policy.max_attempts)
-        if not isinstance(find_row(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
+        if not isinstance(find_transition(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Transition):
             return answer_from(snapshot, Lease.of(record))
         met = record
         try:

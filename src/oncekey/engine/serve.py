@@ -24,10 +24,10 @@ import secrets
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from oncekey.core.endings import NOT_CALLED, Business, Decision
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Effects, Lease, Proceed, RecordId
 from oncekey.core.policy import micros
-from oncekey.core.settle import NOT_CALLED, Business, Decision
 from oncekey.engine import request
 from oncekey.engine.actions import INVOKE, Beat, Begin, Commit, Flush, Interrupted, Keep, Rollback
 from oncekey.engine.admit import admit

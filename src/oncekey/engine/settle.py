@@ -37,6 +37,7 @@ import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.canonical.digests import downstream_key
+from oncekey.core.endings import Business
 from oncekey.core.errors import (
     CommitAmbiguousError,
     RecordUnreadableError,
@@ -63,7 +64,6 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import Stored
 from oncekey.core.resolution import Call as RememberedCall
 from oncekey.core.rulings import answer_from
-from oncekey.core.settle import Business
 from oncekey.engine import local, reconcile, request
 from oncekey.engine.actions import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
 from oncekey.engine.deciding import answer_to, fields_of, in_doubt, refused
@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.answers import Answer
+    from oncekey.core.endings import Decision
     from oncekey.core.model import Lease, Parcel, Settlement
-    from oncekey.core.settle import Decision
     from oncekey.engine.actions import Life, Tx
     from oncekey.engine.local import LockHeld
     from oncekey.engine.run import Run

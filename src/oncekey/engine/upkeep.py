@@ -91,7 +91,7 @@ def reap(
                     parked.append(record)
             case Reaping.ABANDON:
                 noted = _noting(policy, mover, Trigger.ABANDON, State.COMPLETED, ABANDONED)
-                if (yield from upkeep.abandon(record, timed_out(policy), micros(policy.tombstone_ttl), noted)):
+                if (yield from upkeep.abandon(record, timed_out(policy), micros(policy.abandoned_ttl), noted)):
                     abandoned.append(record)
             case Reaping.PURGE | Reaping.MARK | None:
                 continue  # another transaction holds the lock, or it is not due

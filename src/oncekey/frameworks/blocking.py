@@ -22,10 +22,10 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from oncekey.core.answers import Answer
+from oncekey.core.endings import Business, Ending, decide
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
-from oncekey.core.settle import Business, Ending, decide
 from oncekey.engine.actions import Flush, Life, Rests, Tx
 from oncekey.engine.claiming import Caller, Parts, claim_of
 from oncekey.engine.deciding import Capture, HandlerEnded, decided

@@ -36,7 +36,7 @@ from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.calls import Shape
-    from oncekey.core.settle import Decision
+    from oncekey.core.endings import Decision
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.shared import Premises

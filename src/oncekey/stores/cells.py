@@ -1,7 +1,7 @@
 """A store of requests, made of any cells that can be read and swapped.
 
-Every statement is the same loop: look, let the move say what the line becomes, swap. If another writer was faster, the
-statement looks again, and the move is judged by the new line. The move compares the owner's proof on the very line
+Every statement is the same loop: look, let the move say what the cell becomes, swap. If another writer was faster, the
+statement looks again, and the move is judged by the new cell. The move compares the owner's proof on the very cell
 whose version the swap compares, so no write can come between. The clock is the look's: a lease that is written by it
 ends no later than it should, and `keep_until` has a grace that is longer than any pause.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from oncekey.cells import Asking
     from oncekey.core.model import Instant
     from oncekey.flow import Body, Command, Flow, Rows
-    from oncekey.stores.moves import RowMove
+    from oncekey.stores.moves import CellMove
 
 
 class CellStore(KeyStore):
@@ -47,13 +47,13 @@ class CellStore(KeyStore):
 
 
 def _find(*, now: Instant | None, scope: str, key: str) -> Asking[Rows]:
-    line, clock = yield Look(scope, key)
-    return [found(line, clock if now is None else now)]
+    cell, clock = yield Look(scope, key)
+    return [found(cell, clock if now is None else now)]
 
 
 def _recall(*, now: Instant | None, scope: str, key: str) -> Asking[Rows]:
-    line, clock = yield Look(scope, key)
-    return recalled(line, clock if now is None else now)
+    cell, clock = yield Look(scope, key)
+    return recalled(cell, clock if now is None else now)
 
 
 def _recall_all(*, now: Instant | None, asked: str) -> Asking[Rows]:
@@ -66,28 +66,28 @@ def _recall_all(*, now: Instant | None, asked: str) -> Asking[Rows]:
 def _claim(*, now: Instant | None, **given: Any) -> Asking[Rows]:  # noqa: ANN401  (columns of any kind)
     scope, key = given["scope"], given["key"]
     for _ in range(ROUNDS):
-        line, clock = yield Look(scope, key)
+        cell, clock = yield Look(scope, key)
         at = clock if now is None else now
-        ours = claimed(line, at, given)
-        if line is not None or (yield Swap(scope, key, None, ours, None)):
+        ours = claimed(cell, at, given)
+        if cell is not None or (yield Swap(scope, key, None, ours, None)):
             return [{**ours, "now": at}]
     raise StoreUnavailableError(LOST)
 
 
-def _moving(move: RowMove) -> Callable[..., Asking[Rows]]:
+def _moving(move: CellMove) -> Callable[..., Asking[Rows]]:
     def ask(*, now: Instant | None, **given: Any) -> Asking[Rows]:  # noqa: ANN401  (columns of any kind)
         scope, key = given["scope"], given["key"]
         for _ in range(ROUNDS):
-            line, clock = yield Look(scope, key)
+            cell, clock = yield Look(scope, key)
             at = clock if now is None else now
-            moved = move.apply(line, at, given)
-            if line is None or moved is None:
+            moved = move.apply(cell, at, given)
+            if cell is None or moved is None:
                 return []
             # An instant of a test's own clock means nothing to the store's.
-            until = keep_until(moved.line) if now is None else None
-            seen = Seen(line["incarnation"], line["version"])
-            if (yield Swap(scope, key, seen, moved.line, until)):
-                return [{**(line if moved.line is None else moved.line), "now": at}]
+            until = keep_until(moved.cell) if now is None else None
+            seen = Seen(cell["incarnation"], cell["version"])
+            if (yield Swap(scope, key, seen, moved.cell, until)):
+                return [{**(cell if moved.cell is None else moved.cell), "now": at}]
         raise StoreUnavailableError(LOST)
 
     return ask

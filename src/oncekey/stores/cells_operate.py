@@ -1,8 +1,8 @@
 """The operators' part of a store of cells: reads of pages, and the moves that an operator makes.
 
 A move is decided on the record as it was read, and written by a swap of that version; if another writer was faster,
-nothing is written and the operator looks again. There are no parcels. Lists read each index from its oldest line on and
-stop after `MOST` lines: unfinished and unknown records are seldom that many, and of finished ones a part is shown.
+nothing is written and the operator looks again. There are no parcels. Lists read each index from its oldest cell on and
+stop after `MOST` cells: unfinished and unknown records are seldom that many, and of finished ones a part is shown.
 There is no audit, so the log has a line about who moved what and why.
 """
 
@@ -20,7 +20,7 @@ from oncekey.stores.moves import found
 from oncekey.stores.operate import STANDING
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking, Line
+    from oncekey.cells import Asking, Cell
     from oncekey.core.model import Duration, Instant, RecordId
     from oncekey.core.transitions import AuditEntry, Note
     from oncekey.flow import Body, Flow, Rows
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey.audit")
 
 MOST: Final = 10_000
-"""How many lines of an index one read takes at most."""
+"""How many cells of an index one read takes at most."""
 FEW: Final = 1000
-"""How many finished lines are counted at most, where the same count is asked for all the time."""
+"""How many finished cells are counted at most, where the same count is asked for all the time."""
 _WAITING: Final = (Index.UNFINISHED, Index.UNKNOWN)
 _OPEN: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING)
 _DONE: Final = (Index.EXPIRING, Index.KEPT)
@@ -72,14 +72,14 @@ class LoggedMoves:
 
 
 def _every(
-    indexes: tuple[Index, ...], now: Instant | None, wanted: Callable[[Line, Instant], bool]
-) -> Asking[tuple[list[Line], Instant]]:
-    lines: list[Line] = []
+    indexes: tuple[Index, ...], now: Instant | None, wanted: Callable[[Cell, Instant], bool]
+) -> Asking[tuple[list[Cell], Instant]]:
+    cells: list[Cell] = []
     at = 0
     for index in indexes:
         some, at = yield from gathered(index, FIRST, MOST, now, wanted)
-        lines += some
-    return lines, at
+        cells += some
+    return cells, at
 
 
 def _list_records(
@@ -98,111 +98,111 @@ def _list_records(
 ) -> Asking[Rows]:
     asked = {"scope": scope, "state": state, "operation": operation, "effects": effects}
 
-    def wanted(line: Line, clock: Instant) -> bool:
-        fits = all(value is None or line[name] == value for name, value in asked.items())
-        over = line["state"] == "in_progress" and line["lease_until"] <= clock
-        before = _made(line) < (before_at, before_scope, before_key)
-        return fits and before and line["created_at"] <= clock - age and (over or not stale)
+    def wanted(cell: Cell, clock: Instant) -> bool:
+        fits = all(value is None or cell[name] == value for name, value in asked.items())
+        over = cell["state"] == "in_progress" and cell["lease_until"] <= clock
+        before = _made(cell) < (before_at, before_scope, before_key)
+        return fits and before and cell["created_at"] <= clock - age and (over or not stale)
 
-    lines, at = yield from _every(_RECORDS, now, wanted)
-    return pages(sorted(lines, key=_made, reverse=True)[:limit], at)
+    cells, at = yield from _every(_RECORDS, now, wanted)
+    return pages(sorted(cells, key=_made, reverse=True)[:limit], at)
 
 
-def _made(line: Line) -> tuple[int, str, str]:
-    return line["created_at"], line["scope"], line["key"]
+def _made(cell: Cell) -> tuple[int, str, str]:
+    return cell["created_at"], cell["scope"], cell["key"]
 
 
 def _find_key(*, now: Instant | None, first: str, last: str, scope: str | None, limit: int) -> Asking[Rows]:  # noqa: ARG001
     """With its scope a key is one look; without it, all pages are read."""
     if scope is None:
-        lines, at = yield from _every(_RECORDS, now, lambda line, _: line["key"] == first)
-        return pages(sorted(lines, key=lambda line: (line["key"], line["scope"]))[:limit], at)
-    line, clock = yield Look(scope, first)
-    return pages([] if line is None else [line], clock if now is None else now)
+        cells, at = yield from _every(_RECORDS, now, lambda cell, _: cell["key"] == first)
+        return pages(sorted(cells, key=lambda cell: (cell["key"], cell["scope"]))[:limit], at)
+    cell, clock = yield Look(scope, first)
+    return pages([] if cell is None else [cell], clock if now is None else now)
 
 
 def _beginning(indexes: tuple[Index, ...], *, unfinished: bool) -> Callable[..., Asking[Rows]]:
     def ask(*, now: Instant | None, first: str, last: str, scope: str | None, limit: int) -> Asking[Rows]:
-        def wanted(line: Line, _: Instant) -> bool:
-            there = scope in {None, line["scope"]} and first <= line["key"] < last
-            return there and (line["state"] in _UNFINISHED) is unfinished
+        def wanted(cell: Cell, _: Instant) -> bool:
+            there = scope in {None, cell["scope"]} and first <= cell["key"] < last
+            return there and (cell["state"] in _UNFINISHED) is unfinished
 
-        lines, at = yield from _every(indexes, now, wanted)
-        return pages(sorted(lines, key=lambda line: (line["key"], line["scope"]))[:limit], at)
+        cells, at = yield from _every(indexes, now, wanted)
+        return pages(sorted(cells, key=lambda cell: (cell["key"], cell["scope"]))[:limit], at)
 
     return ask
 
 
 def _hold_record(*, now: Instant | None, scope: str, key: str) -> Asking[Rows]:
-    line, clock = yield Look(scope, key)
-    return [] if line is None else [found(dict(line), clock if now is None else now)]
+    cell, clock = yield Look(scope, key)
+    return [] if cell is None else [found(dict(cell), clock if now is None else now)]
 
 
 def _stats(*, now: Instant | None) -> Asking[Rows]:
-    lines, at = yield from _every(_RECORDS, now, lambda _line, _clock: True)
-    groups: dict[tuple[str, str, str], list[Line]] = defaultdict(list)
-    for line in lines:
-        groups[line["state"], line["effects"], line["operation"]].append(line)
+    cells, at = yield from _every(_RECORDS, now, lambda _cell, _clock: True)
+    groups: dict[tuple[str, str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        groups[cell["state"], cell["effects"], cell["operation"]].append(cell)
     return [
         {
             "state": state,
             "effects": effects,
             "operation": operation,
             "records": len(some),
-            "stale": sum(_is_stale(line, at) for line in some),
-            "resumable": sum(_is_begun(line) for line in some),
-            "expired": sum(_is_over(line, at) for line in some),
-            "oldest": min(line["created_at"] for line in some),
-            "newest": max(line["created_at"] for line in some),
+            "stale": sum(_is_stale(cell, at) for cell in some),
+            "resumable": sum(_is_begun(cell) for cell in some),
+            "expired": sum(_is_over(cell, at) for cell in some),
+            "oldest": min(cell["created_at"] for cell in some),
+            "newest": max(cell["created_at"] for cell in some),
         }
         for (state, effects, operation), some in sorted(groups.items())
     ]
 
 
-def _is_stale(line: Line, at: Instant) -> bool:
-    return bool(line["state"] == "in_progress" and line["lease_until"] <= at)
+def _is_stale(cell: Cell, at: Instant) -> bool:
+    return bool(cell["state"] == "in_progress" and cell["lease_until"] <= at)
 
 
-def _is_begun(line: Line) -> bool:
-    begun = line["memo"] is not None or line["intent"] is not None
-    return bool(line["state"] == "failed_retryable" and begun)
+def _is_begun(cell: Cell) -> bool:
+    begun = cell["memo"] is not None or cell["intent"] is not None
+    return bool(cell["state"] == "failed_retryable" and begun)
 
 
-def _is_over(line: Line, at: Instant) -> bool:
-    return bool(line["state"] in {"completed", "failed_retryable", "expired"} and line["expires_at"] <= at)
+def _is_over(cell: Cell, at: Instant) -> bool:
+    return bool(cell["state"] in {"completed", "failed_retryable", "expired"} and cell["expires_at"] <= at)
 
 
-def _waits(lines: Sequence[Line], at: Instant) -> dict[str, list[int]]:
-    """By kind, the instants since when lines wait for a worker or an operator."""
+def _waits(cells: Sequence[Cell], at: Instant) -> dict[str, list[int]]:
+    """By kind, the instants since when cells wait for a worker or an operator."""
     return {
-        "unknown": [line["created_at"] for line in lines if line["state"] == "unknown"],
-        "stale": [line["lease_until"] for line in lines if _is_stale(line, at)],
-        "resumable": [line["last_run_at"] for line in lines if _is_begun(line)],
-        "expired": [line["expires_at"] for line in lines if line["state"] != "expired" and _is_over(line, at)],
+        "unknown": [cell["created_at"] for cell in cells if cell["state"] == "unknown"],
+        "stale": [cell["lease_until"] for cell in cells if _is_stale(cell, at)],
+        "resumable": [cell["last_run_at"] for cell in cells if _is_begun(cell)],
+        "expired": [cell["expires_at"] for cell in cells if cell["state"] != "expired" and _is_over(cell, at)],
         "parcels_due": [],
         "dead_letters": [],
     }
 
 
 def _unresolved(*, now: Instant | None) -> Asking[Rows]:
-    lines, at = yield from _every(_RECORDS, now, lambda _line, _clock: True)
+    cells, at = yield from _every(_RECORDS, now, lambda _cell, _clock: True)
     return [
         {"now": at, "what": what, "records": len(since), "oldest": min(since, default=None)}
-        for what, since in _waits(lines, at).items()
+        for what, since in _waits(cells, at).items()
     ]
 
 
 def _standing(*, now: Instant | None) -> Asking[Rows]:
-    """Read again and again by gauges, so only a few pages of finished lines are counted."""
-    lines, at = yield from _every(_WAITING, now, lambda _line, _clock: True)
+    """Read again and again by gauges, so only a few pages of finished cells are counted."""
+    cells, at = yield from _every(_WAITING, now, lambda _cell, _clock: True)
     for index in _DONE:
-        some, at = yield from gathered(index, FIRST, FEW, now, lambda _line, _clock: True)
-        lines += some
+        some, at = yield from gathered(index, FIRST, FEW, now, lambda _cell, _clock: True)
+        cells += some
     row: dict[str, Any] = {"now": at}
     for state in STANDING:
-        row[state] = sum(line["state"] == state for line in lines)
-    row["finished"] = sum(line["state"] in {"completed", "expired"} for line in lines)
-    for what, since in _waits(lines, at).items():
+        row[state] = sum(cell["state"] == state for cell in cells)
+    row["finished"] = sum(cell["state"] in {"completed", "expired"} for cell in cells)
+    for what, since in _waits(cells, at).items():
         row |= {what: len(since), f"{what}_oldest": min(since, default=None)}
     return [row]
 

@@ -1,13 +1,13 @@
-"""Sweeping, reaping and resealing a store of cells: pages of an index, and one swap for each line that moves.
+"""Sweeping, reaping and resealing a store of cells: pages of an index, and one swap for each cell that moves.
 
-A page is a hint. Each line on it is judged by the same move as a request would be, on the very line whose version the
-swap compares; a line that another writer has moved since is left to the next round. If a server removes finished lines
+A page is a hint. Each cell on it is judged by the same move as a request would be, on the very cell whose version the
+swap compares; a cell that another writer has moved since is left to the next round. If a server removes finished cells
 by itself, the reaper just finds fewer of them.
 
-The list of workers is in cells, too. Its lines are no records: they have a scope that no request has, the state
+The list of workers is in cells, too. Its cells are no records: they have a scope that no request has, the state
 `roll`, and only the columns that they need.
 
-Resealing walks over one index after the other, unfinished lines first: a record that is finished during the walk moves
+Resealing walks over one index after the other, unfinished cells first: a record that is finished during the walk moves
 into an index that is still to be read, or was counted as owned. Only a record that moves back, because its request is
 repeated or an operator busts it, can escape the walk. `oncekey doctor` names its key as long as it is needed, and the
 next walk finds it. There are no parcels, and no evidence is kept.
@@ -30,7 +30,7 @@ from oncekey.stores.rows import records_of
 from oncekey.stores.upkeep import ResealStore
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking, Line, Place
+    from oncekey.cells import Asking, Cell, Place
     from oncekey.core.model import Instant, Record
     from oncekey.flow import Rows, Value
 
@@ -39,7 +39,7 @@ ROUNDS: Final = 40
 """How often a swap is tried. Each time it fails, another writer has moved the record."""
 LOST: Final = "others moved the record each time it was looked at: nothing was written"
 GRACE: Final = HOUR
-"""How long after its expiry a line is kept: a look may be old, and clocks are corrected."""
+"""How long after its expiry a cell is kept: a look may be old, and clocks are corrected."""
 LONGEST_PAGE: Final = 200
 NO_COUNT: Final = "max_live_keys needs a store that counts the keys of a tenant, which this one does not"
 
@@ -50,26 +50,26 @@ _FORGOTTEN: Final = 24 * HOUR
 _ANSWER: Final = dict.fromkeys(name for name in BLANK if name.startswith("response_"))
 
 
-def keep_until(line: Line | None) -> Instant | None:
-    """From when on a store may remove a line by itself; None: never, because it has to be ended first."""
-    if line is None:
+def keep_until(cell: Cell | None) -> Instant | None:
+    """From when on a store may remove a cell by itself; None: never, because it has to be ended first."""
+    if cell is None:
         return None
-    plain = line["memo"] is None and line["intent"] is None
-    ended = line["state"] == "completed" or (line["state"] == "failed_retryable" and plain)
-    return int(line["expires_at"]) + GRACE if ended else None
+    plain = cell["memo"] is None and cell["intent"] is None
+    ended = cell["state"] == "completed" or (cell["state"] == "failed_retryable" and plain)
+    return int(cell["expires_at"]) + GRACE if ended else None
 
 
 def gathered(
-    index: Index, after: Place, limit: int, now: Instant | None, wanted: Callable[[Line, Instant], bool]
-) -> Asking[tuple[list[Line], Instant]]:
-    """The lines of an index that are wanted, in order, and the clock of the last page."""
+    index: Index, after: Place, limit: int, now: Instant | None, wanted: Callable[[Cell, Instant], bool]
+) -> Asking[tuple[list[Cell], Instant]]:
+    """The cells of an index that are wanted, in order, and the clock of the last page."""
     size = min(limit, LONGEST_PAGE)
-    found: list[Line] = []
+    found: list[Cell] = []
     while True:
-        page: Sequence[Line]
+        page: Sequence[Cell]
         page, clock = yield Page(index, after, size)
         at = clock if now is None else now
-        found += [line for line in page if wanted(line, at)]
+        found += [cell for cell in page if wanted(cell, at)]
         if len(found) >= limit or len(page) < size:
             return found[:limit], at
         after = place_of(page[-1])
@@ -78,15 +78,15 @@ def gathered(
 def resumable(*, now: Instant | None, after_created: int, after_scope: str, after_key: str, limit: int) -> Asking[Rows]:
     """Lines that the completer may go on with, oldest first."""
     after = (after_created, after_scope, after_key)
-    lines, at = yield from gathered(
-        Index.UNFINISHED, after, limit, now, lambda line, clock: is_resumable(dict(line), clock)
+    cells, at = yield from gathered(
+        Index.UNFINISHED, after, limit, now, lambda cell, clock: is_resumable(dict(cell), clock)
     )
-    return [{**line, "now": at} for line in lines]
+    return [{**cell, "now": at} for cell in cells]
 
 
 def _stale(*, now: Instant | None, limit: int, after_at: int, after_scope: str, after_key: str) -> Asking[Rows]:
-    def over(line: Line, clock: Instant) -> bool:
-        return bool(line["state"] == "in_progress" and line["lease_until"] <= clock)
+    def over(cell: Cell, clock: Instant) -> bool:
+        return bool(cell["state"] == "in_progress" and cell["lease_until"] <= clock)
 
     after = (after_at, after_scope, after_key)
     return pages(*(yield from gathered(Index.UNFINISHED, after, limit, now, over)))
@@ -97,24 +97,24 @@ def _expiring(
 ) -> Asking[Rows]:
     """Lines of begun records are in the index of the unfinished, which has another order; there are few of them."""
 
-    def over(line: Line, clock: Instant) -> bool:
-        return bool(line["state"] != "in_progress" and line["expires_at"] <= clock - age)
+    def over(cell: Cell, clock: Instant) -> bool:
+        return bool(cell["state"] != "in_progress" and cell["expires_at"] <= clock - age)
 
-    def place(line: Line) -> Place:
-        return line["expires_at"], line["scope"], line["key"]
+    def place(cell: Cell) -> Place:
+        return cell["expires_at"], cell["scope"], cell["key"]
 
     after = (after_at, after_scope, after_key)
     begun, _ = yield from gathered(Index.UNFINISHED, FIRST, 1 << 62, now, over)
     finished, at = yield from gathered(Index.EXPIRING, after, limit, now, over)
-    lines = sorted([*(line for line in begun if place(line) > after), *finished], key=place)
-    return pages(lines[:limit], at)
+    cells = sorted([*(cell for cell in begun if place(cell) > after), *finished], key=place)
+    return pages(cells[:limit], at)
 
 
 def _kept_expired(
     *, now: Instant | None, age: int, limit: int, after_at: int, after_scope: str, after_key: str
 ) -> Asking[Rows]:
     after = (after_at, after_scope, after_key)
-    found = gathered(Index.KEPT, after, limit, now, lambda line, clock: line["expires_at"] <= clock - age)
+    found = gathered(Index.KEPT, after, limit, now, lambda cell, clock: cell["expires_at"] <= clock - age)
     return pages(*(yield from found))
 
 
@@ -132,45 +132,45 @@ def _ending(
     after_scope: str,
     after_key: str,
 ) -> Asking[Rows]:
-    """Move due lines, longest ago first; returns the rows as they were before."""
+    """Move due cells, longest ago first; returns the rows as they were before."""
     after, size = (after_at, after_scope, after_key), min(limit, LONGEST_PAGE)
     gone: list[Mapping[str, Any]] = []
     while True:
-        page: Sequence[Line]
+        page: Sequence[Cell]
         page, clock = yield Page(index, after, size)
         at = clock if now is None else now
-        for line in page:
-            if line["expires_at"] > min(until, at - age) or len(gone) == limit:
+        for cell in page:
+            if cell["expires_at"] > min(until, at - age) or len(gone) == limit:
                 return gone
-            if _is_due(line, move, soft=soft, trusted_for=trusted_for) and (yield from _ended(line, move, at, now)):
-                gone.append({**line, "now": at})
+            if _is_due(cell, move, soft=soft, trusted_for=trusted_for) and (yield from _ended(cell, move, at, now)):
+                gone.append({**cell, "now": at})
         if len(page) < size:
             return gone
         after = place_of(page[-1])
 
 
-def _is_due(line: Line, move: str, *, soft: bool, trusted_for: int | None) -> bool:
-    if trusted_for is not None and line["ttl"] > trusted_for:
+def _is_due(cell: Cell, move: str, *, soft: bool, trusted_for: int | None) -> bool:
+    if trusted_for is not None and cell["ttl"] > trusted_for:
         return False
     if move == "mark":
-        return bool(line["state"] == "completed")
-    return not (soft and line["state"] == "completed")
+        return bool(cell["state"] == "completed")
+    return not (soft and cell["state"] == "completed")
 
 
-def _ended(line: Line, move: str, at: Instant, now: Instant | None) -> Asking[bool]:
-    proof = {"seen_incarnation": line["incarnation"], "seen_version": line["version"]}
-    moved = MOVES[move].apply(dict(line), at, proof)
+def _ended(cell: Cell, move: str, at: Instant, now: Instant | None) -> Asking[bool]:
+    proof = {"seen_incarnation": cell["incarnation"], "seen_version": cell["version"]}
+    moved = MOVES[move].apply(dict(cell), at, proof)
     if moved is None:
         return False
-    until = keep_until(moved.line) if now is None else None
-    seen = Seen(line["incarnation"], line["version"])
-    swapped: bool = yield Swap(line["scope"], line["key"], seen, moved.line, until)
+    until = keep_until(moved.cell) if now is None else None
+    seen = Seen(cell["incarnation"], cell["version"])
+    swapped: bool = yield Swap(cell["scope"], cell["key"], seen, moved.cell, until)
     return swapped
 
 
-def pages(lines: Sequence[Line], at: Instant) -> Rows:
+def pages(cells: Sequence[Cell], at: Instant) -> Rows:
     """Lines without their answers, with the clock; one row without a record if there are none."""
-    return [{**line, **_ANSWER, "now": at} for line in lines] or [{**BLANK, "now": at}]
+    return [{**cell, **_ANSWER, "now": at} for cell in cells] or [{**BLANK, "now": at}]
 
 
 def nothing(**_: object) -> Asking[Rows]:
@@ -189,66 +189,66 @@ def _uncounted(**_: object) -> Asking[Rows]:
 
 def _beat(*, now: Instant | None, name: str, tasks: str, every: int, calls: str) -> Asking[Rows]:
     for _ in range(ROUNDS):
-        line, clock = yield Look(_ROLL, name)
+        cell, clock = yield Look(_ROLL, name)
         at = clock if now is None else now
         ours = {
             **BLANK,
             "scope": _ROLL,
             "key": name,
             "incarnation": _ROLL,
-            "version": 1 if line is None else line["version"] + 1,
+            "version": 1 if cell is None else cell["version"] + 1,
             "state": "roll",
             "operation": tasks,
             "memo": calls,
             "ttl": every,
-            "created_at": at if line is None else line["created_at"],
+            "created_at": at if cell is None else cell["created_at"],
             "last_run_at": at,
         }
         until = at + every + _FORGOTTEN if now is None else None
-        if (yield Swap(_ROLL, name, _seen(line), ours, until)):
+        if (yield Swap(_ROLL, name, _seen(cell), ours, until)):
             return [_worker(ours, at)]
     raise StoreUnavailableError(LOST)
 
 
 def _leave(*, now: Instant | None, name: str) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
     for _ in range(ROUNDS):
-        line, clock = yield Look(_ROLL, name)
-        if line is None:
+        cell, clock = yield Look(_ROLL, name)
+        if cell is None:
             return []
-        if (yield Swap(_ROLL, name, _seen(line), None, None)):
-            return [_worker(line, clock)]
+        if (yield Swap(_ROLL, name, _seen(cell), None, None)):
+            return [_worker(cell, clock)]
     raise StoreUnavailableError(LOST)
 
 
 def _workers(*, now: Instant | None) -> Asking[Rows]:
-    lines, at = yield from gathered(Index.ROLL, FIRST, 1 << 62, now, lambda _line, _clock: True)
-    return [_worker(line, at) for line in lines] or [{"name": None, "now": at}]
+    cells, at = yield from gathered(Index.ROLL, FIRST, 1 << 62, now, lambda _cell, _clock: True)
+    return [_worker(cell, at) for cell in cells] or [{"name": None, "now": at}]
 
 
 def _forget_workers(*, now: Instant | None, age: int) -> Asking[Rows]:
-    def silent(line: Line, clock: Instant) -> bool:
-        return bool(line["last_run_at"] + line["ttl"] <= clock - age)
+    def silent(cell: Cell, clock: Instant) -> bool:
+        return bool(cell["last_run_at"] + cell["ttl"] <= clock - age)
 
-    lines, at = yield from gathered(Index.ROLL, FIRST, 1 << 62, now, silent)
+    cells, at = yield from gathered(Index.ROLL, FIRST, 1 << 62, now, silent)
     gone: list[Mapping[str, Any]] = []
-    for line in lines:
-        swapped = yield Swap(_ROLL, line["key"], _seen(line), None, None)
-        gone += [_worker(line, at)] if swapped else []
+    for cell in cells:
+        swapped = yield Swap(_ROLL, cell["key"], _seen(cell), None, None)
+        gone += [_worker(cell, at)] if swapped else []
     return gone
 
 
-def _seen(line: Line | None) -> Seen | None:
-    return None if line is None else Seen(line["incarnation"], line["version"])
+def _seen(cell: Cell | None) -> Seen | None:
+    return None if cell is None else Seen(cell["incarnation"], cell["version"])
 
 
-def _worker(line: Line, at: Instant) -> Mapping[str, Any]:
+def _worker(cell: Cell, at: Instant) -> Mapping[str, Any]:
     return {
-        "name": line["key"],
-        "tasks": line["operation"],
-        "calls": line["memo"],
-        "every": line["ttl"],
-        "started_at": line["created_at"],
-        "seen_at": line["last_run_at"],
+        "name": cell["key"],
+        "tasks": cell["operation"],
+        "calls": cell["memo"],
+        "every": cell["ttl"],
+        "started_at": cell["created_at"],
+        "seen_at": cell["last_run_at"],
         "now": at,
     }
 
@@ -276,7 +276,7 @@ _CONTENT: Final = ("response_headers", "response_body", "response_schema", "memo
 
 
 class CellReseal(ResealStore):
-    """Sealed content in cells, where a page begins after a line of an index."""
+    """Sealed content in cells, where a page begins after a cell of an index."""
 
     def _behind(self, after: Record | None) -> dict[str, Value]:
         if after is None:
@@ -300,16 +300,16 @@ def _content_records(
     rows: list[Mapping[str, Any]] = []
     after: Place = (after_at, after_scope, after_key)
     for one in _WALK[_WALK.index(Index(index)) :]:
-        lines, at = yield from gathered(one, after, limit - len(rows), now, lambda line, _clock: _has_content(line))
-        rows += [{**line, "now": at} for line in lines]
+        cells, at = yield from gathered(one, after, limit - len(rows), now, lambda cell, _clock: _has_content(cell))
+        rows += [{**cell, "now": at} for cell in cells]
         if len(rows) == limit:
             break
         after = FIRST
     return rows
 
 
-def _has_content(line: Line) -> bool:
-    return any(line[name] is not None for name in ("response_status", "memo", "request"))
+def _has_content(cell: Cell) -> bool:
+    return any(cell[name] is not None for name in ("response_status", "memo", "request"))
 
 
 def _reseal_record(
@@ -322,25 +322,25 @@ def _reseal_record(
     **content: Any,  # noqa: ANN401  (columns of any kind)
 ) -> Asking[Rows]:
     """Rewrite a record without an owner: an owner compares the memo that it has read byte by byte."""
-    line, _ = yield Look(scope, key)
-    if line is None or line["state"] == "in_progress":
+    cell, _ = yield Look(scope, key)
+    if cell is None or cell["state"] == "in_progress":
         return []
-    ours = {**line, **{name: content[name] for name in _CONTENT}, "version": line["version"] + 1}
+    ours = {**cell, **{name: content[name] for name in _CONTENT}, "version": cell["version"] + 1}
     until = keep_until(ours) if now is None else None
-    # If another line is there by now, the swap is refused.
+    # If another cell is there by now, the swap is refused.
     swapped = yield Swap(scope, key, Seen(seen_incarnation, seen_version), ours, until)
     return [{"version": ours["version"]}] if swapped else []
 
 
 def _seals(*, now: Instant | None, limit: int) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
-    """Read at most so many whole lines of each index: only the content has the name of its key."""
+    """Read at most so many whole cells of each index: only the content has the name of its key."""
     found: Counter[tuple[str, str | None]] = Counter()
     looked: Counter[str] = Counter()
     for index in _WALK:
         after, left = FIRST, limit
         while left:
             size = min(left, LONGEST_PAGE)
-            page: Sequence[Line]
+            page: Sequence[Cell]
             page, _ = yield Page(index, after, size)
             for part, name in (one for record in records_of(page) for one in _names(record)):
                 looked[part] += 1

@@ -19,33 +19,33 @@ from oncekey.stores.upkeep import UpkeepStore
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.flow import Command, Rows
-    from oncekey.stores.moves import Line, RowMove
+    from oncekey.stores.moves import Cell, CellMove
 
 
 _EXPIRING = ("completed", "failed_retryable", "pending")
-_UNANSWERED: Line = dict.fromkeys(name for name in COLUMNS if name.startswith("response_"))
+_UNANSWERED: Cell = dict.fromkeys(name for name in COLUMNS if name.startswith("response_"))
 
 
 def stale(table: Table, *, now: Instant, limit: int, **after: Any) -> Rows:
-    running = [line for line in table.values() if line["state"] == "in_progress" and line["lease_until"] is not None]
-    lines = [line for line in running if line["lease_until"] <= now]
-    return _page(lines, "created_at", now, limit, after)
+    running = [cell for cell in table.values() if cell["state"] == "in_progress" and cell["lease_until"] is not None]
+    cells = [cell for cell in running if cell["lease_until"] <= now]
+    return _page(cells, "created_at", now, limit, after)
 
 
 def runs(table: Table, *, now: Instant, limit: int) -> Rows:  # noqa: ARG001  (every statement gets the time)
-    lines = sorted((line for line in table.values() if line["finished_at"]), key=_by("expires_at"), reverse=True)
-    took = [{"operation": line["operation"], "took": line["finished_at"] - line["last_run_at"]} for line in lines]
+    cells = sorted((cell for cell in table.values() if cell["finished_at"]), key=_by("expires_at"), reverse=True)
+    took = [{"operation": cell["operation"], "took": cell["finished_at"] - cell["last_run_at"]} for cell in cells]
     return [run for run in took if run["took"] > 0][:limit]
 
 
 def expiring(table: Table, *, now: Instant, age: int, limit: int, **after: Any) -> Rows:
-    lines = [line for line in table.values() if line["state"] in _EXPIRING and line["expires_at"] <= now - age]
-    return _page(lines, "expires_at", now, limit, after)
+    cells = [cell for cell in table.values() if cell["state"] in _EXPIRING and cell["expires_at"] <= now - age]
+    return _page(cells, "expires_at", now, limit, after)
 
 
 def kept_expired(table: Table, *, now: Instant, age: int, limit: int, **after: Any) -> Rows:
-    lines = [line for line in table.values() if line["state"] == "expired" and line["expires_at"] <= now - age]
-    return _page(lines, "expires_at", now, limit, after)
+    cells = [cell for cell in table.values() if cell["state"] == "expired" and cell["expires_at"] <= now - age]
+    return _page(cells, "expires_at", now, limit, after)
 
 
 def purge_expired(table: Table, *, soft: bool, **due: Any) -> Rows:
@@ -67,18 +67,18 @@ def drop_unclaimed(table: Table, *, now: Instant, **proof: Any) -> Rows:  # noqa
 
 def live_keys(table: Table, *, now: Instant, scope: str, limit: int) -> Rows:
     live = [
-        line
-        for line in table.values()
-        if line["scope"] == scope
-        and line["state"] != "expired"
-        and (line["state"] in {"pending", "in_progress", "unknown"} or line["expires_at"] > now)
+        cell
+        for cell in table.values()
+        if cell["scope"] == scope
+        and cell["state"] != "expired"
+        and (cell["state"] in {"pending", "in_progress", "unknown"} or cell["expires_at"] > now)
     ]
     return [{"live": min(len(live), limit)}]
 
 
 def audit_commands() -> Mapping[str, Command]:
     """The statements of an audit that starts empty: its lines are no records, so they are kept beside the table."""
-    lines: list[Line] = []
+    lines: list[dict[str, Any]] = []
 
     def note(_: Table, *, now: Instant, notes: str) -> Rows:
         for line in json.loads(notes):
@@ -99,7 +99,7 @@ def audit_commands() -> Mapping[str, Command]:
 
 def roll_commands() -> Mapping[str, Command]:
     """The statements of a list of workers that starts empty: it is kept beside the table, like the audit."""
-    roll: dict[str, Line] = {}
+    roll: dict[str, Cell] = {}
 
     def beat(_: Table, *, now: Instant, name: str, **columns: Any) -> Rows:
         started_at = roll.get(name, {"started_at": now})["started_at"]
@@ -110,24 +110,24 @@ def roll_commands() -> Mapping[str, Command]:
         return [gone] if (gone := roll.pop(name, None)) is not None else []
 
     def workers(_: Table, *, now: Instant) -> Rows:
-        there = sorted(roll.values(), key=lambda line: (line["started_at"], line["name"]))
-        return [{**line, "now": now} for line in there] or [{"name": None, "now": now}]
+        there = sorted(roll.values(), key=lambda cell: (cell["started_at"], cell["name"]))
+        return [{**cell, "now": now} for cell in there] or [{"name": None, "now": now}]
 
     def forget_workers(_: Table, *, now: Instant, age: int) -> Rows:
-        return [roll.pop(line["name"]) for line in list(roll.values()) if line["seen_at"] + line["every"] <= now - age]
+        return [roll.pop(cell["name"]) for cell in list(roll.values()) if cell["seen_at"] + cell["every"] <= now - age]
 
     return {"beat": beat, "leave": leave, "workers": workers, "forget_workers": forget_workers}
 
 
-def _page(lines: list[Line], at: str, now: Instant, limit: int, after: Line) -> Rows:
+def _page(cells: list[Cell], at: str, now: Instant, limit: int, after: Cell) -> Rows:
     since = (after["after_at"], after["after_scope"], after["after_key"])
     place = _by(at)
-    page = sorted((line for line in lines if place(line) > since), key=place)[:limit]
-    return [{**line, **_UNANSWERED, "now": now} for line in page] or [{**dict.fromkeys(COLUMNS), "now": now}]
+    page = sorted((cell for cell in cells if place(cell) > since), key=place)[:limit]
+    return [{**cell, **_UNANSWERED, "now": now} for cell in page] or [{**dict.fromkeys(COLUMNS), "now": now}]
 
 
 def _by(at: str) -> Any:
-    return lambda line: (line[at], line["scope"], line["key"])
+    return lambda cell: (cell[at], cell["scope"], cell["key"])
 
 
 def _ended(
@@ -145,26 +145,26 @@ def _ended(
     """Move due records, longest ago first; returns the rows as they were before."""
     since, place = (after["after_at"], after["after_scope"], after["after_key"]), _by("expires_at")
     due = [
-        line
-        for line in sorted(table.values(), key=place)
-        if line["state"] in states
-        and line["expires_at"] <= min(until, now - age)
-        and (trusted_for is None or line["ttl"] <= trusted_for)
-        and place(line) > since
+        cell
+        for cell in sorted(table.values(), key=place)
+        if cell["state"] in states
+        and cell["expires_at"] <= min(until, now - age)
+        and (trusted_for is None or cell["ttl"] <= trusted_for)
+        and place(cell) > since
     ]
-    gone: list[Line] = []
-    for line in due:
+    gone: list[Cell] = []
+    for cell in due:
         if len(gone) == limit:
             break
-        seen = {"seen_incarnation": line["incarnation"], "seen_version": line["version"]}
-        moved = MOVES[move].apply(line, now, seen)
+        seen = {"seen_incarnation": cell["incarnation"], "seen_version": cell["version"]}
+        moved = MOVES[move].apply(cell, now, seen)
         if moved is None:
             continue
-        gone.append({**line, "now": now})
-        if moved.line is None:
-            del table[line["scope"], line["key"]]
+        gone.append({**cell, "now": now})
+        if moved.cell is None:
+            del table[cell["scope"], cell["key"]]
         else:
-            line.update(moved.line)
+            cell.update(moved.cell)
     return gone
 
 
@@ -183,7 +183,7 @@ UPKEEP: Mapping[str, Command] = MappingProxyType(
 )
 
 
-Table: TypeAlias = "dict[tuple[str, str], Line]"
+Table: TypeAlias = "dict[tuple[str, str], Cell]"
 
 
 def find(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
@@ -208,20 +208,20 @@ def claim(table: Table, *, now: Instant, **given: Any) -> Rows:
     return [{**table[where], "now": now}]
 
 
-def over_table(move: RowMove) -> Command:
+def over_table(move: CellMove) -> Command:
     """A move as a statement: it changes the row of a table, and returns it as it is then, or as it was if removed."""
 
     def run(table: Table, *, now: Instant, **given: Any) -> Rows:
         where = (given["scope"], given["key"])
-        line = table.get(where)
-        moved = move.apply(line, now, given)
-        if line is None or moved is None:
+        cell = table.get(where)
+        moved = move.apply(cell, now, given)
+        if cell is None or moved is None:
             return []
-        if moved.line is None:
+        if moved.cell is None:
             del table[where]
         else:
-            line.update(moved.line)
-        return [{**line, "now": now}]
+            cell.update(moved.cell)
+        return [{**cell, "now": now}]
 
     return run
 
@@ -229,12 +229,12 @@ def over_table(move: RowMove) -> Command:
 def resumable(table: Table, *, now: Instant, after_created: int, after_scope: str, after_key: str, limit: int) -> Rows:
     """Records that the completer may go on with, oldest first."""
     after = (after_created, after_scope, after_key)
-    lines = [line for line in table.values() if _place(line) > after and is_resumable(line, now)]
-    return [{**line, "now": now} for line in sorted(lines, key=_place)[:limit]]
+    cells = [cell for cell in table.values() if _place(cell) > after and is_resumable(cell, now)]
+    return [{**cell, "now": now} for cell in sorted(cells, key=_place)[:limit]]
 
 
-def _place(line: Line) -> tuple[int, str, str]:
-    return (line["created_at"], line["scope"], line["key"])
+def _place(cell: Cell) -> tuple[int, str, str]:
+    return (cell["created_at"], cell["scope"], cell["key"])
 
 
 COMMANDS: Mapping[str, Command] = MappingProxyType(

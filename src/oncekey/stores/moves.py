@@ -1,7 +1,7 @@
 """The moves of a record as pure functions: for memory, the simulator, and every store that can compare and swap.
 
-A move gets the line of a record as it stands, the store's clock and the parameters of its statement. It returns the
-line as it is afterwards, or that nothing may be written. It does no I/O and changes nothing in place. It checks the
+A move gets the cell of a record as it stands, the store's clock and the parameters of its statement. It returns the
+cell as it is afterwards, or that nothing may be written. It does no I/O and changes nothing in place. It checks the
 proof (the owner's fence, or the version that was read) and the store's guards of its rows of TRANSITIONS. The guards
 are looked up there, so a store made of these moves accepts what the table allows, and nothing else. The SQL for each
 name must do the same; the contract suite tests all of it.
@@ -16,83 +16,83 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.core.guards import Facts
-from oncekey.core.transitions import ROWS, Proof, Row, Trigger, upheld
+from oncekey.core.transitions import ROWS, Proof, Transition, Trigger, upheld
 from oncekey.stores.rows import COLUMNS, record_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
 
-Line: TypeAlias = dict[str, Any]
+Cell: TypeAlias = dict[str, Any]
 """A record by the names of its columns."""
-Writes: TypeAlias = Callable[[Line, "Instant", Line], "Line | None"]
-"""The columns that change, from the line, the clock and the parameters; None: the line is removed."""
+Writes: TypeAlias = Callable[[Cell, "Instant", Cell], "Cell | None"]
+"""The columns that change, from the cell, the clock and the parameters; None: the cell is removed."""
 
 BLANK: Final[Mapping[str, None]] = MappingProxyType(dict.fromkeys(COLUMNS))
 _FREE: Final[Mapping[str, None]] = MappingProxyType({"owner": None, "lease_until": None})
 
 
 @dataclass(frozen=True, slots=True)
-class MovedRow:
-    """The result of a move: the whole line, or None if the record is removed."""
+class Moved:
+    """The result of a move: the whole cell, or None if the record is removed."""
 
-    line: Line | None
+    cell: Cell | None
 
 
 @dataclass(frozen=True, slots=True)
-class RowMove:
+class CellMove:
     """One move, which is one or more rows of the table."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Transition, ...]
     writes: Writes
-    fits: Callable[[Line, Line], bool] = lambda _line, _given: True
-    """What else of the line the parameters have to match, such as the memo that the owner has read."""
+    fits: Callable[[Cell, Cell], bool] = lambda _cell, _given: True
+    """What else of the cell the parameters have to match, such as the memo that the owner has read."""
     proof: Proof | None = None
     """What is compared if its rows also need a parcel; None: the proof of its rows."""
 
-    def apply(self, line: Line | None, now: Instant, given: Line) -> MovedRow | None:
-        """The line after the move, its version raised by one; None: refused, and nothing may be written."""
-        if line is None or not self._proven(line, given) or not self.fits(line, given):
+    def apply(self, cell: Cell | None, now: Instant, given: Cell) -> Moved | None:
+        """The cell after the move, its version raised by one; None: refused, and nothing may be written."""
+        if cell is None or not self._proven(cell, given) or not self.fits(cell, given):
             return None
-        if all(row.source != line["state"] for row in self.rows):
+        if all(row.source != cell["state"] for row in self.rows):
             return None
-        facts = Facts(record_of(line), now, phase=given.get("phase", ""))
+        facts = Facts(record_of(cell), now, phase=given.get("phase", ""))
         if not any(upheld(row, facts) for row in self.rows):
             return None
-        changed = self.writes(line, now, given)
-        return MovedRow(None if changed is None else {**line, **changed, "version": line["version"] + 1})
+        changed = self.writes(cell, now, given)
+        return Moved(None if changed is None else {**cell, **changed, "version": cell["version"] + 1})
 
-    def _proven(self, line: Line, given: Line) -> bool:
+    def _proven(self, cell: Cell, given: Cell) -> bool:
         if (self.proof or self.rows[0].proof) is Proof.OWNER:
-            return bool((line["incarnation"], line["fence"]) == (given["incarnation"], given["fence"]))
-        return bool((line["incarnation"], line["version"]) == (given["seen_incarnation"], given["seen_version"]))
+            return bool((cell["incarnation"], cell["fence"]) == (given["incarnation"], given["fence"]))
+        return bool((cell["incarnation"], cell["version"]) == (given["seen_incarnation"], given["seen_version"]))
 
 
-def found(line: Line | None, now: Instant) -> Line:
+def found(cell: Cell | None, now: Instant) -> Cell:
     """A record with the clock; its columns are empty if there is none."""
-    return {**BLANK, **(line or {}), "now": now}
+    return {**BLANK, **(cell or {}), "now": now}
 
 
-def recalled(line: Line | None, now: Instant) -> list[Line]:
+def recalled(cell: Cell | None, now: Instant) -> list[Cell]:
     """A completed record with the clock, as a repeat reads it; no row for any other."""
-    return [] if line is None or line["state"] != "completed" else [{**line, "now": now}]
+    return [] if cell is None or cell["state"] != "completed" else [{**cell, "now": now}]
 
 
-def claimed(line: Line | None, now: Instant, given: Line) -> Line:
-    """The line that is there, or the claim's own (row 1)."""
-    return line or {**_started(now, given), "fence": 1, "version": 1}
+def claimed(cell: Cell | None, now: Instant, given: Cell) -> Cell:
+    """The cell that is there, or the claim's own (row 1)."""
+    return cell or {**_started(now, given), "fence": 1, "version": 1}
 
 
-def is_resumable(line: Line, now: Instant) -> bool:
+def is_resumable(cell: Cell, now: Instant) -> bool:
     """Whether the completer may look at it: it has its request, and no owner now."""
-    if line["effects"] != "phased" or line["request"] is None:
+    if cell["effects"] != "phased" or cell["request"] is None:
         return False
-    if line["state"] == "in_progress":
-        return bool(line["lease_until"] <= now)
-    begun = line["memo"] is not None or line["intent"] is not None
-    return line["state"] == "failed_retryable" and begun and (line["reconcile_after"] or 0) <= now
+    if cell["state"] == "in_progress":
+        return bool(cell["lease_until"] <= now)
+    begun = cell["memo"] is not None or cell["intent"] is not None
+    return cell["state"] == "failed_retryable" and begun and (cell["reconcile_after"] or 0) <= now
 
 
-def _started(now: Instant, given: Line) -> Line:
+def _started(now: Instant, given: Cell) -> Cell:
     return {
         **BLANK,
         **{name: value for name, value in given.items() if name in BLANK},
@@ -108,44 +108,44 @@ def _started(now: Instant, given: Line) -> Line:
     }
 
 
-def _take_over(line: Line, now: Instant, given: Line) -> Line:
-    taken: Line = {
+def _take_over(cell: Cell, now: Instant, given: Cell) -> Cell:
+    taken: Cell = {
         "state": "in_progress",
         "entered": given["entered"],
-        "fence": line["fence"] + 1,
+        "fence": cell["fence"] + 1,
         "owner": given["owner"],
         "lease_until": now + given["lease"],
         "deadline": now + given["deadline"],
-        "attempts": line["attempts"] + 1,
+        "attempts": cell["attempts"] + 1,
         "last_run_at": now,
         "last_error": None,
         "reconcile_after": None,
     }
-    if line["memo"] is None and line["intent"] is None:
+    if cell["memo"] is None and cell["intent"] is None:
         # Nothing was done yet, so what a crash means is set by the handler that runs now; a deploy may have changed it.
         taken |= {name: given[name] for name in ("effects", "recovery", "call_timeout")}
-        taken["request"] = given["request"] if line["request"] is None else line["request"]
+        taken["request"] = given["request"] if cell["request"] is None else cell["request"]
     return taken
 
 
-def _supersede(line: Line, now: Instant, given: Line) -> Line:
-    return {**_started(now, given), "fence": line["fence"] + 1}
+def _supersede(cell: Cell, now: Instant, given: Cell) -> Cell:
+    return {**_started(now, given), "fence": cell["fence"] + 1}
 
 
-def _doubt(_: Line, now: Instant, given: Line) -> Line:
+def _doubt(_: Cell, now: Instant, given: Cell) -> Cell:
     return {**_FREE, "state": "unknown", "last_error": given["last_error"], "reconcile_after": now}
 
 
-def _fail(_: Line, __: Instant, given: Line) -> Line:
+def _fail(_: Cell, __: Instant, given: Cell) -> Cell:
     return {**_FREE, "state": "failed_retryable", "last_error": given["last_error"]}
 
 
-def _renew(line: Line, now: Instant, given: Line) -> Line:
+def _renew(cell: Cell, now: Instant, given: Cell) -> Cell:
     # The lease of an announced call is longer, and is not shortened.
-    return {"lease_until": max(line["lease_until"] or 0, min(now + given["lease"], line["deadline"]))}
+    return {"lease_until": max(cell["lease_until"] or 0, min(now + given["lease"], cell["deadline"]))}
 
 
-def _complete(line: Line, now: Instant, given: Line) -> Line:
+def _complete(cell: Cell, now: Instant, given: Cell) -> Cell:
     return {
         **_FREE,
         "state": "completed",
@@ -156,39 +156,39 @@ def _complete(line: Line, now: Instant, given: Line) -> Line:
         "finished_at": now,
         "recovery_point": "finished",
         "request": None,
-        "expires_at": max(line["expires_at"], now + line["ttl"]),
+        "expires_at": max(cell["expires_at"], now + cell["ttl"]),
         **{name: value for name, value in given.items() if name.startswith("response_")},
     }
 
 
-def _hand_back(line: Line, now: Instant, given: Line) -> Line:
+def _hand_back(cell: Cell, now: Instant, given: Cell) -> Cell:
     return {
         **_FREE,
         "state": "failed_retryable",
         "last_error": given["last_error"],
-        "attempts": line["attempts"] - given["spared"],
+        "attempts": cell["attempts"] - given["spared"],
         "reconcile_after": now + given["resume_after"],
     }
 
 
-def _defer(_: Line, __: Instant, ___: Line) -> Line:
+def _defer(_: Cell, __: Instant, ___: Cell) -> Cell:
     return {**_FREE, "state": "pending", "last_error": None}
 
 
-def _gone(_: Line, __: Instant, ___: Line) -> None:
+def _gone(_: Cell, __: Instant, ___: Cell) -> None:
     return None
 
 
-def _checkpoint(line: Line, now: Instant, given: Line) -> Line:
+def _checkpoint(cell: Cell, now: Instant, given: Cell) -> Cell:
     return {
         "memo": given["memo"],
         "recovery_point": given["recovery_point"],
-        "lease_until": max(line["lease_until"] or 0, min(now + given["lease"], line["deadline"])),
+        "lease_until": max(cell["lease_until"] or 0, min(now + given["lease"], cell["deadline"])),
     }
 
 
-def _announce(line: Line, now: Instant, given: Line) -> Line:
-    first = now if line["intent"] is None else json.loads(line["intent"])["first_sent_at"]
+def _announce(cell: Cell, now: Instant, given: Cell) -> Cell:
+    first = now if cell["intent"] is None else json.loads(cell["intent"])["first_sent_at"]
     intent = {
         **{name: given[name] for name in ("phase", "downstream_key", "digest", "sends")},
         "first_sent_at": first,
@@ -199,56 +199,56 @@ def _announce(line: Line, now: Instant, given: Line) -> Line:
         "memo": given["memo"],
         "recovery_point": given["recovery_point"],
         "intent": json.dumps(intent),
-        "lease_until": max(line["lease_until"] or 0, now + given["busy"]),
+        "lease_until": max(cell["lease_until"] or 0, now + given["busy"]),
     }
 
 
-def _result(line: Line, now: Instant, given: Line) -> Line:
+def _result(cell: Cell, now: Instant, given: Cell) -> Cell:
     return {
         "state": "in_progress",
         "memo": given["memo"],
         "recovery_point": given["recovery_point"],
         "intent": None,
         "owner": given["owner"],
-        "lease_until": min(now + given["lease"], max(line["deadline"], now)),
+        "lease_until": min(now + given["lease"], max(cell["deadline"], now)),
         "last_error": None,
         "reconcile_after": None,
     }
 
 
-def _withdraw(_: Line, __: Instant, ___: Line) -> Line:
+def _withdraw(_: Cell, __: Instant, ___: Cell) -> Cell:
     return {"intent": None}
 
 
-def _mark(_: Line, __: Instant, ___: Line) -> Line:
+def _mark(_: Cell, __: Instant, ___: Cell) -> Cell:
     return {"state": "expired"}
 
 
-def _longer(line: Line, now: Instant) -> Line:
+def _longer(cell: Cell, now: Instant) -> Cell:
     """Extend the time of a resumable record, so that it is not parked again before a worker could resume it."""
-    return {"expires_at": max(line["expires_at"], now + line["ttl"])}
+    return {"expires_at": max(cell["expires_at"], now + cell["ttl"])}
 
 
-def _result_by_hand(line: Line, now: Instant, given: Line) -> Line:
+def _result_by_hand(cell: Cell, now: Instant, given: Cell) -> Cell:
     changed = {"memo": given["memo"], "recovery_point": given["recovery_point"], "intent": None}
-    return {**changed, **_longer(line, now), "state": "failed_retryable", "reconcile_after": None}
+    return {**changed, **_longer(cell, now), "state": "failed_retryable", "reconcile_after": None}
 
 
-def _replace(line: Line, now: Instant, given: Line) -> Line:
-    return {**_result_by_hand(line, now, given), "fence": line["fence"] + 1}
+def _replace(cell: Cell, now: Instant, given: Cell) -> Cell:
+    return {**_result_by_hand(cell, now, given), "fence": cell["fence"] + 1}
 
 
-def _unexecuted(line: Line, now: Instant, _: Line) -> Line:
-    kept = {} if line["memo"] is None else _longer(line, now)
+def _unexecuted(cell: Cell, now: Instant, _: Cell) -> Cell:
+    kept = {} if cell["memo"] is None else _longer(cell, now)
     return {**kept, "state": "failed_retryable", "intent": None, "reconcile_after": None}
 
 
-def _requeue(line: Line, _: Instant, given: Line) -> Line:
-    return {"state": "pending", "reconcile_after": None, "intent": None if given["forget"] else line["intent"]}
+def _requeue(cell: Cell, _: Instant, given: Cell) -> Cell:
+    return {"state": "pending", "reconcile_after": None, "intent": None if given["forget"] else cell["intent"]}
 
 
-def _take_up(line: Line, now: Instant, given: Line) -> Line:
-    there = None if line["intent"] is None else json.loads(line["intent"])
+def _take_up(cell: Cell, now: Instant, given: Cell) -> Cell:
+    there = None if cell["intent"] is None else json.loads(cell["intent"])
     repeatable = None if given["repeatable"] is None else now + given["repeatable"]
     intent = {
         **{name: given[name] for name in ("phase", "downstream_key", "digest", "sends")},
@@ -258,88 +258,88 @@ def _take_up(line: Line, now: Instant, given: Line) -> Line:
     }
     return {
         "state": "in_progress",
-        "fence": line["fence"] + 1,
+        "fence": cell["fence"] + 1,
         "owner": given["owner"],
         "lease_until": None,
         "last_error": None,
-        "intent": json.dumps(intent) if line["memo"] is None else None,
+        "intent": json.dumps(intent) if cell["memo"] is None else None,
     }
 
 
-def _pend(line: Line, _: Instant, given: Line) -> Line:
-    intent = None if given["unsent"] else line["intent"]
+def _pend(cell: Cell, _: Instant, given: Cell) -> Cell:
+    intent = None if given["unsent"] else cell["intent"]
     return {**_FREE, "state": "pending", "last_error": given["error"], "intent": intent}
 
 
-def _abandon(line: Line, now: Instant, given: Line) -> Line:
-    return {**_complete(line, now, given), "expires_at": now + given["kept"]}
+def _abandon(cell: Cell, now: Instant, given: Cell) -> Cell:
+    return {**_complete(cell, now, given), "expires_at": now + given["kept"]}
 
 
-def _bust(line: Line, now: Instant, given: Line) -> Line:
+def _bust(cell: Cell, now: Instant, given: Cell) -> Cell:
     answer = dict.fromkeys(name for name in BLANK if name.startswith("response_"))
     return {
         **answer,
-        **({} if line["memo"] is None else _longer(line, now)),
+        **({} if cell["memo"] is None else _longer(cell, now)),
         "state": "failed_retryable",
         "outcome": None,
-        "fence": line["fence"] + 1,
+        "fence": cell["fence"] + 1,
         "finished_at": None,
         "recovery_point": given["recovery_point"],
         "last_error": given["last_error"],
     }
 
 
-def _same_memo(line: Line, given: Line) -> bool:
+def _same_memo(cell: Cell, given: Cell) -> bool:
     """The memo is compared as a whole: a resolver may have added a result without raising the fence (row 20)."""
-    return bool(line["memo"] == given["seen_memo"])
+    return bool(cell["memo"] == given["seen_memo"])
 
 
-def _next_send(line: Line, given: Line) -> bool:
+def _next_send(cell: Cell, given: Cell) -> bool:
     """Whether it is a first call, or the next send of the very call that is open."""
-    if not _same_memo(line, given):
+    if not _same_memo(cell, given):
         return False
-    if line["intent"] is None:
+    if cell["intent"] is None:
         return bool(given["sends"] == 1)
-    there = json.loads(line["intent"])
+    there = json.loads(cell["intent"])
     return bool((there["digest"], there["sends"]) == (given["digest"], given["sends"] - 1))
 
 
-def _rows(*numbers: int, trigger: Trigger | None = None) -> tuple[Row, ...]:
+def _rows(*numbers: int, trigger: Trigger | None = None) -> tuple[Transition, ...]:
     rows = (row for row in ROWS if row.number in numbers and row.proof is not Proof.NO_ROW)
     return tuple(row for row in rows if trigger in (None, row.trigger))
 
 
 # The numbers are those of the table in docs/explanation/states.md.
-MOVES: Mapping[str, RowMove] = MappingProxyType(
+MOVES: Mapping[str, CellMove] = MappingProxyType(
     {
-        "take_over": RowMove(_rows(13, 16), _take_over),
-        "supersede": RowMove(_rows(31, trigger=Trigger.SUPERSEDE), _supersede),
-        "doubt": RowMove(_rows(15), _doubt),
-        "renew": RowMove(_rows(4), _renew),
-        "settle_completed": RowMove(_rows(7, 8), _complete),
-        "settle_retryable": RowMove(_rows(10), _fail),
-        "settle_unknown": RowMove(_rows(12), _doubt),
-        "settle_handed_back": RowMove(_rows(11), _hand_back),
-        "settle_deferred": RowMove(_rows(3), _defer),
-        "discard": RowMove(_rows(9), _gone),
-        "checkpoint": RowMove(_rows(5, trigger=Trigger.CHECKPOINT), _checkpoint, _same_memo),
-        "announce": RowMove(_rows(5, trigger=Trigger.ANNOUNCE), _announce, _next_send),
-        "result": RowMove(_rows(6, trigger=Trigger.RESULT), _result, _same_memo),
-        "withdraw": RowMove(_rows(33), _withdraw),
-        "sweep_retryable": RowMove(_rows(14), _fail),
-        "expire_begun": RowMove(_rows(18), _doubt),
-        "mark": RowMove(_rows(29), _mark),
-        "purge": RowMove(_rows(30), _gone),
-        "take_up": RowMove(_rows(24), _take_up, proof=Proof.VERSION),
-        "park_record": RowMove(_rows(25, 27), _doubt, proof=Proof.VERSION),
-        "pend": RowMove(_rows(26), _pend, proof=Proof.OWNER),
-        "abandon": RowMove(_rows(28), _abandon),
-        "operator_answer": RowMove(_rows(19), _complete),
-        "operator_result": RowMove(_rows(20), _result_by_hand),
-        "operator_replace": RowMove(_rows(34), _replace),
-        "operator_unexecuted": RowMove(_rows(21), _unexecuted),
-        "operator_pend": RowMove(_rows(22), _requeue),
-        "operator_bust": RowMove(_rows(32), _bust),
+        "take_over": CellMove(_rows(13, 16), _take_over),
+        "supersede": CellMove(_rows(31, trigger=Trigger.SUPERSEDE), _supersede),
+        "doubt": CellMove(_rows(15), _doubt),
+        "renew": CellMove(_rows(4), _renew),
+        "settle_completed": CellMove(_rows(7, 8), _complete),
+        "settle_retryable": CellMove(_rows(10), _fail),
+        "settle_unknown": CellMove(_rows(12), _doubt),
+        "settle_handed_back": CellMove(_rows(11), _hand_back),
+        "settle_deferred": CellMove(_rows(3), _defer),
+        "discard": CellMove(_rows(9), _gone),
+        "checkpoint": CellMove(_rows(5, trigger=Trigger.CHECKPOINT), _checkpoint, _same_memo),
+        "announce": CellMove(_rows(5, trigger=Trigger.ANNOUNCE), _announce, _next_send),
+        "result": CellMove(_rows(6, trigger=Trigger.RESULT), _result, _same_memo),
+        "withdraw": CellMove(_rows(33), _withdraw),
+        "sweep_retryable": CellMove(_rows(14), _fail),
+        "expire_begun": CellMove(_rows(18), _doubt),
+        "mark": CellMove(_rows(29), _mark),
+        "purge": CellMove(_rows(30), _gone),
+        "take_up": CellMove(_rows(24), _take_up, proof=Proof.VERSION),
+        "park_record": CellMove(_rows(25, 27), _doubt, proof=Proof.VERSION),
+        "pend": CellMove(_rows(26), _pend, proof=Proof.OWNER),
+        "abandon": CellMove(_rows(28), _abandon),
+        "operator_answer": CellMove(_rows(19), _complete),
+        "operator_result": CellMove(_rows(20), _result_by_hand),
+        "operator_replace": CellMove(_rows(34), _replace),
+        "operator_unexecuted": CellMove(_rows(21), _unexecuted),
+        "operator_pend": CellMove(_rows(22), _requeue),
+        "operator_bust": CellMove(_rows(32), _bust),
     }
 )
 """Every move of a store of requests, by the name of its statement."""

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from oncekey.cells import Asking, Index, Line, Seen, Swap
+from oncekey.cells import Asking, Cell, Index, Seen, Swap
 from oncekey.core.errors import NotExecutedError, RejectedError
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.demo.charging import Charging, ProviderFailedError
@@ -340,20 +340,20 @@ class CellBooks:
 
 
 def _reading(scope: str | None = None) -> Asking[Rows]:
-    lines: list[Line] = []
+    cells: list[Cell] = []
     for index in _RECORDS:
-        some, _ = yield from gathered(index, FIRST, 1 << 62, None, lambda line, _: scope in {None, line["scope"]})
-        lines += some
-    return sorted(lines, key=lambda line: str(line["key"]))
+        some, _ = yield from gathered(index, FIRST, 1 << 62, None, lambda cell, _: scope in {None, cell["scope"]})
+        cells += some
+    return sorted(cells, key=lambda cell: str(cell["key"]))
 
 
 def _clearing(scope: str) -> Asking[Rows]:
-    lines = yield from _reading(scope)
-    for line in lines:
-        yield Swap(line["scope"], line["key"], Seen(line["incarnation"], line["version"]), None, None)
-    return lines
+    cells = yield from _reading(scope)
+    for cell in cells:
+        yield Swap(cell["scope"], cell["key"], Seen(cell["incarnation"], cell["version"]), None, None)
+    return cells
 
 
-def _is_left(line: Line) -> bool:
+def _is_left(cell: Cell) -> bool:
     """Whether the workers have to finish this record without its client: a PHASED request that has begun."""
-    return bool(line["effects"] == "phased" and line["state"] in _OPEN and line["recovery_point"] != "started")
+    return bool(cell["effects"] == "phased" and cell["state"] in _OPEN and cell["recovery_point"] != "started")

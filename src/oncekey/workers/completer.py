@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from oncekey.core.errors import StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
-from oncekey.core.transitions import Actor, Row, Trigger, find_row
+from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 from oncekey.engine.claiming import UnreadableError
 from oncekey.engine.notifying import notify_failure
 from oncekey.flow import adrive
@@ -148,7 +148,7 @@ class Completer:
         if enrolment is None or app is None or self._rests(record):
             return False
         facts = Facts(record, snapshot.now, max_attempts=enrolment.policy.max_attempts)
-        if not isinstance(find_row(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Row):
+        if not isinstance(find_transition(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Transition):
             return False  # it waits for a resolver, or for an operator
         async with self._slots:
             return not self._stopping() and await self._sent(app, record, enrolment)

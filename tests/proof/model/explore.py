@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oncekey.core.model import Code, Refuse, Replay, State
-from oncekey.core.transitions import Row
+from oncekey.core.transitions import Transition
 from proof.model import other_actors, owner
 from proof.model.law import SOUND, Law, Trial
 from proof.model.world import At, Breach, Move, Rec, Scenario, World
@@ -21,7 +21,7 @@ class Proven:
 
     worlds: int
     steps: int
-    rows: frozenset[Row]
+    rows: frozenset[Transition]
     """The rows of the table that were made use of."""
 
 

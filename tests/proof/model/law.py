@@ -30,7 +30,7 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import Locked, write_target_for
 from oncekey.core.policy import Policy
 from oncekey.core.rulings import Next, answer_from, rule
-from oncekey.core.transitions import ROWS, Actor, Row, Table, Trigger, find_row, tabulate
+from oncekey.core.transitions import ROWS, Actor, Table, Transition, Trigger, find_transition, tabulate
 from oncekey.engine import local
 from proof.model.world import CHARGE, REST, Answer, Breach, Parcel, Proc, Rec, Scenario
 from proof.patching import patched
@@ -62,7 +62,7 @@ class Downstream(StrEnum):
 class Law:
     """Every rule that a mutant may leave out."""
 
-    rows: tuple[Row, ...] = ROWS
+    rows: tuple[Transition, ...] = ROWS
     rule: Rule = rule
     owner_proves_incarnation: bool = True
     owner_proves_fence: bool = True
@@ -92,7 +92,7 @@ class Trial:
         """Which rows have been made use of, by their place in the law."""
         self.places = {id(row): place for place, row in enumerate(law.rows)}
         self.policy = Policy(max_attempts=scenario.max_attempts)
-        self._judged: dict[tuple[object, ...], Row | None] = {}
+        self._judged: dict[tuple[object, ...], Transition | None] = {}
         self._answered: dict[tuple[object, ...], Verdict] = {}
         self._ruled: dict[tuple[object, ...], Next] = {}
         self._entered: dict[tuple[object, ...], Entry] = {}
@@ -107,13 +107,13 @@ class Trial:
         *,
         phase: str = "",
         route: Effects | None = None,
-    ) -> Row | None:
+    ) -> Transition | None:
         """The row of the table that allows this move, if one does."""
         asked = (trigger, actor, rec, parcel, said, phase, route)
         if asked not in self._judged:
             facts = self._facts(rec, parcel, frozenset(said), phase, route)
-            row = find_row(trigger, actor, facts, self.table)
-            self._judged[asked] = row if isinstance(row, Row) else None
+            row = find_transition(trigger, actor, facts, self.table)
+            self._judged[asked] = row if isinstance(row, Transition) else None
         return self._judged[asked]
 
     def ruled(self, rec: Rec | None, body: str, route: Effects, *, ours: bool = False) -> Next:
@@ -280,7 +280,7 @@ def _response(answer: Answer) -> StoredResponse:
     return StoredResponse(201 if answer.ok else 402, (), repr(answer).encode())
 
 
-def must(row: Row | None, what: str) -> Row:
+def must(row: Transition | None, what: str) -> Transition:
     """The row for a move that the rulings asked for: the two tables may not disagree."""
     if row is None:
         raise Breach(f"the rulings ask for a move that no row allows: {what}")

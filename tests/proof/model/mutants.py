@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from oncekey.core.guards import Guard
 from oncekey.core.model import State
 from oncekey.core.rulings import Next, Supersede, rule
-from oncekey.core.transitions import ROWS, Fence, Row
+from oncekey.core.transitions import ROWS, Fence, Transition
 from proof.model.law import Downstream, Law
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Mutant:
     breaks: str
 
 
-def _changed(numbers: tuple[int, ...], change: Callable[[Row], Row | None]) -> tuple[Row, ...]:
+def _changed(numbers: tuple[int, ...], change: Callable[[Transition], Transition | None]) -> tuple[Transition, ...]:
     made = (change(row) if row.number in numbers else row for row in ROWS)
     return tuple(row for row in made if row is not None)
 
@@ -181,7 +181,7 @@ _ALL = (
     Mutant(
         "a doubtful local record cannot be released",
         "ADR 0009",
-        _instead(Guard.NOT_DEFERRED, Guard.INTENT_OPEN, 21),
+        _instead(Guard.WORKER_NEVER_BEGAN, Guard.INTENT_OPEN, 21),
         "local, in doubt by policy",
         "wedged",
     ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from oncekey.core.model import Effects, State
-from oncekey.core.transitions import Fence, Row, Trigger
+from oncekey.core.transitions import Fence, Transition, Trigger
 from proof.model.law import Trial
 from proof.model.world import CHARGE, REST, Answer, At, Book, Books, Breach, Move, Parcel, Proc, Rec, World
 
@@ -43,7 +43,7 @@ def count_rows(books: Books, rec: Rec) -> Books:
     return with_book(books, rec.incarnation, book._replace(rows=1))
 
 
-def keep_promise(world: World, row: Row, rec: Rec | None) -> None:
+def keep_promise(world: World, row: Transition, rec: Rec | None) -> None:
     """An answer that may have been given stays, until its time is over or an operator takes it back."""
     old = world.rec
     if old is None or old.state is not State.COMPLETED or row.trigger is Trigger.BUST:
@@ -93,7 +93,9 @@ class Said(NamedTuple):
 NOTHING = Said()
 
 
-def after(trial: Trial, rec: Rec, parcel: Parcel | None, row: Row, said: Said) -> tuple[Rec | None, Parcel | None]:
+def after(
+    trial: Trial, rec: Rec, parcel: Parcel | None, row: Transition, said: Said
+) -> tuple[Rec | None, Parcel | None]:
     """The record and the parcel as this row leaves them."""
     if row.to is None:
         return None, None
@@ -125,7 +127,7 @@ def after(trial: Trial, rec: Rec, parcel: Parcel | None, row: Row, said: Said) -
     return _with_parcel(trial, rec, parcel or Parcel(), row, said)
 
 
-def _with_parcel(trial: Trial, rec: Rec, parcel: Parcel, row: Row, said: Said) -> tuple[Rec, Parcel]:
+def _with_parcel(trial: Trial, rec: Rec, parcel: Parcel, row: Transition, said: Said) -> tuple[Rec, Parcel]:
     """A deferred record: the parcel's lease is its only lease (O1)."""
     rec = rec._replace(lease=None)
     match row.trigger:
@@ -170,7 +172,7 @@ def written(
     trial: Trial,
     world: World,
     label: str,
-    row: Row,
+    row: Transition,
     said: Said = NOTHING,
     *,
     actor: Proc | None = None,
@@ -232,7 +234,7 @@ def _without(procs: tuple[Proc, ...], proc: Proc) -> tuple[Proc, ...]:
     return procs[:index] + procs[index + 1 :]
 
 
-def _left(trial: Trial, world: World, row: Row, said: Said, new: Rec | None) -> tuple[Rec | None, Parcel | None]:
+def _left(trial: Trial, world: World, row: Transition, said: Said, new: Rec | None) -> tuple[Rec | None, Parcel | None]:
     """The record and the parcel that the write leaves."""
     if new is not None:
         return new, Parcel() if row.to is State.PENDING else None
@@ -241,7 +243,7 @@ def _left(trial: Trial, world: World, row: Row, said: Said, new: Rec | None) -> 
     return after(trial, world.rec, world.parcel, row, said)
 
 
-def _booked(trial: Trial, world: World, row: Row, rec: Rec | None, actor: Proc | None) -> Books:
+def _booked(trial: Trial, world: World, row: Transition, rec: Rec | None, actor: Proc | None) -> Books:
     """The books after the write, if it broke no promise."""
     old, books = world.rec, world.books
     keep_promise(world, row, rec)
@@ -261,7 +263,7 @@ def _booked(trial: Trial, world: World, row: Row, rec: Rec | None, actor: Proc |
     return books
 
 
-def _others(trial: Trial, world: World, row: Row, actor: Proc | None, *, gone: bool) -> tuple[Proc, ...]:
+def _others(trial: Trial, world: World, row: Transition, actor: Proc | None, *, gone: bool) -> tuple[Proc, ...]:
     """Everyone else after the write: whose look is stale, whose fence is overtaken, whose parcel is gone."""
     others = world.procs if actor is None else _without(world.procs, actor)
     stale = trial.law.version_moves or gone

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from oncekey.flow import Command, Rows
 
 
-Line: TypeAlias = dict[str, Any]
-Table: TypeAlias = dict[tuple[str, str], Line]
+Cell: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[tuple[str, str], Cell]
 Function: TypeAlias = "Callable[..., Rows]"
 Flaw: TypeAlias = Callable[[Function], Function]
 
@@ -51,7 +51,7 @@ def with_flaws(*flaws: tuple[Flaw, Iterable[str]]) -> dict[str, Command]:
     return commands
 
 
-def line_of(table: Table, params: Line) -> Line | None:
+def cell_of(table: Table, params: Cell) -> Cell | None:
     """The row that a statement is about."""
     return table.get((params["scope"], params["key"]))
 
@@ -61,8 +61,8 @@ def assuming(**columns: str) -> Flaw:
 
     def flaw(command: Function) -> Function:
         def run(table: Table, **params: Any) -> Rows:
-            line = line_of(table, params)
-            own = {} if line is None else {name: line[column] for name, column in columns.items()}
+            cell = cell_of(table, params)
+            own = {} if cell is None else {name: cell[column] for name, column in columns.items()}
             return command(table, **{**params, **own})
 
         return run
@@ -75,13 +75,13 @@ def pretending(**columns: Any) -> Flaw:
 
     def flaw(command: Function) -> Function:
         def run(table: Table, **params: Any) -> Rows:
-            line = line_of(table, params)
-            before = dict(line or {})
-            if line is not None:
-                line.update(columns)
+            cell = cell_of(table, params)
+            before = dict(cell or {})
+            if cell is not None:
+                cell.update(columns)
             rows = command(table, **params)
-            if line is not None and not rows:
-                line.update(before)
+            if cell is not None and not rows:
+                cell.update(before)
             return rows
 
         return run
@@ -99,11 +99,11 @@ def keeping(*columns: str) -> Flaw:
 
     def flaw(command: Function) -> Function:
         def run(table: Table, **params: Any) -> Rows:
-            before = dict(line_of(table, params) or {})
+            before = dict(cell_of(table, params) or {})
             rows = command(table, **params)
-            line = line_of(table, params)
-            if before and line is not None:
-                line.update({column: before[column] for column in columns})
+            cell = cell_of(table, params)
+            if before and cell is not None:
+                cell.update({column: before[column] for column in columns})
                 return [{**row, **{column: before[column] for column in columns}} for row in rows]
             return rows
 
@@ -112,24 +112,24 @@ def keeping(*columns: str) -> Flaw:
     return flaw
 
 
-def setting(change: Callable[[Line, Line], Line]) -> Flaw:
+def setting(change: Callable[[Cell, Cell], Cell]) -> Flaw:
     """After a write, set further columns from the row before and the parameters."""
 
     def flaw(command: Function) -> Function:
         def run(table: Table, **params: Any) -> Rows:
-            before = dict(line_of(table, params) or {})
+            before = dict(cell_of(table, params) or {})
             rows = command(table, **params)
-            line = line_of(table, params)
-            if rows and line is not None and line != before:
-                line.update(change(before, params))
-            return [{**row, **(line or {})} for row in rows]
+            cell = cell_of(table, params)
+            if rows and cell is not None and cell != before:
+                cell.update(change(before, params))
+            return [{**row, **(cell or {})} for row in rows]
 
         return run
 
     return flaw
 
 
-def showing(change: Callable[[Line, Line], Line]) -> Flaw:
+def showing(change: Callable[[Cell, Cell], Cell]) -> Flaw:
     """Report a row other than it is, from what it is and what was asked."""
 
     def flaw(command: Function) -> Function:
@@ -141,12 +141,12 @@ def showing(change: Callable[[Line, Line], Line]) -> Flaw:
     return flaw
 
 
-def expired_first(row: Line, _: Line) -> Line:
+def expired_first(row: Cell, _: Cell) -> Cell:
     """What is past its expiry is shown as expired, whatever its state."""
     return {"state": "expired"} if row["expires_at"] is not None and row["expires_at"] <= row["now"] else {}
 
 
-def askers_fingerprint(row: Line, asked: Line) -> Line:
+def askers_fingerprint(row: Cell, asked: Cell) -> Cell:
     """What may be taken over is shown with the fingerprint of whoever asks."""
     over = row["lease_until"] is not None and row["lease_until"] <= row["now"]
     free = over or row["state"] == "failed_retryable"
@@ -162,5 +162,5 @@ def locks_nobody(table: Table, **params: Any) -> Rows:
 
 def anyhow(table: Table, **params: Any) -> Rows:
     """Delete the row, whoever owns it and whatever it says."""
-    line = table.pop((params["scope"], params["key"]), None)
-    return [] if line is None else [{**line, "now": params["now"]}]
+    cell = table.pop((params["scope"], params["key"]), None)
+    return [] if cell is None else [{**cell, "now": params["now"]}]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 Where: TypeAlias = tuple[str, str]
-Line: TypeAlias = dict[str, Any]
+Cell: TypeAlias = dict[str, Any]
 ASKING: Final = frozenset({"held", "holder"})
 """Statements about locks alone."""
 
@@ -34,7 +34,7 @@ class Database:
     """Committed rows, open transactions, and what was written when and by whom."""
 
     def __init__(self, clock: Clock, idle_limit: Duration) -> None:
-        self.table: dict[Where, Line] = {}
+        self.table: dict[Where, Cell] = {}
         self.business: list[Effect] = []
         self.log: list[Write] = []
         self.locks: dict[Where, OpenTransaction] = {}
@@ -91,8 +91,8 @@ class Database:
     def commit(self, tx: OpenTransaction, at: int) -> None:
         """Make it all visible, the record and the business rows in one."""
         self._use(tx)
-        for where, line in tx.rows.items():
-            self._publish(where, line, tx.said[where], at)
+        for where, cell in tx.rows.items():
+            self._publish(where, cell, tx.said[where], at)
         self.business += [_dated(effect, at) for effect in tx.effects]
         self.parcels |= dict.fromkeys(tx.parcels, 0)
         self._end(tx)
@@ -133,7 +133,7 @@ class Database:
         for number in [number for number, (holder, _) in self.held.items() if holder is tx]:
             del self.held[number]
 
-    def _run(self, statement: Statement, scratch: dict[Where, Line], tx: OpenTransaction | None) -> Rows:
+    def _run(self, statement: Statement, scratch: dict[Where, Cell], tx: OpenTransaction | None) -> Rows:
         now = statement.params["now"]
         params: dict[str, Any] = {**statement.params, "now": self._clock.store if now is None else now}
         if statement.name in LOCKING:
@@ -141,20 +141,20 @@ class Database:
         assert callable(statement.command)
         return statement.command(scratch, **params)
 
-    def _publish(self, where: Where, line: Line | None, saying: Saying, at: int) -> None:
+    def _publish(self, where: Where, cell: Cell | None, saying: Saying, at: int) -> None:
         before = self.table.get(where)
-        if line is None:
+        if cell is None:
             del self.table[where]
         else:
-            self.table[where] = line
-        shown = line or before
+            self.table[where] = cell
+        shown = cell or before
         assert shown is not None
         self.log.append(
             Write(
                 at=at,
                 scope=where[0],
                 key=where[1],
-                state=None if line is None else line["state"],
+                state=None if cell is None else cell["state"],
                 incarnation=shown["incarnation"],
                 fence=shown["fence"],
                 version=shown["version"],

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Columns: TypeAlias = Any
 """Columns of any kind, as a statement's parameters."""
-Line: TypeAlias = dict[str, Any]
-Table: TypeAlias = dict[tuple[str, str], Line]
+Cell: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[tuple[str, str], Cell]
 Held: TypeAlias = "dict[int, tuple[OpenTransaction, int]]"
 """Number of a lock -> who holds it, and the mark of its request."""
 
@@ -82,25 +82,25 @@ def defer_new(table: Table, *, now: Instant, tx: OpenTransaction, **columns: Col
 
 def commit_retryable(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Columns) -> Rows:
     """The answer of a record that had failed, in the same life."""
-    line = _seen(table, columns)
-    if line is None or line["state"] != "failed_retryable" or line["effects"] != "local" or line["expires_at"] <= now:
+    cell = _seen(table, columns)
+    if cell is None or cell["state"] != "failed_retryable" or cell["effects"] != "local" or cell["expires_at"] <= now:
         return []
-    if line["memo"] or line["intent"]:
+    if cell["memo"] or cell["intent"]:
         return []
-    line.update(
+    cell.update(
         _ANSWERED,
         **_response(columns),
         outcome=outcome,
-        fence=line["fence"] + 1,
-        version=line["version"] + 1,
-        attempts=line["attempts"] + 1,
+        fence=cell["fence"] + 1,
+        version=cell["version"] + 1,
+        attempts=cell["attempts"] + 1,
         last_error=None,
         reconcile_after=None,
         last_run_at=now,
         finished_at=now,
-        expires_at=max(line["expires_at"], now + line["ttl"]),
+        expires_at=max(cell["expires_at"], now + cell["ttl"]),
     )
-    return [{**line, "begun": tx.begun}]
+    return [{**cell, "begun": tx.begun}]
 
 
 def commit_anew(table: Table, *, now: Instant, tx: OpenTransaction, outcome: str, **columns: Columns) -> Rows:
@@ -175,7 +175,7 @@ ONE_COMMIT: Mapping[str, Command] = MappingProxyType(
 )
 
 
-def _inserted(table: Table, now: Instant, tx: OpenTransaction, columns: Line, ended: Line) -> Rows:
+def _inserted(table: Table, now: Instant, tx: OpenTransaction, columns: Cell, ended: Cell) -> Rows:
     where = (columns["scope"], columns["key"])
     if where in table:
         return []
@@ -184,29 +184,29 @@ def _inserted(table: Table, now: Instant, tx: OpenTransaction, columns: Line, en
     return [{**table[where], "begun": tx.begun}]
 
 
-def _anew(table: Table, now: Instant, tx: OpenTransaction, columns: Line, ended: Line) -> Rows:
-    line = _seen(table, columns)
-    free = line is not None and (line["state"] in {"completed", "expired"} or _plain_failure(line))
-    if line is None or not free or line["expires_at"] > now:
+def _anew(table: Table, now: Instant, tx: OpenTransaction, columns: Cell, ended: Cell) -> Rows:
+    cell = _seen(table, columns)
+    free = cell is not None and (cell["state"] in {"completed", "expired"} or _plain_failure(cell))
+    if cell is None or not free or cell["expires_at"] > now:
         return []
-    moved = MOVES["supersede"].apply(line, now, columns)
+    moved = MOVES["supersede"].apply(cell, now, columns)
     assert moved is not None
-    assert moved.line is not None
-    line.update(moved.line)
-    line.update(ended, **_response(columns))
-    return [{**line, "begun": tx.begun}]
+    assert moved.cell is not None
+    cell.update(moved.cell)
+    cell.update(ended, **_response(columns))
+    return [{**cell, "begun": tx.begun}]
 
 
-def _plain_failure(line: Line) -> bool:
-    return line["state"] == "failed_retryable" and not line["memo"] and not line["intent"]
+def _plain_failure(cell: Cell) -> bool:
+    return cell["state"] == "failed_retryable" and not cell["memo"] and not cell["intent"]
 
 
-def _seen(table: Table, proof: Line) -> Line | None:
-    line = table.get((proof["scope"], proof["key"]))
-    if line and (line["incarnation"], line["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
-        return line
+def _seen(table: Table, proof: Cell) -> Cell | None:
+    cell = table.get((proof["scope"], proof["key"]))
+    if cell and (cell["incarnation"], cell["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
+        return cell
     return None
 
 
-def _response(columns: Line) -> Line:
+def _response(columns: Cell) -> Cell:
     return {name: value for name, value in columns.items() if name.startswith("response_")}

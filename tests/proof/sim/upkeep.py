@@ -11,43 +11,43 @@ if TYPE_CHECKING:
     from oncekey.flow import Command, Rows
 
 
-Line: TypeAlias = dict[str, Any]
-Table: TypeAlias = dict[tuple[str, str], Line]
+Cell: TypeAlias = dict[str, Any]
+Table: TypeAlias = dict[tuple[str, str], Cell]
 
 
 def sweep(table: Table, *, now: Instant, to: str, last_error: str, **proof: Any) -> Rows:
     """Rows 14 and 15: a lease that ran out."""
-    line = _seen(table, proof)
-    if line is None:
+    cell = _seen(table, proof)
+    if cell is None:
         return []
     doubt = {"reconcile_after": now} if to == "unknown" else {}
-    line.update(state=to, owner=None, lease_until=None, last_error=last_error, **doubt)
-    return _written(line, now)
+    cell.update(state=to, owner=None, lease_until=None, last_error=last_error, **doubt)
+    return _written(cell, now)
 
 
 def resolve_executed(table: Table, *, now: Instant, outcome: str, **columns: Any) -> Rows:
     """Row 19: the provider has it in its books."""
-    line = _seen(table, columns)
-    if line is None:
+    cell = _seen(table, columns)
+    if cell is None:
         return []
-    line.update(
+    cell.update(
         state="completed",
         outcome=outcome,
         last_error=None,
         reconcile_after=None,
         finished_at=now,
-        expires_at=max(line["expires_at"], now + line["ttl"]),
+        expires_at=max(cell["expires_at"], now + cell["ttl"]),
         **{name: value for name, value in columns.items() if name.startswith("response_")},
     )
-    return _written(line, now)
+    return _written(cell, now)
 
 
 def resolve_result(table: Table, *, now: Instant, memo: str, recovery_point: str, **proof: Any) -> Rows:
     """Row 20: the provider's books have the result of the open call, for the handler to go on with."""
-    line = _seen(table, proof)
-    if line is None:
+    cell = _seen(table, proof)
+    if cell is None:
         return []
-    line.update(
+    cell.update(
         state="failed_retryable",
         memo=memo,
         recovery_point=recovery_point,
@@ -55,91 +55,91 @@ def resolve_result(table: Table, *, now: Instant, memo: str, recovery_point: str
         last_error=None,
         reconcile_after=None,
     )
-    return _written(line, now)
+    return _written(cell, now)
 
 
 def resolve_not_executed(table: Table, *, now: Instant, to: str, **proof: Any) -> Rows:
     """Rows 21 and 22: the provider knows nothing of it, and was asked late enough."""
-    line = _seen(table, proof)
-    if line is None:
+    cell = _seen(table, proof)
+    if cell is None:
         return []
-    line.update(state=to, intent=None, reconcile_after=None)
-    return _written(line, now)
+    cell.update(state=to, intent=None, reconcile_after=None)
+    return _written(cell, now)
 
 
 def still_unknown(table: Table, *, now: Instant, wait: int, **proof: Any) -> Rows:
     """Row 23: asked, and no wiser; somebody asks again."""
-    line = _seen(table, proof)
-    if line is None:
+    cell = _seen(table, proof)
+    if cell is None:
         return []
-    line.update(reconcile_after=now + wait, reconcile_tries=line["reconcile_tries"] + 1)
-    return _written(line, now)
+    cell.update(reconcile_after=now + wait, reconcile_tries=cell["reconcile_tries"] + 1)
+    return _written(cell, now)
 
 
 def expire(table: Table, *, now: Instant, to: str, **proof: Any) -> Rows:
     """Rows 18 and 29: what was begun is doubted, what is finished is kept and marked."""
-    line = _seen(table, proof)
-    if line is None or line["expires_at"] > now:
+    cell = _seen(table, proof)
+    if cell is None or cell["expires_at"] > now:
         return []
     doubt = {"reconcile_after": now} if to == "unknown" else {}
-    line.update(state=to, **doubt)
-    return _written(line, now)
+    cell.update(state=to, **doubt)
+    return _written(cell, now)
 
 
 def take_up(table: Table, *, now: Instant, owner: str, intent: str | None, **proof: Any) -> Rows:
     """Row 24: a worker has the parcel, and says what it is going to do; the parcel's lease is the only one."""
-    line = _seen(table, proof)
-    if line is None:
+    cell = _seen(table, proof)
+    if cell is None:
         return []
-    line.update(
-        state="in_progress", owner=owner, lease_until=None, intent=intent, fence=line["fence"] + 1, last_run_at=now
+    cell.update(
+        state="in_progress", owner=owner, lease_until=None, intent=intent, fence=cell["fence"] + 1, last_run_at=now
     )
-    return _written(line, now)
+    return _written(cell, now)
 
 
 def park(table: Table, *, now: Instant, last_error: str, **proof: Any) -> Rows:
     """Rows 25 and 27: nobody may send it again, and it is unknown what became of it."""
-    line = _mine(table, proof)
-    if line is None:
+    cell = _mine(table, proof)
+    if cell is None:
         return []
-    line.update(state="unknown", owner=None, last_error=last_error, reconcile_after=now)
-    return _written(line, now)
+    cell.update(state="unknown", owner=None, last_error=last_error, reconcile_after=now)
+    return _written(cell, now)
 
 
 def postpone(table: Table, *, now: Instant, **proof: Any) -> Rows:
     """Row 26: it was not sent, so it waits for the next attempt."""
-    line = _mine(table, proof)
-    if line is None:
+    cell = _mine(table, proof)
+    if cell is None:
         return []
-    line.update(state="pending", owner=None, intent=None)
-    return _written(line, now)
+    cell.update(state="pending", owner=None, intent=None)
+    return _written(cell, now)
 
 
 def deliver(table: Table, *, now: Instant, outcome: str, **columns: Any) -> Rows:
     """Rows 6 and 7 in one: what the provider said is the answer."""
-    line = _mine(table, columns)
-    if line is None:
+    cell = _mine(table, columns)
+    if cell is None:
         return []
-    line.update(
+    cell.update(
         state="completed",
         outcome=outcome,
         owner=None,
         intent=None,
         last_error=None,
         finished_at=now,
-        expires_at=max(line["expires_at"], now + line["ttl"]),
+        expires_at=max(cell["expires_at"], now + cell["ttl"]),
         **{name: value for name, value in columns.items() if name.startswith("response_")},
     )
-    return _written(line, now)
+    return _written(cell, now)
 
 
 def purge(table: Table, *, now: Instant, **proof: Any) -> Rows:
     """Row 30: deleted; state and expiry are looked at once more in the statement itself."""
-    line = _seen(table, proof)
-    if line is None or line["expires_at"] > now or line["state"] in {"pending", "in_progress", "unknown"}:
+    cell = _seen(table, proof)
+    if cell is None or cell["expires_at"] > now or cell["state"] in {"pending", "in_progress", "unknown"}:
         return []
     del table[proof["scope"], proof["key"]]
-    return [{**line, "now": now}]
+    return [{**cell, "now": now}]
 
 
 UPKEEP: Mapping[str, Command] = MappingProxyType(
@@ -159,23 +159,23 @@ UPKEEP: Mapping[str, Command] = MappingProxyType(
 )
 
 
-def _seen(table: Table, proof: Line) -> Line | None:
-    line = table.get((proof["scope"], proof["key"]))
-    if line and (line["incarnation"], line["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
-        return line
+def _seen(table: Table, proof: Cell) -> Cell | None:
+    cell = table.get((proof["scope"], proof["key"]))
+    if cell and (cell["incarnation"], cell["version"]) == (proof["seen_incarnation"], proof["seen_version"]):
+        return cell
     return None
 
 
-def _mine(table: Table, proof: Line) -> Line | None:
+def _mine(table: Table, proof: Cell) -> Cell | None:
     """The row, if the worker that took it up still has it; one that comes by proves the version instead."""
     if "seen_version" in proof:
         return _seen(table, proof)
-    line = table.get((proof["scope"], proof["key"]))
-    if line and (line["incarnation"], line["fence"]) == (proof["incarnation"], proof["fence"]):
-        return line if line["state"] == "in_progress" else None
+    cell = table.get((proof["scope"], proof["key"]))
+    if cell and (cell["incarnation"], cell["fence"]) == (proof["incarnation"], proof["fence"]):
+        return cell if cell["state"] == "in_progress" else None
     return None
 
 
-def _written(line: Line, now: Instant) -> Rows:
-    line["version"] += 1
-    return [{**line, "now": now}]
+def _written(cell: Cell, now: Instant) -> Rows:
+    cell["version"] += 1
+    return [{**cell, "now": now}]

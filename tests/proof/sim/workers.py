@@ -12,7 +12,7 @@ from oncekey.core.guards import Facts
 from oncekey.core.memo import encode, recovery_point
 from oncekey.core.model import Effects, EntryKind, Lease, MemoEntry, State, StoredResponse
 from oncekey.core.rulings import LEASE_RAN_OUT
-from oncekey.core.transitions import Actor, Row, Trigger, find_row
+from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.rows import memo_text, owner_proof, record_of, response_params, version_proof
 from oncekey.testing.history import Effect
@@ -124,8 +124,8 @@ class Sweeper(Worker):
 
     def swept(self, record: Record, now: Instant) -> Process[None]:
         """Move a stale record where TRANSITIONS says."""
-        row = find_row(Trigger.SWEEP, Actor.SWEEPER, Facts(record, now))
-        if isinstance(row, Row) and row.to is not None:
+        row = find_transition(Trigger.SWEEP, Actor.SWEEPER, Facts(record, now))
+        if isinstance(row, Transition) and row.to is not None:
             yield from self.say("sweep", record, {"to": row.to.value, "last_error": LEASE_RAN_OUT})
 
 
@@ -149,8 +149,8 @@ class Resolver(Worker):
         if charge is not None and open_call:
             yield from self.executed(record, now, charge)
             return
-        row = find_row(Trigger.NOT_EXECUTED, Actor.RESOLVER, Facts(record, now, waited=waited))
-        if isinstance(row, Row) and row.to is not None:
+        row = find_transition(Trigger.NOT_EXECUTED, Actor.RESOLVER, Facts(record, now, waited=waited))
+        if isinstance(row, Transition) and row.to is not None:
             yield from self.say("resolve_not_executed", record, {"to": row.to.value})
             if row.to is State.PENDING:
                 self.world.database.parcels[str(record.incarnation)] = 0
@@ -163,8 +163,8 @@ class Resolver(Worker):
 
     def executed(self, record: Record, now: Instant, charge: str) -> Process[None]:
         """The provider's word is the answer, or the result that a phased handler goes on with."""
-        row = find_row(Trigger.EXECUTED, Actor.RESOLVER, Facts(record, now, result_given=True))
-        if not isinstance(row, Row):
+        row = find_transition(Trigger.EXECUTED, Actor.RESOLVER, Facts(record, now, result_given=True))
+        if not isinstance(row, Transition):
             return
         if row.to is State.COMPLETED:
             said = _answer(record, 201, charge)
@@ -187,10 +187,10 @@ class Reaper(Worker):
     def act(self, record: Record, now: Instant) -> Process[None]:
         """Rows 18, 29 and 30."""
         facts = Facts(record, now - REAP_GRACE, soft=self.world.soft)
-        row = find_row(Trigger.EXPIRE, Actor.REAPER, facts)
-        if isinstance(row, Row) and row.to is not None:
+        row = find_transition(Trigger.EXPIRE, Actor.REAPER, facts)
+        if isinstance(row, Transition) and row.to is not None:
             yield from self.say("expire", record, {"to": row.to.value})
-        elif isinstance(find_row(Trigger.PURGE, Actor.REAPER, facts), Row):
+        elif isinstance(find_transition(Trigger.PURGE, Actor.REAPER, facts), Transition):
             yield from self.say("purge", record)
 
 
@@ -224,8 +224,8 @@ class Relay(Worker):
         facts = Facts(
             record, now, parcel_claimed=True, parcel_sent=record.intent is not None, parcel_repeatable=remembers
         )
-        row = find_row(Trigger.WORKER_CLAIM, Actor.WORKER, facts)
-        if not isinstance(row, Row):
+        row = find_transition(Trigger.WORKER_CLAIM, Actor.WORKER, facts)
+        if not isinstance(row, Transition):
             return
         if row.to is State.UNKNOWN:
             yield from self.say("park", record, {"last_error": "call_uncertain"})

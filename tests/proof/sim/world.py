@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Duration, Effects, Instant
     from oncekey.engine.run import Run
     from oncekey.flow import Command
-    from proof.sim.database import Line
+    from proof.sim.database import Cell
     from proof.sim.runtime import Answer
     from proof.sim.scenarios import Scenario
     from proof.sim.steps import Process
@@ -326,7 +326,7 @@ class World:
     def _at_rest(self) -> bool:
         if any(host.alive and not host.done for host in self._serving):
             return False
-        return all(line["state"] in _AT_REST for line in self.database.table.values())
+        return all(cell["state"] in _AT_REST for cell in self.database.table.values())
 
     def _fate(self, steps: int, *, cancels: bool = False) -> Fate | None:
         rates, rng = self.scheduler.rates, self.rng
@@ -361,7 +361,7 @@ class World:
             ledger=ledger,
             business=tuple(self.database.business),
             writes=tuple(self.database.log),
-            records=tuple(_final(line) for line in self.database.table.values()),
+            records=tuple(_final(cell) for cell in self.database.table.values()),
             sightings=tuple(self._sightings),
             healed=True,
         )
@@ -379,15 +379,15 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _final(line: Line) -> history.Final:
+def _final(cell: Cell) -> history.Final:
     return history.Final(
-        scope=str(line["scope"]),
-        key=str(line["key"]),
-        incarnation=str(line["incarnation"]),
-        state=str(line["state"]),
-        fingerprint=str(line["fingerprint"]),
-        status=line["response_status"],
-        body=line["response_body"],
-        ticket=line["reconcile_after"] is not None,
-        begun=line["memo"] is not None or line["intent"] is not None,
+        scope=str(cell["scope"]),
+        key=str(cell["key"]),
+        incarnation=str(cell["incarnation"]),
+        state=str(cell["state"]),
+        fingerprint=str(cell["fingerprint"]),
+        status=cell["response_status"],
+        body=cell["response_body"],
+        ticket=cell["reconcile_after"] is not None,
+        begun=cell["memo"] is not None or cell["intent"] is not None,
     )

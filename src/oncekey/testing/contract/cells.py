@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.cells import Cells, Index, Place, Seen, indexed, place_of
 from oncekey.core.model import Effects, State
 from oncekey.testing.claims import START
-from oncekey.testing.contract.walking import line_of, records
+from oncekey.testing.contract.walking import cell_of, records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 BYTES = bytes(range(256)) + b"\x00"
 
 
-def _lines(count: int = 1, state: State = State.IN_PROGRESS) -> list[dict[str, Any]]:
+def _cells(count: int = 1, state: State = State.IN_PROGRESS) -> list[dict[str, Any]]:
     """Lines of different keys, each with all that a phased record can have."""
     phased = [one for one in records(START) if one.state is state and one.effects is Effects.PHASED]
     phased.sort(key=lambda one: one.intent is None)
     odd = {"seed": BYTES, "request": BYTES, "operation": "é \u2028 'x'", "ttl": 1 << 62}
     return [
-        {**line_of(one), **odd, "created_at": number, "expires_at": number} for number, one in enumerate(phased[:count])
+        {**cell_of(one), **odd, "created_at": number, "expires_at": number} for number, one in enumerate(phased[:count])
     ]
 
 
-def _seen(line: Mapping[str, Any]) -> Seen:
-    return Seen(line["incarnation"], line["version"])
+def _seen(cell: Mapping[str, Any]) -> Seen:
+    return Seen(cell["incarnation"], cell["version"])
 
 
-def _put(cells: Cells, seen: Seen | None, line: Mapping[str, Any]) -> bool:
-    return cells.swap(line["scope"], line["key"], seen, line, None)
+def _put(cells: Cells, seen: Seen | None, cell: Mapping[str, Any]) -> bool:
+    return cells.swap(cell["scope"], cell["key"], seen, cell, None)
 
 
-def _look(cells: Cells, line: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return cells.look(line["scope"], line["key"])[0]
+def _look(cells: Cells, cell: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return cells.look(cell["scope"], cell["key"])[0]
 
 
 def _all(cells: Cells, index: Index) -> list[Mapping[str, Any]]:
-    """Every line of an index, read three at a time."""
+    """Every cell of an index, read three at a time."""
     after: Place = (-1, "", "")
     found: list[Mapping[str, Any]] = []
     while True:
@@ -60,14 +60,14 @@ def _all(cells: Cells, index: Index) -> list[Mapping[str, Any]]:
         after = place_of(page[-1])
 
 
-def _crowd(cells: Cells, seen: Seen | None, line: Mapping[str, Any], size: int = 8) -> list[str]:
+def _crowd(cells: Cells, seen: Seen | None, cell: Mapping[str, Any], size: int = 8) -> list[str]:
     """The threads whose swap was written, when so many swap the same cell at once."""
     start = threading.Barrier(size)
     won: list[str] = []
 
     def run(owner: str) -> None:
         start.wait()
-        if _put(cells, seen, {**line, "version": line["version"] + 1, "owner": owner}):
+        if _put(cells, seen, {**cell, "version": cell["version"] + 1, "owner": owner}):
             won.append(owner)
 
     threads = [threading.Thread(target=run, args=(str(number),)) for number in range(size)]
@@ -81,51 +81,51 @@ def _crowd(cells: Cells, seen: Seen | None, line: Mapping[str, Any], size: int =
 class CellsContract:
     """A cell is compared and replaced in one step, and comes back as it was."""
 
-    def test_a_line_comes_back_as_it_was(self, cells: Cells) -> None:
+    def test_a_cell_comes_back_as_it_was(self, cells: Cells) -> None:
         """Every column, with its type, to the byte."""
-        (line,) = _lines()
-        assert _look(cells, line) is None
-        assert _put(cells, None, line)
-        there = _look(cells, line)
-        assert there == line
+        (cell,) = _cells()
+        assert _look(cells, cell) is None
+        assert _put(cells, None, cell)
+        there = _look(cells, cell)
+        assert there == cell
         assert there is not None
-        assert {name: type(value) for name, value in there.items()} == {name: type(line[name]) for name in line}
+        assert {name: type(value) for name, value in there.items()} == {name: type(cell[name]) for name in cell}
 
     def test_a_swap_compares_incarnation_and_version(self, cells: Cells) -> None:
         """The store writes only if the cell is as it was seen, or absent as it was seen (P1)."""
-        line, other = _lines(2)
-        after = {**line, "version": line["version"] + 1, "last_error": "after"}
-        assert not _put(cells, _seen(line), after)
-        assert _put(cells, None, line)
+        cell, other = _cells(2)
+        after = {**cell, "version": cell["version"] + 1, "last_error": "after"}
+        assert not _put(cells, _seen(cell), after)
+        assert _put(cells, None, cell)
         for blind in (
             None,
-            Seen(line["incarnation"], line["version"] + 1),
-            Seen(line["incarnation"], line["version"] - 1),
-            Seen(other["incarnation"], line["version"]),
+            Seen(cell["incarnation"], cell["version"] + 1),
+            Seen(cell["incarnation"], cell["version"] - 1),
+            Seen(other["incarnation"], cell["version"]),
         ):
             assert not _put(cells, blind, after), blind
             if blind is not None:
-                assert not cells.swap(line["scope"], line["key"], blind, None, None), blind
-        assert _look(cells, line) == line
-        assert _put(cells, _seen(line), after)
-        assert _look(cells, line) == after
+                assert not cells.swap(cell["scope"], cell["key"], blind, None, None), blind
+        assert _look(cells, cell) == cell
+        assert _put(cells, _seen(cell), after)
+        assert _look(cells, cell) == after
 
-    def test_a_line_leaves_nothing_of_the_one_before(self, cells: Cells) -> None:
+    def test_a_cell_leaves_nothing_of_the_one_before(self, cells: Cells) -> None:
         """Columns that are None now are None."""
-        (line,) = _lines()
-        bare = {**line, "version": line["version"] + 1, "memo": None, "intent": None, "request": None}
-        assert _put(cells, None, line)
-        assert _put(cells, _seen(line), bare)
-        assert _look(cells, line) == bare
+        (cell,) = _cells()
+        bare = {**cell, "version": cell["version"] + 1, "memo": None, "intent": None, "request": None}
+        assert _put(cells, None, cell)
+        assert _put(cells, _seen(cell), bare)
+        assert _look(cells, cell) == bare
 
-    def test_a_line_is_removed(self, cells: Cells) -> None:
+    def test_a_cell_is_removed(self, cells: Cells) -> None:
         """A removed cell is absent, and may be written again."""
-        (line,) = _lines()
-        assert _put(cells, None, line)
-        assert cells.swap(line["scope"], line["key"], _seen(line), None, None)
-        assert _look(cells, line) is None
-        assert not cells.swap(line["scope"], line["key"], _seen(line), None, None)
-        assert _put(cells, None, line)
+        (cell,) = _cells()
+        assert _put(cells, None, cell)
+        assert cells.swap(cell["scope"], cell["key"], _seen(cell), None, None)
+        assert _look(cells, cell) is None
+        assert not cells.swap(cell["scope"], cell["key"], _seen(cell), None, None)
+        assert _put(cells, None, cell)
 
     def test_keys_and_scopes_are_compared_byte_by_byte(self, cells: Cells) -> None:
         """Neither case, nor padding, nor normal form, nor where the scope ends makes two keys one."""
@@ -139,42 +139,42 @@ class CellsContract:
             ("sa", ""),
             ("", "sa"),
         ]
-        (line,) = _lines()
+        (cell,) = _cells()
         for scope, key in names:
             assert cells.look(scope, key)[0] is None, (scope, key)
-            assert cells.swap(scope, key, None, {**line, "scope": scope, "key": key}, None)
+            assert cells.swap(scope, key, None, {**cell, "scope": scope, "key": key}, None)
         for scope, key in names:
-            assert cells.look(scope, key)[0] == {**line, "scope": scope, "key": key}
+            assert cells.look(scope, key)[0] == {**cell, "scope": scope, "key": key}
 
     def test_of_many_swaps_one_is_written(self, cells: Cells) -> None:
-        """All threads have seen the same line, or none, and one of them writes."""
-        there, new = _lines(2)
+        """All threads have seen the same cell, or none, and one of them writes."""
+        there, new = _cells(2)
         assert _put(cells, None, there)
-        for seen, line in ((_seen(there), there), (None, new)):
-            won = _crowd(cells, seen, line)
-            after = _look(cells, line)
+        for seen, cell in ((_seen(there), there), (None, new)):
+            won = _crowd(cells, seen, cell)
+            after = _look(cells, cell)
             assert after is not None
             assert won == [after["owner"]]
 
-    def test_a_page_has_the_lines_of_its_index_in_order(self, cells: Cells) -> None:
-        """From behind a place on, no more than asked for, and no line of another index."""
-        lines = [line for state in State for line in _lines(7, state)]
-        lines += [{**line, "state": "roll", "key": f"{line['key']} worker"} for line in _lines(3)]
-        for line in reversed(lines):
-            assert _put(cells, None, line)
+    def test_a_page_has_the_cells_of_its_index_in_order(self, cells: Cells) -> None:
+        """From behind a place on, no more than asked for, and no cell of another index."""
+        planted = [cell for state in State for cell in _cells(7, state)]
+        planted += [{**cell, "state": "roll", "key": f"{cell['key']} worker"} for cell in _cells(3)]
+        for cell in reversed(planted):
+            assert _put(cells, None, cell)
         for index in Index:
-            meant = [line for line in lines if (where := indexed(line)) is not None and where[0] is index]
+            meant = [cell for cell in planted if (where := indexed(cell)) is not None and where[0] is index]
             assert meant, index
             assert _all(cells, index) == sorted(meant, key=place_of), index
 
-    def test_a_line_is_on_the_page_of_what_it_is_now(self, cells: Cells) -> None:
+    def test_a_cell_is_on_the_page_of_what_it_is_now(self, cells: Cells) -> None:
         """It leaves the page of what it was, and goes from all of them when it is removed."""
-        (line,) = _lines()
+        (cell,) = _cells()
         there: Mapping[str, Any] | None = None
-        for version, state in enumerate((*State, None), line["version"]):
-            after = None if state is None else {**line, "state": state.value, "version": version}
+        for version, state in enumerate((*State, None), cell["version"]):
+            after = None if state is None else {**cell, "state": state.value, "version": version}
             seen = None if there is None else _seen(there)
-            assert cells.swap(line["scope"], line["key"], seen, after, None)
+            assert cells.swap(cell["scope"], cell["key"], seen, after, None)
             where = None if after is None else indexed(after)
             assert [index for index in Index if _all(cells, index)] == ([] if where is None else [where[0]]), state
             there = after

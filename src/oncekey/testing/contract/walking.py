@@ -27,7 +27,7 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.guards import Facts
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.operate import Move as Operators
-from oncekey.core.transitions import ROWS, Actor, Mover, Note, Row, Trigger, upheld
+from oncekey.core.transitions import ROWS, Actor, Mover, Note, Transition, Trigger, upheld
 from oncekey.core.upkeep import Expired, Gone
 from oncekey.flow import Body, Flow, Mode, Transaction
 from oncekey.stores.rows import COLUMNS, memo_text, owner_proof, response_params, version_proof
@@ -93,16 +93,16 @@ def _clocks(
 def planting(cells: Cells) -> Plant:
     """A function that plants records in a store of cells: by a swap, whatever is there."""
 
-    def plant(lines: Sequence[Mapping[str, Any]]) -> None:
-        for line in lines:
-            there, _ = cells.look(line["scope"], line["key"])
+    def plant(planted: Sequence[Mapping[str, Any]]) -> None:
+        for cell in planted:
+            there, _ = cells.look(cell["scope"], cell["key"])
             seen = None if there is None else Seen(there["incarnation"], there["version"])
-            assert cells.swap(line["scope"], line["key"], seen, line, None)
+            assert cells.swap(cell["scope"], cell["key"], seen, cell, None)
 
     return plant
 
 
-def line_of(record: model.Record) -> dict[str, Any]:
+def cell_of(record: model.Record) -> dict[str, Any]:
     """A record as the columns of its row, for a store to plant it."""
     answer: dict[str, Any] = {} if record.response is None else {**response_params(record.response)}
     plain = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
@@ -127,7 +127,7 @@ class Walked:
     """One move of a store, and the rows that it writes."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[Transition, ...]
     tried: Try
     effects: model.Effects = model.Effects.LOCAL
     """The effects of the request that makes the move, if the move begins a new life."""
@@ -144,7 +144,7 @@ class Walked:
         return near + [record for record in planted if record.state not in sources][::_STRIDE]
 
 
-def _rows(*numbers: int, trigger: Trigger | None = None, to: model.State | None = None) -> tuple[Row, ...]:
+def _rows(*numbers: int, trigger: Trigger | None = None, to: model.State | None = None) -> tuple[Transition, ...]:
     chosen = (row for row in ROWS if row.number in numbers and trigger in (None, row.trigger))
     return tuple(row for row in chosen if to in (None, row.to))
 
@@ -391,15 +391,15 @@ class Walk:
     """The store accepts a move exactly if the table's guards hold that are the store's."""
 
     def test_every_move_on_every_record(self, world: World) -> None:
-        """Row by row, fact by fact (P1, P2)."""
+        """Transition by row, fact by fact (P1, P2)."""
         now = world.clock.now
         planted = tuple(records(now))
         wrong: Counter[str] = Counter()
         example: dict[str, model.Record] = {}
-        world.plant([line_of(record) for record in planted])
+        world.plant([cell_of(record) for record in planted])
         for move in MOVES:
             meant = move.meant(planted)
-            tries = [(flow, (line_of(record),)) for record in meant if (flow := move.tried(world.store, record))]
+            tries = [(flow, (cell_of(record),)) for record in meant if (flow := move.tried(world.store, record))]
             if not tries:
                 continue
             for record, written in zip(meant, world.undone(tries), strict=True):
@@ -417,8 +417,8 @@ class Walk:
             return
         now = world.clock.now
         planted = tuple(records(now))
-        lines = [line_of(record) for record in planted]
-        world.plant(lines)
+        cells = [cell_of(record) for record in planted]
+        world.plant(cells)
         for name, rows, states in _BATCHES:
             expected = [
                 record
@@ -435,7 +435,7 @@ class Walk:
                         left.append(_facts(record))
                 return gone.moved, left
 
-            ((moved, left),) = world.undone([(body(), lines)])
+            ((moved, left),) = world.undone([(body(), cells)])
             assert (moved, left) == (len(expected), []), name
 
 

@@ -6,22 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from oncekey.core.model import (
-    Completed,
-    Deferred,
-    Discarded,
-    Doubtful,
-    Effects,
-    HandedBack,
-    Outcome,
-    Parcel,
-    ParcelKind,
-    RecordId,
-    Retryable,
-    StoredResponse,
-)
-from oncekey.core.policy import On5xx, Policy
-from oncekey.core.settle import (
+from oncekey.core.endings import (
     ACTS,
     NEVER_STORED,
     Act,
@@ -37,6 +22,21 @@ from oncekey.core.settle import (
     returned,
     stored_response,
 )
+from oncekey.core.model import (
+    Completed,
+    Deferred,
+    Discarded,
+    Doubtful,
+    Effects,
+    HandedBack,
+    Outcome,
+    Parcel,
+    ParcelKind,
+    RecordId,
+    Retryable,
+    StoredResponse,
+)
+from oncekey.core.policy import On5xx, Policy
 
 LOCAL, PHASED, OUTBOX, INLINE = Effects.LOCAL, Effects.PHASED, Effects.OUTBOX, Effects.INLINE
 
