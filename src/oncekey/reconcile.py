@@ -28,7 +28,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Effects, Instant, Outcome, Record, State
 from oncekey.core.operate import Search
-from oncekey.core.resolution import Call, known_outcome
+from oncekey.core.resolution import AnnouncedCall, known_outcome
 from oncekey.engine.operate import operations_of
 from oncekey.engine.reconcile import reconcile_of
 from oncekey.flow import Flow, adrive
@@ -270,7 +270,7 @@ class Books:
 def read(store: Store, books: Books) -> Flow[list[Expected]]:
     """The calls that requests announced since then, and the calls of the INLINE operations that are named."""
     found: list[Expected] = []
-    after: Call | None = None
+    after: AnnouncedCall | None = None
     while True:
         page = yield from reconcile_of(store).calls(books.since, PAGE, after)
         found += [_expected(call, record, books.pointers) for call, record in page]
@@ -310,7 +310,7 @@ def _of_inline(record: Record, phase: str) -> Expected:
     )
 
 
-def _expected(call: Call, record: Record | None, pointers: Pointers) -> Expected:
+def _expected(call: AnnouncedCall, record: Record | None, pointers: Pointers) -> Expected:
     belief = Belief.GONE if record is None else _belief(record, call.phase)
     documents = [] if record is None or belief is not Belief.MADE else _documents(record, call.phase)
     currency = _at(documents, pointers.currency)

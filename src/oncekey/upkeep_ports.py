@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         State,
     )
     from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, Search
-    from oncekey.core.resolution import Call, CallReport, Evidence, Verdict
+    from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
     from oncekey.core.transitions import Actor, AuditEntry, Mover, Note
     from oncekey.core.upkeep import Expired, Gone, Page, ReapPosition, Run
     from oncekey.flow import Body, Flow
@@ -159,7 +159,7 @@ class Survey(Protocol):
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
         """How the last requests ended: so many finished, failed and doubtful ones, in no order."""
 
-    def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
+    def calls(self, incarnation: UUID) -> Flow[tuple[AnnouncedCall, ...]]:
         """The calls that were announced in one incarnation of a key."""
 
     def reports_about(
@@ -235,21 +235,21 @@ class Reconcile(Protocol):
     def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
         """All evidence without a verdict, in order, after a place."""
 
-    def store_verdict(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
+    def store_verdict(self, evidence: Evidence, verdict: EvidenceVerdict) -> Flow[bool]:
         """Write the verdict on evidence, once. False: it has one."""
 
-    def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
+    def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[AnnouncedCall, ...]]:
         """Announced calls by the names that a provider has for them, the newest first."""
 
-    def add_call(self, call: Call) -> Flow[bool]:
+    def add_call(self, call: AnnouncedCall) -> Flow[bool]:
         """Store the call of an INLINE handler, which announces none, as of now. False: it was stored before."""
 
-    def name(self, call: Call, provider_id: str) -> Flow[bool]:
+    def name(self, call: AnnouncedCall, provider_id: str) -> Flow[bool]:
         """Store the provider's own id of a call, unless it has one."""
 
     def calls(
-        self, since: Instant, limit: int, after: Call | None = None
-    ) -> Flow[tuple[tuple[Call, Record | None], ...]]:
+        self, since: Instant, limit: int, after: AnnouncedCall | None = None
+    ) -> Flow[tuple[tuple[AnnouncedCall, Record | None], ...]]:
         """Calls since an instant, the oldest first, each with its record if that is still there."""
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:

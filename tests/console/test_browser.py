@@ -24,7 +24,7 @@ from oncekey.console import Console, Ledger
 from oncekey.console.access import IDLE, Sessions
 from oncekey.console.dossier import token_of
 from oncekey.core.model import Effects, EntryKind, Intent, MemoEntry, ParcelKind, RecordId, State, StoredResponse
-from oncekey.core.resolution import Call, CallReport
+from oncekey.core.resolution import AnnouncedCall, CallReport
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.reconcile import LedgerEntry
 from operate.rows import a_parcel
@@ -242,7 +242,7 @@ def test_what_others_wrote_is_shown_and_never_run(visit, served, world, url):
         world, State.UNKNOWN, Effects.PHASED, key, scope=NASTY, operation=NASTY, path=f"/{NASTY}", last_error=NASTY,
         memo=memo, recovery_point=NASTY, intent=intent,
     )  # fmt: skip
-    call = Call(record.id, record.incarnation, NASTY, NASTY, "nasty-call", None, 0)
+    call = AnnouncedCall(record.id, record.incarnation, NASTY, NASTY, "nasty-call", None, 0)
     world.go(world.store.reconcile.add_call(call))
     world.go(world.store.reconcile.name(call, NASTY))
     world.go(world.store.reconcile.add(CallReport(NASTY, NASTY, json.dumps(NASTY), "nasty-call")))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, Outcome, ParcelKind, RecordId, State, StoredResponse
-from oncekey.core.resolution import Call, CallReport, Verdict
+from oncekey.core.resolution import AnnouncedCall, CallReport, EvidenceVerdict
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.flow import Mode, Transaction
@@ -168,18 +168,18 @@ def test_all_that_hangs_on_a_record(world):
     write(world, record, dead)
     world.go(_alone(world, lambda: world.store.outbox.putting((ready,))))
     reconcile, survey = world.store.reconcile, world.store.survey
-    call = Call(record.id, record.incarnation, "pay", "charge", "dk-9", None, 0)
+    call = AnnouncedCall(record.id, record.incarnation, "pay", "charge", "dk-9", None, 0)
     assert world.go(reconcile.add_call(call))
     assert world.go(reconcile.name(call, "ch_9"))
     by_key, _ = world.go(reconcile.add(CallReport("hook", "e1", "{}", downstream_key="dk-9")))
-    world.go(reconcile.store_verdict(by_key, Verdict.SETTLED))
+    world.go(reconcile.store_verdict(by_key, EvidenceVerdict.SETTLED))
     world.go(reconcile.add(CallReport("hook", "e2", "{}", provider_id="ch_9")))
     world.go(reconcile.add(CallReport("hook", "e3", "{}", downstream_key="another")))
 
     (found,) = world.go(survey.calls(record.incarnation))
     assert (found.phase, found.downstream_key, found.provider_id) == ("charge", "dk-9", "ch_9")
     report = world.go(survey.reports_about(("dk-9",), ("ch_9",)))
-    assert [(one.report.event_id, one.verdict) for one in report] == [("e1", Verdict.SETTLED), ("e2", None)]
+    assert [(one.report.event_id, one.verdict) for one in report] == [("e1", EvidenceVerdict.SETTLED), ("e2", None)]
     parcels = {one.kind: one for one in world.go(survey.parcels(record.incarnation))}
     assert parcels[ParcelKind.DEFER].is_dead
     assert parcels[ParcelKind.DEFER].last_error == "call_uncertain"

@@ -24,7 +24,7 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.core.resolution import Call, CallReport
+from oncekey.core.resolution import AnnouncedCall, CallReport
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
@@ -96,7 +96,9 @@ def fill(world: World, *, finished: int = 400) -> None:
         world, State.UNKNOWN, Effects.PHASED, PHASED_KEY, last_error="call_uncertain", memo=steps, intent=intent,
         recovery_point="stock_reserved", at=61 * MINUTE, operation="create_order", reconcile_tries=3, path="/orders",
     )  # fmt: skip
-    call = Call(phased.id, phased.incarnation, "create_order", "charge_created", intent.downstream_key, None, 0)
+    call = AnnouncedCall(
+        phased.id, phased.incarnation, "create_order", "charge_created", intent.downstream_key, None, 0
+    )
     world.go(world.store.reconcile.add_call(call))
     world.go(world.store.reconcile.name(call, "ch_3Pq8"))
     world.go(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.properties import stable
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.pacing import Backoff, Bounds, Worked, retry_after
+from oncekey.core.pacing import Backoff, Bounds, Worked, parse_retry_after
 
 NOW = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC).timestamp()
 CHANCE = st.floats(0, 1)
@@ -66,13 +66,13 @@ def test_full_jitter_reaches_both_ends_and_doubles_up_to_the_cap():
 )
 def test_seconds_and_dates_are_read_and_nothing_else(value, seconds):
     # R222
-    assert retry_after(value, NOW) == seconds
+    assert parse_retry_after(value, NOW) == seconds
 
 
 @stable
 @given(st.one_of(st.text(), st.from_regex(r"[A-Za-z]{3,9},? [0-9A-Za-z :-]{8,40}")), st.floats(0, 1e11))
 def test_nothing_that_a_server_says_is_an_error(value, now):
-    found = retry_after(value, now)
+    found = parse_retry_after(value, now)
     assert found is None or found >= 0
 
 

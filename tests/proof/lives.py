@@ -16,7 +16,7 @@ from oncekey.core.model import Bypass, Code, Effects
 from oncekey.engine import serve as lifecycle
 from oncekey.engine.actions import Interrupted, Invoke, Life
 from oncekey.engine.deciding import HandlerEnded, decided
-from oncekey.testing.history import Ending
+from oncekey.testing.history import ClientSaw
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
@@ -78,13 +78,17 @@ class CallReport:
         """Whether it says that it is a replay."""
         return any(name == b"idempotent-replayed" for name, _ in self.headers)
 
-    def kind(self, effects: Effects) -> Ending:
+    def kind(self, effects: Effects) -> ClientSaw:
         """What a client may conclude from it; whoever has steps may have taken some before it heard a no."""
         code = self.code
         if code is None and self.status != ACCEPTED:
-            return Ending.OK if self.status < FAILED else Ending.INFO
+            return ClientSaw.OK if self.status < FAILED else ClientSaw.INFO
         nothing = code in _NOTHING_HAPPENED and self.status != ACCEPTED
-        return Ending.FAIL if nothing or (effects is Effects.LOCAL and code in _NOTHING_IN_ONE_COMMIT) else Ending.INFO
+        return (
+            ClientSaw.FAIL
+            if nothing or (effects is Effects.LOCAL and code in _NOTHING_IN_ONE_COMMIT)
+            else ClientSaw.INFO
+        )
 
 
 _NOTHING_HAPPENED: Final = frozenset({Code.STORE_UNAVAILABLE, Code.KEY_REUSED})

@@ -11,7 +11,7 @@ import pytest
 
 from oncekey.core.model import MINUTE, Code, Effects
 from oncekey.testing.checker import Rule
-from oncekey.testing.history import Ending, stories
+from oncekey.testing.history import ClientSaw, stories
 from proof.sim.scenarios import DEADLINE, LEASE, OUTSIDE, SCENARIOS, FaultRates, Scenario
 from proof.sim.simulator import Run, main, simulate
 
@@ -181,20 +181,20 @@ def test_everything_that_can_go_wrong_goes_wrong(crowd: list[Run], sign: str) ->
 @pytest.mark.parametrize(
     ("kind", "code", "replayed"),
     [
-        (Ending.OK, None, False),
-        (Ending.OK, None, True),
-        (Ending.FAIL, Code.IN_PROGRESS, False),
-        (Ending.FAIL, Code.OUTCOME_UNKNOWN, False),
-        (Ending.FAIL, Code.KEY_REUSED, False),
-        (Ending.FAIL, Code.STORE_UNAVAILABLE, False),
-        (Ending.FAIL, None, False),
-        (Ending.INFO, Code.IN_PROGRESS, False),
-        (Ending.INFO, Code.EXECUTION_FAILED, False),
-        (Ending.INFO, Code.OUTCOME_UNKNOWN, False),
-        (Ending.INFO, None, False),
+        (ClientSaw.OK, None, False),
+        (ClientSaw.OK, None, True),
+        (ClientSaw.FAIL, Code.IN_PROGRESS, False),
+        (ClientSaw.FAIL, Code.OUTCOME_UNKNOWN, False),
+        (ClientSaw.FAIL, Code.KEY_REUSED, False),
+        (ClientSaw.FAIL, Code.STORE_UNAVAILABLE, False),
+        (ClientSaw.FAIL, None, False),
+        (ClientSaw.INFO, Code.IN_PROGRESS, False),
+        (ClientSaw.INFO, Code.EXECUTION_FAILED, False),
+        (ClientSaw.INFO, Code.OUTCOME_UNKNOWN, False),
+        (ClientSaw.INFO, None, False),
     ],
 )
-def test_every_answer_is_given(crowd: list[Run], kind: Ending, code: Code | None, replayed: bool) -> None:
+def test_every_answer_is_given(crowd: list[Run], kind: ClientSaw, code: Code | None, replayed: bool) -> None:
     heard = {(op.kind, op.code, op.replayed) for run in crowd for op in run.history.operations}
 
     assert (kind, code, replayed) in heard

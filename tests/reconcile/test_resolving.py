@@ -10,7 +10,7 @@ import pytest
 from oncekey.core.model import HOUR, MINUTE, SECOND, Doubtful, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
 from oncekey.core.operate import OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
-from oncekey.core.resolution import EXHAUSTED, Verdict
+from oncekey.core.resolution import EXHAUSTED, EvidenceVerdict
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate, reconcile
 from oncekey.engine.reconcile import Became, EvidenceTarget
@@ -285,7 +285,7 @@ async def test_executed_though_it_may_run_again_is_an_alarm(world, caplog):  # F
     assert world.record(claim.id).state is State.FAILED_RETRYABLE
     target = EvidenceTarget(claim.id, claim.incarnation, CALL, key_of(claim))
     verdict = world.go(reconcile.compared(world.store, target, Executed()))
-    assert verdict is Verdict.CONTRADICTS
+    assert verdict is EvidenceVerdict.CONTRADICTS
 
 
 async def test_old_calls_and_evidence_are_forgotten_and_calls_of_live_records_are_not(world):

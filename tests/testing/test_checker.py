@@ -8,7 +8,7 @@ import pytest
 
 from oncekey.core.model import Code
 from oncekey.testing.checker import LOOKS, Rule, check
-from oncekey.testing.history import Effect, Ending, Final, History, Lapse, Operation, Proof, Sighting, Write
+from oncekey.testing.history import ClientSaw, Effect, Final, History, Lapse, Operation, Proof, Sighting, Write
 
 SCOPE, KEY = "tenant", "key"
 A, B = "body-a", "body-b"
@@ -17,8 +17,8 @@ TTL = 1_000
 ANSWER = b"made"
 
 
-def op(name: str, invoked: int, ended: int | None, kind: Ending = Ending.OK, **more) -> Operation:
-    if kind is Ending.OK:
+def op(name: str, invoked: int, ended: int | None, kind: ClientSaw = ClientSaw.OK, **more) -> Operation:
+    if kind is ClientSaw.OK:
         more = {"status": 201, "body": ANSWER, "incarnation": ONE, **more}
     body = more.pop("fingerprint", A)
     return Operation(name, SCOPE, KEY, body, invoked, ended, kind, **more)
@@ -53,10 +53,10 @@ def record(state: str = "completed", **more) -> Final:
 GOOD = History(
     operations=(
         op("first", 1, 10),
-        op("meanwhile", 3, 4, Ending.FAIL, code=Code.IN_PROGRESS),
-        op("other", 5, 6, Ending.FAIL, code=Code.KEY_REUSED, fingerprint=B),
+        op("meanwhile", 3, 4, ClientSaw.FAIL, code=Code.IN_PROGRESS),
+        op("other", 5, 6, ClientSaw.FAIL, code=Code.KEY_REUSED, fingerprint=B),
         op("retry", 11, 13, replayed=True),
-        op("lost", 14, None, Ending.INFO),
+        op("lost", 14, None, ClientSaw.INFO),
     ),
     business=(effect("row", 8),),
     writes=(write(2, "in_progress", operation="first", lease_until=60), settled(8)),
@@ -148,7 +148,7 @@ def test_an_effect_before_anybody_asked() -> None:
 
 
 def test_a_failed_operation_that_did_something() -> None:
-    failed = op("first", 1, 10, Ending.FAIL, code=Code.EXECUTION_FAILED)
+    failed = op("first", 1, 10, ClientSaw.FAIL, code=Code.EXECUTION_FAILED)
     operations = (failed, *GOOD.operations[1:])
 
     assert broken(but(operations=operations)) == {Rule.NO_PHANTOM}
@@ -161,21 +161,21 @@ def test_an_answer_to_another_request() -> None:
 
 
 def test_an_effect_of_one_body_in_the_life_of_another() -> None:
-    operations = (*GOOD.operations, op("b", 1, None, Ending.INFO, fingerprint=B))
+    operations = (*GOOD.operations, op("b", 1, None, ClientSaw.INFO, fingerprint=B))
 
     assert Rule.NO_PHANTOM in broken(but(operations=operations, business=(effect("row", 8, fingerprint=B),)))
 
 
 def test_an_operation_that_waits_for_itself() -> None:
     """The insert is repeated under another name, and the request conflicts with its own first try."""
-    waits = op("first", 1, 10, Ending.FAIL, code=Code.IN_PROGRESS)
+    waits = op("first", 1, 10, ClientSaw.FAIL, code=Code.IN_PROGRESS)
     history = History(operations=(waits,), writes=(write(2, "in_progress", operation="first"),))
 
     assert broken(history) == {Rule.NO_PHANTOM}
 
 
 def test_an_owner_that_was_taken_over_may_be_told_to_wait() -> None:
-    waits = op("first", 1, 10, Ending.FAIL, code=Code.IN_PROGRESS)
+    waits = op("first", 1, 10, ClientSaw.FAIL, code=Code.IN_PROGRESS)
     writes = (
         write(2, "in_progress", operation="first", lease_until=4),
         write(5, "in_progress", 2, 2, operation="second"),
@@ -187,8 +187,8 @@ def test_an_owner_that_was_taken_over_may_be_told_to_wait() -> None:
 @pytest.mark.parametrize(
     "heard",
     [
-        op("late", 20, 21, Ending.FAIL, code=Code.IN_PROGRESS),
-        op("late", 20, 21, Ending.FAIL, code=Code.OUTCOME_UNKNOWN),
+        op("late", 20, 21, ClientSaw.FAIL, code=Code.IN_PROGRESS),
+        op("late", 20, 21, ClientSaw.FAIL, code=Code.OUTCOME_UNKNOWN),
         op("late", 20, 21),
         op("late", 20, 21, replayed=True, incarnation=TWO),
     ],
@@ -202,9 +202,9 @@ def test_an_operation_that_comes_after_an_answer_and_does_not_get_it(heard: Oper
     "heard",
     [
         op("late", 20, 21, replayed=True),
-        op("late", 20, 21, Ending.FAIL, code=Code.STORE_UNAVAILABLE),
-        op("late", 20, 21, Ending.INFO),
-        op("early", 9, 21, Ending.FAIL, code=Code.IN_PROGRESS),
+        op("late", 20, 21, ClientSaw.FAIL, code=Code.STORE_UNAVAILABLE),
+        op("late", 20, 21, ClientSaw.INFO),
+        op("early", 9, 21, ClientSaw.FAIL, code=Code.IN_PROGRESS),
     ],
     ids=["replayed", "outage", "no reply", "at the same time"],
 )
@@ -230,8 +230,8 @@ def test_a_new_life_after_expiry_owes_nothing_to_the_old_one() -> None:
 @pytest.mark.parametrize(
     "heard",
     [
-        op("b", 3, 4, Ending.FAIL, code=Code.IN_PROGRESS, fingerprint=B),
-        op("b", 3, 4, Ending.FAIL, code=Code.OUTCOME_UNKNOWN, fingerprint=B),
+        op("b", 3, 4, ClientSaw.FAIL, code=Code.IN_PROGRESS, fingerprint=B),
+        op("b", 3, 4, ClientSaw.FAIL, code=Code.OUTCOME_UNKNOWN, fingerprint=B),
         op("b", 11, 12, replayed=True, fingerprint=B),
     ],
     ids=["in flight", "unknown", "replayed"],
@@ -241,7 +241,7 @@ def test_another_body_while_the_record_lives(heard: Operation) -> None:
 
 
 def test_another_body_that_came_before_the_record_is_no_mismatch() -> None:
-    early = op("b", 1, 5, Ending.FAIL, code=Code.IN_PROGRESS, fingerprint=B)
+    early = op("b", 1, 5, ClientSaw.FAIL, code=Code.IN_PROGRESS, fingerprint=B)
 
     assert broken(but(operations=(*GOOD.operations, early))) == set()
 
@@ -350,7 +350,7 @@ def test_what_is_seen_only_while_it_happens() -> None:
 def test_a_life_whose_time_is_over_binds_nobody() -> None:
     """In one commit nothing is written before the end, so the old row is there while its key is used anew."""
     writes = tuple(replace(one, expires_at=500) for one in GOOD.writes)
-    late = op("late", 50, 60, kind=Ending.FAIL, status=None, body=None, code=Code.IN_PROGRESS)
+    late = op("late", 50, 60, kind=ClientSaw.FAIL, status=None, body=None, code=Code.IN_PROGRESS)
 
     assert Rule.REAL_TIME in broken(but(writes=writes, operations=(*GOOD.operations, replace(late, latest=499))))
     assert Rule.REAL_TIME not in broken(but(writes=writes, operations=(*GOOD.operations, replace(late, latest=500))))
@@ -370,7 +370,7 @@ def test_what_is_left_unfinished_after_heal() -> None:
 
 
 def test_a_record_that_denies_what_was_done() -> None:
-    operations = (op("first", 1, None, Ending.INFO),)
+    operations = (op("first", 1, None, ClientSaw.INFO),)
     history = History(operations=operations, ledger=(effect("charge", 5),), records=(record("failed_retryable"),))
 
     assert broken(history) == {Rule.TRUTH}

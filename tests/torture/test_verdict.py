@@ -10,7 +10,7 @@ import pytest
 
 from oncekey.core.model import State
 from oncekey.testing.checker import Rule
-from oncekey.testing.history import Effect, Ending, Operation, Write
+from oncekey.testing.history import ClientSaw, Effect, Operation, Write
 from oncekey.torture.clients import IntendedRequest
 from oncekey.torture.shop import Wanted
 from oncekey.torture.verdict import ROW, Charge, FinalRecord, RunEvidence, broken_promises, story_of, stuck
@@ -25,7 +25,7 @@ class Books:
 
     intended: IntendedRequest = field(default_factory=lambda: IntendedRequest(KEY, "/payments", Wanted(KEY, 100)))
     operations: list[Operation] = field(
-        default_factory=lambda: [Operation("r1", SCOPE, KEY, "100 cents", 10, 90, Ending.OK, 201, BODY)]
+        default_factory=lambda: [Operation("r1", SCOPE, KEY, "100 cents", 10, 90, ClientSaw.OK, 201, BODY)]
     )
     charges: list[Charge] = field(default_factory=lambda: [Charge("ch_1", KEY, 100, 50)])
     rows: list[Effect] = field(default_factory=lambda: [Effect("row", SCOPE, KEY, "100 cents", 40, kind=ROW)])
@@ -121,7 +121,7 @@ def test_what_is_left_undone() -> None:
 
 
 def test_unknown_is_for_what_nobody_can_know() -> None:
-    unheard = Operation("r1", SCOPE, KEY, "100 cents", 10, None, Ending.INFO)
+    unheard = Operation("r1", SCOPE, KEY, "100 cents", 10, None, ClientSaw.INFO)
     books = Books(operations=[unheard], writes=[], deliveries={})
     books.kept(state=State.UNKNOWN, status=None, body=None, ticket=True)
     assert books.broken == {Rule.TRUTH}

@@ -30,7 +30,7 @@ from oncekey.client.journal import Journal, JournalEntry
 from oncekey.client.profiles import IETF, NextMove, Profile, is_ours, next_move, polled
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import looks_personal
-from oncekey.core.pacing import Backoff, retry_after
+from oncekey.core.pacing import Backoff, parse_retry_after
 
 _DESCRIBES_BODY: Final = ("content-type", "content-length", "content-encoding", "transfer-encoding", "host")
 
@@ -218,7 +218,7 @@ class _Patience:
 
     def _pause(self, failures: int, last: Reply | Failure) -> float | None:
         header = last.field("Retry-After") if isinstance(last, Reply) else None
-        asked = None if header is None else retry_after(header, self._world.time())
+        asked = None if header is None else parse_retry_after(header, self._world.time())
         return self._within(self._rules.backoff.wait(failures, self._world.chance(), asked=asked))
 
     def _within(self, seconds: float) -> float | None:

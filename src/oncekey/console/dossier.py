@@ -20,7 +20,7 @@ from oncekey.engine.operate import look, operations_of, survey_of
 from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
-    from oncekey.core.resolution import Call, Evidence
+    from oncekey.core.resolution import AnnouncedCall, Evidence
     from oncekey.flow import Flow
     from oncekey.ops.stats import ParcelView
     from oncekey.ports import Store
@@ -84,7 +84,7 @@ class Dossier:
     now: Instant
     busy: bool
     parcels: tuple[ParcelView, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[AnnouncedCall, ...]
     evidence: tuple[Evidence, ...]
     lines: tuple[AuditEntry, ...]
     last: MemoEntry | None = None

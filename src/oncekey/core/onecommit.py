@@ -98,7 +98,7 @@ class Lock:
     mark: int
 
 
-class Locks:
+class LockNumbers:
     """Gives the locks of all requests in one schema under one secret, or under none."""
 
     __slots__ = ("_eight", "_four", "_schema")
@@ -137,15 +137,15 @@ class Locks:
 
 def lock_number(schema: str, record_id: RecordId, secret: bytes | None) -> int:
     """A signed 64-bit number for (schema, scope, key)."""
-    return (Locks(schema, secret) if secret else _public(schema)).number(record_id)
+    return (LockNumbers(schema, secret) if secret else _public(schema)).number(record_id)
 
 
 def lock_of(schema: str, record_id: RecordId, fingerprint: str, secret: bytes | None) -> Lock:
     """The locks of a request: those of its key, and the mark that tells it from another request under that key."""
-    return (Locks(schema, secret) if secret else _public(schema)).of(record_id, fingerprint)
+    return (LockNumbers(schema, secret) if secret else _public(schema)).of(record_id, fingerprint)
 
 
 @lru_cache(maxsize=16)
-def _public(schema: str) -> Locks:
+def _public(schema: str) -> LockNumbers:
     """The locks without a secret, cached by schema; those with a secret are kept by their policy."""
-    return Locks(schema, None)
+    return LockNumbers(schema, None)

@@ -50,7 +50,7 @@ class Backoff:
         return max(self.floor, min(max(asked, 0.0), self.longest) + luck * self.base)
 
 
-def retry_after(value: str, now: float) -> float | None:
+def parse_retry_after(value: str, now: float) -> float | None:
     """The seconds that a `Retry-After` field asks for; None if the field cannot be parsed.
 
     `now` is the time of day in seconds since the epoch, for fields that hold a date; a date in the past is 0.

@@ -61,7 +61,7 @@ Resolution: TypeAlias = Executed | Rejected | NotExecuted | Undecided
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AnnouncedCall:
     """An announced call, with everything that a resolver needs to look it up."""
 
     id: RecordId
@@ -73,7 +73,7 @@ class Call:
     at: Instant
 
 
-class Verdict(StrEnum):
+class EvidenceVerdict(StrEnum):
     """How evidence compares with its record."""
 
     SETTLED = "settled"
@@ -103,7 +103,7 @@ class Evidence:
     id: int
     at: Instant
     report: CallReport
-    verdict: Verdict | None
+    verdict: EvidenceVerdict | None
 
 
 @dataclass(frozen=True, slots=True)

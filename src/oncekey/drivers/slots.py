@@ -175,7 +175,7 @@ def _exhausted(size: int, seconds: float, server: str) -> StoreBusyError:
 _parents: Final[list[Any]] = []
 
 
-class Shelf(Generic[C]):
+class IdleStack(Generic[C]):
     """The idle connections of a pool. The last one that was returned is the first one lent."""
 
     def __init__(self) -> None:

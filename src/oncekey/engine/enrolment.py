@@ -11,7 +11,7 @@ from oncekey.canonical.digests import Seeds
 from oncekey.canonical.fingerprint import Fingerprints
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Duration, Effects, Recovery
-from oncekey.core.onecommit import Locks
+from oncekey.core.onecommit import LockNumbers
 from oncekey.core.policy import Policy, micros
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Enrolment:
     """The durations that every claim carries."""
     fingerprints: Fingerprints = field(init=False, repr=False, compare=False)
     seeds: Seeds = field(init=False, repr=False, compare=False)
-    locks: Locks = field(init=False, repr=False, compare=False)
+    locks: LockNumbers = field(init=False, repr=False, compare=False)
     limited: bool = field(init=False, repr=False, compare=False)
     """Whether the route limits how many requests come, or how old they are."""
     fronted: bool = field(init=False, repr=False, compare=False)
@@ -98,7 +98,7 @@ class Enrolment:
                 max_depth=policy.max_json_depth,
             ),
             "seeds": Seeds(policy.secret),
-            "locks": Locks(SCHEMA, policy.secret),
+            "locks": LockNumbers(SCHEMA, policy.secret),
             "fronted": (policy.replay_cache or policy.lock_hint) is not None,
             "whole": self.extract is None and not policy.selection,
             "limited": (policy.max_request_age or policy.max_new_keys_per_second or policy.max_live_keys) is not None,

@@ -22,11 +22,11 @@ from oncekey.core.model import Completed, Effects, Outcome, State
 from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
 from oncekey.core.resolution import (
     CallReport,
+    EvidenceVerdict,
     Executed,
     NotExecuted,
     Rejected,
     Undecided,
-    Verdict,
     is_about,
     known_outcome,
 )
@@ -175,13 +175,13 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
         why = f"{evidence.report.source} {evidence.report.event_id}"
         done = yield from settle(store, target, shaped, mover, policy_of, why=why, notify=notify)
         if isinstance(done, Moved):
-            yield from reconcile_of(store).store_verdict(evidence, Verdict.SETTLED)
+            yield from reconcile_of(store).store_verdict(evidence, EvidenceVerdict.SETTLED)
             return Became.SETTLED
     verdict = yield from compared(store, target, resolution)
     if verdict is None:
         return Became.KEPT
     yield from reconcile_of(store).store_verdict(evidence, verdict)
-    if notify is not None and verdict is Verdict.CONTRADICTS:
+    if notify is not None and verdict is EvidenceVerdict.CONTRADICTS:
         notify(Contradicted(About(target.phase, None, target.id, target.incarnation), evidence.report.source))
     return _became(verdict)
 
@@ -216,7 +216,7 @@ def _shaped(
     return answered(resolution, resolver, question)
 
 
-def compared(store: Store, target: EvidenceTarget, resolution: Resolution) -> Flow[Verdict | None]:
+def compared(store: Store, target: EvidenceTarget, resolution: Resolution) -> Flow[EvidenceVerdict | None]:
     """Whether a record agrees with evidence about its call; None: the record has no outcome yet."""
     record = (yield from store.find(target.id)).record
     if record is None or record.incarnation != target.incarnation:
@@ -225,8 +225,8 @@ def compared(store: Store, target: EvidenceTarget, resolution: Resolution) -> Fl
     if known is None or reported is None:
         # "May run again" against "was executed": only a person can find out which of them is wrong (F35).
         retryable = record.state is State.FAILED_RETRYABLE and record.intent is None
-        return Verdict.CONTRADICTS if retryable and reported is Outcome.SUCCESS else None
-    return Verdict.AGREES if known is reported else Verdict.CONTRADICTS
+        return EvidenceVerdict.CONTRADICTS if retryable and reported is Outcome.SUCCESS else None
+    return EvidenceVerdict.AGREES if known is reported else EvidenceVerdict.CONTRADICTS
 
 
 def _outcome(resolution: Resolution) -> Outcome | None:
@@ -241,8 +241,8 @@ def _outcome(resolution: Resolution) -> Outcome | None:
             assert_never(resolution)
 
 
-def _became(verdict: Verdict) -> Became:
-    return {Verdict.SETTLED: Became.AGREES}.get(verdict) or Became(verdict.value)
+def _became(verdict: EvidenceVerdict) -> Became:
+    return {EvidenceVerdict.SETTLED: Became.AGREES}.get(verdict) or Became(verdict.value)
 
 
 def _target(store: Store, report: CallReport, inline: Mapping[str, str]) -> Flow[EvidenceTarget | None]:

@@ -74,7 +74,7 @@ class CallFailed:
     counted: bool = True
 
 
-Ending: TypeAlias = CallAnswered | Unstorable | CallFailed
+ParcelEnding: TypeAlias = CallAnswered | Unstorable | CallFailed
 
 
 def lease_of(policy: Policy) -> Duration:
@@ -120,7 +120,7 @@ def begin_call(
             assert_never(taken)
 
 
-def end_call(outbox: Outbox, taken: TakenUp, ending: Ending, policy: Policy) -> Flow[ParcelEnded]:
+def end_call(outbox: Outbox, taken: TakenUp, ending: ParcelEnding, policy: Policy) -> Flow[ParcelEnded]:
     """Store what the call led to: the result first, then the answer together with the parcel's end."""
     match ending:
         case CallAnswered():

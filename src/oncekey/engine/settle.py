@@ -62,7 +62,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.onecommit import Stored
-from oncekey.core.resolution import Call as RememberedCall
+from oncekey.core.resolution import AnnouncedCall
 from oncekey.core.rulings import answer_from
 from oncekey.engine import local, reconcile, request
 from oncekey.engine.actions import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
@@ -376,7 +376,7 @@ def _remember(run: Run, settlement: Settlement) -> Life[None]:
     if port is None or phase is None or lease is None:
         return
     name = downstream_key(run.seed, phase)
-    call = RememberedCall(claim.id, lease.incarnation, claim.operation, phase, name, None, 0)
+    call = AnnouncedCall(claim.id, lease.incarnation, claim.operation, phase, name, None, 0)
     yield Later(lambda: port.add_call(call), CALL_PATIENCE)
 
 

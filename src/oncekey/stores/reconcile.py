@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from oncekey.core.model import RecordId
-from oncekey.core.resolution import Call, CallReport, Evidence, Verdict
+from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.rows import record_of, records_of, version_proof
@@ -115,16 +115,16 @@ class ReconcileStore:
         rows = yield from self._read("open_evidence", {"limit": limit, "after": after})
         return tuple(evidence_of(row) for row in rows)
 
-    def store_verdict(self, evidence: Evidence, verdict: Verdict) -> Flow[bool]:
+    def store_verdict(self, evidence: Evidence, verdict: EvidenceVerdict) -> Flow[bool]:
         """Write the verdict on evidence, once. False: it has one."""
         return bool((yield from self._write("judge_evidence", {"id": evidence.id, "verdict": verdict.value})))
 
-    def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[Call, ...]]:
+    def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[AnnouncedCall, ...]]:
         """Announced calls by the names that a provider has for them, the newest first."""
         rows = yield from self._read("find_calls", {"downstream_key": downstream_key, "provider_id": provider_id})
         return tuple(call_of(row) for row in rows)
 
-    def add_call(self, call: Call) -> Flow[bool]:
+    def add_call(self, call: AnnouncedCall) -> Flow[bool]:
         """Store the call of an INLINE handler, which announces none, as of now. False: it was stored before."""
         params: dict[str, Value] = {
             "incarnation": str(call.incarnation),
@@ -136,7 +136,7 @@ class ReconcileStore:
         }
         return bool((yield from self._write("add_call", params)))
 
-    def name(self, call: Call, provider_id: str) -> Flow[bool]:
+    def name(self, call: AnnouncedCall, provider_id: str) -> Flow[bool]:
         """Store the provider's own id of a call, unless it has one."""
         params: dict[str, Value] = {
             "incarnation": str(call.incarnation),
@@ -146,8 +146,8 @@ class ReconcileStore:
         return bool((yield from self._write("name_call", params)))
 
     def calls(
-        self, since: Instant, limit: int, after: Call | None = None
-    ) -> Flow[tuple[tuple[Call, Record | None], ...]]:
+        self, since: Instant, limit: int, after: AnnouncedCall | None = None
+    ) -> Flow[tuple[tuple[AnnouncedCall, Record | None], ...]]:
         """Calls since an instant, the oldest first, each with its record if that is still there."""
         params: dict[str, Value] = {
             "since": since,
@@ -182,12 +182,12 @@ def evidence_of(row: Row) -> Evidence:
     """Decode evidence."""
     verdict = row["verdict"]
     report = CallReport(row["source"], row["event_id"], row["said"], row["downstream_key"], row["provider_id"])
-    return Evidence(int(row["id"]), int(row["at"]), report, None if verdict is None else Verdict(verdict))
+    return Evidence(int(row["id"]), int(row["at"]), report, None if verdict is None else EvidenceVerdict(verdict))
 
 
-def call_of(row: Row, prefix: str = "") -> Call:
+def call_of(row: Row, prefix: str = "") -> AnnouncedCall:
     """Decode a call from the columns with this prefix."""
-    return Call(
+    return AnnouncedCall(
         id=RecordId(row[f"{prefix}scope"], row[f"{prefix}key"]),
         incarnation=UUID(str(row[f"{prefix}incarnation"])),
         operation=row[f"{prefix}operation"],

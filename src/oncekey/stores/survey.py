@@ -39,7 +39,7 @@ from oncekey.stores.statements import execute
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
-    from oncekey.core.resolution import Call, Evidence
+    from oncekey.core.resolution import AnnouncedCall, Evidence
     from oncekey.core.transitions import Actor
     from oncekey.flow import Body, Flow, Row, Rows, Value
     from oncekey.ops.stats import Walk
@@ -112,10 +112,10 @@ class SurveyStore:
 
         return (yield from execute(Transaction("ended", Mode.READ, body)))
 
-    def calls(self, incarnation: UUID) -> Flow[tuple[Call, ...]]:
+    def calls(self, incarnation: UUID) -> Flow[tuple[AnnouncedCall, ...]]:
         """The calls that were announced in one incarnation of a key."""
 
-        def body() -> Body[tuple[Call, ...]]:
+        def body() -> Body[tuple[AnnouncedCall, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
             rows = yield self._statements.statement("calls_of_record", params)
             return tuple(call_of(row) for row in rows)

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from oncekey.core import transitions
 from oncekey.core.model import Code, State
 from oncekey.core.transitions import ROWS, Fence
-from oncekey.testing.history import Effect, Ending, History, Lapse, Operation, Proof, Story, Write, stories
+from oncekey.testing.history import ClientSaw, Effect, History, Lapse, Operation, Proof, Story, Write, stories
 
 Edge: TypeAlias = tuple[State | None, State | None, bool]
 """The state before, the state after, and whether the write begins a new life."""
@@ -232,7 +232,7 @@ def _no_phantom(story: Story) -> Iterator[str]:
         if min(asked, default=effect.at) >= effect.at:
             yield f"{effect.id} was done for {effect.fingerprint}, which no client had sent"
         doer = by_id.get(effect.operation or "")
-        if doer is not None and doer.kind is Ending.FAIL:
+        if doer is not None and doer.kind is ClientSaw.FAIL:
             yield f"{doer.id} got the answer that nothing happened ({doer.code}), and it did {effect.id}"
     for effect in story.effects:
         life = story.lives.get(story.life_of(effect))
@@ -253,7 +253,7 @@ def _no_phantom(story: Story) -> Iterator[str]:
 
 def _real_time(story: Story) -> Iterator[str]:
     for op in story.operations:
-        if op.ended is None or op.kind is Ending.INFO or op.code in OUTAGES | {Code.KEY_EXPIRED}:
+        if op.ended is None or op.kind is ClientSaw.INFO or op.code in OUTAGES | {Code.KEY_EXPIRED}:
             continue
         for known in _ok(story):
             life = story.life_of(known)
@@ -262,14 +262,14 @@ def _real_time(story: Story) -> Iterator[str]:
             told_before = known.ended is not None and known.ended < op.invoked
             if not (told_before and lasted and known.fingerprint == op.fingerprint):
                 continue
-            if not (op.kind is Ending.OK and op.replayed and story.life_of(op) == life):
+            if not (op.kind is ClientSaw.OK and op.replayed and story.life_of(op) == life):
                 yield f"{op.id} came after {known.id} had its answer, and got {op.code or op.status} instead"
                 break
 
 
 def _mismatch(story: Story) -> Iterator[str]:
     for op in story.operations:
-        if op.ended is None or op.kind is Ending.INFO or op.code in OUTAGES:
+        if op.ended is None or op.kind is ClientSaw.INFO or op.code in OUTAGES:
             continue
         for life in story.lives.values():
             other = life.fingerprint not in {None, op.fingerprint}
@@ -394,7 +394,7 @@ def _seen(story: Story, lapse: Lapse) -> Iterator[str]:
 
 
 def _ok(story: Story) -> list[Operation]:
-    return [op for op in story.operations if op.kind is Ending.OK]
+    return [op for op in story.operations if op.kind is ClientSaw.OK]
 
 
 def _at(write: Write) -> int:

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import pairwise
 
 
-class Ending(StrEnum):
+class ClientSaw(StrEnum):
     """How an operation ended for its client."""
 
     OK = "ok"
@@ -38,7 +38,7 @@ class Operation:
     fingerprint: str
     invoked: int
     ended: int | None
-    kind: Ending
+    kind: ClientSaw
     status: int | None = None
     body: bytes | None = None
     replayed: bool = False

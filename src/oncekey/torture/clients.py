@@ -13,7 +13,7 @@ from oncekey.canonical.fingerprint import Request, fingerprint
 from oncekey.core.model import Code
 from oncekey.demo.charging import AnswerLostError, NothingSentError, Reply, ask
 from oncekey.demo.provider_ledger import FaultKind as Fault
-from oncekey.testing.history import Ending, Operation
+from oncekey.testing.history import ClientSaw, Operation
 from oncekey.torture.shop import FAULT, PAUSE, RAISE, Wanted, now
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Clients:
             code=code,
         )
         self.operations.append(operation)
-        return "answer" if kind is Ending.OK else code if code in _FINAL else None
+        return "answer" if kind is ClientSaw.OK else code if code in _FINAL else None
 
 
 def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> IntendedRequest:
@@ -184,19 +184,19 @@ def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Int
     return IntendedRequest(key, route, wanted, rival, leaves)
 
 
-def ending_of(answer: Reply | None) -> tuple[Ending, str | None]:
+def ending_of(answer: Reply | None) -> tuple[ClientSaw, str | None]:
     """What an answer means to its client, with the code of a refusal."""
     if answer is None:
-        return Ending.INFO, None
+        return ClientSaw.INFO, None
     if answer.status in _ANSWERS:
-        return Ending.OK, None
+        return ClientSaw.OK, None
     if answer.status == 202:  # noqa: PLR2004
-        return Ending.FAIL, ACCEPTED
+        return ClientSaw.FAIL, ACCEPTED
     try:
         code = str(json.loads(answer.body)["code"])
     except (ValueError, KeyError, TypeError):
         code = f"status {answer.status}"
-    return (Ending.INFO if code == Code.STORE_UNAVAILABLE.value else Ending.FAIL), code
+    return (ClientSaw.INFO if code == Code.STORE_UNAVAILABLE.value else ClientSaw.FAIL), code
 
 
 def _trouble(intended: IntendedRequest, chance: Random) -> dict[str, str]:
@@ -211,9 +211,9 @@ def _trouble(intended: IntendedRequest, chance: Random) -> dict[str, str]:
     return headers
 
 
-def _name(answer: Reply | None, kind: Ending, code: str | None, *, replayed: bool) -> str:
+def _name(answer: Reply | None, kind: ClientSaw, code: str | None, *, replayed: bool) -> str:
     if answer is None:
         return "no answer"
-    if kind is Ending.OK:
+    if kind is ClientSaw.OK:
         return f"{answer.status}{' replayed' if replayed else ''}"
     return code or str(answer.status)

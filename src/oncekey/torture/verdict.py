@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from oncekey.core.model import State
 from oncekey.demo.charging import ask
 from oncekey.testing.checker import Rule, check
-from oncekey.testing.history import Effect, Ending, History, Operation, Write, stories
+from oncekey.testing.history import ClientSaw, Effect, History, Operation, Write, stories
 from oncekey.testing.history import Final as LastRecord
 from oncekey.torture.shop import Books, CellBooks
 
@@ -99,7 +99,7 @@ class RunEvidence:
         )
 
     def _operation(self, op: Operation) -> Operation:
-        if op.kind is not Ending.OK:
+        if op.kind is not ClientSaw.OK:
             return op
         meant = PROMISES[self.intended_requests[op.key].route]
         promises = meant if self.shares else tuple(one for one in meant if one != ROW)

@@ -33,7 +33,7 @@ from oncekey.core.policy import Policy, micros
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay
 from oncekey.engine.notifying import notify_failure
-from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, Ending, ParcelEnded, Unstorable, lease_of
+from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, ParcelEnded, ParcelEnding, Unstorable, lease_of
 from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import About, Buried, Delivered, Doubted, Event, Notify
 from oncekey.runtimes import boottime
@@ -430,7 +430,7 @@ class Relay:
         ending = await self._ending(taken, send_by)
         return await self._written(taken, ending)
 
-    async def _ending(self, taken: TakenUp, send_by: float) -> Ending:
+    async def _ending(self, taken: TakenUp, send_by: float) -> ParcelEnding:
         held = taken.held
         if self._stopping:
             return CallFailed("stopped", never_sent=True, counted=False)
@@ -450,7 +450,7 @@ class Relay:
         except ResultNotStorableError:
             return Unstorable()
 
-    async def _written(self, taken: TakenUp, ending: Ending) -> ParcelEnded:
+    async def _written(self, taken: TakenUp, ending: ParcelEnding) -> ParcelEnded:
         """Store what a call returned; repeated until the store accepts or refuses it: it must not be lost (P7)."""
         failures = 0
         while True:

@@ -11,7 +11,7 @@ import pytest
 
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError, TransactionControlError
-from oncekey.drivers.sqlite.lane import Crew, Lane, State, Turn
+from oncekey.drivers.sqlite.lane import Crew, Lane, Turn, TurnState
 
 
 class Gate:
@@ -108,7 +108,7 @@ async def test_the_next_turn_begins_before_the_loop_hears_of_the_last_ones_end()
     assert began.wait(PATIENCE)  # meanwhile the event loop stands still
     assert not ending.done()
     await asyncio.gather(ending, waiting)
-    assert second.state is State.HELD
+    assert second.state is TurnState.HELD
     await second.do(nothing, PATIENCE, last=True)
     assert not lane.taken
 
@@ -145,7 +145,7 @@ async def test_who_did_not_get_its_turn_in_time_finds_its_place_again() -> None:
     early = Turn(lane)
     with pytest.raises(StoreBusyError, match="too long"):
         await early.do(nothing, 0.001)
-    assert (early.state, lane.queue, early.cancelled) == (State.OUTSIDE, 0, False)
+    assert (early.state, lane.queue, early.cancelled) == (TurnState.OUTSIDE, 0, False)
     _, late = await queued(lane, lambda: said.append("late"), last=True)
     again = asyncio.create_task(early.do(lambda: said.append("early"), PATIENCE, last=True))
     await asyncio.sleep(0)
@@ -162,7 +162,7 @@ async def test_who_is_cancelled_before_its_turn_is_forgotten_and_later_is_not() 
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    assert (turn.state, turn.cancelled) == (State.WAITING, False)
+    assert (turn.state, turn.cancelled) == (TurnState.WAITING, False)
     await first.do(nothing, PATIENCE, last=True)
     await other
     assert said == ["other"]
@@ -173,7 +173,7 @@ async def test_who_is_cancelled_before_its_turn_is_forgotten_and_later_is_not() 
     under_way.cancel()
     await asyncio.gather(under_way, return_exceptions=True)
     gate.let_through.set()
-    assert (turn.state, turn.cancelled) == (State.HELD, True)
+    assert (turn.state, turn.cancelled) == (TurnState.HELD, True)
     await turn.do(nothing, PATIENCE, last=True)
     assert not lane.taken
 

@@ -17,7 +17,7 @@ from oncekey.core.model import HOUR, MINUTE, Code, Effects, State
 from oncekey.flow import Statement
 from oncekey.testing.checker import Rule, check
 from oncekey.testing.claims import ManualClock
-from oncekey.testing.history import Ending, Operation
+from oncekey.testing.history import ClientSaw, Operation
 from oncekey.wire import Kind as Store
 from proof.crash.crasher import Crasher, Fault, Manner, Point, When
 from proof.crash.reading import CHARGE, history_of
@@ -303,7 +303,9 @@ class _Run:
     async def _ask(self, process: Process) -> CallReport:
         """Send the request, and write down what came of it, also if nothing did."""
         name = f"op-{len(self._operations) + 1}"
-        op = Operation(name, "", self._key, "", self._tick(), None, Ending.INFO, promises=PROMISES[self._case.effects])
+        op = Operation(
+            name, "", self._key, "", self._tick(), None, ClientSaw.INFO, promises=PROMISES[self._case.effects]
+        )
         place = len(self._operations)
         self._operations.append(op)
         report = await process.ask(self._case.effects, self._key, name)

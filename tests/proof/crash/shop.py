@@ -23,7 +23,7 @@ from oncekey.core.policy import Policy
 from oncekey.engine.operation import Operation
 from oncekey.engine.shell import AsyncEngine
 from oncekey.once import SINGLE_TENANT, Once
-from oncekey.testing.history import Ending
+from oncekey.testing.history import ClientSaw
 from oncekey.topics import Message, Reply
 from oncekey.workers.completer import Completer
 from oncekey.workers.relay import Relay
@@ -235,14 +235,14 @@ class CallReport:
         """Whether it says that it is a replay."""
         return self.headers.get("idempotent-replayed") == "true"
 
-    def kind(self, effects: Effects) -> Ending:
+    def kind(self, effects: Effects) -> ClientSaw:
         """What a client may conclude from it."""
         if self.code is None and self.status != ACCEPTED:
-            return Ending.OK if self.status < FAILED else Ending.INFO
+            return ClientSaw.OK if self.status < FAILED else ClientSaw.INFO
         if self.code in _NOTHING_HAPPENED and self.status != ACCEPTED:
-            return Ending.FAIL
+            return ClientSaw.FAIL
         undone = effects is Effects.LOCAL and self.code in _NOTHING_IN_ONE_TRANSACTION
-        return Ending.FAIL if undone else Ending.INFO
+        return ClientSaw.FAIL if undone else ClientSaw.INFO
 
 
 ACCEPTED: Final = 202

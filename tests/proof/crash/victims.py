@@ -23,7 +23,7 @@ from harness.ports import free_port
 from harness.provider import Provider
 from harness.tables import leases_run_out
 from oncekey.testing.checker import Rule, check
-from oncekey.testing.history import Ending, Operation
+from oncekey.testing.history import ClientSaw, Operation
 from proof.crash.places import Place
 from proof.crash.reading import history_of
 from proof.crash.shop import Charge, Inbox
@@ -101,7 +101,7 @@ class Cluster:
         sent = {"Authorization": f"Bearer {ALPHA}", "Idempotency-Key": key}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         at = next(self._count)
-        operation = Operation(f"op-{at}", "", key, "", at, None, Ending.INFO)
+        operation = Operation(f"op-{at}", "", key, "", at, None, ClientSaw.INFO)
         try:
             answer = self._client.post(f"{server.url}{path}", json=body, headers=sent)
         except httpx.TransportError:
@@ -116,7 +116,7 @@ class Cluster:
                 "",
                 operation.invoked,
                 next(self._count),
-                Ending.OK if told else Ending.INFO,
+                ClientSaw.OK if told else ClientSaw.INFO,
                 answer.status_code,
                 answer.content if told else None,
                 replayed=answer.headers.get("idempotent-replayed") == "true",

@@ -40,7 +40,7 @@ from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.recent import Hints
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Transaction
-from oncekey.testing.history import Ending, Lapse
+from oncekey.testing.history import ClientSaw, Lapse
 from proof.lives import FAILED, life
 from proof.sim import steps
 from proof.sim.scenarios import CALL_TIMEOUT, DEADLINE, LEASE, POLICY, TTL
@@ -83,7 +83,7 @@ class Asked:
 class Answer:
     """What it hears. `incarnation`: the life of the key that the answer is from."""
 
-    kind: Ending
+    kind: ClientSaw
     status: int | None = None
     body: bytes | None = None
     replayed: bool = False
@@ -184,11 +184,11 @@ class Serving:
         kind, code = report.kind(self.asked.effects), report.code
         let_in = run.lease is not None and self.plan.entered
         undone = code is None and report.status == FAILED and self.asked.effects is Effects.LOCAL
-        if (kind is not Ending.OK and not let_in) or (report.own and not let_in) or undone:
-            kind = Ending.FAIL  # this request has done nothing, whatever others do
+        if (kind is not ClientSaw.OK and not let_in) or (report.own and not let_in) or undone:
+            kind = ClientSaw.FAIL  # this request has done nothing, whatever others do
         elif code is Code.IN_PROGRESS:
-            kind = Ending.INFO  # its own commit may be what is under way: "come back later" promises nothing
-        if kind is not Ending.OK:
+            kind = ClientSaw.INFO  # its own commit may be what is under way: "come back later" promises nothing
+        if kind is not ClientSaw.OK:
             return Answer(kind, report.status, code=code)
         incarnation = report.body.split(b" ")[0].decode()
         return Answer(kind, report.status, report.body, report.replayed, incarnation=incarnation)

@@ -20,7 +20,7 @@ from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS
 from oncekey.stores.statements import Statements
 from oncekey.testing import history
-from oncekey.testing.history import Ending, History, Lapse, Operation, Sighting
+from oncekey.testing.history import ClientSaw, History, Lapse, Operation, Sighting
 from proof.patching import patched
 from proof.sim.database import Database
 from proof.sim.onecommit import ONE_COMMIT, Locks, Outbox
@@ -118,7 +118,7 @@ def client(world: World, name: str, errand: LaterSettlement) -> Process[None]:
         if answer is not None and answer.code is Code.KEY_REUSED:
             return
         # A client may lose an answer that it was given, so it also asks again after a success.
-        satisfied = answer is not None and answer.kind is Ending.OK
+        satisfied = answer is not None and answer.kind is ClientSaw.OK
         yield Wait(rng.between(0, 90 if not satisfied else 3) * SECOND)
 
 
@@ -215,7 +215,7 @@ class World:
             fingerprint,
             self.scheduler.turn,
             None,
-            Ending.INFO,
+            ClientSaw.INFO,
             latest=self.clock.store,
             promises=PROMISES[key.effects],
         )

@@ -27,7 +27,7 @@ from oncekey.core.sqltext import Dialect, sentences
 from oncekey.drivers.handler_sql import ENDED_EARLY, UNDONE
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError, lost, lost_commit
-from oncekey.drivers.slots import Shelf
+from oncekey.drivers.slots import IdleStack
 from oncekey.flow import Body, Mode, Row, Rows, Statement, Transaction, Value
 
 T = TypeVar("T")
@@ -281,7 +281,7 @@ class Idle(Protocol):
 S = TypeVar("S", bound=Idle)
 
 
-class IdleSessions(Shelf[S]):
+class IdleSessions(IdleStack[S]):
     """The idle sessions of a pool, for threads and for tasks."""
 
     def pop(self) -> S | None:

@@ -28,7 +28,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.handler_sql import RESET, HandlerProxy, refusal, refuse_transaction_control
 from oncekey.drivers.postgres.server import NOTICE, SYNC_WAIT_CANCELLED
 from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
-from oncekey.drivers.slots import Shelf
+from oncekey.drivers.slots import IdleStack
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -316,7 +316,7 @@ def _patiently(
         return answer
 
 
-class IdleConnections(Shelf[C]):
+class IdleConnections(IdleStack[C]):
     """The idle connections of a pool, for threads and for asyncio."""
 
     def pop(self) -> C | None:

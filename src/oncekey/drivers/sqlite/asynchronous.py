@@ -15,7 +15,7 @@ from oncekey.drivers.handler_sql import OVER, refusal, refuse_transaction_contro
 from oncekey.drivers.sqlite.blocking import BUSY_TIMEOUT, SqliteDriver, SqliteReading, SqliteTransaction
 from oncekey.drivers.sqlite.files import LOOK_AFTER, Writer
 from oncekey.drivers.sqlite.handler_connection import ERRORS, SqliteHandlerConnection, SqliteHandlerCursor
-from oncekey.drivers.sqlite.lane import Crew, Lane, State, Turn, lane_of
+from oncekey.drivers.sqlite.lane import Crew, Lane, Turn, TurnState, lane_of
 from oncekey.drivers.threads import CANCELLED
 from oncekey.flow import Body, Mode, Rows, Statement, Transaction
 
@@ -111,20 +111,20 @@ class AsyncSqliteTransaction:
         turn = self._turn
         try:
             statement = next(body)
-            if statement.at_once and turn.state is State.OUTSIDE:
+            if statement.at_once and turn.state is TurnState.OUTSIDE:
                 try:
                     return await self._say(self._job(statement, body), self._look_after)
                 except StoreBusyError:
-                    if turn.state is not State.OUTSIDE:
+                    if turn.state is not TurnState.OUTSIDE:
                         raise
                     statement = body.send(())
-            while statement.reads and turn.state is State.OUTSIDE:
+            while statement.reads and turn.state is TurnState.OUTSIDE:
                 statement = body.send(await self._lane.reading.do(partial(self._sqlite.look, statement)))
             return await self._say(self._job(statement, body), self._patience)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
         finally:
-            if turn.state is State.OUTSIDE:  # otherwise the thread runs them to their end
+            if turn.state is TurnState.OUTSIDE:  # otherwise the thread runs them to their end
                 body.close()
 
     async def commit(self) -> None:

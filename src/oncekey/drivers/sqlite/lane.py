@@ -145,7 +145,7 @@ class Crew:
                 future.set_exception(error)
 
 
-class State(Enum):
+class TurnState(Enum):
     """The state of a turn."""
 
     OUTSIDE = "outside"
@@ -161,7 +161,7 @@ class Turn:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self.state = State.OUTSIDE
+        self.state = TurnState.OUTSIDE
         self.jobs: list[Job] = []
         """The jobs to run when the turn has come."""
         self.number = 0
@@ -185,7 +185,7 @@ class Turn:
             self.cancelled = self.cancelled or not lane.forget(self, job_in_lane)
             raise
         finally:
-            if self.timer is not None and self.state is not State.WAITING:
+            if self.timer is not None and self.state is not TurnState.WAITING:
                 self.timer.cancel()
                 self.timer = None
 
@@ -215,35 +215,35 @@ class Lane:
     def wait(self, turn: Turn, job: Job, patience: float) -> None:
         """Run a job when its turn has come, which may be now; called in the event loop."""
         with self._guard:
-            if turn.state is State.OVER:
+            if turn.state is TurnState.OVER:
                 raise TransactionControlError(OVER)
             turn.jobs.append(job)
-            if turn.state is State.HELD:
+            if turn.state is TurnState.HELD:
                 self._hand(turn)
             elif not self.taken:
                 self.taken = True
                 self._hand(turn)
-            elif turn.state is State.OUTSIDE:
+            elif turn.state is TurnState.OUTSIDE:
                 self._line_up(turn)
                 turn.timer = self.loop.call_later(patience, self._too_long, turn)
 
     def forget(self, turn: Turn, job: Job) -> bool:
         """Drop the job of a cancelled task. False: its turn has come, and the job is done without a task."""
         with self._guard:
-            if turn.state is State.WAITING:
+            if turn.state is TurnState.WAITING:
                 turn.jobs.remove(job)
                 if not turn.jobs:
                     self._step_out(turn)
                 return True
-            return turn.state is State.OUTSIDE
+            return turn.state is TurnState.OUTSIDE
 
     def give_up(self, turn: Turn, error: Exception) -> bool:
         """Stop waiting for a turn. False: it has come."""
         with self._guard:
-            if turn.state in (State.HELD, State.OVER):
+            if turn.state in (TurnState.HELD, TurnState.OVER):
                 return False
             jobs = turn.jobs
-            if turn.state is State.WAITING:
+            if turn.state is TurnState.WAITING:
                 self._step_out(turn)
         for job in jobs:
             if not job.future.done():
@@ -260,12 +260,12 @@ class Lane:
 
     def _hand(self, turn: Turn) -> None:
         jobs, turn.jobs = turn.jobs, []
-        turn.state = State.HELD if jobs[-1].then is None else State.OVER
+        turn.state = TurnState.HELD if jobs[-1].then is None else TurnState.OVER
         for job in jobs:
             self.writing.put(job)
 
     def _line_up(self, turn: Turn) -> None:
-        turn.state = State.WAITING
+        turn.state = TurnState.WAITING
         if not turn.number:
             self._last_number = turn.number = self._last_number + 1
             self._waiting.append(turn)
@@ -275,7 +275,7 @@ class Lane:
 
     def _step_out(self, turn: Turn) -> None:
         self._waiting.remove(turn)
-        turn.state, turn.jobs = State.OUTSIDE, []
+        turn.state, turn.jobs = TurnState.OUTSIDE, []
 
     def _too_long(self, turn: Turn) -> None:
         self.give_up(turn, StoreBusyError("another writer held the SQLite file for too long"))
