@@ -103,7 +103,7 @@ def test_one_operation_has_one_key_on_every_try(way, faults):
     assert response.elapsed.total_seconds() >= 0
 
 
-def test_each_operation_has_its_own_key_and_safe_methods_have_none(way):
+def test_each_operation_has_its_own_key_and_others_have_none(way):
     # R217
     with ScriptedServer(DONE, DONE, answer(200), answer(503)) as server:
         for method in ("POST", "PATCH", "GET", "PUT"):

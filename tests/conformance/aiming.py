@@ -30,7 +30,7 @@ def shop_target(shop: Shop, **more: object) -> Target:
         "count_address": Address.parse(f"{shop.url}/orders"),
         "count_pointer": "/total",
         "other_address": Address.parse(f"{shop.url}/refunds"),
-        "unsafe_methods": True,
+        "unothers": True,
         "patience": SHORT if shop.bugs & _NEVER_DONE else 20.0,
     }
     return Target(**(given | more))
@@ -44,7 +44,7 @@ def demo_target(url: str) -> Target:
         other_tenant=(("Authorization", "Bearer demo-beta"),),
         slow=("X-Demo-Delay", "0.6"),
         count_address=Address.parse(f"{url}/orders?limit=10000"),
-        unsafe_methods=True,
+        unothers=True,
     )
 
 

@@ -16,7 +16,7 @@ from oncekey.conformance.catalogue import REFERENCES, NoSuchClauseError
 from oncekey.conformance.clauses import UndecidedError
 from oncekey.conformance.headlines import HEADLINES, Evidence, Harm, told_of
 from oncekey.conformance.probe import Probe
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.raw_http import Answer
 from oncekey.conformance.target import is_secret, replaced
 
 ORDER = b'{"customer": "c\\u00fc", "items": [{"sku": "t", "n": 2}, true], "note": null}'
@@ -30,7 +30,7 @@ def test_every_clause_is_told_once_and_completely() -> None:
         assert not clause.title.endswith(".")
         assert clause.must | clause.should
         assert not clause.must & clause.should
-        assert clause.shots > 0
+        assert clause.requests > 0
 
 
 def test_every_clause_has_a_headline_and_public_texts() -> None:
@@ -101,7 +101,7 @@ def test_nothing_is_lacked_where_all_is_told_and_all_where_nothing_is() -> None:
         lease=1.0,
         crash_command=("true",),
         store_down_command=("true",),
-        unsafe_methods=True,
+        unothers=True,
     )
     assert [need for need in Need if everything.lacks(need)] == []
     assert [need for need in Need if not nothing.lacks(need)] == []

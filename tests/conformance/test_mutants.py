@@ -86,7 +86,7 @@ def test_the_most_dangerous_finding_comes_first(reports: dict[Bug, Report]) -> N
 def test_what_the_tester_was_not_told_is_skipped_and_says_what_to_pass() -> None:
     nothing = dict.fromkeys(("slow", "fail", "count_address", "other_address"))
     with Shop() as shop:
-        report = check(shop_target(shop, **nothing, other_tenant=(), unsafe_methods=False))
+        report = check(shop_target(shop, **nothing, other_tenant=(), unothers=False))
     told = {clause.needs for clause in CLAUSES if clause.needs}
     assert len(told) > 5
     for finding in report.findings:

@@ -39,8 +39,8 @@ from oncekey.conformance import (
     check,
     chosen,
 )
+from oncekey.conformance.carrier import Carrier
 from oncekey.conformance.headlines import Harm
-from oncekey.conformance.shots import Carrier
 
 
 def _check(target: Target, *only: str, profile: Profile = Profile.STRICT_MONEY) -> Report:

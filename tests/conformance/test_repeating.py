@@ -15,10 +15,11 @@ from conformance.aiming import shop_target
 from conformance.fronts import Front
 from conformance.shop import Bug, Shop
 from oncekey.conformance import CLAUSES, Address, Failed, Finding, Profile, Target, check
+from oncekey.conformance.carrier import Carrier
 from oncekey.conformance.clauses import Exchange, Manner, Way
+from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.reports import MARK, plain
 from oncekey.conformance.scripts import FreshKeys, curl_line, octets, quoted, script, variable
-from oncekey.conformance.shots import Answer, Carrier, Shot
 
 WAIT = 409
 CREDENTIALS = {"AUTHORIZATION": "Bearer alpha", "OTHER_AUTHORIZATION": "Bearer beta"}
@@ -136,8 +137,8 @@ def test_a_key_in_the_body_is_fresh_as_well(tmp_path: Path) -> None:
 
 def test_a_credential_that_is_not_set_is_asked_for(tmp_path: Path) -> None:
     target = Target(address=Address.parse("http://127.0.0.1:1/"), body=b"", other_tenant=(("Authorization", "b"),))
-    shot = Shot("POST", target.address, (("Authorization", "b"), ("X-Api-Key", "a")))
-    lines = script(target, [Exchange(shot, Answer(200, "OK"))])
+    request = RawRequest("POST", target.address, (("Authorization", "b"), ("X-Api-Key", "a")))
+    lines = script(target, [Exchange(request, Answer(200, "OK"))])
     done = subprocess.run(
         ["bash", "-c", "\n".join(lines)], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
@@ -149,9 +150,11 @@ def test_a_command_of_the_run_is_a_variable(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with Shop() as shop:
         target = shop_target(shop)
-        shot = Shot("POST", target.address, (*target.headers, ("Idempotency-Key", "a-key-of-a-report")), target.body)
+        request = RawRequest(
+            "POST", target.address, (*target.headers, ("Idempotency-Key", "a-key-of-a-report")), target.body
+        )
         manner = Manner(Way.PLAIN, after=("--crash-command",))
-        lines = script(target, [Exchange(shot, Answer(201, "Created"), manner=manner)])
+        lines = script(target, [Exchange(request, Answer(201, "Created"), manner=manner)])
         printed = _bash(lines, tmp_path, CRASH_COMMAND=f"touch {mark}")
     assert _statuses(printed) == [201]
     assert mark.exists()
@@ -162,7 +165,7 @@ TARGET = Target(address=Address.parse("http://shop.example/orders?a='b'"), body=
 
 def test_a_command_has_the_words_that_were_sent() -> None:
     headers = (("A", "it's"), ("Content-Type", "a/b"), ("Idempotency-Key", ""), ("X-Api-Key", "s3cret"))
-    words = shlex.split(curl_line(Shot("POST", TARGET.address, headers, b'{"a": "$b"}'), TARGET))
+    words = shlex.split(curl_line(RawRequest("POST", TARGET.address, headers, b'{"a": "$b"}'), TARGET))
     assert words == [
         *("curl", "-si", "-X", "POST", str(TARGET.address), "-H", "A: it's", "-H", "Content-Type: a/b"),
         *("-H", "Idempotency-Key;", "-H", "X-Api-Key: ${X_API_KEY}", "--data-raw", '{"a": "$b"}'),
@@ -171,8 +174,8 @@ def test_a_command_has_the_words_that_were_sent() -> None:
 
 @pytest.mark.parametrize("body", [b"x" * 5000, b"\xff\x00\r\n", b"@file", b"line\nline", "\u2028ü".encode()])
 def test_any_body_reaches_the_server_as_it_was(body: bytes, tmp_path: Path) -> None:
-    shot = Shot("POST", TARGET.address, (), body)
-    line = re.sub(r"curl .* (--data-\S+)", r"sent \1", curl_line(shot, TARGET), flags=re.DOTALL)
+    request = RawRequest("POST", TARGET.address, (), body)
+    line = re.sub(r"curl .* (--data-\S+)", r"sent \1", curl_line(request, TARGET), flags=re.DOTALL)
     printed = _bash(
         ['sent() { if [ "$1" = --data-raw ]; then printf %s "$2"; else cat; fi; }', line.replace("@-", "")], tmp_path
     )
@@ -210,14 +213,14 @@ def test_only_the_random_part_of_a_key_is_fresh(tmp_path: Path) -> None:
 
 def test_the_names_of_an_api_are_its_own() -> None:
     carrier = Carrier("X-Request-Id", marker="X-Cache", marked_by="hit")
-    assert carrier.dressed((("Idempotency-Key", "k"), ("IDEMPOTENCY-KEY", "k")), b"{}") == (
+    assert carrier.for_api((("Idempotency-Key", "k"), ("IDEMPOTENCY-KEY", "k")), b"{}") == (
         (("X-Request-Id", "k"), ("X-REQUEST-ID", "k")),
         b"{}",
     )
     read = carrier.read((("x-cache", "HIT"), ("X-Request-Id", "k")))
     assert read == (("Idempotent-Replayed", "true"), ("Idempotency-Key", "k"))
-    assert carrier.worn(read) == (("X-Cache", "hit"), ("X-Request-Id", "k"))
-    assert carrier.spoken("Idempotent-Replayed: true, Idempotency-Key") == "X-Cache: hit, X-Request-Id"
+    assert carrier.as_received(read) == (("X-Cache", "hit"), ("X-Request-Id", "k"))
+    assert carrier.in_api_words("Idempotent-Replayed: true, Idempotency-Key") == "X-Cache: hit, X-Request-Id"
 
 
 @pytest.mark.parametrize(
@@ -232,5 +235,5 @@ def test_the_names_of_an_api_are_its_own() -> None:
 )
 def test_a_key_becomes_the_first_member_of_the_body(value: str, body: bytes, sent: bytes) -> None:
     carrier = Carrier(member="t")
-    assert carrier.dressed((("Idempotency-Key", value), ("A", "b")), body) == ((("A", "b"),), sent)
-    assert replace(Shot("POST", TARGET.address, (), body), carrier=carrier).content == body
+    assert carrier.for_api((("Idempotency-Key", value), ("A", "b")), body) == ((("A", "b"),), sent)
+    assert replace(RawRequest("POST", TARGET.address, (), body), carrier=carrier).content == body

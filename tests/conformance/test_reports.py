@@ -18,9 +18,9 @@ from oncekey import __version__
 from oncekey.conformance import CLAUSES, Failed, Profile, Report, check
 from oncekey.conformance.clauses import Exchange
 from oncekey.conformance.headlines import Harm
+from oncekey.conformance.raw_http import Address, Answer, RawRequest
 from oncekey.conformance.reports import dangers, missing, plain, to_html, to_json, to_junit
 from oncekey.conformance.scripts import invocation, transcript
-from oncekey.conformance.shots import Address, Answer, Shot
 
 FAST = [clause for clause in CLAUSES if not clause.id.startswith(("races", "hang-ups"))]
 
@@ -157,7 +157,7 @@ ADDRESS = Address.parse("http://shop.example/orders?a='b'")
 
 def test_a_page_and_xml_take_whatever_an_api_says() -> None:
     hostile = Answer(200, "OK", (("Set-Cookie", "visit=1"),), b"<script>alert(1)</script>\x00\x1b]]>\xff")
-    exchange = Exchange(Shot("POST", ADDRESS, (), b"x" * 5000), hostile)
+    exchange = Exchange(RawRequest("POST", ADDRESS, (), b"x" * 5000), hostile)
     clause = FAST[0]
     with Shop(Bug.MISSING_RUNS) as shop:
         found = check(shop_target(shop), clauses=[clause])

@@ -221,7 +221,7 @@ def test_the_tester_of_apis_finds_nothing_under_asgi(database: str) -> None:
                 fail=("X-Fail", "1"),
                 count_address=Address.parse(url),
                 count_pointer="/total",
-                unsafe_methods=True,
+                unothers=True,
             ),
             profile=Profile.IETF,
         )

@@ -182,7 +182,7 @@ def test_the_conformance_tester_finds_nothing(postgres_url: str, open_shop: Call
             count_address=Address.parse(f"http://127.0.0.1:{port}/refunds"),
             count_pointer="/total",
             other_address=Address.parse(f"http://127.0.0.1:{port}/charges"),
-            unsafe_methods=True,
+            unothers=True,
         )
         report = check(target, profile=Profile.IETF)
     assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()

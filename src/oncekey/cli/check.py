@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 import typer
 
 from oncekey.conformance import Address, Clause, Failed, Profile, Report, Target, check, chosen, planned, reports
+from oncekey.conformance.carrier import KEY, MARKER, Carrier, Header
 from oncekey.conformance.running import BadBaselineError, Baseline, written
 from oncekey.conformance.scripts import script
-from oncekey.conformance.shots import KEY, MARKER, Carrier, Header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,9 +207,7 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         typer.Option(help="Certificates to trust instead of the system's, as PEM.", metavar="FILE"),
     ] = None,
     key_optional: Annotated[bool, typer.Option("--key-optional", help="Keys may be left out by design.")] = False,
-    unsafe_methods: Annotated[
-        bool, typer.Option("--unsafe-methods", help="Also send PUT and DELETE to the URL.")
-    ] = False,
+    unothers: Annotated[bool, typer.Option("--unsafe-methods", help="Also send PUT and DELETE to the URL.")] = False,
     only: Annotated[
         list[str],
         typer.Option(help="Try these clauses only: an id, an area such as races, or a pattern.", metavar="CLAUSE"),
@@ -306,7 +304,7 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         store_up_command=_command("--store-up-command", store_up_command),
         command_limit=command_limit,
         carrier=_carrier(key_header, key_field, marker_header, sent if is_json else b""),
-        unsafe_methods=unsafe_methods,
+        unothers=unothers,
         key_optional=key_optional,
         patience=patience,
         timeout=timeout,

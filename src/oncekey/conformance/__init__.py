@@ -6,8 +6,8 @@
 from oncekey.conformance.catalogue import CLAUSES, chosen, planned
 from oncekey.conformance.clauses import Area, Clause, Failed, Need, Passed, Profile, Severity, Skipped, Undecided
 from oncekey.conformance.probe import CannotCheckError
+from oncekey.conformance.raw_http import Address
 from oncekey.conformance.running import Finding, Report, check
-from oncekey.conformance.shots import Address
 from oncekey.conformance.target import Target
 
 __all__ = [

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.raw_http import Answer
 
 
 def amount_at(document: object, pointer: str) -> int:

@@ -34,7 +34,7 @@ ABOUT_HEADERS: Final = frozenset(
 ) | {"keys.echoed", "keys.status"}
 """Clauses that have no meaning where the key is a member of the body."""
 
-SIGHTING_SHOTS: Final = 20
+SIGHTING_REQUESTS: Final = 20
 """How many requests the tester sends at most before the first clause."""
 
 
@@ -63,7 +63,7 @@ def _matches(clause: Clause, pattern: str) -> bool:
 
 def planned(clauses: tuple[Clause, ...] = CLAUSES) -> int:
     """The most requests that a run of these clauses sends, waiting for slow ones not counted."""
-    return SIGHTING_SHOTS + sum(clause.shots for clause in clauses)
+    return SIGHTING_REQUESTS + sum(clause.requests for clause in clauses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from oncekey.conformance.shots import Answer, Shot
+from oncekey.conformance.raw_http import Answer, RawRequest
 
 if TYPE_CHECKING:
     from oncekey.conformance.probe import Probe
@@ -146,7 +146,7 @@ MARKED: Final = frozenset({Profile.STRIPE, Profile.STRICT_MONEY})
 class Exchange:
     """A request and its answer, and how the request was sent if that matters."""
 
-    shot: Shot
+    request: RawRequest
     answer: Answer
     how: str = ""
     manner: Manner = PLAIN
@@ -195,7 +195,7 @@ class Clause:
     title: str
     why: str
     severity: Severity
-    shots: int
+    requests: int
     judge: Callable[[Probe], Verdict]
     must: frozenset[Profile] = EVERY
     should: frozenset[Profile] = frozenset()

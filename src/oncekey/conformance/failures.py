@@ -28,7 +28,7 @@ from oncekey.conformance.clauses import (
 )
 from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, is_marked, needs_replays, one_operation, shown
 from oncekey.conformance.probe import Probe
-from oncekey.conformance.shots import Answer, Shot
+from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.target import replaced
 
 _MOST_LACKING: Final = 3
@@ -69,7 +69,7 @@ def corrected(probe: Probe) -> Verdict:
         if not BAD_REQUEST <= refused.status < SERVER_ERROR:
             continue
         tried = True
-        answer = probe.until_settled(probe.shot(key))
+        answer = probe.until_settled(probe.request(key))
         if not answer.ok:
             return Failed(f"after {what} the corrected request with the same key is executed", shown(answer))
     if not tried:
@@ -91,12 +91,12 @@ def _invalid(probe: Probe) -> Iterator[tuple[str, bytes]]:
 
 def _after_failure(probe: Probe) -> tuple[Answer, Answer]:
     key = probe.fresh()
-    shot = probe.shot(key)
+    request = probe.request(key)
     fail = probe.target.fail
-    failed = probe.fire(replace(shot, headers=replaced(shot.headers, () if fail is None else (fail,))))
+    failed = probe.send_raw(replace(request, headers=replaced(request.headers, () if fail is None else (fail,))))
     if failed.status < SERVER_ERROR:
         raise UndecidedError(f"with --fail-header the answer was {failed.status or failed.reason}, not 5xx", Need.FAIL)
-    return failed, probe.until_settled(shot)
+    return failed, probe.until_settled(request)
 
 
 _PLACES: Final = {
@@ -109,10 +109,10 @@ _PLACES: Final = {
 def unfinished(probe: Probe, place: str) -> Verdict:
     """A client that hangs up before its request is complete."""
     key, before = probe.fresh(), probe.count()
-    shot = probe.shot(key)
-    probe.cut_off(shot, _position(shot, place))
+    request = probe.request(key)
+    probe.cut_off(request, _position(request, place))
     time.sleep(probe.lead)  # the server must have seen that the client left, or there is nothing to see
-    answer = probe.until_settled(shot)
+    answer = probe.until_settled(request)
     effects = probe.since(before, at_least=int(answer.ok))
     if not answer.ok:
         return Failed(f"within {probe.target.patience:g} s a retry of the whole request is executed", shown(answer))
@@ -124,26 +124,26 @@ def unfinished(probe: Probe, place: str) -> Verdict:
 def sent(probe: Probe) -> Verdict:
     """A client that hangs up when everything is sent."""
     before = probe.count()
-    shot = _abandoned(probe)
-    return _one_effect(probe, shot, before)
+    request = _abandoned(probe)
+    return _one_effect(probe, request, before)
 
 
 def answered(probe: Probe) -> Verdict:
     """A client that hangs up when the answer begins."""
     key, before = probe.fresh(), probe.count()
-    shot = probe.shot(key)
-    probe.cut_off(shot, len(shot.wire()), listen=True)
-    return _one_effect(probe, shot, before)
+    request = probe.request(key)
+    probe.cut_off(request, len(request.wire()), listen=True)
+    return _one_effect(probe, request, before)
 
 
 def retried(probe: Probe) -> Verdict:
     """A client that hung up asks again."""
     needs_replays(probe)
-    shot = _abandoned(probe)
-    first = probe.until_settled(shot, over_errors=True)
+    request = _abandoned(probe)
+    first = probe.until_settled(request, over_errors=True)
     if not first.ok:
         return Failed(f"within {probe.target.patience:g} s a retry gets the answer", shown(first))
-    again = probe.until_settled(shot)
+    again = probe.until_settled(request)
     if not probe.same(first, again):
         return Failed("the same answer for every retry", f"{shown(first)}, then {shown(again)}")
     return Passed()
@@ -152,32 +152,32 @@ def retried(probe: Probe) -> Verdict:
 def slowly(probe: Probe) -> Verdict:
     """A body that comes in slow pieces is the same body."""
     key, before = probe.fresh(), probe.count()
-    first = probe.dribble(probe.shot(key))
+    first = probe.dribble(probe.request(key))
     if not first.ok:
         raise UndecidedError(f"a body in slow pieces gets {first.status or first.reason} under a fresh key")
     again = probe.send(key)
     return one_operation(probe, probe.since(before, at_least=1), first, again, "the same body in one piece")
 
 
-def _abandoned(probe: Probe) -> Shot:
+def _abandoned(probe: Probe) -> RawRequest:
     """A request that was sent, and whose client did not wait for its answer."""
-    shot = probe.shot(probe.fresh(), slow=True)
-    probe.cut_off(shot, len(shot.wire()), stay=probe.lead / 2)
-    return shot
+    request = probe.request(probe.fresh(), slow=True)
+    probe.cut_off(request, len(request.wire()), stay=probe.lead / 2)
+    return request
 
 
-def _one_effect(probe: Probe, shot: Shot, before: int | None) -> Verdict:
-    first = probe.until_settled(shot, over_errors=True)
-    probe.until_settled(shot, over_errors=True)
+def _one_effect(probe: Probe, request: RawRequest, before: int | None) -> Verdict:
+    first = probe.until_settled(request, over_errors=True)
+    probe.until_settled(request, over_errors=True)
     effects = probe.since(before, at_least=int(first.ok))
     if effects is not None and effects > 1:
         return Failed("1 effect of the abandoned request and its retries", f"{effects} effects; {shown(first)}")
     return Passed()
 
 
-def _position(shot: Shot, place: str) -> int:
-    head = len(shot.head())
-    return {"head": head // 2, "body": head + len(shot.body) // 2}.get(place, head + len(shot.body) - 1)
+def _position(request: RawRequest, place: str) -> int:
+    head = len(request.head())
+    return {"head": head // 2, "body": head + len(request.body) // 2}.get(place, head + len(request.body) - 1)
 
 
 def _unfinished(place: str, words: str) -> Clause:
@@ -186,7 +186,7 @@ def _unfinished(place: str, words: str) -> Clause:
         title=f"A client that hangs up {words} has done nothing, and may retry",
         why="Half a request must not be executed, and must not keep its key.",
         severity=Severity.HIGH,
-        shots=8,
+        requests=8,
         judge=partial(unfinished, place=place),
         sight=True,
     )
@@ -215,13 +215,13 @@ def declined(probe: Probe) -> Verdict:
 
 def large(probe: Probe) -> Verdict:
     """The API replays a large answer, or answers that it is not kept; it executes nothing again."""
-    shot, header = probe.shot(probe.fresh()), probe.target.large
-    shot = replace(shot, headers=replaced(shot.headers, () if header is None else (header,)))
+    request, header = probe.request(probe.fresh()), probe.target.large
+    request = replace(request, headers=replaced(request.headers, () if header is None else (header,)))
     before = probe.count()
-    first = probe.fire(shot)
+    first = probe.send_raw(request)
     if not first.ok or len(first.body) < LARGE:
         raise UndecidedError(f"with --large-header the answer was {shown(first)}, and not {LARGE} bytes", Need.LARGE)
-    again = probe.fire(shot)
+    again = probe.send_raw(request)
     effects = probe.since(before)
     if effects not in {None, 1}:
         return Failed("1 effect of a request with a large answer and its retry", f"{effects} effects; {shown(again)}")
@@ -240,7 +240,7 @@ CLAUSES: Final = (
         severity=Severity.MEDIUM,
         must=DRAFT,
         needs=(Need.FAIL,),
-        shots=4,
+        requests=4,
         judge=server_error_forgotten,
     ),
     Clause(
@@ -249,7 +249,7 @@ CLAUSES: Final = (
         why="A lock that is never released answers 409 until the key expires.",
         severity=Severity.HIGH,
         needs=(Need.FAIL,),
-        shots=12,
+        requests=12,
         judge=server_error_no_wedge,
     ),
     Clause(
@@ -258,7 +258,7 @@ CLAUSES: Final = (
         why="An error after the effect, and a retry that runs again: paid twice.",
         severity=Severity.CRITICAL,
         needs=(Need.FAIL, Need.COUNT),
-        shots=6,
+        requests=6,
         judge=server_error_no_effect,
     ),
     Clause(
@@ -268,7 +268,7 @@ CLAUSES: Final = (
         severity=Severity.LOW,
         must=frozenset(),
         should=EVERY,
-        shots=12,
+        requests=12,
         judge=corrected,
     ),
     *(_unfinished(place, words) for place, words in _PLACES.items()),
@@ -278,7 +278,7 @@ CLAUSES: Final = (
         why="It is the case for which keys were invented: the answer is lost, the work is not.",
         severity=Severity.CRITICAL,
         needs=(Need.COUNT,),
-        shots=14,
+        requests=14,
         judge=sent,
         sight=True,
     ),
@@ -288,7 +288,7 @@ CLAUSES: Final = (
         why="A server that forgets what it could not deliver executes the retry.",
         severity=Severity.CRITICAL,
         needs=(Need.COUNT,),
-        shots=8,
+        requests=8,
         judge=answered,
         sight=True,
     ),
@@ -297,7 +297,7 @@ CLAUSES: Final = (
         title="A client that hung up gets the answer with its retry",
         why="The work is done, and the client would never learn what came of it.",
         severity=Severity.HIGH,
-        shots=14,
+        requests=14,
         judge=retried,
         sight=True,
     ),
@@ -306,7 +306,7 @@ CLAUSES: Final = (
         title="A body that comes in slow pieces is the same request",
         why="A bad line must not change what a request means.",
         severity=Severity.MEDIUM,
-        shots=4,
+        requests=4,
         judge=slowly,
         sight=True,
     ),
@@ -318,7 +318,7 @@ CLAUSES: Final = (
         must=MARKED,
         should=EVERY - MARKED,
         needs=(Need.DECLINED,),
-        shots=3,
+        requests=3,
         judge=declined,
     ),
     Clause(
@@ -327,7 +327,7 @@ CLAUSES: Final = (
         why="What does not fit into the store is easily not stored at all, and then forgotten.",
         severity=Severity.HIGH,
         needs=(Need.LARGE,),
-        shots=4,
+        requests=4,
         judge=large,
         sight=True,
     ),

@@ -8,7 +8,7 @@ from typing import Final
 
 from oncekey.conformance.clauses import Failed, Need, Passed, Profile, Skipped, UndecidedError, Verdict
 from oncekey.conformance.probe import MARKER, Probe
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.raw_http import Answer
 
 MISMATCH: Final[Mapping[Profile, Collection[int]]] = {
     Profile.IETF: {422},

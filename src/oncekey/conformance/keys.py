@@ -24,7 +24,7 @@ from oncekey.conformance.clauses import (
 )
 from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, gets, one_operation, shown, two_operations, worst_of
 from oncekey.conformance.probe import KEY, Probe
-from oncekey.conformance.shots import Answer, Shot
+from oncekey.conformance.raw_http import Answer, RawRequest
 
 _MEANINGLESS: Final = "X-Oncekey-Check"
 _LENGTHS: Final = (255, 200, 128, 100, 64, 48, 36)
@@ -42,7 +42,7 @@ def missing(probe: Probe) -> Verdict:
     if probe.target.key_optional:
         raise UndecidedError("keys may be left out here (--key-optional)")
     before = probe.count()
-    answer = probe.fire(probe.raw_shot())
+    answer = probe.send_raw(probe.raw_request())
     if answer.ok or probe.since(before):
         return Failed("a request without a key: 400, and nothing happens", f"{shown(answer)}: it was taken")
     return _refused(probe, [], answer, "a request without a key")
@@ -50,7 +50,7 @@ def missing(probe: Probe) -> Verdict:
 
 def explained(probe: Probe) -> Verdict:
     """The refusal of a missing key links to a description of keys."""
-    answer = probe.fire(probe.raw_shot())
+    answer = probe.send_raw(probe.raw_request())
     if answer.ok:
         raise UndecidedError("a request without a key is not refused")
     if answer.header("Link") or b"://" in answer.body or b"urn:" in answer.body:
@@ -135,7 +135,7 @@ def tricky(probe: Probe) -> Verdict:
     """Keys with characters that break careless programs."""
     for key in _TRICKY:
         value = f'"{key}{probe.fresh()[:8]}"'
-        answer = probe.fire(probe.raw_shot(value))
+        answer = probe.send_raw(probe.raw_request(value))
         if not answer.status or answer.status >= SERVER_ERROR:
             expected = "a key of odd characters is taken, or refused with 400"
             return _its_own_fault(probe, [value], answer, expected)
@@ -157,7 +157,7 @@ def _refuses(
     takes as a key, and that protects, is wrong only in the profiles that say so.
     """
     before = probe.count()
-    answer = probe.fire(probe.raw_shot(*values))
+    answer = probe.send_raw(probe.raw_request(*values))
     if not answer.ok:
         effects = probe.since(before)
         if effects:
@@ -165,7 +165,7 @@ def _refuses(
         return _refused(probe, values, answer, what)
     if probe.blind:
         return Undecided(f"{what} is taken, and whether it protects cannot be seen", Need.COUNT)
-    again = probe.fire(probe.raw_shot(*values))
+    again = probe.send_raw(probe.raw_request(*values))
     effects = probe.since(before)
     if effects is None and not probe.habits.replays:
         return Undecided(f"{what} is taken, and a plain retry does not get the first answer either", Need.COUNT)
@@ -189,7 +189,7 @@ def _refused(probe: Probe, values: Sequence[str], answer: Answer, what: str) -> 
 
 
 def _status(probe: Probe, values: Sequence[str], what: str) -> Verdict:
-    answer = probe.fire(probe.raw_shot(*values))
+    answer = probe.send_raw(probe.raw_request(*values))
     if BAD_REQUEST <= answer.status < SERVER_ERROR:
         return gets(answer, {BAD_REQUEST}, what)
     return Undecided(f"{what} got {answer.status or answer.reason}, and no refusal")
@@ -197,8 +197,8 @@ def _status(probe: Probe, values: Sequence[str], what: str) -> Verdict:
 
 def _its_own_fault(probe: Probe, values: Sequence[str], answer: Answer, expected: str) -> Verdict:
     """Failed, because the API fails over a key; not if it fails with the same values in an unused header, too."""
-    shot = probe.shot(probe.fresh())
-    control = probe.control(replace(shot, headers=(*shot.headers, *((_MEANINGLESS, value) for value in values))))
+    request = probe.request(probe.fresh())
+    control = probe.control(replace(request, headers=(*request.headers, *((_MEANINGLESS, value) for value in values))))
     if control.ok:
         return Failed(expected, shown(answer))
     return Undecided(f"such a value gets {control.status or control.reason} in any header, not only as a key")
@@ -267,8 +267,8 @@ def field_name(probe: Probe) -> Verdict:
     """Names of header fields have no case."""
     key, before = probe.fresh(), probe.count()
     first = probe.first(key)
-    shot = probe.shot(key)
-    again = probe.fire(replace(shot, headers=_renamed(shot)))
+    request = probe.request(key)
+    again = probe.send_raw(replace(request, headers=_renamed(request)))
     return one_operation(probe, probe.since(before), first, again, "the field's name in capitals")
 
 
@@ -290,18 +290,18 @@ def longest(probe: Probe) -> Verdict:
 
 def _taken(probe: Probe, value: str, what: str) -> Verdict:
     before = probe.count()
-    first = probe.fire(probe.raw_shot(value))
+    first = probe.send_raw(probe.raw_request(value))
     if not first.ok:
         return Failed(f"{what}: taken", shown(first))
-    again = probe.fire(probe.raw_shot(value))
+    again = probe.send_raw(probe.raw_request(value))
     return one_operation(probe, probe.since(before, at_least=1), first, again, what)
 
 
 def _never_again(probe: Probe, one: str, two: str, what: str) -> Verdict:
     """Passed if the API refuses the second spelling or takes it as the same key, and never as another operation."""
     key, before = probe.fresh(), probe.count()
-    first = probe.fire(probe.raw_shot(one.format(key)))
-    again = probe.fire(probe.raw_shot(two.format(key)))
+    first = probe.send_raw(probe.raw_request(one.format(key)))
+    again = probe.send_raw(probe.raw_request(two.format(key)))
     effects = probe.since(before, at_least=int(first.ok))
     if not first.ok or not again.ok:
         return Passed()
@@ -320,8 +320,8 @@ def _firsts() -> tuple[str, str]:
     return f"5{rest}", f"f{rest}"
 
 
-def _renamed(shot: Shot) -> tuple[tuple[str, str], ...]:
-    return tuple((name.upper() if name == KEY else name, value) for name, value in shot.headers)
+def _renamed(request: RawRequest) -> tuple[tuple[str, str], ...]:
+    return tuple((name.upper() if name == KEY else name, value) for name, value in request.headers)
 
 
 CLAUSES: Final = (
@@ -331,7 +331,7 @@ CLAUSES: Final = (
         why="A client that forgot its key would be executed again with every retry.",
         severity=Severity.HIGH,
         must=DRAFT,
-        shots=3,
+        requests=3,
         judge=missing,
     ),
     Clause(
@@ -341,7 +341,7 @@ CLAUSES: Final = (
         severity=Severity.LOW,
         must=frozenset(),
         should=DRAFT,
-        shots=1,
+        requests=1,
         judge=explained,
     ),
     Clause(
@@ -350,7 +350,7 @@ CLAUSES: Final = (
         why="Taken as absent it would run unprotected; taken as a key everybody would share it.",
         severity=Severity.HIGH,
         must=DRAFT,
-        shots=6,
+        requests=6,
         judge=empty,
     ),
     Clause(
@@ -359,7 +359,7 @@ CLAUSES: Final = (
         why="RFC 9651 lets a server ignore such a field, and the request would run unprotected.",
         severity=Severity.HIGH,
         must=DRAFT,
-        shots=15,
+        requests=15,
         judge=malformed,
     ),
     Clause(
@@ -369,7 +369,7 @@ CLAUSES: Final = (
         severity=Severity.LOW,
         must=SAFE,
         should=DRAFT - SAFE,
-        shots=2,
+        requests=2,
         judge=status,
     ),
     Clause(
@@ -378,7 +378,7 @@ CLAUSES: Final = (
         why="Two servers on the way may each choose another one of them.",
         severity=Severity.MEDIUM,
         must=DRAFT,
-        shots=9,
+        requests=9,
         judge=doubled,
     ),
     Clause(
@@ -388,7 +388,7 @@ CLAUSES: Final = (
         severity=Severity.MEDIUM,
         must=MARKED,
         should=EVERY - MARKED,
-        shots=2,
+        requests=2,
         judge=too_long,
     ),
     Clause(
@@ -396,7 +396,7 @@ CLAUSES: Final = (
         title="Long keys that differ in one character are two operations",
         why="A key that is cut off, or compared in part, drops the second of two operations.",
         severity=Severity.CRITICAL,
-        shots=7,
+        requests=7,
         judge=whole,
         sight=True,
     ),
@@ -406,7 +406,7 @@ CLAUSES: Final = (
         why="Two operations that share a short key are taken for one, and one of them never happens.",
         severity=Severity.MEDIUM,
         must=SAFE,
-        shots=3,
+        requests=3,
         judge=too_short,
     ),
     Clause(
@@ -414,7 +414,7 @@ CLAUSES: Final = (
         title="Keys of odd characters do not break the server",
         why="A key comes from outside and goes into a database, a log and a header.",
         severity=Severity.HIGH,
-        shots=5,
+        requests=5,
         judge=tricky,
     ),
     Clause(
@@ -424,7 +424,7 @@ CLAUSES: Final = (
         severity=Severity.LOW,
         must=SAFE,
         should=EVERY - SAFE,
-        shots=4,
+        requests=4,
         judge=longest,
         sight=True,
     ),
@@ -434,7 +434,7 @@ CLAUSES: Final = (
         why="The draft's keys are quoted; UUIDs that begin with a digit parse differently from others.",
         severity=Severity.MEDIUM,
         must=DRAFT,
-        shots=8,
+        requests=8,
         judge=quoted,
         sight=True,
     ),
@@ -445,7 +445,7 @@ CLAUSES: Final = (
         severity=Severity.MEDIUM,
         must=_BARE,
         should=DRAFT,
-        shots=8,
+        requests=8,
         judge=bare,
         sight=True,
     ),
@@ -455,7 +455,7 @@ CLAUSES: Final = (
         why="A client library that is updated between two tries would execute twice.",
         severity=Severity.CRITICAL,
         must=DRAFT,
-        shots=4,
+        requests=4,
         judge=two_spellings,
         sight=True,
     ),
@@ -465,7 +465,7 @@ CLAUSES: Final = (
         why="RFC 9651 lets intermediaries and later versions add parameters.",
         severity=Severity.HIGH,
         must=DRAFT,
-        shots=4,
+        requests=4,
         judge=parameters,
         sight=True,
     ),
@@ -474,7 +474,7 @@ CLAUSES: Final = (
         title="Keys that differ in case are two operations",
         why="Keys are opaque; a database that compares without case would drop an operation.",
         severity=Severity.HIGH,
-        shots=4,
+        requests=4,
         judge=case_counts,
         sight=True,
     ),
@@ -483,7 +483,7 @@ CLAUSES: Final = (
         title="Equal bodies under different keys are two operations",
         why="Two customers who order the same thing are two customers.",
         severity=Severity.HIGH,
-        shots=4,
+        requests=4,
         judge=not_deduplication,
         sight=True,
     ),
@@ -492,7 +492,7 @@ CLAUSES: Final = (
         title="The field's name is read in any case",
         why="Proxies change it.",
         severity=Severity.HIGH,
-        shots=4,
+        requests=4,
         judge=field_name,
         sight=True,
     ),
@@ -503,7 +503,7 @@ CLAUSES: Final = (
         severity=Severity.LOW,
         must=frozenset(),
         should=SAFE,
-        shots=2,
+        requests=2,
         judge=echoed,
     ),
 )

@@ -28,7 +28,7 @@ from oncekey.conformance.clauses import (
 )
 from oncekey.conformance.judging import BAD_REQUEST, is_marked, shown
 from oncekey.conformance.probe import Probe
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.raw_http import Answer
 
 
 def independent(probe: Probe) -> Verdict:
@@ -37,7 +37,7 @@ def independent(probe: Probe) -> Verdict:
     key = probe.fresh()
     first = probe.first(key)
     before = probe.count(other_tenant=True)
-    answer = probe.fire(probe.as_other_tenant(probe.shot(key)))
+    answer = probe.send_raw(probe.as_other_tenant(probe.request(key)))
     if not answer.ok:
         return Failed("the other tenant's request is executed as its own", shown(answer))
     if is_marked(answer):
@@ -57,7 +57,7 @@ def unseen(probe: Probe) -> Verdict:
     _other_tenant_is_known(probe)
     key = probe.fresh()
     probe.first(key)
-    answer = probe.fire(probe.as_other_tenant(probe.shot(key, body=probe.other_body)))
+    answer = probe.send_raw(probe.as_other_tenant(probe.request(key, body=probe.other_body)))
     return Passed() if answer.ok else Failed("for another tenant the key is as good as new", shown(answer))
 
 
@@ -66,7 +66,7 @@ def no_pass(probe: Probe) -> Verdict:
     _credentials_are_needed(probe)
     key = probe.fresh()
     first = probe.first(key)
-    answer = probe.fire(probe.as_nobody(probe.shot(key)))
+    answer = probe.send_raw(probe.as_nobody(probe.request(key)))
     if not answer.status:
         raise UndecidedError(f"without credentials there was no answer ({answer.reason})")
     if answer.ok or (first.body and first.body in answer.body):
@@ -78,14 +78,14 @@ def not_spoilt(probe: Probe) -> Verdict:
     """A request without credentials does not use up the key."""
     _credentials_are_needed(probe)
     key = probe.fresh()
-    probe.fire(probe.as_nobody(probe.shot(key)))
-    answer = probe.until_settled(probe.shot(key))
+    probe.send_raw(probe.as_nobody(probe.request(key)))
+    answer = probe.until_settled(probe.request(key))
     return Passed() if answer.ok else Failed("with credentials the same key is executed", shown(answer))
 
 
 def _other_tenant_is_known(probe: Probe) -> None:
     """Raise unless the other tenant's request succeeds under a key of its own: else a refusal proves nothing."""
-    control = probe.control(probe.as_other_tenant(probe.shot(probe.fresh())))
+    control = probe.control(probe.as_other_tenant(probe.request(probe.fresh())))
     if not control.ok:
         got = control.status or control.reason
         raise UndecidedError(f"the other tenant's request with a fresh key got {got}", Need.OTHER_TENANT)
@@ -93,7 +93,7 @@ def _other_tenant_is_known(probe: Probe) -> None:
 
 def _credentials_are_needed(probe: Probe) -> None:
     """Raise if the API accepts requests without credentials: then it has nothing to hide."""
-    control = probe.control(probe.as_nobody(probe.shot(probe.fresh())))
+    control = probe.control(probe.as_nobody(probe.request(probe.fresh())))
     if control.ok:
         raise UndecidedError("a fresh key is taken without credentials, too")
 
@@ -105,7 +105,7 @@ TENANTS: Final = (
         why="One tenant would be shown the other's answer, and its own request would not happen.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_TENANT,),
-        shots=6,
+        requests=6,
         judge=independent,
         sight=True,
     ),
@@ -115,7 +115,7 @@ TENANTS: Final = (
         why="A refusal that only used keys get tells who does business with whom.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_TENANT, Need.OTHER_BODY),
-        shots=3,
+        requests=3,
         judge=unseen,
     ),
     Clause(
@@ -124,7 +124,7 @@ TENANTS: Final = (
         why="Keys are in logs; a replay to every caller who knows one is a leak.",
         severity=Severity.CRITICAL,
         needs=(Need.CREDENTIALS,),
-        shots=3,
+        requests=3,
         judge=no_pass,
     ),
     Clause(
@@ -133,7 +133,7 @@ TENANTS: Final = (
         why="An expired token would turn a key into a dead end.",
         severity=Severity.MEDIUM,
         needs=(Need.CREDENTIALS,),
-        shots=4,
+        requests=4,
         judge=not_spoilt,
     ),
 )
@@ -152,10 +152,10 @@ _SCRIPT: Final = "<script>alert(1)</script>"
 def mismatch_is_mute(probe: Probe) -> Verdict:
     """A refused request learns nothing about the first one's answer."""
     key, another = probe.fresh(), probe.fresh()
-    control, first = probe.control(probe.shot(another)), probe.first(key)
+    control, first = probe.control(probe.request(another)), probe.first(key)
     refused = _refused(probe, key, probe.other_body)
     known = {text.replace(another, "") for text in _values(control)}
-    sent = probe.trail[-1].shot.wire().decode("latin-1")
+    sent = probe.trail[-1].request.wire().decode("latin-1")
     for secret in _values(first):
         if secret.replace(key, "") not in known and secret not in sent and _shows(refused, secret):
             return Failed("nothing of the first request's answer", f"{shown(refused)}, with {secret!r} in it")
@@ -182,7 +182,7 @@ def first_body_is_mute(probe: Probe) -> Verdict:
 def no_fingerprint(probe: Probe) -> Verdict:
     """No answer has a hash of a body. A hash that is in every answer, or new in each, is not one of a body."""
     key = probe.fresh()
-    control = probe.control(probe.shot(probe.fresh(), body=probe.other_body))
+    control = probe.control(probe.request(probe.fresh(), body=probe.other_body))
     probe.first(key)
     refused, again = (_refused(probe, key, probe.other_body) for _ in range(2))
     if (_hashes(refused) & _hashes(again)) - _hashes(control):
@@ -193,7 +193,7 @@ def no_fingerprint(probe: Probe) -> Verdict:
 def no_cookie(probe: Probe) -> Verdict:
     """A session is not replayed. A cookie that every answer sets is no session."""
     key = probe.fresh()
-    control = probe.control(probe.shot(probe.fresh()))
+    control = probe.control(probe.request(probe.fresh()))
     first, again = probe.first(key), probe.send(key)
     replayed = (_cookies(first) & _cookies(again)) - _cookies(control)
     if replayed:
@@ -203,7 +203,7 @@ def no_cookie(probe: Probe) -> Verdict:
 
 def no_reflection(probe: Probe) -> Verdict:
     """A key with HTML in it is not reflected as HTML."""
-    answer = probe.fire(probe.raw_shot(f'"{_SCRIPT}{probe.fresh()}' + "x" * 256 + '"'))
+    answer = probe.send_raw(probe.raw_request(f'"{_SCRIPT}{probe.fresh()}' + "x" * 256 + '"'))
     media = (answer.header("Content-Type") or "").lower()
     if _SCRIPT.encode() in answer.body and "html" in media:
         return Failed("a refusal that is no page with the key in it", f"{shown(answer)} as {media}")
@@ -214,7 +214,7 @@ def told_apart(probe: Probe) -> Verdict:
     """A client can tell a missing key from a mismatch by more than the status."""
     key = probe.fresh()
     probe.first(key)
-    refused, missing = probe.send(key, body=probe.other_body), probe.fire(probe.raw_shot())
+    refused, missing = probe.send(key, body=probe.other_body), probe.send_raw(probe.raw_request())
     for answer in (refused, missing):
         if answer.status < BAD_REQUEST:
             raise UndecidedError(f"there was no refusal to look at, but {shown(answer)}")
@@ -278,7 +278,7 @@ def _taken(probe: Probe, marks: _Marks) -> int | None:
     """The number of the first marked body that the API accepts and does not confuse with the plain body."""
     for place, (body, _) in enumerate(islice(marks(probe, 0), _MOST_MARKED)):
         key = probe.fresh()
-        if probe.control(probe.shot(key, body=body)).ok and not probe.control(probe.shot(key)).ok:
+        if probe.control(probe.request(key, body=body)).ok and not probe.control(probe.request(key)).ok:
             return place
     return None
 
@@ -324,7 +324,7 @@ CLAUSES: Final = (
         why="An attacker who guesses a key would read what was bought, and by whom.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_BODY,),
-        shots=3,
+        requests=3,
         judge=mismatch_is_mute,
     ),
     Clause(
@@ -332,7 +332,7 @@ CLAUSES: Final = (
         title="The refusal of another body says nothing about the first one",
         why="Amounts and names of the first request would be shown to anyone who guesses its key.",
         severity=Severity.CRITICAL,
-        shots=10,
+        requests=10,
         judge=first_body_is_mute,
     ),
     Clause(
@@ -343,7 +343,7 @@ CLAUSES: Final = (
         must=SAFE,
         should=EVERY - SAFE,
         needs=(Need.OTHER_BODY,),
-        shots=4,
+        requests=4,
         judge=no_fingerprint,
     ),
     Clause(
@@ -353,7 +353,7 @@ CLAUSES: Final = (
         severity=Severity.HIGH,
         must=SAFE,
         should=EVERY - SAFE,
-        shots=3,
+        requests=3,
         judge=no_cookie,
         sight=True,
     ),
@@ -362,7 +362,7 @@ CLAUSES: Final = (
         title="A key is not repeated in a page",
         why="A key with a script in it would run in a browser.",
         severity=Severity.HIGH,
-        shots=1,
+        requests=1,
         judge=no_reflection,
     ),
     Clause(
@@ -373,7 +373,7 @@ CLAUSES: Final = (
         must=SAFE,
         should=DRAFT - SAFE,
         needs=(Need.OTHER_BODY,),
-        shots=3,
+        requests=3,
         judge=told_apart,
     ),
 )

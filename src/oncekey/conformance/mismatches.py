@@ -40,7 +40,7 @@ from oncekey.conformance.judging import (
     worst_of,
 )
 from oncekey.conformance.probe import Probe
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.raw_http import Answer
 
 _IN_FLIGHT: Final = {
     Profile.IETF: {422, CONFLICT},
@@ -106,30 +106,34 @@ def running_status(probe: Probe) -> Verdict:
 def other_query(probe: Probe) -> Verdict:
     """The same body with another query."""
     key, before = probe.fresh(), probe.count()
-    first, shot = probe.first(key), probe.shot(key)
-    sign = "&" if "?" in shot.address.target else "?"
-    answer = probe.fire(replace(shot, address=shot.address.at(f"{shot.address.target}{sign}oncekey-check=1")))
+    first, request = probe.first(key), probe.request(key)
+    sign = "&" if "?" in request.address.target else "?"
+    answer = probe.send_raw(
+        replace(request, address=request.address.at(f"{request.address.target}{sign}oncekey-check=1"))
+    )
     return not_replayed(probe, probe.since(before), first, answer, "another query under a used key")
 
 
 def other_endpoint(probe: Probe) -> Verdict:
     """The same body at another endpoint, whose effects the count may not show."""
     key = probe.fresh()
-    first, shot = probe.first(key), probe.shot(key)
-    answer = probe.fire(replace(shot, address=probe.target.other_address or shot.address))
+    first, request = probe.first(key), probe.request(key)
+    answer = probe.send_raw(replace(request, address=probe.target.other_address or request.address))
     return not_replayed(probe, None, first, answer, "the same key at another endpoint")
 
 
 def other_method(probe: Probe) -> Verdict:
     """The same body with another method, whose effects the count may not show."""
     key = probe.fresh()
-    first, shot = probe.first(key), probe.shot(key)
-    method = "PUT" if shot.method != "PUT" else "POST"
-    return not_replayed(probe, None, first, probe.fire(replace(shot, method=method)), f"the same key with {method}")
+    first, request = probe.first(key), probe.request(key)
+    method = "PUT" if request.method != "PUT" else "POST"
+    return not_replayed(
+        probe, None, first, probe.send_raw(replace(request, method=method)), f"the same key with {method}"
+    )
 
 
 def _while_running(probe: Probe) -> tuple[Answer, Answer]:
-    one = probe.shot(probe.fresh(), slow=True)
+    one = probe.request(probe.fresh(), slow=True)
     first, other = probe.overlapping(one, replace(one, body=probe.other_body))
     if not first.ok and other.ok:
         raise UndecidedError("the second request was faster than the first", "a slower --slow-header")
@@ -264,14 +268,14 @@ def _is_compared(probe: Probe, path: bodies.Path) -> bool:
     if value is None:
         return True
     key = probe.fresh()
-    probe.control(probe.shot(key))
+    probe.control(probe.request(key))
     other = json.dumps(bodies.put(document, path, _changed(value))).encode()
-    return not probe.control(probe.shot(key, body=other)).ok
+    return not probe.control(probe.request(key, body=other)).ok
 
 
 def _member(probe: Probe, path: bodies.Path, other: bytes) -> Verdict:
     """The verdict on one member. A value that the API refuses under a fresh key, too, proves nothing."""
-    if not probe.control(probe.shot(probe.fresh(), body=other)).ok:
+    if not probe.control(probe.request(probe.fresh(), body=other)).ok:
         return Passed()
     key = probe.fresh()
     first, again = probe.first(key), probe.send(key, body=other)
@@ -288,7 +292,7 @@ def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
     again = probe.send(key, body=body)
     if not again.ok:
         return Passed()
-    if probe.control(probe.shot(probe.fresh(), body=body)).ok:
+    if probe.control(probe.request(probe.fresh(), body=body)).ok:
         return Undecided(f'this API takes "{number}" for {number}')
     return Failed(f'{number} and "{number}": the second one is refused', f"{shown(first)}, then {shown(again)}")
 
@@ -296,7 +300,7 @@ def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
 def _server_error(probe: Probe, body: bytes, what: str) -> Verdict:
     """Failed if a body causes a server error only with a key, and succeeds without one."""
     if probe.habits.optional:
-        control = probe.control(probe.shot(None, body=body))
+        control = probe.control(probe.request(None, body=body))
         if control.status and control.status < SERVER_ERROR:
             return Failed(f"{what}: refused, or told apart", f"a server error with a key, {shown(control)} without")
     return Undecided(f"{what} get a server error, and nothing shows that this is because of the key")
@@ -360,7 +364,7 @@ def _clause(
     why: str,
     judge: Callable[[Probe], Verdict],
     *,
-    shots: int,
+    requests: int,
     severity: Severity = Severity.HIGH,
 ) -> Clause:
     return Clause(
@@ -371,7 +375,7 @@ def _clause(
         must=SAFE,
         should=EVERY - SAFE,
         needs=(Need.JSON, Need.OTHER_BODY),
-        shots=shots,
+        requests=requests,
         judge=judge,
     )
 
@@ -383,7 +387,7 @@ CLAUSES: Final = (
         why="With 409 deployed clients retry for ever; with a success they believe that it was done.",
         severity=Severity.MEDIUM,
         needs=(Need.OTHER_BODY,),
-        shots=2,
+        requests=2,
         judge=other_body,
     ),
     Clause(
@@ -392,7 +396,7 @@ CLAUSES: Final = (
         why="A changed amount would be paid, or believed to be paid.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_BODY,),
-        shots=4,
+        requests=4,
         judge=nothing_happens,
         sight=True,
     ),
@@ -402,7 +406,7 @@ CLAUSES: Final = (
         why="A key that is spoilt by a mistake leaves the client without its answer.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_BODY,),
-        shots=3,
+        requests=3,
         judge=first_one_stays,
         sight=True,
     ),
@@ -412,7 +416,7 @@ CLAUSES: Final = (
         why="A server that compares only finished requests lets another one take its place.",
         severity=Severity.HIGH,
         needs=(Need.SLOW, Need.OTHER_BODY),
-        shots=8,
+        requests=8,
         judge=while_running,
         sight=True,
     ),
@@ -422,7 +426,7 @@ CLAUSES: Final = (
         why="With 409 the client waits for the answer to a request that it did not send.",
         severity=Severity.MEDIUM,
         needs=(Need.SLOW, Need.OTHER_BODY),
-        shots=6,
+        requests=6,
         judge=running_status,
     ),
     Clause(
@@ -432,7 +436,7 @@ CLAUSES: Final = (
         severity=Severity.MEDIUM,
         must=SAFE,
         should=EVERY - SAFE,
-        shots=4,
+        requests=4,
         judge=other_query,
         sight=True,
     ),
@@ -442,7 +446,7 @@ CLAUSES: Final = (
         why="A refund that is answered with a payment's success never happens.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_URL,),
-        shots=2,
+        requests=2,
         judge=other_endpoint,
         sight=True,
     ),
@@ -452,7 +456,7 @@ CLAUSES: Final = (
         why="A key stands for one request, and the method is part of it.",
         severity=Severity.HIGH,
         needs=(Need.UNSAFE,),
-        shots=2,
+        requests=2,
         judge=other_method,
         sight=True,
     ),
@@ -461,42 +465,42 @@ CLAUSES: Final = (
         "Another value of any member is another request",
         "A server that compares the amount and not the currency pays in the wrong one.",
         every_member,
-        shots=16,
+        requests=16,
     ),
     _clause(
         "large-integers",
         "Integers beyond 2 to the power of 53 are refused, or told apart",
         "A server that reads them as floating point takes two amounts for one.",
         large_integers,
-        shots=4,
+        requests=4,
     ),
     _clause(
         "types",
         'A number and the text of its digits are told apart, as are true and 1, null and ""',
         "A comparison of texts takes them for one, and another operation is answered with the first one's success.",
         types,
-        shots=14,
+        requests=14,
     ),
     _clause(
         "array-order",
         "The order of an array is part of the request",
         "From A to B is another transfer than from B to A.",
         order_of_arrays,
-        shots=6,
+        requests=6,
     ),
     _clause(
         "duplicate-names",
         "Bodies with two members of one name are refused, or told apart",
         "Parsers differ in which one they take: what is compared may not be what is executed.",
         duplicate_names,
-        shots=6,
+        requests=6,
     ),
     _clause(
         "surrogates",
         "Halves of characters are refused, or told apart",
         "They cannot be written as UTF-8: a server that replaces them takes different texts for one.",
         lonely_surrogates,
-        shots=6,
+        requests=6,
         severity=Severity.MEDIUM,
     ),
     _clause(
@@ -504,7 +508,7 @@ CLAUSES: Final = (
         "Bodies that differ far inside are refused, or told apart",
         "A comparison that stops at some depth does not see what is below.",
         depth,
-        shots=7,
+        requests=7,
         severity=Severity.MEDIUM,
     ),
 )

@@ -10,7 +10,7 @@ from typing import Final
 from oncekey.conformance.clauses import EVERY, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
 from oncekey.conformance.judging import is_marked, shown
 from oncekey.conformance.probe import KEY, Probe
-from oncekey.conformance.shots import Address, Shot
+from oncekey.conformance.raw_http import Address, RawRequest
 
 _PLACEHOLDER: Final = re.compile(r"\\\{[^/]*\\\}")
 
@@ -20,7 +20,7 @@ def get_untouched(probe: Probe) -> Verdict:
     key = probe.fresh()
     first = probe.first(key)
     plain, keyed = _gets(probe, key, probe.target.address)
-    without, with_key = probe.fire(plain), probe.fire(keyed)
+    without, with_key = probe.send_raw(plain), probe.send_raw(keyed)
     captured = with_key.ok and probe.same(first, with_key) and not probe.same(without, with_key)
     if is_marked(with_key) or captured:
         return Failed("GET with a used key is an ordinary GET", f"{shown(with_key)}, the stored answer")
@@ -34,11 +34,11 @@ def get_is_current(probe: Probe) -> Verdict:
     judged = False
     for address in dict.fromkeys(filter(None, (probe.target.address, probe.target.count_address))):
         plain, keyed = _gets(probe, probe.fresh(), address)
-        old_with_key, old = probe.fire(keyed), probe.fire(plain)
+        old_with_key, old = probe.send_raw(keyed), probe.send_raw(plain)
         if not old_with_key.ok:
             continue
         probe.first(probe.fresh())
-        with_key, now = probe.fire(keyed), probe.fire(plain)
+        with_key, now = probe.send_raw(keyed), probe.send_raw(plain)
         if is_marked(with_key):
             return Failed("GET with a key is an ordinary GET", f"{shown(with_key)}, the stored answer")
         if probe.same(old, now):
@@ -55,8 +55,8 @@ def get_takes_no_key(probe: Probe) -> Verdict:
     """A key that was sent with GET can still be used."""
     key, before = probe.fresh(), probe.count()
     _, keyed = _gets(probe, key, probe.target.address)
-    got = probe.fire(keyed)
-    answer = probe.until_settled(probe.shot(key))
+    got = probe.send_raw(keyed)
+    answer = probe.until_settled(probe.request(key))
     effects = probe.since(before)
     if not answer.ok:
         return Failed("after GET with its key, a request is executed", shown(answer))
@@ -71,10 +71,10 @@ def put_untouched(probe: Probe) -> Verdict:
     """PUT and DELETE do not ask for a key, and are not replayed."""
     for method in ("PUT", "DELETE"):
         key = probe.fresh()
-        keyed = replace(probe.shot(key), method=method)
-        plain = replace(probe.shot(None), method=method)
+        keyed = replace(probe.request(key), method=method)
+        plain = replace(probe.request(None), method=method)
         # The first request may create or remove the resource; only the ones after it can be compared.
-        answers = [probe.fire(plain), probe.fire(plain), probe.fire(keyed), probe.fire(keyed)]
+        answers = [probe.send_raw(plain), probe.send_raw(plain), probe.send_raw(keyed), probe.send_raw(keyed)]
         if any(is_marked(answer) for answer in answers):
             return Failed(f"{method} with a key is an ordinary {method}", f"{shown(answers[-1])}")
         if answers[1].status != answers[2].status:
@@ -82,9 +82,9 @@ def put_untouched(probe: Probe) -> Verdict:
     return Passed()
 
 
-def _gets(probe: Probe, key: str, address: Address) -> tuple[Shot, Shot]:
+def _gets(probe: Probe, key: str, address: Address) -> tuple[RawRequest, RawRequest]:
     """GET without and with a key."""
-    plain, keyed = (replace(probe.shot(one), method="GET", address=address, body=b"") for one in (None, key))
+    plain, keyed = (replace(probe.request(one), method="GET", address=address, body=b"") for one in (None, key))
     return plain, keyed
 
 
@@ -92,7 +92,7 @@ def described(probe: Probe) -> Verdict:
     """OpenAPI names the header."""
     target = probe.target
     address = target.openapi or target.address.at("/openapi.json")
-    answer = probe.fire(Shot("GET", address, (("Accept", "application/json"),)))
+    answer = probe.send_raw(RawRequest("GET", address, (("Accept", "application/json"),)))
     try:
         document = json.loads(answer.body) if answer.ok else None
     except ValueError:
@@ -123,7 +123,7 @@ CLAUSES: Final = (
         title="GET with a key is an ordinary GET",
         why="A client that sends its key with everything would read old answers.",
         severity=Severity.MEDIUM,
-        shots=3,
+        requests=3,
         judge=get_untouched,
         sight=True,
     ),
@@ -132,7 +132,7 @@ CLAUSES: Final = (
         title="GET with a key shows what is there now",
         why="An answer to GET that is kept under a key hides everything that happens afterwards.",
         severity=Severity.HIGH,
-        shots=10,
+        requests=10,
         judge=get_is_current,
         sight=True,
     ),
@@ -141,7 +141,7 @@ CLAUSES: Final = (
         title="A key that was sent with GET is not used up",
         why="A client that looks first and orders then would be answered with what it looked at.",
         severity=Severity.HIGH,
-        shots=6,
+        requests=6,
         judge=get_takes_no_key,
         sight=True,
     ),
@@ -153,7 +153,7 @@ CLAUSES: Final = (
         must=frozenset(),
         should=EVERY,
         needs=(Need.UNSAFE,),
-        shots=8,
+        requests=8,
         judge=put_untouched,
     ),
     Clause(
@@ -163,7 +163,7 @@ CLAUSES: Final = (
         severity=Severity.LOW,
         must=frozenset(),
         should=EVERY,
-        shots=1,
+        requests=1,
         judge=described,
     ),
 )

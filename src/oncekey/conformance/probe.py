@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
-from oncekey.conformance import bodies, shots
+from oncekey.conformance import bodies, carrier, raw_http
 from oncekey.conformance.bodies import Path, amount_at, is_same, volatile
 from oncekey.conformance.clauses import PLAIN, Exchange, Manner, Need, Profile, UndecidedError, Way
-from oncekey.conformance.shots import Answer, Shot
+from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.target import Target, is_secret, replaced
 from oncekey.core.errors import OncekeyError
 
-KEY: Final = shots.KEY
-MARKER: Final = shots.MARKER
+KEY: Final = carrier.KEY
+MARKER: Final = carrier.MARKER
 
 _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
 _SERVER_ERROR: Final = 500
@@ -96,24 +96,26 @@ class Probe:
         """A key in the form that this API accepts."""
         return f'"{key}"' if self._quoted else key
 
-    def shot(self, key: str | None, *, body: bytes | None = None, slow: bool = False) -> Shot:
+    def request(self, key: str | None, *, body: bytes | None = None, slow: bool = False) -> RawRequest:
         """The operation under a key, or without one."""
-        return self.raw_shot(*(() if key is None else (self.written(key),)), body=body, slow=slow)
+        return self.raw_request(*(() if key is None else (self.written(key),)), body=body, slow=slow)
 
-    def raw_shot(self, *values: str, body: bytes | None = None, slow: bool = False) -> Shot:
+    def raw_request(self, *values: str, body: bytes | None = None, slow: bool = False) -> RawRequest:
         """The operation with these values of the field, each on a line of its own."""
         target = self.target
         lines = target.headers if not slow or target.slow is None else replaced(target.headers, (target.slow,))
         lines = (*lines, *((KEY, value) for value in values))
-        return Shot(target.method, target.address, lines, target.body if body is None else body, carrier=target.carrier)
+        return RawRequest(
+            target.method, target.address, lines, target.body if body is None else body, carrier=target.carrier
+        )
 
-    def as_other_tenant(self, shot: Shot) -> Shot:
+    def as_other_tenant(self, request: RawRequest) -> RawRequest:
         """The same request from another tenant."""
-        return replace(shot, headers=replaced(shot.headers, self.target.other_tenant))
+        return replace(request, headers=replaced(request.headers, self.target.other_tenant))
 
-    def as_nobody(self, shot: Shot) -> Shot:
+    def as_nobody(self, request: RawRequest) -> RawRequest:
         """The same request without credentials."""
-        return replace(shot, headers=tuple(line for line in shot.headers if not is_secret(line[0])))
+        return replace(request, headers=tuple(line for line in request.headers if not is_secret(line[0])))
 
     @property
     def other_body(self) -> bytes:
@@ -124,26 +126,26 @@ class Probe:
 
     # Sending
 
-    def fire(self, shot: Shot) -> Answer:
+    def send_raw(self, request: RawRequest) -> Answer:
         """Send a request."""
-        return _within_limits(lambda: self._fire(shot))
+        return _within_limits(lambda: self._send_raw(request))
 
-    def _fire(self, shot: Shot, pause: float = 0.0) -> Answer:
+    def _send_raw(self, request: RawRequest, pause: float = 0.0) -> Answer:
         time.sleep(pause)
         manner = Manner(seconds=pause)
-        return self._noted([shot], lambda: [shots.fire(shot, self.target.timeout)], manner=manner)[0]
+        return self._noted([request], lambda: [raw_http.send_raw(request, self.target.timeout)], manner=manner)[0]
 
-    def control(self, shot: Shot) -> Answer:
+    def control(self, request: RawRequest) -> Answer:
         """Send a request that shows what the API does in general; the script that repeats a finding leaves it out."""
         kept = list(self.trail)
         try:
-            return self.fire(shot)
+            return self.send_raw(request)
         finally:
             self.trail = kept
 
     def send(self, key: str | None, *, body: bytes | None = None, slow: bool = False) -> Answer:
         """Send the operation under a key."""
-        return self.fire(self.shot(key, body=body, slow=slow))
+        return self.send_raw(self.request(key, body=body, slow=slow))
 
     def first(self, key: str, *, body: bytes | None = None) -> Answer:
         """Send the operation under a fresh key; it must succeed, or nothing after it means anything."""
@@ -153,40 +155,40 @@ class Probe:
         self._owed += 1
         return answer
 
-    def volley(self, many: Sequence[Shot]) -> list[Answer]:
+    def volley(self, many: Sequence[RawRequest]) -> list[Answer]:
         """Send requests at the same moment."""
         how, manner = f"{len(many)} at the same moment", Manner(Way.TOGETHER, len(many))
-        return self._noted(many, lambda: shots.volley(many, self.target.timeout), how, manner)
+        return self._noted(many, lambda: raw_http.volley(many, self.target.timeout), how, manner)
 
-    def pipelined(self, many: Sequence[Shot]) -> list[Answer]:
+    def pipelined(self, many: Sequence[RawRequest]) -> list[Answer]:
         """Send requests in one go on one connection."""
         how = "on one connection, without waiting"
         manner = Manner(Way.PIPELINED, len(many))
-        return self._noted(many, lambda: shots.pipelined(many, self.target.timeout), how, manner)
+        return self._noted(many, lambda: raw_http.pipelined(many, self.target.timeout), how, manner)
 
-    def dribble(self, shot: Shot) -> Answer:
+    def dribble(self, request: RawRequest) -> Answer:
         """Send a request slowly."""
-        send = shots.dribble
+        send = raw_http.dribble
         timeout, manner = self.target.timeout, Manner(Way.SLOWLY, seconds=0.05)
         return self._noted(
-            [shot], lambda: [send(shot, timeout, pieces=6, pause=0.05)], "the body in slow pieces", manner
+            [request], lambda: [send(request, timeout, pieces=6, pause=0.05)], "the body in slow pieces", manner
         )[0]
 
-    def cut_off(self, shot: Shot, sent: int, *, stay: float = 0.0, listen: bool = False) -> None:
+    def cut_off(self, request: RawRequest, sent: int, *, stay: float = 0.0, listen: bool = False) -> None:
         """Send the first bytes of a request and hang up."""
-        whole = len(shot.wire())
+        whole = len(request.wire())
         how = f"hung up after {min(sent, whole)} of {whole} bytes"
 
         def act() -> list[Answer]:
             try:
-                shots.cut_off(shot, self.target.timeout, sent=sent, stay=stay, listen=listen)
+                raw_http.cut_off(request, self.target.timeout, sent=sent, stay=stay, listen=listen)
             except OSError as error:
-                return [shots.silence(error)]
-            return [shots.silence("no server listened")]
+                return [raw_http.silence(error)]
+            return [raw_http.silence("no server listened")]
 
-        self._noted([shot], act, how, Manner(Way.CUT, seconds=stay, sent=sent, listened=listen))
+        self._noted([request], act, how, Manner(Way.CUT, seconds=stay, sent=sent, listened=listen))
 
-    def overlapping(self, one: Shot, two: Shot) -> tuple[Answer, Answer]:
+    def overlapping(self, one: RawRequest, two: RawRequest) -> tuple[Answer, Answer]:
         """Send the second request while the first runs, and check that they did overlap.
 
         If the first one had not begun, or was over already, the pair proves nothing, and is sent again.
@@ -200,25 +202,25 @@ class Probe:
             if pair.met and not limited:
                 return answers[0], answers[1]
             key = self.fresh()
-            one, two = (self._rekeyed(shot, key) for shot in (one, two))
+            one, two = (self._rekeyed(request, key) for request in (one, two))
             lead = lead if limited else lead / 2
         if limited:
             raise UndecidedError(_LIMITED)
         raise UndecidedError("the first request was over before the second one came", "a slower --slow-header")
 
-    def until_settled(self, shot: Shot, *, over_errors: bool = False) -> Answer:
+    def until_settled(self, request: RawRequest, *, over_errors: bool = False) -> Answer:
         """Retry for as long as the answer is that the first one still runs, with a bounded patience.
 
         With `over_errors` a server error is retried as well: some servers answer so while the first one runs, and the
         caller wants the answer after that.
         """
         ends, pause = time.monotonic() + self.target.patience, _SHORTEST
-        answer = self._fire(shot)
+        answer = self._send_raw(request)
         for _ in range(_MOST_TRIES):
             again = self.busy(answer) or (over_errors and (not answer.status or answer.status >= _SERVER_ERROR))
             if not again or time.monotonic() > ends:
                 break
-            answer = self._fire(shot, min(pause, max(0.0, ends - time.monotonic())))
+            answer = self._send_raw(request, min(pause, max(0.0, ends - time.monotonic())))
             pause = min(pause * 1.6, _LONGEST)
         return answer
 
@@ -237,10 +239,10 @@ class Probe:
         if target.count_address is None:
             return None
         lines = tuple(line for line in target.headers if line[0].lower() != "content-type")
-        shot = Shot("GET", target.count_address, lines)
+        request = RawRequest("GET", target.count_address, lines)
         self._owed = 0
-        counting = self.as_other_tenant(shot) if other_tenant else shot
-        answer = _within_limits(lambda: shots.fire(counting, target.timeout))
+        counting = self.as_other_tenant(request) if other_tenant else request
+        answer = _within_limits(lambda: raw_http.send_raw(counting, target.timeout))
         self.sent += 1
         try:
             return amount_at(json.loads(answer.body), target.count_pointer)
@@ -265,28 +267,28 @@ class Probe:
     def recount(self) -> None:
         """Check that the count still moves, before a clause concludes something from an unchanged count."""
         before = self.count()
-        if before is not None and self.control(self.shot(self.fresh())).ok:
+        if before is not None and self.control(self.request(self.fresh())).ok:
             self.since(before, at_least=1)
 
-    def _rekeyed(self, shot: Shot, key: str) -> Shot:
-        return replace(shot, headers=replaced(shot.headers, ((KEY, self.written(key)),)))
+    def _rekeyed(self, request: RawRequest, key: str) -> RawRequest:
+        return replace(request, headers=replaced(request.headers, ((KEY, self.written(key)),)))
 
     def _noted(
-        self, many: Sequence[Shot], act: Callable[[], Sequence[Answer]], how: str = "", manner: Manner = PLAIN
+        self, many: Sequence[RawRequest], act: Callable[[], Sequence[Answer]], how: str = "", manner: Manner = PLAIN
     ) -> list[Answer]:
         if self.sent + len(many) > self._most:
             raise UndecidedError(f"the run's {self._most} requests are used up")
         self.sent += len(many)
         answers = [replace(answer, headers=self.target.carrier.read(answer.headers)) for answer in act()]
         self.trail += [
-            Exchange(shot, answer, how or self._by_whom(shot), manner)
-            for shot, answer in zip(many, answers, strict=True)
+            Exchange(request, answer, how or self._by_whom(request), manner)
+            for request, answer in zip(many, answers, strict=True)
         ]
         return answers
 
-    def _by_whom(self, shot: Shot) -> str:
+    def _by_whom(self, request: RawRequest) -> str:
         """The tenant of a request, in words: reports hide credentials, so they must name another tenant."""
-        return "as the other tenant" if set(self.target.other_tenant) & set(shot.headers) else ""
+        return "as the other tenant" if set(self.target.other_tenant) & set(request.headers) else ""
 
 
 def _within_limits(send: Callable[[], Answer]) -> Answer:
@@ -303,25 +305,25 @@ def _within_limits(send: Callable[[], Answer]) -> Answer:
 class _Pair:
     """Two requests, the second a little after the first."""
 
-    def __init__(self, one: Shot, two: Shot, lead: float, timeout: float) -> None:
-        self._shots = (one, two)
+    def __init__(self, one: RawRequest, two: RawRequest, lead: float, timeout: float) -> None:
+        self._requests = (one, two)
         self._lead, self._timeout = lead, timeout
-        self._answers = [shots.silence("it could not be sent")] * 2
+        self._answers = [raw_http.silence("it could not be sent")] * 2
         self.met = True
         """Whether the first one was unanswered when the second was sent."""
 
     def send(self) -> list[Answer]:
         """Both answers."""
-        first = Thread(target=self._fire, args=(0,), daemon=True)
+        first = Thread(target=self._send_raw, args=(0,), daemon=True)
         first.start()
         first.join(self._lead)
         self.met = first.is_alive()
-        self._fire(1)
+        self._send_raw(1)
         first.join()
         return self._answers
 
-    def _fire(self, number: int) -> None:
-        self._answers[number] = shots.fire(self._shots[number], self._timeout)
+    def _send_raw(self, number: int) -> None:
+        self._answers[number] = raw_http.send_raw(self._requests[number], self._timeout)
 
 
 _SHOWN = 300
@@ -388,7 +390,7 @@ def _habits(probe: Probe, first: Answer) -> Habits:
         replays=is_same(second, again, new),
         protects=together in {None, 1},
         volatile=new,
-        optional=probe.target.key_optional or probe.fire(probe.raw_shot()).ok,
+        optional=probe.target.key_optional or probe.send_raw(probe.raw_request()).ok,
         opaque=probe.send(probe.fresh_text()).ok,
     )
 
@@ -400,7 +402,7 @@ def _find_other_body(probe: Probe) -> None:
     body = target.other_body if given or not target.is_json else bodies.other(target.body)
     if body is None:
         return
-    answer = shots.fire(probe.shot(probe.fresh(), body=body), target.timeout)
+    answer = raw_http.send_raw(probe.request(probe.fresh(), body=body), target.timeout)
     probe.sent += 1
     if given and not answer.ok:
         raise CannotCheckError(f"--other-body was not taken under a fresh key: {_shown(answer)}")

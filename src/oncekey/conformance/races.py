@@ -21,7 +21,7 @@ from oncekey.conformance.clauses import (
 )
 from oncekey.conformance.judging import CONFLICT, gets_by_profile, needs_replays, shown, tally
 from oncekey.conformance.probe import Probe
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.raw_http import Answer
 
 _ACCEPTED: Final = 202
 _LOSERS: Final = 10
@@ -36,8 +36,8 @@ _RUNNING: Final = {
 def race(probe: Probe, many: int) -> Verdict:
     """Identical requests at the same moment, judged by effects; by answers only where these are not counted."""
     key, before = probe.fresh(), probe.count()
-    answers = probe.volley([probe.shot(key, slow=True)] * many)
-    final = probe.until_settled(probe.shot(key, slow=True), over_errors=True)
+    answers = probe.volley([probe.request(key, slow=True)] * many)
+    final = probe.until_settled(probe.request(key, slow=True), over_errors=True)
     effects = probe.since(before, at_least=int(final.ok))
     if effects is not None:
         if effects > 1:
@@ -57,8 +57,8 @@ def race(probe: Probe, many: int) -> Verdict:
 def losers(probe: Probe) -> Verdict:
     """The answers to the requests that were not executed."""
     key = probe.fresh()
-    answers = probe.volley([probe.shot(key, slow=True)] * _LOSERS)
-    final = probe.until_settled(probe.shot(key, slow=True))
+    answers = probe.volley([probe.request(key, slow=True)] * _LOSERS)
+    final = probe.until_settled(probe.request(key, slow=True))
     if any(not answer.ok and not probe.busy(answer) for answer in answers):
         return Failed(f"{_LOSERS} at once: each gets the success, or is told to wait", tally(answers))
     if probe.habits.replays and not final.ok:
@@ -97,10 +97,10 @@ def soon_answered(probe: Probe) -> Verdict:
     """The client that waited gets the answer in the end."""
     needs_replays(probe)
     key = probe.fresh()
-    shot = probe.shot(key, slow=True)
-    first, second = probe.overlapping(shot, shot)
-    shot = probe.trail[-1].shot
-    final = probe.until_settled(shot)
+    request = probe.request(key, slow=True)
+    first, second = probe.overlapping(request, request)
+    request = probe.trail[-1].request
+    final = probe.until_settled(request)
     winner = first if first.ok and not probe.busy(first) else second
     if probe.same(winner, final):
         return Passed()
@@ -110,11 +110,11 @@ def soon_answered(probe: Probe) -> Verdict:
 def pipelined(probe: Probe) -> Verdict:
     """Duplicates in one packet."""
     key, before = probe.fresh(), probe.count()
-    shot = probe.shot(key)
-    answers = probe.pipelined([replace(shot, keep_open=True), shot])
+    request = probe.request(key)
+    answers = probe.pipelined([replace(request, keep_open=True), request])
     if not answers[0].status:
         raise UndecidedError("this server does not take a second request on a connection")
-    final = probe.until_settled(shot, over_errors=True)
+    final = probe.until_settled(request, over_errors=True)
     effects = probe.since(before)
     if effects is not None:
         return (
@@ -128,8 +128,8 @@ def pipelined(probe: Probe) -> Verdict:
 
 
 def _overlapping(probe: Probe) -> tuple[Answer, Answer]:
-    shot = probe.shot(probe.fresh(), slow=True)
-    return probe.overlapping(shot, shot)
+    request = probe.request(probe.fresh(), slow=True)
+    return probe.overlapping(request, request)
 
 
 def _is_wait(advice: str | None) -> bool:
@@ -150,7 +150,7 @@ def _race(many: int) -> Clause:
         title=f"{many} identical requests at the same moment have one effect",
         why="Servers that look first and insert afterwards execute twice here, and only here.",
         severity=Severity.CRITICAL,
-        shots=many + 12,
+        requests=many + 12,
         judge=partial(race, many=many),
         sight=True,
     )
@@ -163,7 +163,7 @@ CLAUSES: Final = (
         title="Of requests at the same moment each gets the success, or is told to wait",
         why="A client that gets a server error for a request that is executed does not know what to do.",
         severity=Severity.MEDIUM,
-        shots=_LOSERS + 12,
+        requests=_LOSERS + 12,
         judge=losers,
     ),
     Clause(
@@ -172,7 +172,7 @@ CLAUSES: Final = (
         why="Whatever else it gets, the client takes it for the outcome.",
         severity=Severity.HIGH,
         needs=(Need.SLOW,),
-        shots=6,
+        requests=6,
         judge=while_running,
         sight=True,
     ),
@@ -184,7 +184,7 @@ CLAUSES: Final = (
         must=SAFE,
         should=EVERY - SAFE,
         needs=(Need.SLOW,),
-        shots=6,
+        requests=6,
         judge=told_to_wait,
     ),
     Clause(
@@ -193,7 +193,7 @@ CLAUSES: Final = (
         why="A lock that outlives its request blocks the client that needs the answer.",
         severity=Severity.HIGH,
         needs=(Need.SLOW,),
-        shots=12,
+        requests=12,
         judge=soon_answered,
         sight=True,
     ),
@@ -202,7 +202,7 @@ CLAUSES: Final = (
         title="Duplicates on one connection have one effect",
         why="Some clients retry on the connection on which they still wait.",
         severity=Severity.HIGH,
-        shots=8,
+        requests=8,
         judge=pipelined,
         sight=True,
     ),

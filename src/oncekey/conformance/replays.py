@@ -23,7 +23,7 @@ from oncekey.conformance.clauses import (
 )
 from oncekey.conformance.judging import is_marked, needs_comparison, one_operation, shown, tally
 from oncekey.conformance.probe import MARKER, Probe
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.raw_http import Answer
 
 _KEPT: Final = ("Location", "Content-Type", "ETag", "Content-Language")
 _EXPIRY: Final = re.compile(r"idempoten.*(expir|ttl|until|retention)", re.IGNORECASE)
@@ -107,7 +107,7 @@ def chunked(probe: Probe) -> Verdict:
     _takes_chunks(probe, probe.target.body)
     key, before = probe.fresh(), probe.count()
     first = probe.first(key)
-    again = probe.fire(replace(probe.shot(key), chunked=True))
+    again = probe.send_raw(replace(probe.request(key), chunked=True))
     return one_operation(probe, probe.since(before), first, again, "the same body in chunks")
 
 
@@ -117,7 +117,7 @@ def chunked_other(probe: Probe) -> Verdict:
     _takes_chunks(probe, probe.other_body)
     key = probe.fresh()
     first = probe.first(key)
-    again = probe.fire(replace(probe.shot(key, body=probe.other_body), chunked=True))
+    again = probe.send_raw(replace(probe.request(key, body=probe.other_body), chunked=True))
     if again.ok:
         how = "the first one's answer" if probe.same(first, again) else "an answer of its own"
         return Failed("another body in chunks under a used key is refused", f"{shown(again)}, {how}")
@@ -135,13 +135,13 @@ def _replay(probe: Probe) -> tuple[Answer, Answer]:
 
 def _takes_chunks(probe: Probe, body: bytes) -> None:
     """Raise if the server refuses bodies in chunks under a fresh key as well: then it proves nothing about keys."""
-    control = probe.control(replace(probe.shot(probe.fresh(), body=body), chunked=True))
+    control = probe.control(replace(probe.request(probe.fresh(), body=body), chunked=True))
     if not control.ok:
         raise UndecidedError(f"a body in chunks gets {control.status or control.reason} under a fresh key, too")
 
 
 def _equal(probe: Probe, body: bytes, what: str) -> Verdict:
-    control = probe.control(probe.shot(probe.fresh(), body=body))
+    control = probe.control(probe.request(probe.fresh(), body=body))
     if not control.ok:
         raise UndecidedError(f"{what}: it gets {control.status or control.reason} under a fresh key, too")
     key, before = probe.fresh(), probe.count()
@@ -164,7 +164,7 @@ CLAUSES: Final = (
         title="A retry gets the first status",
         why="A client that sees 200 where there was 201 takes another branch.",
         severity=Severity.HIGH,
-        shots=2,
+        requests=2,
         judge=same_status,
         sight=True,
     ),
@@ -175,7 +175,7 @@ CLAUSES: Final = (
         severity=Severity.HIGH,
         must=MARKED,
         should=EVERY - MARKED,
-        shots=2,
+        requests=2,
         judge=same_bytes,
         sight=True,
     ),
@@ -186,7 +186,7 @@ CLAUSES: Final = (
         severity=Severity.MEDIUM,
         must=DRAFT,
         should=EVERY - DRAFT,
-        shots=2,
+        requests=2,
         judge=same_headers,
         sight=True,
     ),
@@ -195,7 +195,7 @@ CLAUSES: Final = (
         title="Ten retries in a row get the same answer",
         why="Some servers lock a finished key again with every retry.",
         severity=Severity.HIGH,
-        shots=11,
+        requests=11,
         judge=many_times,
         sight=True,
     ),
@@ -205,7 +205,7 @@ CLAUSES: Final = (
         why="It is what a key is for.",
         severity=Severity.CRITICAL,
         needs=(Need.COUNT,),
-        shots=5,
+        requests=5,
         judge=no_effect,
         sight=True,
     ),
@@ -216,7 +216,7 @@ CLAUSES: Final = (
         severity=Severity.LOW,
         must=MARKED,
         should=EVERY - MARKED,
-        shots=2,
+        requests=2,
         judge=marked,
         sight=True,
     ),
@@ -226,7 +226,7 @@ CLAUSES: Final = (
         why="A client that retries after that executes again.",
         severity=Severity.LOW,
         must=SAFE,
-        shots=1,
+        requests=1,
         judge=expiry_told,
     ),
     Clause(
@@ -237,7 +237,7 @@ CLAUSES: Final = (
         must=MARKED,
         should=EVERY - MARKED,
         needs=(Need.JSON,),
-        shots=5,
+        requests=5,
         judge=other_white_space,
         sight=True,
     ),
@@ -249,7 +249,7 @@ CLAUSES: Final = (
         must=MARKED,
         should=EVERY - MARKED,
         needs=(Need.JSON,),
-        shots=5,
+        requests=5,
         judge=other_escapes,
         sight=True,
     ),
@@ -258,7 +258,7 @@ CLAUSES: Final = (
         title="The same body in chunks is the same request",
         why="A proxy may send on in chunks what came in one piece.",
         severity=Severity.MEDIUM,
-        shots=5,
+        requests=5,
         judge=chunked,
         sight=True,
     ),
@@ -268,7 +268,7 @@ CLAUSES: Final = (
         why="Servers that hash only what has a Content-Length compare nothing here.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_BODY,),
-        shots=3,
+        requests=3,
         judge=chunked_other,
         sight=True,
     ),

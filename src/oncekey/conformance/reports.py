@@ -60,7 +60,7 @@ def told(group: Group, report: Report) -> str:
     lines = [
         group.root.headline,
         f"  {group.root.harm.words}; {clause.severity.name.lower()}; {clause.id}",
-        f"  promise:   {report.spoken(clause.title)}. {clause.why}",
+        f"  promise:   {report.in_api_words(clause.title)}. {clause.why}",
         f"  expected:  {verdict.expected}",
         f"  seen:      {verdict.seen}",
         *(f"  read:      {text.name}, {text.url}" for text in references(clause.id)),
@@ -114,7 +114,7 @@ def _row(finding: Finding, report: Report) -> tuple[str, str, str]:
         note = verdict.because
     elif isinstance(verdict, Failed) and word != "passed":
         note = f"seen: {verdict.seen}"
-    return word, report.spoken(finding.clause.title), note
+    return word, report.in_api_words(finding.clause.title), note
 
 
 _STYLE: Final = """
@@ -202,7 +202,7 @@ def _finding(finding: Finding, report: Report) -> str:
     lines = "\n".join(script(report.target, verdict.exchange))
     return (
         f'<p><span class="dim">{finding.harm.words}; {clause.severity.name.lower()}; {escape(clause.id)}</span><br>'
-        f"<strong>Promise</strong> {escape(report.spoken(clause.title))}. {escape(clause.why)}<br>"
+        f"<strong>Promise</strong> {escape(report.in_api_words(clause.title))}. {escape(clause.why)}<br>"
         f"<strong>Expected</strong> {escape(verdict.expected)}<br><strong>Seen</strong> {escape(verdict.seen)}<br>"
         f"<strong>Read</strong> {texts}</p>"
         f"<details><summary>A script that repeats it</summary><pre>{escape(lines)}</pre></details>"
@@ -227,7 +227,7 @@ def _table_row(finding: Finding, report: Report) -> str:
         more = f'<br><span class="dim">{escape(verdict.because)}{told}</span>'
     elif isinstance(verdict, Failed) and word != "passed":
         more = f'<br><a href="#{escape(finding.clause.id)}">{escape(finding.headline)}</a>'
-    return f'<tr><td class="{word}">{word}</td><td>{escape(report.spoken(finding.clause.title))}{more}</td></tr>'
+    return f'<tr><td class="{word}">{word}</td><td>{escape(report.in_api_words(finding.clause.title))}{more}</td></tr>'
 
 
 def to_json(report: Report) -> str:
@@ -262,7 +262,7 @@ def _clause(finding: Finding, report: Report, cause: str | None) -> dict[str, ob
     return {
         "id": clause.id,
         "area": clause.area.value,
-        "title": report.spoken(clause.title),
+        "title": report.in_api_words(clause.title),
         "why": clause.why,
         "severity": clause.severity.name.lower(),
         "references": [{"name": text.name, "url": text.url} for text in references(clause.id)],
@@ -320,7 +320,7 @@ def _suite(root: Element, area: Area, found: list[Finding], report: Report) -> N
             suite,
             "testcase",
             classname=f"oncekey.check.{report.profile.value}.{area.value}",
-            name=f"{finding.clause.id}: {report.spoken(finding.clause.title)}",
+            name=f"{finding.clause.id}: {report.in_api_words(finding.clause.title)}",
             time=f"{finding.seconds:.3f}",
         )
         _outcome(case, finding, report)

@@ -29,7 +29,7 @@ from oncekey.conformance.clauses import (
 from oncekey.conformance.headlines import Evidence, Group, Harm, grouped, told_of
 from oncekey.conformance.judging import is_marked
 from oncekey.conformance.probe import Probe, take_aim
-from oncekey.conformance.shots import Answer
+from oncekey.conformance.raw_http import Answer
 from oncekey.conformance.target import Target
 from oncekey.core.errors import OncekeyError
 
@@ -140,9 +140,9 @@ class Report:
         known = finding.clause.id in self.known and finding.fails_in(self.profile)
         return "known" if known else word_for(finding, self.profile)
 
-    def spoken(self, text: str) -> str:
+    def in_api_words(self, text: str) -> str:
         """A sentence with the names of this API's headers in it."""
-        return self.target.carrier.spoken(text)
+        return self.target.carrier.in_api_words(text)
 
 
 def check(
@@ -191,12 +191,12 @@ def _judge(clause: Clause, probe: Probe) -> Finding:
         return Finding(clause, error.verdict)
     if not isinstance(verdict, Failed):
         return Finding(clause, verdict)
-    spoken = probe.target.carrier.spoken
+    in_api_words = probe.target.carrier.in_api_words
     trail = verdict.exchange or tuple(probe.trail)
     evidence = Evidence(probe.effects, _successes(probe, trail))
     harm, headline = told_of(clause, evidence, probe.target.noun)
-    verdict = replace(verdict, expected=spoken(verdict.expected), seen=spoken(verdict.seen), exchange=trail)
-    return Finding(clause, verdict, evidence=evidence, harm=harm, headline=spoken(headline))
+    verdict = replace(verdict, expected=in_api_words(verdict.expected), seen=in_api_words(verdict.seen), exchange=trail)
+    return Finding(clause, verdict, evidence=evidence, harm=harm, headline=in_api_words(headline))
 
 
 def _successes(probe: Probe, trail: Sequence[Exchange]) -> int:
@@ -204,7 +204,7 @@ def _successes(probe: Probe, trail: Sequence[Exchange]) -> int:
     found: list[Answer] = []
     for exchange in trail:
         answer = exchange.answer
-        if exchange.shot.method == probe.target.method and answer.ok and not is_marked(answer):
+        if exchange.request.method == probe.target.method and answer.ok and not is_marked(answer):
             found += [] if any(probe.same(known, answer) for known in found) else [answer]
     return len(found)
 

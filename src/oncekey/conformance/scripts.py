@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from oncekey.conformance.carrier import KEY, MARKER, Header
 from oncekey.conformance.clauses import Exchange, Profile, Way
-from oncekey.conformance.shots import KEY, MARKER, Answer, Header, Shot
+from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.target import Target, is_secret
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}([0-9a-f]{12})", re.IGNORECASE)
@@ -114,20 +115,20 @@ _LONGEST: Final = 1000
 _MOST: Final = 6
 
 
-def curl_line(shot: Shot, target: Target, fresh: Callable[[str], str] = str) -> str:
+def curl_line(request: RawRequest, target: Target, fresh: Callable[[str], str] = str) -> str:
     """The command that sends a request again; `fresh` replaces used keys by variables."""
-    headers, body = shot.carrier.dressed(shot.headers, shot.body)
+    headers, body = request.carrier.for_api(request.headers, request.body)
     secrets = Secrets(target)
-    words = ["curl", "-si", "-X", shot.method, quoted(fresh(str(shot.address)))]
-    if any(sign in str(shot.address) for sign in "[]{}"):
+    words = ["curl", "-si", "-X", request.method, quoted(fresh(str(request.address)))]
+    if any(sign in str(request.address) for sign in "[]{}"):
         words.append("--globoff")
-    if shot.address.cacert:
-        words += ["--cacert", quoted(shot.address.cacert)]
+    if request.address.cacert:
+        words += ["--cacert", quoted(request.address.cacert)]
     for header in headers:
         # An empty value would make curl leave the field out.
         line = secrets.line(header) if header[1] else f"{header[0]};"
         words += ["-H", quoted(fresh(octets(line)))]
-    if shot.chunked:
+    if request.chunked:
         words += ["-H", "'Transfer-Encoding: chunked'"]
     if body and not any(name.lower() == "content-type" for name, _ in headers):
         words += ["-H", "Content-Type:"]
@@ -159,18 +160,18 @@ def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
 
 def transcript(exchange: Exchange) -> str:
     """Request and answer as they were on the wire, shortened and without credentials."""
-    shot, answer = exchange.shot, exchange.answer
-    headers, body = shot.carrier.dressed(shot.headers, shot.body)
-    sent = [f"> {shot.method} {shot.address.target} HTTP/1.1", *(f"> {_shown(line)}" for line in headers)]
+    request, answer = exchange.request, exchange.answer
+    headers, body = request.carrier.for_api(request.headers, request.body)
+    sent = [f"> {request.method} {request.address.target} HTTP/1.1", *(f"> {_shown(line)}" for line in headers)]
     if exchange.how:
         sent.insert(0, f"# {exchange.how}")
-    return "\n".join([*sent, ">", *_body(">", body), *_answered(shot, answer)])
+    return "\n".join([*sent, ">", *_body(">", body), *_answered(request, answer)])
 
 
-def _answered(shot: Shot, answer: Answer) -> list[str]:
+def _answered(request: RawRequest, answer: Answer) -> list[str]:
     if not answer.status:
         return [f"< (no answer: {answer.reason})"]
-    lines = shot.carrier.worn(answer.headers)
+    lines = request.carrier.as_received(answer.headers)
     head = [f"< {answer.status} {answer.reason}".rstrip(), *(f"< {_shown(line)}" for line in lines)]
     return [*head, "<", *_body("<", answer.body)]
 
@@ -212,7 +213,7 @@ def options(target: Target, profile: Profile) -> list[tuple[str, str]]:
             for name in ("lease", "patience", "timeout", "command_limit")
             if getattr(target, name) != getattr(usual, name)
         ),
-        *([("--unsafe-methods", "")] if target.unsafe_methods else []),
+        *([("--unsafe-methods", "")] if target.unothers else []),
         *([("--key-optional", "")] if target.key_optional else []),
     ]
 
@@ -343,7 +344,7 @@ class _Writer:
         self._target, self._exchanges = target, exchanges
         self._secrets = Secrets(target)
         self._fresh = FreshKeys.of(
-            value for exchange in exchanges for name, value in exchange.shot.headers if name.lower() == KEY.lower()
+            value for exchange in exchanges for name, value in exchange.request.headers if name.lower() == KEY.lower()
         )
         self._sends = False
         self._commands: set[str] = set()
@@ -383,39 +384,39 @@ class _Writer:
                 yield f"for i in $(seq {len(pauses) + 1}); do {'; '.join(lines)}{pause}; done"
 
     def _sent(self, group: Sequence[Exchange]) -> list[str]:
-        manner, shot = group[0].manner, group[0].shot
-        command = curl_line(shot, self._target, self._fresh.put_in)
+        manner, request = group[0].manner, group[0].request
+        command = curl_line(request, self._target, self._fresh.put_in)
         self._commands |= set(manner.after)
         ran = [f'bash -c "${_variable(option)}"' for option in manner.after]
         match manner.way:
             case Way.PLAIN:
-                return [*ran, *([self._up(shot)] if ran else []), f"{command}; echo"]
+                return [*ran, *([self._up(request)] if ran else []), f"{command}; echo"]
             case Way.INTERRUPTED:
-                return [f"{command} &", f"sleep {manner.seconds:.2f}", *ran, "wait", self._up(shot)]
+                return [f"{command} &", f"sleep {manner.seconds:.2f}", *ran, "wait", self._up(request)]
             case Way.CUT:
-                head, whole = len(shot.head()), len(shot.wire())
+                head, whole = len(request.head()), len(request.wire())
                 # Counted from the end if possible: the reader's credentials have another length.
                 sent = 0 if manner.sent >= whole else manner.sent if manner.sent <= head else manner.sent - whole
-                return self._sending("heard" if manner.listened else "cut", [shot], manner.seconds, sent)
+                return self._sending("heard" if manner.listened else "cut", [request], manner.seconds, sent)
             case Way.TOGETHER | Way.PIPELINED | Way.SLOWLY | Way.OVERLAPPING:
-                return self._sending(manner.way.value, [one.shot for one in group], manner.seconds, 0)
+                return self._sending(manner.way.value, [one.request for one in group], manner.seconds, 0)
 
-    def _sending(self, how: str, shots: list[Shot], seconds: float, sent: int) -> list[str]:
+    def _sending(self, how: str, requests: list[RawRequest], seconds: float, sent: int) -> list[str]:
         self._sends = True
-        distinct = list(dict.fromkeys(shots))
-        address = shots[0].address
+        distinct = list(dict.fromkeys(requests))
+        address = requests[0].address
         trust = "-" if address.scheme == "http" else quoted(address.cacert or "")
-        lines = [line for number, shot in enumerate(distinct, 1) for line in self._written(shot, number)]
-        names = [f'"$DIR/{distinct.index(shot) + 1}"' for shot in (shots if len(distinct) > 1 else distinct)]
-        words = [how, address.host, str(address.port), trust, str(len(shots)), f"{seconds:.2f}", str(sent)]
+        lines = [line for number, request in enumerate(distinct, 1) for line in self._written(request, number)]
+        names = [f'"$DIR/{distinct.index(request) + 1}"' for request in (requests if len(distinct) > 1 else distinct)]
+        words = [how, address.host, str(address.port), trust, str(len(requests)), f"{seconds:.2f}", str(sent)]
         return [*lines, " ".join(["send", *words, *names])]
 
-    def _written(self, shot: Shot, number: int) -> list[str]:
+    def _written(self, request: RawRequest, number: int) -> list[str]:
         """The commands that write the bytes of a request to a file."""
-        headers, _ = shot.carrier.dressed(shot.headers, shot.body)
+        headers, _ = request.carrier.for_api(request.headers, request.body)
         hidden = {f"{name}: {value}": self._secrets.line((name, value)) for name, value in headers}
-        lines = [quoted(self._fresh.put_in(octets(hidden.get(line, line)))) for line in shot.lines()]
-        body = shot.wire()[len(shot.head()) :]
+        lines = [quoted(self._fresh.put_in(octets(hidden.get(line, line)))) for line in request.lines()]
+        body = request.wire()[len(request.head()) :]
         head = f"printf '%s\\r\\n' {' '.join(lines)} '' > \"$DIR/{number}\""
         return [head, f'{self._body(body)} >> "$DIR/{number}"'] if body else [head]
 
@@ -426,9 +427,9 @@ class _Writer:
             return unpacked(body)
         return unpacked(body) if "\0" in text or "\r" in text else f"printf %s {quoted(self._fresh.put_in(text))}"
 
-    def _up(self, shot: Shot) -> str:
+    def _up(self, request: RawRequest) -> str:
         """Wait until the server listens again."""
-        address = quoted(str(shot.address))
+        address = quoted(str(request.address))
         return f"for i in $(seq 300); do curl -s -o /dev/null {address} && break; sleep 0.2; done"
 
     @property
@@ -438,19 +439,21 @@ class _Writer:
     def _counting(self) -> str:
         address = self._target.count_address
         assert address is not None
-        command = curl_line(Shot("GET", address, tuple(self._count_headers())), self._target).replace(" -si ", " -s ")
+        command = curl_line(RawRequest("GET", address, tuple(self._count_headers())), self._target).replace(
+            " -si ", " -s "
+        )
         return f"{command} | {_COUNT} {quoted(self._target.count_pointer)}"
 
     def _headers(self) -> Iterator[Header]:
         for exchange in self._exchanges:
-            yield from exchange.shot.headers
+            yield from exchange.request.headers
 
     def _count_headers(self) -> Iterator[Header]:
         return (line for line in self._target.headers if line[0].lower() != "content-type")
 
 
 def _same(one: Exchange, two: Exchange) -> bool:
-    return one.shot == two.shot and replace(one.manner, seconds=0.0) == replace(two.manner, seconds=0.0)
+    return one.request == two.request and replace(one.manner, seconds=0.0) == replace(two.manner, seconds=0.0)
 
 
 def _meaning(name: str, what: str) -> str:

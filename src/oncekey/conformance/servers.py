@@ -19,7 +19,7 @@ from dataclasses import replace
 from threading import Thread
 from typing import Final
 
-from oncekey.conformance import shots
+from oncekey.conformance import raw_http
 from oncekey.conformance.clauses import (
     EVERY,
     Clause,
@@ -35,7 +35,7 @@ from oncekey.conformance.clauses import (
 )
 from oncekey.conformance.judging import shown, tally
 from oncekey.conformance.probe import CannotCheckError, Probe
-from oncekey.conformance.shots import Answer, Shot
+from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.target import replaced
 
 STORE_UP: Final = "--store-up-command"
@@ -66,12 +66,12 @@ def store_down(probe: Probe) -> Iterator[None]:
             raise CannotCheckError(f"the store is down, and nothing more can be checked: {error}") from None
 
 
-def meanwhile(probe: Probe, shot: Shot, delay: float, act: Callable[[], None]) -> tuple[Answer, bool]:
+def meanwhile(probe: Probe, request: RawRequest, delay: float, act: Callable[[], None]) -> tuple[Answer, bool]:
     """Send a request, and call `act` while it runs; returns the answer, and whether it came after the call began."""
-    answers = [shots.silence("it was not answered")]
+    answers = [raw_http.silence("it was not answered")]
 
     def send() -> None:
-        answers[0] = shots.fire(shot, probe.target.timeout)
+        answers[0] = raw_http.send_raw(request, probe.target.timeout)
 
     thread = Thread(target=send, daemon=True)
     thread.start()
@@ -119,9 +119,9 @@ def _run(option: str, words: tuple[str, ...], limit: float) -> None:
 
 def _wait_until_back(probe: Probe) -> None:
     ends = time.monotonic() + probe.target.command_limit
-    shot = Shot("OPTIONS", probe.target.address)
+    request = RawRequest("OPTIONS", probe.target.address)
     while time.monotonic() < ends:
-        status = shots.fire(shot, _ONE_ANSWER).status
+        status = raw_http.send_raw(request, _ONE_ANSWER).status
         if status and status not in _GATEWAY:
             return
         time.sleep(_POLL)
@@ -139,7 +139,7 @@ def replayed(probe: Probe) -> Verdict:
     """A retry that reaches the second instance."""
     key, before = probe.fresh(), probe.count()
     first = probe.first(key)
-    again = probe.until_settled(_elsewhere(probe, probe.shot(key)))
+    again = probe.until_settled(_elsewhere(probe, probe.request(key)))
     effects = probe.since(before)
     if effects not in {None, 1}:
         return Failed("1 effect of a request and its retry at the second instance", f"{effects} effects")
@@ -151,9 +151,9 @@ def replayed(probe: Probe) -> Verdict:
 def race(probe: Probe) -> Verdict:
     """Identical requests at both instances at the same moment."""
     key, before = probe.fresh(), probe.count()
-    shot = probe.shot(key, slow=True)
-    answers = probe.volley([shot, _elsewhere(probe, shot)] * _PAIRS)
-    final = probe.until_settled(shot)
+    request = probe.request(key, slow=True)
+    answers = probe.volley([request, _elsewhere(probe, request)] * _PAIRS)
+    final = probe.until_settled(request)
     effects = probe.since(before)
     done = [answer for answer in (*answers, final) if answer.ok and not probe.busy(answer)]
     if effects not in {None, 1}:
@@ -172,17 +172,17 @@ def outlived(probe: Probe) -> Verdict:
     if slow is None:
         raise UndecidedError("--slow-header has no number in it that could be made larger", "another --slow-header")
     before = probe.count()
-    shot = probe.shot(probe.fresh())
-    shot = replace(shot, headers=replaced(shot.headers, (slow,)))
+    request = probe.request(probe.fresh())
+    request = replace(request, headers=replaced(request.headers, (slow,)))
     place = len(probe.trail)
-    first, running = meanwhile(probe, shot, _RETRY_AFTER * lease, lambda: _retry(probe, shot))
+    first, running = meanwhile(probe, request, _RETRY_AFTER * lease, lambda: _retry(probe, request))
     manner = Manner(Way.OVERLAPPING, 2, seconds=_RETRY_AFTER * lease)
     second = probe.trail[place]
     probe.trail[place] = replace(second, how="after the lease of the first", manner=manner)
-    note(probe, place, Exchange(shot, first, "slower than its lease", manner))
+    note(probe, place, Exchange(request, first, "slower than its lease", manner))
     if not running:
         raise UndecidedError("the request was over before its lease", "another --slow-header, or a shorter --lease")
-    final = probe.until_settled(shot)
+    final = probe.until_settled(request)
     effects = probe.since(before)
     done = [answer for answer in (first, second.answer, final) if answer.ok and not probe.busy(answer)]
     if effects not in {None, 1}:
@@ -192,12 +192,12 @@ def outlived(probe: Probe) -> Verdict:
     return Passed()
 
 
-def _retry(probe: Probe, shot: Shot) -> None:
-    probe.fire(shot)
+def _retry(probe: Probe, request: RawRequest) -> None:
+    probe.send_raw(request)
 
 
-def _elsewhere(probe: Probe, shot: Shot) -> Shot:
-    return replace(shot, address=probe.target.also_address or shot.address)
+def _elsewhere(probe: Probe, request: RawRequest) -> RawRequest:
+    return replace(request, address=probe.target.also_address or request.address)
 
 
 def remembered(probe: Probe) -> Verdict:
@@ -206,7 +206,7 @@ def remembered(probe: Probe) -> Verdict:
     first = probe.first(key)
     place = len(probe.trail)
     crash(probe)
-    again = probe.until_settled(probe.shot(key))
+    again = probe.until_settled(probe.request(key))
     ran_before(probe, place, Need.CRASH)
     effects = probe.since(before)
     if effects not in {None, 1}:
@@ -238,13 +238,13 @@ def answered(probe: Probe) -> Verdict:
 
 def _killed(probe: Probe) -> Answer:
     """The final answer to a request whose server was killed while it ran."""
-    shot = probe.shot(probe.fresh(), slow=True)
-    answer, running = meanwhile(probe, shot, probe.lead, lambda: crash(probe))
+    request = probe.request(probe.fresh(), slow=True)
+    answer, running = meanwhile(probe, request, probe.lead, lambda: crash(probe))
     manner = Manner(Way.INTERRUPTED, seconds=probe.lead, after=(Need.CRASH,))
-    note(probe, len(probe.trail), Exchange(shot, answer, f"{Need.CRASH} while it ran", manner))
+    note(probe, len(probe.trail), Exchange(request, answer, f"{Need.CRASH} while it ran", manner))
     if not running:
         raise UndecidedError("the request was over before the crash", "a slower --slow-header")
-    return probe.until_settled(shot)
+    return probe.until_settled(request)
 
 
 _UNAVAILABLE: Final = 503
@@ -276,9 +276,9 @@ def told(probe: Probe) -> Verdict:
 def recovered(probe: Probe) -> Verdict:
     """The same request when the store is back."""
     before = probe.count()
-    _, shot = _during(probe)
+    _, request = _during(probe)
     place = len(probe.trail)
-    again = probe.until_settled(shot)
+    again = probe.until_settled(request)
     ran_before(probe, place, STORE_UP)
     effects = _counted(probe, before)
     if not again.ok:
@@ -295,7 +295,7 @@ def remembered_through_outage(probe: Probe) -> Verdict:
     place = len(probe.trail)
     with store_down(probe):
         pass
-    again = probe.until_settled(probe.shot(key))
+    again = probe.until_settled(probe.request(key))
     ran_before(probe, place, Need.OUTAGE, STORE_UP)
     effects = _counted(probe, before)
     if effects not in {None, 1}:
@@ -305,13 +305,13 @@ def remembered_through_outage(probe: Probe) -> Verdict:
     return Passed()
 
 
-def _during(probe: Probe) -> tuple[Answer, Shot]:
+def _during(probe: Probe) -> tuple[Answer, RawRequest]:
     """Send a request while the store is down."""
-    shot = probe.shot(probe.fresh())
+    request = probe.request(probe.fresh())
     with store_down(probe):
-        answer = probe.fire(shot)
+        answer = probe.send_raw(request)
         ran_before(probe, -1, Need.OUTAGE)
-    return answer, shot
+    return answer, request
 
 
 def _counted(probe: Probe, before: int | None) -> int | None:
@@ -333,7 +333,7 @@ CLAUSES: Final = (
         why="A load balancer sends the retry wherever it likes.",
         severity=Severity.CRITICAL,
         needs=(Need.ALSO,),
-        shots=4,
+        requests=4,
         judge=replayed,
         sight=True,
     ),
@@ -343,7 +343,7 @@ CLAUSES: Final = (
         why="A lock in the memory of one process does not hold the other one.",
         severity=Severity.CRITICAL,
         needs=(Need.ALSO,),
-        shots=2 * _PAIRS + 12,
+        requests=2 * _PAIRS + 12,
         judge=race,
         sight=True,
     ),
@@ -353,7 +353,7 @@ CLAUSES: Final = (
         why="A retry that takes the slow request for a dead one runs beside it.",
         severity=Severity.CRITICAL,
         needs=(Need.LEASE, Need.SLOW, Need.COUNT),
-        shots=12,
+        requests=12,
         judge=outlived,
         sight=True,
     ),
@@ -363,7 +363,7 @@ CLAUSES: Final = (
         why="Keys that are kept in memory only do not protect against the retry after a restart.",
         severity=Severity.CRITICAL,
         needs=(Need.CRASH,),
-        shots=6,
+        requests=6,
         judge=remembered,
         sight=True,
     ),
@@ -373,7 +373,7 @@ CLAUSES: Final = (
         why="It is the moment in which effect and answer come apart.",
         severity=Severity.CRITICAL,
         needs=(Need.CRASH, Need.SLOW, Need.COUNT),
-        shots=12,
+        requests=12,
         judge=one_effect,
         sight=True,
     ),
@@ -383,7 +383,7 @@ CLAUSES: Final = (
         why="A lock of a dead server answers 409 until the key expires.",
         severity=Severity.HIGH,
         needs=(Need.CRASH, Need.SLOW),
-        shots=12,
+        requests=12,
         judge=answered,
     ),
     Clause(
@@ -392,7 +392,7 @@ CLAUSES: Final = (
         why="Whatever runs without a stored key runs again with its retry.",
         severity=Severity.CRITICAL,
         needs=(Need.OUTAGE,),
-        shots=4,
+        requests=4,
         judge=closed,
     ),
     Clause(
@@ -403,7 +403,7 @@ CLAUSES: Final = (
         must=frozenset(),
         should=EVERY,
         needs=(Need.OUTAGE,),
-        shots=1,
+        requests=1,
         judge=told,
     ),
     Clause(
@@ -412,7 +412,7 @@ CLAUSES: Final = (
         why="An outage that leaves its keys locked goes on for their clients.",
         severity=Severity.HIGH,
         needs=(Need.OUTAGE,),
-        shots=10,
+        requests=10,
         judge=recovered,
         sight=True,
     ),
@@ -422,7 +422,7 @@ CLAUSES: Final = (
         why="A cache that is emptied by a restart is no store.",
         severity=Severity.CRITICAL,
         needs=(Need.OUTAGE,),
-        shots=8,
+        requests=8,
         judge=remembered_through_outage,
         sight=True,
     ),

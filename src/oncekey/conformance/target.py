@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from oncekey.conformance.carrier import Carrier, Header
 from oncekey.conformance.clauses import Need
-from oncekey.conformance.shots import Address, Carrier, Header
+from oncekey.conformance.raw_http import Address
 
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _SECRET_WORDS: Final = ("authorization", "cookie", "token", "secret", "api-key", "apikey", "password", "signature")
@@ -50,7 +51,7 @@ class Target:
     command_limit: float = 60.0
     """Seconds that a command, and the server's return after it, may take."""
     carrier: Carrier = field(default_factory=Carrier)
-    unsafe_methods: bool = False
+    unothers: bool = False
     key_optional: bool = False
     patience: float = 15.0
     """Seconds in which a request that was cut off must be over."""
@@ -86,7 +87,7 @@ _GIVEN: Final[Mapping[Need, Callable[[Target], object]]] = {
     Need.JSON: lambda target: target.is_json,
     Need.FAIL: lambda target: target.fail,
     Need.CREDENTIALS: lambda target: any(is_secret(name) for name, _ in target.headers),
-    Need.UNSAFE: lambda target: target.unsafe_methods,
+    Need.UNSAFE: lambda target: target.unothers,
     Need.DECLINED: lambda target: target.declined_body is not None,
     Need.LARGE: lambda target: target.large,
     Need.ALSO: lambda target: target.also_address,

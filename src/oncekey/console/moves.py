@@ -53,17 +53,17 @@ REJECTED: Final = (
     "You say that the provider refused the call for good. The handler goes on from there with that refusal, by a retry "
     "or a worker, and computes the answer itself."
 )
-PAPER: Final[Mapping[Order, str]] = {
+LETTER_CONSEQUENCES: Final[Mapping[Order, str]] = {
     Order.RETRY: "The message goes back to the outbox and is delivered again, from its first attempt. A receiver that "
     "got it already knows the repetition by its downstream key.",
     Order.DISCARD: "The dead letter is deleted: it is never delivered, and no record is changed.",
 }
 _FIELDS: Final = ("reason", "status", "content_type", "body", "result", "closed", "version")
-_ERRORS: Final = 400
+_FIRST_ERROR_STATUS: Final = 400
 _DEFAULTS: Final = Policy()
 
 
-class Wrong(Exception):  # noqa: N818  (something in a form, not a failure)
+class FormError(Exception):
     """A field of a form has a value that is not allowed."""
 
 
@@ -102,7 +102,7 @@ class Moves:
         record = dossier.record
         try:
             command = command_of(order, record, visit.form)
-        except Wrong as wrong:
+        except FormError as wrong:
             return self._form(visit, order, dossier, None, str(wrong))
         if visit.form_field("confirmed") != "yes":
             held = await self._console.ask(lambda store: operations_of(store).parcels(record.incarnation))
@@ -130,10 +130,10 @@ class Moves:
         dossier = await self._owner(letter)
         try:
             command = letter_command(order, visit.form)
-        except Wrong as wrong:
+        except FormError as wrong:
             return self._form(visit, order, dossier, letter, str(wrong))
         if visit.form_field("confirmed") != "yes":
-            plan = Plan(PAPER[order])
+            plan = Plan(LETTER_CONSEQUENCES[order])
             if dossier is not None:
                 held = await self._console.ask(lambda store: operations_of(store).parcels(letter.parcel.incarnation))
                 decided = decide(command, Snapshot(dossier.record, dossier.now), held)
@@ -221,30 +221,30 @@ def _version(form: Mapping[str, str]) -> int | None:
 def _reason(form: Mapping[str, str]) -> str:
     reason = form.get("reason", "").strip()
     if not any(letter.isalnum() for letter in reason):
-        raise Wrong("Say why: the audit keeps it, and nothing is changed without a reason.")
+        raise FormError("Say why: the audit keeps it, and nothing is changed without a reason.")
     return reason
 
 
 def _answer(form: Mapping[str, str], *, final_no: bool) -> Completed:
     status, text = form.get("status", "").strip(), form.get("body", "")
     if not status.isascii() or not status.isdigit() or not 200 <= int(status) <= 599:  # noqa: PLR2004
-        raise Wrong("The client needs an answer to hear from now on: its status is a number from 200 to 599.")
-    if final_no and int(status) < _ERRORS:
-        raise Wrong(f"A final no is a failure, and {status} is none: say 402, 409 or the like.")
-    if not final_no and int(status) >= _ERRORS:
-        raise Wrong(f"It happened, and {status} says that it failed: if it was refused, say that instead.")
+        raise FormError("The client needs an answer to hear from now on: its status is a number from 200 to 599.")
+    if final_no and int(status) < _FIRST_ERROR_STATUS:
+        raise FormError(f"A final no is a failure, and {status} is none: say 402, 409 or the like.")
+    if not final_no and int(status) >= _FIRST_ERROR_STATUS:
+        raise FormError(f"It happened, and {status} says that it failed: if it was refused, say that instead.")
     # A browser sends line ends as CR LF, whatever the operator typed.
     body = text.replace("\r\n", "\n").encode()
     if len(body) > _DEFAULTS.max_response_bytes:
-        raise Wrong(f"The body has {len(body)} bytes, and {_DEFAULTS.max_response_bytes} are kept.")
+        raise FormError(f"The body has {len(body)} bytes, and {_DEFAULTS.max_response_bytes} are kept.")
     kind = form.get("content_type", "").strip() or "application/json"
     if not kind.isascii() or not kind.isprintable():
-        raise Wrong("A content type is plain text, such as application/json.")
+        raise FormError("A content type is plain text, such as application/json.")
     if body and kind == "application/json":
         try:
             json.loads(body)
         except ValueError:
-            raise Wrong("The body is no JSON, and its content type says that it is.") from None
+            raise FormError("The body is no JSON, and its content type says that it is.") from None
     headers: Headers = ((b"content-type", kind.encode()),) if body else ()
     return Completed(StoredResponse(int(status), headers, body), Outcome.FAILURE if final_no else Outcome.SUCCESS)
 
@@ -253,7 +253,7 @@ def _result(text: str, *, final_no: bool) -> str:
     try:
         stored = encode(json.loads(text), _DEFAULTS.max_result_bytes)
     except (ValueError, ResultNotStorableError):
-        raise Wrong("The result of the call is JSON, as the call would have returned it: this is none.") from None
+        raise FormError("The result of the call is JSON, as the call would have returned it: this is none.") from None
     return rejected(MemoEntry("-", EntryKind.CALL, stored)).result if final_no else stored
 
 
@@ -266,7 +266,7 @@ def _plan(order: Order, move: Move, dossier: Dossier) -> Plan:
 def cause_of(order: Order, record: Record | None) -> str:
     """What an order will cause in general, before the preview looks at the record."""
     if record is None:
-        return PAPER[order]
+        return LETTER_CONSEQUENCES[order]
     if record.effects is Effects.PHASED and order in {Order.EXECUTED, Order.DECLINED}:
         return RESULT if order is Order.EXECUTED else REJECTED
     return CAUSES[order]

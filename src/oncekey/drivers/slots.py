@@ -53,7 +53,7 @@ class Slots:
         self._free.release()
 
 
-class Line:
+class WaitingTasks:
     """Tasks that wait in order, each until its own deadline. One timer serves all: most are woken before."""
 
     __slots__ = ("_at", "_timer", "waiters")
@@ -113,18 +113,18 @@ class Line:
 class AsyncSlots:
     """A limited number of places, for tasks. The task that waits longest gets the next place."""
 
-    __slots__ = ("_count", "_free", "_hoping", "_patience", "_server", "_waiting")
+    __slots__ = ("_count", "_free", "_patience", "_server", "_waiting", "_watching")
 
     def __init__(self, count: int, patience: float, server: str = "PostgreSQL") -> None:
         self._count, self._patience, self._server = count, patience, server
         self._free = count
-        self._waiting = Line()
-        self._hoping = Line()
+        self._waiting = WaitingTasks()
+        self._watching = WaitingTasks()
 
     @property
     def full(self) -> bool:
         """Whether the next caller has to wait; it must not overtake tasks that were woken for a free place."""
-        return self._free == 0 or bool(self._hoping.waiters)
+        return self._free == 0 or bool(self._watching.waiters)
 
     def taken(self) -> bool:
         """Take a place if one is free, without awaiting and without a timer."""
@@ -146,9 +146,9 @@ class AsyncSlots:
         if not self.full:
             return True
         deadline = time.monotonic() + seconds
-        woken = await self._hoping.woken(seconds, lost=self._pass_on)
+        woken = await self._watching.woken(seconds, lost=self._pass_on)
         while woken and self._free == 0:
-            woken = await self._hoping.woken(deadline - time.monotonic(), lost=self._pass_on, first=True)
+            woken = await self._watching.woken(deadline - time.monotonic(), lost=self._pass_on, first=True)
         return woken
 
     def release(self) -> None:
@@ -158,13 +158,13 @@ class AsyncSlots:
         if self._free == self._count:
             raise ValueError("a place was given back twice")
         self._free += 1
-        if self._hoping.waiters:
-            self._hoping.notify()
+        if self._watching.waiters:
+            self._watching.notify()
 
     def _pass_on(self) -> None:
         """Wake another task, because the one that was woken will not use the place."""
         if self._free > 0:
-            self._hoping.notify()
+            self._watching.notify()
 
 
 def _exhausted(size: int, seconds: float, server: str) -> StoreBusyError:

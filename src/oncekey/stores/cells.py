@@ -19,7 +19,7 @@ from oncekey.core.errors import SchemaError, StoreUnavailableError
 from oncekey.core.migrations import Applied, Migration
 from oncekey.core.model import SECOND
 from oncekey.flow import Mode, Statement, Transaction
-from oncekey.stores.cells_operate import DESK, DIAGNOSTICS, LoggedMoves
+from oncekey.stores.cells_operate import DIAGNOSTICS, OPERATOR_STATEMENTS, LoggedMoves
 from oncekey.stores.cells_upkeep import LOST, RESEAL, ROUNDS, UPKEEP, CellReseal, keep_until, resumable
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.moves import MOVES, claimed, found, recalled
@@ -104,7 +104,7 @@ _COMMANDS: Final = cast(
         **{name: _moving(move) for name, move in MOVES.items()},
         "resumable": resumable,
         **UPKEEP,
-        **DESK,
+        **OPERATOR_STATEMENTS,
         **RESEAL,
     },
 )

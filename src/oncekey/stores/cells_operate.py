@@ -217,7 +217,7 @@ def _cell_diagnostics(*, now: Instant | None) -> Asking[Rows]:  # noqa: ARG001  
     return [{"reported": one} for one in rows]
 
 
-DESK: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
+OPERATOR_STATEMENTS: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
     "list_records": _list_records,
     "find_key": _find_key,
     "find_open_keys": _beginning(_OPEN, unfinished=True),

@@ -1,14 +1,8 @@
-"""A client for HTTP/1.1 that sends exactly the given bytes, and returns whatever the server answers.
-
-A `Carrier` says where an API expects the key, and how it marks a replay. Clauses use one header for keys and one for
-the marker. The carrier writes the key where this API reads it: under another name, or into the JSON body. It translates
-answers back, and it puts the API's own names into reports.
-"""
+"""A client for HTTP/1.1 that sends exactly the given bytes, and returns whatever the server answers."""
 
 from __future__ import annotations
 
 import io
-import json
 import socket
 import ssl
 import threading
@@ -16,95 +10,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, BinaryIO, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, Final, Self
 from urllib.parse import urlsplit
 
+from oncekey.conformance.carrier import Carrier, Header
 from oncekey.core.errors import OncekeyError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-
-KEY: Final = "Idempotency-Key"
-MARKER: Final = "Idempotent-Replayed"
-
-_Header: TypeAlias = tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Carrier:
-    """The API's own names. With `member` the key is a member of the JSON body and no header at all."""
-
-    header: str = KEY
-    member: str | None = None
-    marker: str = MARKER
-    marked_by: str = "true"
-
-    @property
-    def name(self) -> str:
-        """The name of the header or member, which a description of the API must have."""
-        return self.member or self.header
-
-    def dressed(self, headers: tuple[_Header, ...], body: bytes) -> tuple[tuple[_Header, ...], bytes]:
-        """The header lines and the body as this API wants them."""
-        if self.member is None:
-            return tuple((self._renamed(name), value) for name, value in headers), body
-        values = [value for name, value in headers if name.lower() == KEY.lower()]
-        rest = tuple(line for line in headers if line[0].lower() != KEY.lower())
-        return rest, self._inserted(values[0], body) if values else body
-
-    def read(self, headers: Iterable[_Header]) -> tuple[_Header, ...]:
-        """The header lines of an answer under the names that clauses know."""
-        return tuple(self._read(name, value) for name, value in headers)
-
-    def worn(self, headers: Iterable[_Header]) -> tuple[_Header, ...]:
-        """The header lines of an answer as they came."""
-        own = {MARKER.lower(): self.marker, KEY.lower(): self.header}
-        return tuple((own.get(name.lower(), name), self._worn(name, value)) for name, value in headers)
-
-    def spoken(self, text: str) -> str:
-        """A sentence with the API's own names in it."""
-        key = self.header if self.member is None else f"the member {self.member}"
-        marker = text.replace(f"{MARKER}: true", f"{self.marker}: {self.marked_by}").replace(MARKER, self.marker)
-        return marker.replace(KEY, key)
-
-    def _renamed(self, name: str) -> str:
-        """The API's name of a header, in the case that the clause has chosen."""
-        if name.lower() != KEY.lower() or self.header == KEY:
-            return name
-        if name == KEY:
-            return self.header
-        return self.header.upper() if name.isupper() else self.header.lower()
-
-    def _inserted(self, value: str, body: bytes) -> bytes:
-        """The body with the key as its first member. The rest of its text stays as it is, also where it is broken."""
-        start = body.find(b"{")
-        if start < 0 or body[:start].strip():
-            return body
-        member = f"{json.dumps(self.member)}: {json.dumps(_content(value))}".encode()
-        rest = body[start + 1 :]
-        comma = b"" if rest.lstrip()[:1] in {b"}", b""} else b", "
-        return body[: start + 1] + member + comma + rest
-
-    def _read(self, name: str, value: str) -> _Header:
-        if name.lower() == self.marker.lower():
-            return MARKER, "true" if value.lower() == self.marked_by.lower() else value
-        if name.lower() == self.header.lower() and self.member is None:
-            return KEY, value
-        return name, value
-
-    def _worn(self, name: str, value: str) -> str:
-        return self.marked_by if name.lower() == MARKER.lower() and value == "true" else value
-
-
-def _content(value: str) -> str:
-    """The text inside the quotes of a header's value: JSON has quotes of its own."""
-    if len(value) > 1 and value[0] == value[-1] == '"':
-        return value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
-    return value
-
-
-Header: TypeAlias = tuple[str, str]
 
 LARGEST: Final = 16 * 1024 * 1024
 """The largest answer that is read; whatever is larger counts as no answer."""
@@ -166,7 +80,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Shot:
+class RawRequest:
     """A request. Header lines are sent as they are, in this order, also when a name comes twice."""
 
     method: str
@@ -180,11 +94,11 @@ class Shot:
     @property
     def content(self) -> bytes:
         """The body as it is sent."""
-        return self.carrier.dressed(self.headers, self.body)[1]
+        return self.carrier.for_api(self.headers, self.body)[1]
 
     def lines(self) -> list[str]:
         """Request line and header lines."""
-        headers, body = self.carrier.dressed(self.headers, self.body)
+        headers, body = self.carrier.for_api(self.headers, self.body)
         lines = [f"{self.method} {self.address.target} HTTP/1.1", f"Host: {self.address.authority}"]
         lines += [f"{name}: {value}" for name, value in headers]
         if self.chunked:
@@ -298,45 +212,45 @@ class _Stream(io.RawIOBase):
         return self._socket.recv_into(buffer)
 
 
-def fire(shot: Shot, timeout: float) -> Answer:
+def send_raw(request: RawRequest, timeout: float) -> Answer:
     """Send a request, and wait for its answer."""
-    return _on_its_own(shot, timeout, [shot.wire()], 0.0)
+    return _on_its_own(request, timeout, [request.wire()], 0.0)
 
 
-def dribble(shot: Shot, timeout: float, *, pieces: int, pause: float) -> Answer:
+def dribble(request: RawRequest, timeout: float, *, pieces: int, pause: float) -> Answer:
     """Send the body in small pieces with pauses between them, as a bad line does."""
-    body = shot.content
+    body = request.content
     size = max(1, len(body) // pieces)
     parts = [body[start : start + size] for start in range(0, len(body), size)]
-    return _on_its_own(shot, timeout, [shot.head(), *parts], pause)
+    return _on_its_own(request, timeout, [request.head(), *parts], pause)
 
 
-def cut_off(shot: Shot, timeout: float, *, sent: int, stay: float = 0.0, listen: bool = False) -> None:
+def cut_off(request: RawRequest, timeout: float, *, sent: int, stay: float = 0.0, listen: bool = False) -> None:
     """Send the first bytes of a request and hang up, after a while, or with the first byte of an answer."""
-    with Connection(shot.address, timeout) as connection:
-        connection.send(shot.wire()[:sent])
+    with Connection(request.address, timeout) as connection:
+        connection.send(request.wire()[:sent])
         if listen:
             connection.receive("HEAD")
         time.sleep(stay)
 
 
-def pipelined(shots: Sequence[Shot], timeout: float) -> list[Answer]:
+def pipelined(requests: Sequence[RawRequest], timeout: float) -> list[Answer]:
     """Send all requests in one go on one connection; answers come in the same order."""
-    with _opened(shots[0].address, timeout) as connection:
+    with _opened(requests[0].address, timeout) as connection:
         if isinstance(connection, Answer):
-            return [connection] * len(shots)
-        connection.send(b"".join(shot.wire() for shot in shots))
-        return [connection.receive(shot.method) for shot in shots]
+            return [connection] * len(requests)
+        connection.send(b"".join(request.wire() for request in requests))
+        return [connection.receive(request.method) for request in requests]
 
 
-def volley(shots: Sequence[Shot], timeout: float) -> list[Answer]:
+def volley(requests: Sequence[RawRequest], timeout: float) -> list[Answer]:
     """Send all requests at the same moment: each connection holds its last byte back until all are ready."""
-    answers = [silence("it could not be sent")] * len(shots)
-    start = threading.Barrier(len(shots))
+    answers = [silence("it could not be sent")] * len(requests)
+    start = threading.Barrier(len(requests))
 
-    def one(number: int, shot: Shot) -> None:
-        with _opened(shot.address, timeout) as connection:
-            data = shot.wire()
+    def one(number: int, request: RawRequest) -> None:
+        with _opened(request.address, timeout) as connection:
+            data = request.wire()
             if not isinstance(connection, Answer):
                 connection.send(data[:-1])
             try:
@@ -347,9 +261,9 @@ def volley(shots: Sequence[Shot], timeout: float) -> list[Answer]:
                 answers[number] = connection
                 return
             connection.send(data[-1:])
-            answers[number] = connection.receive(shot.method)
+            answers[number] = connection.receive(request.method)
 
-    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(shots)]
+    threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in enumerate(requests)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -357,15 +271,15 @@ def volley(shots: Sequence[Shot], timeout: float) -> list[Answer]:
     return answers
 
 
-def _on_its_own(shot: Shot, timeout: float, parts: Iterable[bytes], pause: float) -> Answer:
-    with _opened(shot.address, timeout) as connection:
+def _on_its_own(request: RawRequest, timeout: float, parts: Iterable[bytes], pause: float) -> Answer:
+    with _opened(request.address, timeout) as connection:
         if isinstance(connection, Answer):
             return connection
         for number, part in enumerate(parts):
             if number:
                 time.sleep(pause)
             connection.send(part)
-        return connection.receive(shot.method)
+        return connection.receive(request.method)
 
 
 @contextmanager

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from oncekey.conformance.shots import (
+from oncekey.conformance.raw_http import (
     Address,
     Answer,
     BadAddressError,
-    Shot,
+    RawRequest,
     cut_off,
     dribble,
-    fire,
     pipelined,
+    send_raw,
     volley,
 )
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_asked_is_no_address(url: str) -> None:
 def test_header_lines_are_sent_as_they_are() -> None:
     got: list[bytes] = []
     with server(_answering(OK, got)) as address:
-        answer = fire(Shot("POST", address, (("K", "1"), ("K", ""), ("k", "\xfc")), b"{}"), 5)
+        answer = send_raw(RawRequest("POST", address, (("K", "1"), ("K", ""), ("k", "\xfc")), b"{}"), 5)
     assert (answer.status, answer.body) == (200, b"hi")
     host = address.authority.encode()
     assert got == [
@@ -91,8 +91,8 @@ def test_header_lines_are_sent_as_they_are() -> None:
 
 
 def test_a_body_in_chunks() -> None:
-    shot = Shot("POST", Address.parse("http://a/"), (), b"abc", chunked=True)
-    head, _, body = shot.wire().partition(b"\r\n\r\n")
+    request = RawRequest("POST", Address.parse("http://a/"), (), b"abc", chunked=True)
+    head, _, body = request.wire().partition(b"\r\n\r\n")
     assert b"Transfer-Encoding: chunked" in head
     assert b"Content-Length" not in head
     assert body == b"1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
@@ -109,7 +109,7 @@ def test_a_body_in_chunks() -> None:
 )
 def test_answers_are_read_in_every_framing(data: bytes) -> None:
     with server(_answering(data)) as address:
-        answer = fire(Shot("POST", address), 5)
+        answer = send_raw(RawRequest("POST", address), 5)
     assert (answer.status, answer.reason, answer.body) == (200, "OK", b"hi")
     assert answer.ok
 
@@ -128,7 +128,7 @@ def test_answers_are_read_in_every_framing(data: bytes) -> None:
 )
 def test_what_is_no_whole_answer_is_none(data: bytes) -> None:
     with server(_answering(data)) as address:
-        answer = fire(Shot("POST", address), 5)
+        answer = send_raw(RawRequest("POST", address), 5)
     assert answer.status == 0
     assert answer.reason
 
@@ -145,22 +145,23 @@ def test_an_answer_that_drips_is_given_up() -> None:
 
     with server(drip) as address:
         began = time.monotonic()
-        assert fire(Shot("POST", address), 0.3).status == 0
+        assert send_raw(RawRequest("POST", address), 0.3).status == 0
         assert time.monotonic() - began < 10  # a byte every now and then would keep it for twenty
 
 
 def test_nobody_there_is_no_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address.parse(f"http://127.0.0.1:{listener.getsockname()[1]}/")
-    assert [answer.status for answer in (fire(Shot("GET", address), 1), *volley([Shot("GET", address)] * 3, 1))] == [
-        0
-    ] * 4
+    assert [
+        answer.status
+        for answer in (send_raw(RawRequest("GET", address), 1), *volley([RawRequest("GET", address)] * 3, 1))
+    ] == [0] * 4
 
 
 def test_an_https_address_is_never_asked_in_the_clear() -> None:
     got: list[bytes] = []
     with server(_answering(OK, got)) as address:
-        answer = fire(Shot("POST", Address("https", address.host, address.port, "/"), (("A", "secret"),)), 5)
+        answer = send_raw(RawRequest("POST", Address("https", address.host, address.port, "/"), (("A", "secret"),)), 5)
     assert answer.status == 0
     assert "SSL" in answer.reason
     assert b"secret" not in b"".join(got)
@@ -169,9 +170,9 @@ def test_an_https_address_is_never_asked_in_the_clear() -> None:
 def test_hanging_up_sends_no_byte_more() -> None:
     got: list[bytes] = []
     with server(lambda connection: _everything(connection, got)) as address:
-        shot = Shot("POST", address, (), b"0123456789")
-        cut_off(shot, 5, sent=len(shot.wire()) - 4)
-    assert b"".join(got) == shot.wire()[:-4]
+        request = RawRequest("POST", address, (), b"0123456789")
+        cut_off(request, 5, sent=len(request.wire()) - 4)
+    assert b"".join(got) == request.wire()[:-4]
 
 
 def test_a_slow_body_comes_in_pieces() -> None:
@@ -183,7 +184,7 @@ def test_a_slow_body_comes_in_pieces() -> None:
         connection.sendall(OK)
 
     with server(act) as address:
-        answer = dribble(Shot("POST", address, (), b"0123456789"), 5, pieces=5, pause=0.02)
+        answer = dribble(RawRequest("POST", address, (), b"0123456789"), 5, pieces=5, pause=0.02)
     assert answer.ok
     assert len(got) > 3
 
@@ -191,7 +192,7 @@ def test_a_slow_body_comes_in_pieces() -> None:
 def test_pipelined_requests_get_their_answers_in_order() -> None:
     two = b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n"
     with server(_answering(OK + two)) as address:
-        answers = pipelined([Shot("POST", address, keep_open=True), Shot("POST", address)], 5)
+        answers = pipelined([RawRequest("POST", address, keep_open=True), RawRequest("POST", address)], 5)
     assert [answer.status for answer in answers] == [200, 409]
 
 
@@ -216,7 +217,7 @@ def test_a_volley_is_complete_everywhere_only_when_all_are_there() -> None:
                 threading.Thread(target=lambda c=connection: (act(c), c.close()), daemon=True).start()
 
         threading.Thread(target=serve, daemon=True).start()
-        answers = volley([Shot("POST", address, (), b"{}")] * 5, 10)
+        answers = volley([RawRequest("POST", address, (), b"{}")] * 5, 10)
     assert [answer.status for answer in answers] == [200] * 5
     assert complete == [5] * 5
 
@@ -224,7 +225,7 @@ def test_a_volley_is_complete_everywhere_only_when_all_are_there() -> None:
 def test_no_thread_is_left_behind() -> None:
     before = threading.active_count()
     with server(_answering(OK), connections=4) as address:
-        volley([Shot("POST", address, (), b"{}")] * 4, 5)
+        volley([RawRequest("POST", address, (), b"{}")] * 4, 5)
     assert threading.active_count() <= before  # one of another test may have ended meanwhile
 
 
