@@ -1,4 +1,4 @@
-"""The two tables as a page for people: drawn from the tables themselves, so that it cannot say anything else."""
+"""RULINGS and TRANSITIONS as a page for people: drawn from the tables, so that it cannot say anything else."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NEEDS: Final[Mapping[Guard, str]] = {
     Guard.INTENT_OPEN: "an outside call is open",
     Guard.NO_INTENT_OR_INLINE: "no outside call is open, or the effects are inline",
     Guard.SENT_ONCE: "the open outside call was announced once",
-    Guard.NEVER_SENT: "the owner proves that it was not sent",
+    Guard.NEVER_SENT: "the owner proves that the open call was not sent",
     Guard.NO_INTENT_OR_SAME_AGAIN: "no outside call is open, or this very one may be repeated now",
     Guard.NO_RESULT_YET: "the phase has no result yet",
     Guard.CALLS_KNOWN: "the owner knows what became of every call it made",
@@ -69,24 +69,24 @@ _NEEDS: Final[Mapping[Guard, str]] = {
     Guard.NOT_RESUMABLE: "it is not a retryable record with finished phases",
     Guard.NOT_ENTERED: "the handler was not called",
     Guard.ENTERED: "the handler was called",
-    Guard.RESUMABLE: "phased, and an open call is repeatable now",
+    Guard.RESUMABLE: "phased with recovery `resume`; no call is open, or the open one may be repeated now",
     Guard.RUNS_AGAIN: "its stored effects and recovery allow another run: nothing is left behind, or it is resumable",
     Guard.ATTEMPTS_LEFT: "a phased handler was not begun too often",
-    Guard.RUNS_NEVER_AGAIN: "they do not, or there are no attempts left",
+    Guard.RUNS_NEVER_AGAIN: "its stored effects and recovery allow no other run, or no attempts are left",
     Guard.PAST_EXPIRY: "its time is over",
     Guard.BEFORE_EXPIRY: "its time is not over",
     Guard.FREE: "its time is over, and a retryable record has nothing to resume",
     Guard.PLAIN: "no phase is finished and no call is open",
     Guard.BEGUN: "a phase is finished or a call is open",
     Guard.WORKER_BEGAN: "outbox, and a worker has had its parcel",
-    Guard.WORKER_NEVER_BEGAN: "not that",
+    Guard.WORKER_NEVER_BEGAN: "not outbox, or no worker has had its parcel yet",
     Guard.WAITED_OR_NOTHING_OPEN: "the provider was asked after the waiting time, or no call can be under way",
     Guard.WAITED_OR_PARCEL_REPEATABLE: "the provider was asked after the waiting time, or sending again is safe now",
     Guard.LAST_RESULT_BY_HAND: "the last finished step is a result that an operator gave",
     Guard.RESULT_GIVEN: "the result of the open call is given",
     Guard.LOCKED: "the key's lock is held by the transaction",
     Guard.PARCEL_SAFE: "the parcel was never sent, may be sent again now, or has its result already",
-    Guard.PARCEL_UNSAFE: "none of these",
+    Guard.PARCEL_UNSAFE: "the parcel may have been sent, may not be sent again now, and has no result",
     Guard.PARCEL_NEVER_CLAIMED: "no worker ever had the parcel",
     Guard.SOFT: "expired records are kept",
     Guard.REASON: "the operator says why",
@@ -100,18 +100,21 @@ is over (30), or a new request begins anew in its row (31)."""
 _PROOFS: Final = """\
 Proofs are compared in the statement that writes. `N`: there is no row. `O`: incarnation and fence, the owner's. `V`:
 incarnation and version as read, everybody else's. `parcel`: the parcel's own claim. Every write puts the version up,
-so that who looked before must look again. Only a change of ownership puts the fence up: an owner that was merely swept
-may still tell what it did, an owner that was replaced writes nothing."""
+so that who looked before must look again. A new owner puts the fence up, and so does an operator who takes an answer
+back or replaces a result (32, 34): an owner that was merely swept may still tell what it did, an owner that was
+replaced writes nothing."""
 
 _WHOSE: Final = """\
 What the store answers for is compared once more in the statement that writes, by the store's own clock: who decided by
-an older look is refused. What the mover answers for no row can tell: whether the handler was entered, whether a call
-was made, what the policy allows. The contract that ships with oncekey walks over every move and every combination of
-these facts, and a store has to accept exactly what the store's needs allow."""
+an older look is refused. The mover is the actor that writes. It alone can know some conditions (was the handler called?
+was a call made? what does the policy allow?); the store cannot check those. The contract that ships with oncekey walks
+over every move and every combination of these facts, and a store has to accept exactly what the store's needs allow."""
 
 _INTRODUCTION: Final = """\
 What a key's record is, what a request gets that meets it, and every move that a record can make. The code decides by
-two tables and nowhere else, and this page is drawn from them: a pair that is missing here cannot happen."""
+three tables and nowhere else. Two of them are drawn here: `RULINGS`, what a request gets, and `TRANSITIONS`, the moves;
+a pair of state and trigger that is missing here cannot happen. The third is `ACTS` in `core/endings.py`, what the end of
+a handler means: [what a crash means](crashes.md) has it in words."""
 
 _HEARING: Final = """\
 The state is looked at first and the clock afterwards, so time alone never turns an unfinished record into a free key.
@@ -119,11 +122,11 @@ The fingerprint is compared before anything is done: another request under a liv
 and learns only that the key is taken."""
 
 _BELIEF: Final = """\
-`proof.model` visits every world that one key can be in: requests with the same and with another body, owners
-of all four kinds of effects, workers, sweeper, reaper, completer, resolver and operator, a provider that counts, a
-crash or a lost reply at every step, and a clock that moves whenever it may. It runs over these very tables and looks
-for a double effect, a lost or wrong answer, a stranger's answer, and a record that nothing ends. Then it leaves out one
-rule after the other and must find each hole again. What it changed is
+The model in `tests/proof/model` visits every world that one key can be in: requests with the same and with another
+body, owners of all four kinds of effects, workers, sweeper, reaper, completer, resolver and operator, a provider that
+counts, a crash or a lost reply at every step, and a clock that moves whenever it may. It runs over these very tables
+and looks for a double effect, a lost or wrong answer, a stranger's answer, and a record that nothing ends. Then it
+leaves out one rule after the other and must find each hole again. What it changed is
 [a decision of its own](../adr/0009-the-models-findings-are-rows-of-the-table.md)."""
 
 

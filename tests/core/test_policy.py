@@ -31,6 +31,7 @@ from oncekey.core.policy import (
     never_proven,
 )
 from oncekey.core.scope import BindTo
+from oncekey.options import _WHOLE, OFFERED, CallOptions
 
 DEFAULTS = {
     "flavor": Flavor.IETF,
@@ -115,6 +116,47 @@ CHOICES = {
     "pii_check": PiiCheck,
 }
 
+OF_THE_APPLICATION = {
+    "audit",
+    "big_ints",
+    "bind_to",
+    "complete_interval",
+    "docs_url",
+    "error_format",
+    "expires_header",
+    "flavor",
+    "limits_storage",
+    "max_json_depth",
+    "max_key_length",
+    "max_live_keys",
+    "max_new_keys_per_second",
+    "max_request_age",
+    "max_spool_bytes",
+    "min_key_length",
+    "min_ttl",
+    "namespace",
+    "on_expired",
+    "pii_check",
+    "problem_types",
+    "provider_lag",
+    "reconcile_interval",
+    "replayed_header",
+    "secret",
+}
+"""Settings that no route is offered, although the code does not refuse them there as it refuses those in `_WHOLE`."""
+
+OF_HTTP = {
+    "body_timeout",
+    "header_syntax",
+    "key_format",
+    "not_executed_statuses",
+    "on_unknown",
+    "replay_headers",
+    "require_key",
+    "selection",
+}
+"""Settings of a route that a function or a consumer does not have."""
+
 OPTIONAL_SPANS = ["max_request_age"]
 SPANS = [name for name, value in DEFAULTS.items() if isinstance(value, timedelta)] + OPTIONAL_SPANS
 FLAGS = [name for name, value in DEFAULTS.items() if isinstance(value, bool)]
@@ -125,6 +167,15 @@ def test_every_setting_has_its_documented_default():
     policy = Policy()
     assert {setting.name: getattr(policy, setting.name) for setting in fields(policy)} == DEFAULTS
     assert policy.key_header == "Idempotency-Key"
+
+
+# A new setting that is in none of these lists was forgotten somewhere: see docs/contributing/settings.md.
+def test_every_setting_is_offered_to_routes_or_is_the_applications():
+    offered = {name for options in OFFERED.values() for name in options.__annotations__ if name in DEFAULTS}
+    lists = (offered, _WHOLE, OF_THE_APPLICATION)
+    assert sorted(name for names in lists for name in names) == sorted(setting.name for setting in fields(Policy))
+    for_calls = {name for name in CallOptions.__annotations__ if name in DEFAULTS}
+    assert sorted([*for_calls, *OF_HTTP]) == sorted(offered)
 
 
 # C10, C11, F7: knobs that the protocol took away

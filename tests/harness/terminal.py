@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-PATIENCE: Final = 60.0
+from harness.patience import PATIENCE
+
 _OWN: Final = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 )

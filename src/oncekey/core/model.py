@@ -460,7 +460,7 @@ UNAVAILABLE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """The request is not enrolled: execute it as if oncekey were not there, and store nothing."""
+    """The store failed and the route fails open: the handler runs without a record."""
 
 
 Verdict: TypeAlias = Proceed | Replay | Refuse | Bypass

@@ -366,7 +366,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether the last question to the store was answered."""
+        """Whether fewer than `FAILURES` outages came in a row."""
         return self.failures < FAILURES
 
     def allows(self) -> bool:
