@@ -113,8 +113,8 @@ over every move and every combination of these facts, and a store has to accept 
 _INTRODUCTION: Final = """\
 What a key's record is, what a request gets that meets it, and every move that a record can make. The code decides by
 three tables and nowhere else. Two of them are drawn here: `RULINGS`, what a request gets, and `TRANSITIONS`, the moves;
-a pair of state and trigger that is missing here cannot happen. The third is `ACTS` in `core/endings.py`, what the end of
-a handler means: [what a crash means](crashes.md) has it in words."""
+a pair of state and trigger that is missing here cannot happen. The third is `ACTS` in `core/endings.py`, what the end
+of a handler means: [what a crash means](crashes.md) has it in words."""
 
 _HEARING: Final = """\
 The state is looked at first and the clock afterwards, so time alone never turns an unfinished record into a free key.

@@ -90,7 +90,7 @@ class Proof(StrEnum):
 
 
 class Fence(StrEnum):
-    """What a move does to the fence; only a change of ownership raises it, and nothing resets it (P1)."""
+    """What a move does to the fence: a new owner and an operator's bust or replace raise it; nothing resets it (P1)."""
 
     FIRST = "1"
     SAME = "same"

@@ -93,7 +93,7 @@ def prepared(statement: Statement) -> OwnStatement:
 def sure(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: str) -> Iterator[None]:
     """Raise if a commit here stopped waiting for its standby: only the driver's own connection gets that warning.
 
-    Every other end that leaves the commit open raises the same unconfirmed, because then the server was asked to stop.
+    Every other end that leaves the commit open counts as unconfirmed, too, because the server was asked to stop.
     """
     raw, notices = raw_of(connection), []
 
