@@ -21,8 +21,8 @@ from oncekey.engine import request
 from oncekey.engine.actions import (
     INVOKE,
     RELEASE_CONNECTIONS,
-    REST,
-    RESTS,
+    RETURN_READERS,
+    STOPPED_AT_HANDLER,
     Aside,
     Beat,
     Begin,
@@ -130,7 +130,7 @@ def failing(error: BaseException) -> Callable[..., Any]:
 
 def test_effects_are_performed_in_order(runtime: ThreadRuntime, driver: Shared) -> None:
     def life() -> Life[Any]:
-        yield REST
+        yield RETURN_READERS
         yield RELEASE_CONNECTIONS
         yield Sleep(0)
         tx, first = yield Begin(saying("first"))
@@ -198,8 +198,8 @@ def test_a_flow_rests_and_is_resumed_by_another_thread(runtime: ThreadRuntime) -
         return decision, threading.current_thread() is here
 
     flow = life()
-    assert runtime.run(flow) is RESTS
-    assert not runtime.shut_down(0)  # a run that rests is under way
+    assert runtime.run(flow) is STOPPED_AT_HANDLER
+    assert not runtime.shut_down(0)  # a run that stopped at its handler is under way
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(runtime.run(flow, "decision")))
     thread.start()

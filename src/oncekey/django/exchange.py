@@ -357,7 +357,7 @@ async def _in_its_thread(function: Callable[..., Any], *args: Any) -> Any:  # no
 
 
 async def _drive(runtime: ThreadRuntime, flow: Life[T]) -> T:
-    """Take a step of an `async def` view, a flow that never rests: its transactions in the request's own thread.
+    """Take a step of an `async def` view, a flow without `Invoke`: its transactions in the request's own thread.
 
     The first cancellation is thrown into the flow as `Interrupted`, and raised when the flow is over.
     """

@@ -26,7 +26,7 @@ from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
 from oncekey.core.settle import Business, Ending, decide
-from oncekey.engine.actions import Flush, Life, Rests, Tx
+from oncekey.engine.actions import Flush, Life, StoppedAtHandler, Tx
 from oncekey.engine.claiming import Caller, Parts, claim_of
 from oncekey.engine.deciding import Capture, HandlerEnded, decided
 from oncekey.engine.enrolment import SAFE, Enrolment
@@ -324,7 +324,7 @@ class BlockingExchange:
         self.run = run = Run(site, claim, enrolment, self, resumed=resumed, limits=limits, tx=tx)
         self._life = serve(run)
         came_of_it = threads.runtime.run(self._life)
-        if isinstance(came_of_it, Rests):
+        if isinstance(came_of_it, StoppedAtHandler):
             self.capture = Capture(policy)
         elif isinstance(came_of_it, Answer):
             self.answer = came_of_it

@@ -4,7 +4,7 @@ What the function returns is stored as JSON, and `RejectedError` is its final no
 Whatever a request would be refused with is raised. A `def` function lives in the thread that calls it, an
 `async def` function in its event loop; what happens in between is the engine's (`engine/serve.py`).
 
-A `Calling` is to a call what an exchange is to a request. While the flow of the engine rests at the function, it
+A `Calling` is to a call what an exchange is to a request. While the flow of the engine is stopped at the function, it
 captures what comes of that: a value, a `RejectedError`, or an exception.
 """
 
@@ -21,7 +21,7 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import RejectedError, ResultNotStorableError
 from oncekey.core.model import UNAVAILABLE, Code, Headers, Refuse
 from oncekey.core.problems import NotRunError, error_of
-from oncekey.engine.actions import Rests
+from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.claiming import claim_of_call
 from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
@@ -122,7 +122,7 @@ class Function:
         runtime, run = threads.runtime, calling.run
         try:
             came = runtime.run(calling.life)
-            if not isinstance(came, Rests):
+            if not isinstance(came, StoppedAtHandler):
                 if isinstance(came, Answer):
                     return calling.outcome_of(came)
                 bare = blocking.unkeyed_operation(SyncOperation, run.claim, None)
@@ -151,7 +151,7 @@ class Function:
                 came = await runtime.run(calling.life)
             except Changed as changed:
                 raise changed.cancelled from None
-            if not isinstance(came, Rests):
+            if not isinstance(came, StoppedAtHandler):
                 if isinstance(came, Answer):
                     return calling.outcome_of(came)
                 return CallOutcome(
@@ -233,7 +233,7 @@ class CallOutcome(NamedTuple):
 
 
 class Calling:
-    """A call on its way. Its flow begins with the claim and rests while `invoke` runs."""
+    """A call on its way. Its flow begins with the claim and is stopped while `invoke` runs."""
 
     def __init__(
         self,

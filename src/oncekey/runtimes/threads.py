@@ -53,29 +53,29 @@ class ThreadRuntime:
         self._aside = threading.Lock()
         self._chores = Chores()
 
-    def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.Rests:  # noqa: ANN401  (what the flow waits for)
+    def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.StoppedAtHandler:  # noqa: ANN401  (what the flow waits for)
         """Perform the flow's actions to its end, or until it stops at `Invoke`."""
         self._chores.began(flow)
-        rests = False
+        stopped = False
         try:
             action = flow.send(value)
             while True:
                 try:
                     if type(action) is actions.Invoke:
-                        rests = True
-                        return actions.RESTS
+                        stopped = True
+                        return actions.STOPPED_AT_HANDLER
                     value = self.perform(action)
                 except Exception as error:  # noqa: BLE001  (every error of an action is thrown into the flow)
                     action = flow.throw(error)
                 except BaseException:
-                    self._rest(flow)
+                    self._finish_interrupted(flow)
                     raise
                 else:
                     action = flow.send(value)
         except StopIteration as stop:
             return cast("T", stop.value)
         finally:
-            if not rests:
+            if not stopped:
                 self._chores.ended(flow)
 
     def drive(self, flow: actions.Life[T]) -> T:
@@ -93,7 +93,7 @@ class ThreadRuntime:
         """Wait for errands and running operations, at most `seconds`; whether all have ended."""
         return self._chores.shut_down(seconds)
 
-    def _rest(self, flow: actions.Life[T]) -> None:
+    def _finish_interrupted(self, flow: actions.Life[T]) -> None:
         """Perform what a flow does after its interruption. Its answer is not sent: the caller raises instead."""
         try:
             action = flow.throw(actions.Interrupted())
@@ -140,10 +140,10 @@ class ThreadRuntime:
                 return self._transact(self.engine.store.recall(action.record_id))
             case actions.Consult():
                 return action.line.ask_blocking(action.commands)
-            case actions.Rest() | actions.ReleaseConnections():
+            case actions.ReturnReaders() | actions.ReleaseConnections():
                 return None
             case actions.Invoke():
-                raise AssertionError("a flow that was interrupted does not rest")
+                raise AssertionError("a flow that was interrupted does not stop at the handler")
 
     def begin(self, first: Body[Any] | None) -> tuple[Any, Any]:
         """Open a business transaction and run its first statements: the transaction, and their result."""

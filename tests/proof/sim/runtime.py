@@ -31,7 +31,7 @@ from oncekey.engine.actions import (
     Later,
     Recall,
     ReleaseConnections,
-    Rest,
+    ReturnReaders,
     Rollback,
     Sleep,
 )
@@ -237,7 +237,7 @@ class Serving:
             case Later():
                 self._spawn("errand", _repeated(self.world, action))
             case (
-                Flush() | Rest() | ReleaseConnections() | Consult()
+                Flush() | ReturnReaders() | ReleaseConnections() | Consult()
             ):  # what stands in front of the store here is never there
                 pass
             case Invoke():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
-from oncekey.engine.actions import Rests
+from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.admit import recall
 from oncekey.engine.claiming import ClaimInput, claim_for
 from oncekey.engine.deciding import Capture, HandlerEnded, decided
@@ -201,7 +201,7 @@ class Exchange:
         if type(came_of_it) is Answer:
             self._answered(came_of_it)
             self._remember_way(run)
-        elif type(came_of_it) is Rests:
+        elif type(came_of_it) is StoppedAtHandler:
             installation.running_work.began()
             self._counted = True
             self.state = ExchangeState.RUNNING
