@@ -129,7 +129,7 @@ class Exchange:
             await self._intake.body(policy.body_timeout.total_seconds())
 
     async def send(self, message: Message) -> None:
-        """Pass a message of the application on, capture it or drop it, as the exchange's phase says."""
+        """Pass a message of the application on, capture it or drop it, as the exchange's state says."""
         state = self.state
         if state is ExchangeState.RUNNING:
             capture = self._capture
@@ -159,7 +159,7 @@ class Exchange:
     async def claim(self, enrolment: Enrolment) -> None:
         """Ask for the right to execute, just before the handler is called.
 
-        Afterwards the phase is RUNNING if the handler may run, ANSWERED if the exchange has an answer of its own, or
+        Afterwards the state is RUNNING if the handler may run, ANSWERED if the exchange has an answer of its own, or
         still OPEN if the store is down and the route fails open.
         """
         self.passage.claimed = True
@@ -277,7 +277,7 @@ class Exchange:
     # The end.
 
     async def finish(self, error: BaseException | None = None) -> bool:
-        """Settle, then answer; True if the answer is our own. The phase changes before the first await: once only."""
+        """Settle, then answer; True if the answer is our own. The state changes before the first await: once only."""
         run, flow = self.run, self._flow
         assert run is not None
         assert flow is not None
