@@ -323,11 +323,11 @@ class BlockingExchange:
         tx, resumed = self.transaction_for(enrolment), resumption is not None
         self.run = run = Run(site, claim, enrolment, self, resumed=resumed, limits=limits, tx=tx)
         self._life = serve(run)
-        came_of_it = threads.runtime.run(self._life)
-        if isinstance(came_of_it, StoppedAtHandler):
+        result = threads.runtime.run(self._life)
+        if isinstance(result, StoppedAtHandler):
             self.capture = Capture(policy)
-        elif isinstance(came_of_it, Answer):
-            self.answer = came_of_it
+        elif isinstance(result, Answer):
+            self.answer = result
 
     def _claim_of(self, parts: Parts, enrolment: Enrolment) -> Claim | Refuse:
         resumption = self.asked.resumption

@@ -121,10 +121,10 @@ class Function:
         calling = self._calling(asked, threads, threads.site)
         runtime, run = threads.runtime, calling.run
         try:
-            came = runtime.run(calling.life)
-            if not isinstance(came, StoppedAtHandler):
-                if isinstance(came, Answer):
-                    return calling.outcome_of(came)
+            result = runtime.run(calling.life)
+            if not isinstance(result, StoppedAtHandler):
+                if isinstance(result, Answer):
+                    return calling.outcome_of(result)
                 bare = blocking.unkeyed_operation(SyncOperation, run.claim, None)
                 return CallOutcome(blocking.not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
             token = running.set(run)
@@ -148,12 +148,12 @@ class Function:
         loops.running_work.began()
         try:
             try:
-                came = await runtime.run(calling.life)
+                result = await runtime.run(calling.life)
             except Changed as changed:
                 raise changed.cancelled from None
-            if not isinstance(came, StoppedAtHandler):
-                if isinstance(came, Answer):
-                    return calling.outcome_of(came)
+            if not isinstance(result, StoppedAtHandler):
+                if isinstance(result, Answer):
+                    return calling.outcome_of(result)
                 return CallOutcome(
                     await calling.invoke(blocking.unkeyed_operation(Operation, run.claim, None)), replayed=False
                 )

@@ -195,13 +195,13 @@ class Exchange:
         )
         self._flow = serve(run)
         try:
-            came_of_it = await self.runtime.run(self._flow)
+            result = await self.runtime.run(self._flow)
         except Changed as changed:
             raise changed.cancelled from None
-        if type(came_of_it) is Answer:
-            self._answered(came_of_it)
-            self._remember_way(run)
-        elif type(came_of_it) is StoppedAtHandler:
+        if type(result) is Answer:
+            self._answered(result)
+            self._remember_route(run)
+        elif type(result) is StoppedAtHandler:
             installation.running_work.began()
             self._counted = True
             self.state = ExchangeState.RUNNING
@@ -211,17 +211,17 @@ class Exchange:
                 self._task = asyncio.current_task()
                 installation.interruptible.add(self)
 
-    async def recall(self, way: KeyedRoute) -> bool:
+    async def recall(self, route: KeyedRoute) -> bool:
         """Send a stored answer without calling the application. False: the middleware has to call it as usual.
 
         Errors are dropped here: they occur again inside of the application, where its own error handlers see them.
         """
-        scope, enrolment, answer = self.scope, way.enrolment, None
-        if self.outer is not None or RESUMPTION in scope or not way.leads(scope, self._root_path):
+        scope, enrolment, answer = self.scope, route.enrolment, None
+        if self.outer is not None or RESUMPTION in scope or not route.matches(scope, self._root_path):
             return False
-        if not self.installation.direct(scope, way.endpoint):
+        if not self.installation.direct(scope, route.endpoint):
             return False
-        way.enter(scope)
+        route.enter(scope)
         with suppress(Exception):
             asked = await ask(self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path)
             if type(asked) is ClaimInput:
@@ -229,7 +229,7 @@ class Exchange:
                 runtime, site = self.installation.life()
                 answer = await runtime.drive(recall(site, asked, enrolment.policy, self))
         if answer is None:
-            way.leave(scope)
+            route.leave(scope)
             self._key = None
             return False
         self.passage.claimed = True
@@ -294,7 +294,7 @@ class Exchange:
         await self._conclude(reply, error)
         self._leave()  # a background task may still run for long
         if reply is None:
-            self._remember_way(run)
+            self._remember_route(run)
         if reply is not None and error is None and not isinstance(decision.settlement, Deferred):
             raise UnsettledError
         return reply is not None
@@ -347,14 +347,14 @@ class Exchange:
     def _refusal(self, refused: Refuse, enrolment: Enrolment | None) -> Answer:
         return self.installation.turn_away(refused, enrolment, echo=self.echo, status_url=self.status_url)
 
-    def _remember_way(self, run: Run) -> None:
-        """Remember where the request was routed, if a repeat can be answered without the application; see `ways`."""
+    def _remember_route(self, run: Run) -> None:
+        """Remember where the request was routed, if a repeat can be answered without the application."""
         installation, scope = self.installation, self.scope
         enrolment, known = run.enrolment, run.claim.id in run.site.hints.known
         if not known or self.echo is None or enrolment.limited or not enrolment.whole:
             return
         if installation.direct(scope, scope.get("endpoint")):
-            installation.ways.add(self.echo, scope, self._root_path, enrolment)
+            installation.keyed_routes.add(self.echo, scope, self._root_path, enrolment)
 
     def _leave(self) -> None:
         """Report the end of the operation: a shutdown need not wait for it any more."""

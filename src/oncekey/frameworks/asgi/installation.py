@@ -70,8 +70,9 @@ class Installation(Premises):
         self.raised = raised
         """Answers an exception as the application's own error handlers do; raises it again if they have no answer."""
         self.direct: Callable[[Scope, object], bool] = _unknown
-        """Whether nothing between the middleware and an endpoint could refuse a repeat of its request; see `ways`."""
-        self.ways = KeyedRoutes()
+        """Whether nothing between the middleware and an endpoint could refuse a repeat of its request."""
+        self.keyed_routes = KeyedRoutes()
+        """Where a repeat may be answered without the application, by `direct`."""
         self.running_work = RunningWork()
         self.ready: Callable[[], None] = _nobody
         """Called when the application reports that it has started; raises if something that it needs has not."""
@@ -253,7 +254,7 @@ class ThreadedTransaction:
         return await asyncio.get_running_loop().run_in_executor(self._executor, in_turn)
 
 
-MOST_WAYS: Final = 10_000
+MOST_ROUTES: Final = 10_000
 _ROUTED: Final = ("endpoint", "path_params", "route")
 """What a framework's router writes into the scope. Outer middleware may read it there afterwards."""
 
@@ -272,7 +273,7 @@ class KeyedRoute(NamedTuple):
         """The function to which the request was routed."""
         return self.routed["endpoint"]
 
-    def leads(self, scope: Scope, root_path: str) -> bool:
+    def matches(self, scope: Scope, root_path: str) -> bool:
         """Whether a request has the same method and path."""
         return self.path == scope["path"] and self.method == scope["method"] and self.root_path == root_path
 
@@ -289,14 +290,14 @@ class KeyedRoute(NamedTuple):
 
 
 class KeyedRoutes:
-    """The ways of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
+    """The routes of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
 
     __slots__ = ("_last", "_most", "known")
 
-    def __init__(self, most: int = MOST_WAYS) -> None:
+    def __init__(self, most: int = MOST_ROUTES) -> None:
         self.known: dict[bytes | None, KeyedRoute] = {}
         self._last: tuple[object, KeyedRoute | None] = (None, None)
-        """The way that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
+        """The route that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
         self._most = most
 
     def add(self, line: bytes, scope: Scope, root_path: str, enrolment: Enrolment) -> None:
@@ -304,10 +305,10 @@ class KeyedRoutes:
         known = self.known
         if len(known) >= self._most and line not in known:
             del known[next(iter(known))]
-        at, way = self._last
+        at, route = self._last
         here = (scope["method"], scope["path"], root_path, scope["endpoint"])
-        if way is None or at != here:
+        if route is None or at != here:
             routed = {name: scope[name] for name in _ROUTED if name in scope}
-            way = KeyedRoute(*here[:3], enrolment, routed)
-            self._last = here, way
-        known[line] = way
+            route = KeyedRoute(*here[:3], enrolment, routed)
+            self._last = here, route
+        known[line] = route
