@@ -142,7 +142,7 @@ class Function:
 
     async def _in_loop(self, asked: FunctionCall) -> CallOutcome:
         loops = self._loops
-        runtime, site = loops.life()
+        runtime, site = loops.runtime_and_site()
         calling = self._calling(asked, loops, site)
         run = calling.run
         loops.running_work.began()

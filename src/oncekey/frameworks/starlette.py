@@ -173,7 +173,7 @@ def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable
 
     async def idempotency_key_status(request: Request) -> Response:
         caller = await caller_of(installation, installation.policy, request.scope)
-        runtime, site = installation.life()
+        runtime, site = installation.runtime_and_site()
         return respond(await runtime.drive(status_of(installation, site.store, caller, request.path_params["key"])))
 
     return idempotency_key_status

@@ -178,7 +178,7 @@ class Exchange:
         self._key = claim.id.key
         if transaction is not None:
             await transaction.before_claim(enrolment)
-        runtime, site = installation.life()
+        runtime, site = installation.runtime_and_site()
         limits = None
         if resumption is None and enrolment.limited:
             limits = installation.limits.of(site.store, self.scope["headers"], claim, enrolment.policy)
@@ -226,7 +226,7 @@ class Exchange:
             asked = await ask(self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path)
             if type(asked) is ClaimInput:
                 self._key = asked.id.key
-                runtime, site = self.installation.life()
+                runtime, site = self.installation.runtime_and_site()
                 answer = await runtime.drive(recall(site, asked, enrolment.policy, self))
         if answer is None:
             route.leave(scope)
@@ -310,8 +310,8 @@ class Exchange:
                 await release(self)
             if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
                 assert self.run is not None
-                life = end_after_bug(self.run, self._flow, entered=self.ended.entered)
-                await shielded(self.runtime.drive(life))
+                ending = end_after_bug(self.run, self._flow, entered=self.ended.entered)
+                await shielded(self.runtime.drive(ending))
         finally:
             if self._counted or self._task is not None:
                 self._leave()

@@ -85,9 +85,9 @@ class Installation(Premises):
         self.seen: Callable[[Any], Any] = _as_it_is
         """From a handler's response to an object with `status_code`, or to one as Flask returns it."""
         self.interruptible: set[Interruptible] = set()
-        self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
-        self._life: tuple[AsyncRuntime, Site] | None = None
-        """The pair that `life` returned last."""
+        self._pairs: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
+        self._last_pair: tuple[AsyncRuntime, Site] | None = None
+        """What `runtime_and_site` returned last."""
         self._threads: ThreadRuntime | None = None
         self.tenant = tenant
         """Returns the tenant of the authenticated request, to whom the key belongs."""
@@ -97,18 +97,18 @@ class Installation(Premises):
         self._openings: ThreadPoolExecutor | None = None
         self._settles: ThreadPoolExecutor | None = None
 
-    def life(self) -> tuple[AsyncRuntime, Site]:
+    def runtime_and_site(self) -> tuple[AsyncRuntime, Site]:
         """The runtime for the operations of the running event loop, and the site that they share."""
-        engine, life = self.engines.asynchronous(), self._life
-        if life is not None and life[0].engine is engine:
-            return life
-        life = self._lives.get(engine)
-        if life is None:
+        engine, pair = self.engines.asynchronous(), self._last_pair
+        if pair is not None and pair[0].engine is engine:
+            return pair
+        pair = self._pairs.get(engine)
+        if pair is None:
             threads = self.engines.blocking
             site = self.site_of(engine, lambda blocking: (threads() if blocking else engine).crowded)
-            life = self._lives[engine] = (AsyncRuntime(engine, self.running_work, self._open_blocking), site)
-        self._life = life
-        return life
+            pair = self._pairs[engine] = (AsyncRuntime(engine, self.running_work, self._open_blocking), site)
+        self._last_pair = pair
+        return pair
 
     def threads(self) -> ThreadRuntime:
         """The runtime that performs the steps of `def` handlers."""
