@@ -90,14 +90,14 @@ NOT_USED: Final = "claim_not_used"
 def admit(run: Run) -> Life[Verdict]:
     """The verdict on a claim. On `Proceed` the run knows its lease, and LOCAL in one commit its transaction."""
     front = run.front
-    verdict = yield from (_guarded(run) if front is None else _behind(run, front))
+    verdict = yield from (_ask_store(run) if front is None else _ask_front_first(run, front))
     if type(verdict) is Replay:
         run.site.hints.add(run.claim.id)  # a client that retried once may do so again
     if type(verdict) is Proceed:
         run.proceeds(verdict)
         if not run.released:
             if front is not None:
-                yield from _held(run, front)
+                yield from _note_in_front(run, front)
             return verdict
         # It must hold no connection while it waits, and the transaction that its dependencies used is rolled back.
         yield from settle(run, NOT_CALLED)
@@ -137,7 +137,7 @@ def recall(site: Site, asked: ClaimInput, policy: Policy, asker: Asker) -> Life[
     return replayed(found_answer, policy, asker)
 
 
-def _behind(run: Run, front: Beside) -> Life[Verdict]:
+def _ask_front_first(run: Run, front: Beside) -> Life[Verdict]:
     """Ask the front, and the store if the front has no answer; then pass the store's answer to the front."""
     try:
         known = yield from front.find(run)
@@ -147,12 +147,12 @@ def _behind(run: Run, front: Beside) -> Life[Verdict]:
     if known is not None:
         return known
     run.asked_at = front.moment()
-    verdict = yield from _guarded(run)
+    verdict = yield from _ask_store(run)
     yield from front.note_verdict(run, verdict)
     return verdict
 
 
-def _held(run: Run, front: Beside) -> Life[None]:
+def _note_in_front(run: Run, front: Beside) -> Life[None]:
     """Note in the front that the operation is in progress, for its duplicates."""
     try:
         yield from front.hold(run)
@@ -161,7 +161,7 @@ def _held(run: Run, front: Beside) -> Life[None]:
         raise
 
 
-def _guarded(run: Run) -> Life[Verdict]:
+def _ask_store(run: Run) -> Life[Verdict]:
     """Ask the store, and turn every failure of the store into a verdict: nothing was executed yet."""
     breaker = run.site.breaker
     try:
@@ -171,9 +171,9 @@ def _guarded(run: Run) -> Life[Verdict]:
                 return turned_away
         if breaker.failures and not breaker.allows():
             return _outage(run.policy)
-        verdict = yield from _ask(run)
+        verdict = yield from _ask_once(run)
         if type(verdict) is Refuse and run.policy.on_in_progress is InProgress.WAIT:
-            verdict = yield from _patiently(run, verdict)
+            verdict = yield from _wait_for_first(run, verdict)
     except RecordUnreadableError as error:
         # The store answers and has a record: even a route that fails open must not run now.
         breaker.worked()
@@ -201,7 +201,7 @@ def _guarded(run: Run) -> Life[Verdict]:
     return verdict
 
 
-def _patiently(run: Run, verdict: Verdict) -> Life[Verdict]:
+def _wait_for_first(run: Run, verdict: Verdict) -> Life[Verdict]:
     """In wait mode, ask again until the first request is done or the patience is over, and hold nothing meanwhile."""
     clock, pause = run.site.clock, FIRST_POLL
     ends = clock() + run.policy.wait_max.total_seconds()
@@ -209,11 +209,11 @@ def _patiently(run: Run, verdict: Verdict) -> Life[Verdict]:
         yield from _give_back(run)
         yield Sleep(pause)
         pause = min(pause * 1.5, LONGEST_POLL)
-        verdict = yield from _ask(run)
+        verdict = yield from _ask_once(run)
     return verdict
 
 
-def _ask(run: Run) -> Life[Verdict]:
+def _ask_once(run: Run) -> Life[Verdict]:
     """One question to the store: a completer's take-over, a claim, or the lock in the business transaction."""
     locks = run.store.locks
     if locks is not None and run.enrolment.transactional and not run.resumed:
@@ -249,18 +249,18 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
-    news = yield from _news(run, locks)
-    if news is not None:
-        return news
+    found_answer = yield from _answer_without_transaction(run, locks)
+    if found_answer is not None:
+        return found_answer
     look: Locked
     if run.tx is None:
         try:
             run.tx, look = yield Begin(locks.locking(run.lock, claim), blocking=run.enrolment.blocking)
         except StoreError:
-            news = yield from local.peek(store, locks, run.lock, claim, policy)
-            if news is None:
+            found_answer = yield from local.peek(store, locks, run.lock, claim, policy)
+            if found_answer is None:
                 raise
-            return news
+            return found_answer
     else:
         look = yield Execute(run.tx, locks.locking(run.lock, claim))
     entry = local.enter(look, claim, policy)
@@ -283,7 +283,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
             assert_never(entry)
 
 
-def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
+def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
     """What can be answered without a business transaction. None: nothing, so begin one."""
     store, claim, policy, site = run.store, run.claim, run.policy, run.site
     if run.released:
