@@ -107,7 +107,7 @@ def admit(run: Run) -> Life[Verdict]:
     return verdict
 
 
-def recall(site: Site, asked: ClaimInput, policy: Policy, asker: Asker) -> Life[Answer | None]:
+def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) -> Life[Answer | None]:
     """The stored answer of a key that this process answered before, by one short read. None: ask in full.
 
     It gives only an answer that `admit` would give, too, and never refuses. In any doubt, an outage included, it
@@ -116,18 +116,18 @@ def recall(site: Site, asked: ClaimInput, policy: Policy, asker: Asker) -> Life[
     fronts = None if policy.replay_cache is None else site.fronts
     answers = None if fronts is None else fronts.answers(policy)
     began = 0.0 if site.notify is None else site.clock()
-    found_answer = None if answers is None else (yield from answers.find(asked, policy))
+    found_answer = None if answers is None else (yield from answers.find(claim_input, policy))
     if found_answer is None:
-        if asked.id not in site.hints.known or not site.breaker.closed:
+        if claim_input.id not in site.hints.known or not site.breaker.closed:
             return None
         sent = 0.0 if fronts is None else fronts.moment()
         try:
-            glimpse: Glimpse | None = yield Recall(asked.id)
+            glimpse: Glimpse | None = yield Recall(claim_input.id)
         except StoreError:
             return None
         site.breaker.worked()
         if glimpse is not None:
-            found_answer = rule_finished(glimpse.finished, glimpse.now, asked.fingerprint, policy)
+            found_answer = rule_finished(glimpse.finished, glimpse.now, claim_input.fingerprint, policy)
         if fronts is not None and type(found_answer) is Replay:
             yield from fronts.note_verdict(found_answer, policy, sent)
     if type(found_answer) is not Replay:

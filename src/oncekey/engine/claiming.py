@@ -3,8 +3,8 @@
 Nothing here waits, and nothing knows a framework. An adapter that has all parts at once calls `claim_of`. One that has
 to wait in between, for the body or for the authentication that names the tenant, calls its three parts in the same
 order: `key_of` before it reads the body, because a request without a good key is refused whatever its body is;
-`fingerprint_for` before it asks who the caller is; and then `question_of`, which is all that is needed to find a stored
-answer, and `claim_for`. A refusal by any of them stores nothing.
+`fingerprint_for` before it asks who the caller is; and then `claim_input_of`, whose result is all that is needed to
+find a stored answer, and `claim_for`. A refusal by any of them stores nothing.
 A function's call has no header and no path; `claim_of_call` makes the same claim from its key and its arguments.
 
 Everything that does not depend on the request is computed at enrolment, see `Enrolment`.
@@ -101,10 +101,10 @@ def claim_of(
     key = key_of(lines, enrolment)
     if isinstance(key, Refuse):
         return key
-    mark = fingerprint_for(parts, enrolment)
-    if isinstance(mark, Refuse):
-        return mark
-    return claim_for(question_of(key, mark, parts, enrolment, caller), enrolment, keep_headers=keep_headers)
+    fingerprint = fingerprint_for(parts, enrolment)
+    if isinstance(fingerprint, Refuse):
+        return fingerprint
+    return claim_for(claim_input_of(key, fingerprint, parts, enrolment, caller), enrolment, keep_headers=keep_headers)
 
 
 def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
@@ -160,24 +160,24 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
         return Refuse(Code.BODY_INVALID, detail=str(error))
 
 
-def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
-    """The question for a stored answer, from the key and the fingerprint of a request."""
+def claim_input_of(key: str, fingerprint: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
+    """The input of a claim, by which a stored answer is found, too; from the key and the fingerprint of a request."""
     tenant, principal, token = caller
     bind_to, namespace = enrolment.policy.bind_to, enrolment.namespace
     if bind_to is BindTo.TENANT:
         scope = scope_of(namespace, tenant)
     else:
         scope = bound_scope(bind_to, namespace, tenant, principal=principal, token=token)
-    return ClaimInput(RecordId(scope, key), mark, parts, caller)
+    return ClaimInput(RecordId(scope, key), fingerprint, parts, caller)
 
 
-def claim_for(question: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
-    """The claim for a question; `keep_headers` are kept for the completer, too."""
+def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
+    """The claim for an input; `keep_headers` are kept for the completer, too."""
     policy, spans = enrolment.policy, enrolment.spans
-    record_id, mark, parts, caller = question
+    record_id, fingerprint, parts, caller = claim_input
     kept = None
     if enrolment.completes:
-        kept = seal(_kept(parts, caller, keep_headers), policy.secret, about_of(record_id, mark))
+        kept = seal(_kept(parts, caller, keep_headers), policy.secret, about_of(record_id, fingerprint))
     # One random draw for both names. It comes from the kernel, so a forked process draws another one.
     drawn = os.urandom(24)
     return Claim(
@@ -188,8 +188,8 @@ def claim_for(question: ClaimInput, enrolment: Enrolment, *, keep_headers: froze
         recovery=enrolment.recovery,
         method=parts.method,
         path=parts.path.replace("\0", "%00"),  # PostgreSQL's text has no NUL
-        fingerprint=mark,
-        seed=enrolment.seeds.of(record_id, mark),
+        fingerprint=fingerprint,
+        seed=enrolment.seeds.of(record_id, fingerprint),
         owner=f"{PROCESS}:{drawn[16:].hex()}",
         lease=spans.lease,
         deadline=spans.deadline,
@@ -214,11 +214,11 @@ def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: s
     if isinstance(named, Refuse):
         return named
     parts = Parts(CALL, enrolment.operation, b"", ((b"content-type", _JSON),), _JSON, arguments)
-    mark = fingerprint_for(parts, enrolment)
-    if isinstance(mark, Refuse):
-        return mark
+    fingerprint = fingerprint_for(parts, enrolment)
+    if isinstance(fingerprint, Refuse):
+        return fingerprint
     scope = scope_of(enrolment.namespace, tenant, _FUNCTION, enrolment.operation)
-    return claim_for(ClaimInput(RecordId(scope, named), mark, parts, Caller(tenant)), enrolment)
+    return claim_for(ClaimInput(RecordId(scope, named), fingerprint, parts, Caller(tenant)), enrolment)
 
 
 def about_of(record_id: RecordId, fingerprint: str) -> str:
@@ -311,8 +311,8 @@ def unseal(stored: bytes, secret: bytes | None, about: str) -> KeptRequest:
     closed = disclose(stored)
     if closed is not None:
         raise UnreadableError(f"the request is {said_of(closed[0])}, which this process does not have")
-    mark, rest = stored[:1], stored[1:]
-    if mark == _PLAIN:
+    form, rest = stored[:1], stored[1:]
+    if form == _PLAIN:
         return _request(json.loads(rest))
     if secret is None:
         raise UnreadableError("the request was kept under a secret, and there is none now")

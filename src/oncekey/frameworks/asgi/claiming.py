@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Refuse
 from oncekey.core.scope import BindTo
-from oncekey.engine.claiming import Caller, Parts, chosen_of, fingerprint_for, key_of, question_of
+from oncekey.engine.claiming import Caller, Parts, chosen_of, claim_input_of, fingerprint_for, key_of
 from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SMALL_BODY: Final = 32 * 1024
 """Bodies above this are compared in a thread: a megabyte of short numbers takes a second of Python."""
 
 
-async def ask(
+async def read_claim_input(
     installation: Installation,
     enrolment: Enrolment,
     scope: Scope,
@@ -35,7 +35,7 @@ async def ask(
     *,
     root_path: str,
 ) -> ClaimInput | Refuse:
-    """The question to the store, or the refusal of a request that cannot ask it; a refusal stores nothing.
+    """The input of the claim, or the refusal of a request that cannot claim; a refusal stores nothing.
 
     `root_path` is that of the application itself: a mount inside of it has changed the scope's by now.
     """
@@ -54,15 +54,15 @@ async def ask(
         scope["method"], scope["path"], scope.get("query_string", b""), headers, content_type, body, root_path
     )
     small = len(body) <= SMALL_BODY
-    mark = fingerprint_for(parts, enrolment) if small else await _fingerprint_aside(parts, enrolment)
-    if isinstance(mark, Refuse):
-        return mark
+    fingerprint = fingerprint_for(parts, enrolment) if small else await _fingerprint_aside(parts, enrolment)
+    if isinstance(fingerprint, Refuse):
+        return fingerprint
     if enrolment.completes or enrolment.policy.bind_to is not BindTo.TENANT:
         caller = await caller_of(installation, enrolment.policy, scope, named=enrolment.completes)
     else:
         tenant = installation.tenant(scope)
         caller = Caller(tenant if type(tenant) is str else await resolved(tenant))
-    return question_of(key, mark, parts, enrolment, caller)
+    return claim_input_of(key, fingerprint, parts, enrolment, caller)
 
 
 async def caller_of(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:

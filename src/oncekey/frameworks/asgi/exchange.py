@@ -23,7 +23,7 @@ from oncekey.engine.deciding import Capture, HandlerEnded, decided
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.run import Run
 from oncekey.engine.serve import end_after_bug, serve
-from oncekey.frameworks.asgi.claiming import ask
+from oncekey.frameworks.asgi.claiming import read_claim_input
 from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured
 from oncekey.frameworks.asgi.nesting import (
     ExchangeState,
@@ -169,12 +169,14 @@ class Exchange:
         if resumption is not None:
             claim = resumption.claim(enrolment.policy)
         else:
-            asked = await ask(installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path)
-            if isinstance(asked, Refuse):
-                self._answered(self._refusal(asked, enrolment))
+            claim_input = await read_claim_input(
+                installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
+            )
+            if isinstance(claim_input, Refuse):
+                self._answered(self._refusal(claim_input, enrolment))
                 await release(self)
                 return
-            claim = claim_for(asked, enrolment, keep_headers=installation.kept_headers)
+            claim = claim_for(claim_input, enrolment, keep_headers=installation.kept_headers)
         self._key = claim.id.key
         if transaction is not None:
             await transaction.before_claim(enrolment)
@@ -223,11 +225,13 @@ class Exchange:
             return False
         route.enter(scope)
         with suppress(Exception):
-            asked = await ask(self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path)
-            if type(asked) is ClaimInput:
-                self._key = asked.id.key
+            claim_input = await read_claim_input(
+                self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path
+            )
+            if type(claim_input) is ClaimInput:
+                self._key = claim_input.id.key
                 runtime, site = self.installation.runtime_and_site()
-                answer = await runtime.drive(recall(site, asked, enrolment.policy, self))
+                answer = await runtime.drive(recall(site, claim_input, enrolment.policy, self))
         if answer is None:
             route.leave(scope)
             self._key = None
