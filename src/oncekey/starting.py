@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND, Effects
 from oncekey.core.policy import Policy, micros
-from oncekey.engine.claiming import check_sealing
 from oncekey.engine.fronts import check_fronts
+from oncekey.engine.kept_request import check_sealing
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED, AsyncEngine, Engine
 from oncekey.frameworks import limits
