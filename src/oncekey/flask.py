@@ -20,7 +20,7 @@ import flask
 from oncekey.core.answers import marked_lines
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.engine.deciding import Capture
+from oncekey.engine.capture import Capture
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter

@@ -27,8 +27,9 @@ from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
 from oncekey.core.settle import Business, Ending, decide
 from oncekey.engine.actions import Flush, Life, StoppedAtHandler, Tx
+from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, Parts, claim_of
-from oncekey.engine.deciding import Capture, HandlerEnded, decided
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of

@@ -18,8 +18,9 @@ from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
 from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.admit import recall
+from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import ClaimInput, claim_for
-from oncekey.engine.deciding import Capture, HandlerEnded, decided
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.run import Run
 from oncekey.engine.serve import end_after_bug, serve

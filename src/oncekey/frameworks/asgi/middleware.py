@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Code, Refuse
-from oncekey.engine.deciding import IncompleteError
+from oncekey.engine.capture import IncompleteError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange
 from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer
