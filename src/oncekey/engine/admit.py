@@ -95,14 +95,14 @@ def admit(run: Run) -> Life[Verdict]:
         run.site.hints.add(run.claim.id)  # a client that retried once may do so again
     if type(verdict) is Proceed:
         run.proceeds(verdict)
-        if not run.released:
+        if not run.early_tx_rolled_back:
             if front is not None:
                 yield from _note_in_front(run, front)
             return verdict
         # It must hold no connection while it waits, and the transaction that its dependencies used is rolled back.
         yield from settle(run, NOT_CALLED)
         return local.BUSY
-    if not (run.borrowed and isinstance(verdict, Bypass)):
+    if not (run.has_early_tx and isinstance(verdict, Bypass)):
         yield from _give_back(run)
     return verdict
 
@@ -266,7 +266,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     entry = local.enter(look, claim, policy)
     match entry:
         case local.LockHeld():
-            if run.released:  # this request could only look: the handler's rows would be in another transaction
+            if run.early_tx_rolled_back:  # it could only look: the handler's rows would be in another transaction
                 yield from _give_back(run)
                 return local.BUSY
             run.one_commit = entry
@@ -274,7 +274,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
         case local.ClaimFirst():
             run.claiming = True
             if locks.one_writer:  # a claim is a write of its own, and would wait for this very transaction
-                tx, run.tx, run.released = run.tx, None, run.borrowed
+                tx, run.tx, run.early_tx_rolled_back = run.tx, None, run.has_early_tx
                 yield Rollback(tx)
             return (yield from request.begin(store, claim, policy))
         case Replay() | Refuse():
@@ -286,7 +286,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
 def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
     """What can be answered without a business transaction. None: nothing, so begin one."""
     store, claim, policy, site = run.store, run.claim, run.policy, run.site
-    if run.released:
+    if run.early_tx_rolled_back:
         return (yield from local.peek(store, locks, run.lock, claim, policy))
     # A request whose dependency opened a transaction reads the record there: a second connection may not be free.
     if run.tx is None and claim.id in site.hints.known:
@@ -311,9 +311,9 @@ def _give_back(run: Run) -> Life[None]:
     """Roll back our transaction, and end what the request's dependencies read or wrote through."""
     tx, run.tx, run.one_commit = run.tx, None, None
     if tx is not None:
-        run.released = run.released or run.borrowed
+        run.early_tx_rolled_back = run.early_tx_rolled_back or run.has_early_tx
         yield Rollback(tx)
-    if run.lends:
+    if run.dependencies_hold_connections:
         yield RELEASE_CONNECTIONS
 
 

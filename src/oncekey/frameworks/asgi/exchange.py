@@ -194,7 +194,7 @@ class Exchange:
             resumed=resumption is not None,
             limits=limits,
             tx=None if transaction is None else transaction.business_tx,
-            lends=transaction is not None,
+            dependencies_hold_connections=transaction is not None,
         )
         self._flow = serve(run)
         try:
