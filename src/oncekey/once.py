@@ -22,7 +22,7 @@ from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.blocking import Threads
-from oncekey.frameworks.shared import Premises, forget
+from oncekey.frameworks.shared import ApplicationShared, forget
 from oncekey.frameworks.webhook import Secret, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
 from oncekey.frameworks.wsgi import OncekeyWsgi
 from oncekey.functions import Functions, Protects, Receives
@@ -410,7 +410,7 @@ class Once:
         return tuple(self._installed)
 
     @property
-    def served(self) -> Mapping[Any, Premises]:
+    def served(self) -> Mapping[Any, ApplicationShared]:
         """The applications that it protects, of whatever framework, and how."""
         return {**self._installed, **self._threaded}
 
@@ -420,8 +420,8 @@ class Once:
         return {name: one.__wrapped__ for name, one in self._functions.by_operation.items()}
 
     @property
-    def _installations(self) -> list[Premises]:
-        return [*self._installed.values(), *self._threaded.values(), *self._functions.premises]
+    def _installations(self) -> list[ApplicationShared]:
+        return [*self._installed.values(), *self._threaded.values(), *self._functions.shared]
 
     @property
     def policies(self) -> list[Policy]:

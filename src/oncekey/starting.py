@@ -168,7 +168,7 @@ def _check_order(handler: Callable[..., Any]) -> None:
 
 
 def threads_for(owner: Once, called: str, kind: type, options: Mapping[str, Any]) -> Threads:
-    """The premises of an application that is served in threads, by the options of the method that installs it."""
+    """What the requests of an application in threads share, by the options of the method that installs it."""
     check_installing(options, kind, called)
     if not has_threads(owner.store):
         raise ConfigurationError(NO_WSGI_APP.format(called=called))

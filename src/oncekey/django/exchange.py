@@ -128,7 +128,7 @@ def _then_closed(fn: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN40
 
 
 class DjangoThreads(blocking.Threads):
-    """The premises of a Django project."""
+    """What all requests of a Django project share."""
 
     performs = DjangoRuntime
 

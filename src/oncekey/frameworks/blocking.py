@@ -40,7 +40,7 @@ from oncekey.engine.steps import Stepping
 from oncekey.frameworks.limits import Limits
 from oncekey.frameworks.resources import answered, documentation, status_of
 from oncekey.frameworks.resuming import Resumption, wsgi_door
-from oncekey.frameworks.shared import Engines, Premises
+from oncekey.frameworks.shared import ApplicationShared, Engines
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class HttpRequest(Protocol):
         """What a handler returns that was not called, in its framework's own terms."""
 
 
-class Threads(Premises):
-    """The premises of an application that is served in threads; each process has a runtime of its own."""
+class Threads(ApplicationShared):
+    """What all requests of an application that is served in threads share; each process has a runtime of its own."""
 
     performs: type[ThreadRuntime] = ThreadRuntime
     """What performs the actions of its operations."""

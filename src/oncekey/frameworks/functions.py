@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oncekey.core.settle import Decision
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.shared import Premises
+    from oncekey.frameworks.shared import ApplicationShared
 
     Chooser = Callable[[Mapping[str, Any]], Any]
 
@@ -111,8 +111,8 @@ class Function:
         chosen = self._key(arguments) if key is None else key
         return FunctionCall(chosen, self._tenant(arguments), arguments, self.shape.written(arguments))
 
-    def _calling(self, asked: FunctionCall, premises: Premises, site: Site) -> Calling:
-        return Calling(self.__wrapped__, self.__oncekey__, self.shape, asked, premises=premises, site=site)
+    def _calling(self, asked: FunctionCall, shared: ApplicationShared, site: Site) -> Calling:
+        return Calling(self.__wrapped__, self.__oncekey__, self.shape, asked, shared=shared, site=site)
 
     def _in_thread(self, asked: FunctionCall) -> CallOutcome:
         threads = self._threads
@@ -242,7 +242,7 @@ class Calling:
         shape: Shape,
         asked: FunctionCall,
         *,
-        premises: Premises,
+        shared: ApplicationShared,
         site: Site,
     ) -> None:
         resumption = asked.resumption
@@ -254,7 +254,7 @@ class Calling:
             claim = resumption.claim(enrolment.policy)
         limits = None
         if resumption is None and enrolment.limited:
-            limits = premises.limits.of(site.store, (), claim, enrolment.policy)
+            limits = shared.limits.of(site.store, (), claim, enrolment.policy)
         self._function = function
         self._shape = shape
         self._arguments = shape.read(asked.stored, asked.arguments)

@@ -42,8 +42,8 @@ class Engines(Protocol):
         """The checks before the first request of a process whose server does not report its start."""
 
 
-class Premises:
-    """Where the operations of one application take place."""
+class ApplicationShared:
+    """What all requests of one application share. `Installation` (ASGI) and `Threads` extend it."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from oncekey.frameworks.shared import Premises
+from oncekey.frameworks.shared import ApplicationShared
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork, shielded
 from oncekey.runtimes.threads import ThreadRuntime
 
@@ -49,7 +49,7 @@ class Interruptible(Protocol):
         """Cancel it, unless it has an open call."""
 
 
-class Installation(Premises):
+class Installation(ApplicationShared):
     """Shared by all exchanges of an ASGI application."""
 
     def __init__(
