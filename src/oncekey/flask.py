@@ -1,4 +1,4 @@
-"""Flask: where a view is claimed, where its answer is captured, what resolvers are handed, and which routes there are.
+"""Flask: where a view is claimed, where its answer is captured, what `tenant` is handed, and which routes there are.
 
 `once.flask(app, tenant=...)` puts it into an application, and `Once(database(db))` keeps the keys in Flask-SQLAlchemy's
 database, whose session then is the business transaction (`oncekey.drivers.sqlalchemy.flask`).
@@ -107,7 +107,7 @@ def _claimed(
 
 
 class _Request(Environ):
-    """A request whose resolvers are handed Flask's own."""
+    """A request whose `tenant` and `principal` functions are handed Flask's own."""
 
     @property
     def shown(self) -> Any:  # noqa: ANN401

@@ -192,7 +192,7 @@ async def test_an_outage_is_told_by_the_long_way() -> None:
     assert entered.count == 2
 
 
-async def test_what_a_resolver_raises_is_answered_by_the_application() -> None:
+async def test_what_the_tenant_function_raises_is_answered_by_the_application() -> None:
     known = [True]
 
     def tenant(_: Request) -> str:

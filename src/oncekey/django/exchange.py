@@ -261,7 +261,7 @@ class DjangoExchange(blocking.BlockingExchange):
         return result
 
     def _meet(self, enrolment: Enrolment, args: tuple[Any, ...]) -> None:
-        """What is true whatever the view is: whose it is, who is shown to resolvers, and that it can commit."""
+        """What is true whatever the view is: whose it is, what `tenant` is handed, and that it can commit."""
         if enrolment.owner is not self.threads.engines:
             raise RuntimeError(OTHER_ONCE.format(operation=enrolment.operation))
         self.asked.shown = request_in(args) or self.asked.shown

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.frameworks.asgi import App
 
-    Resolver = Callable[[Any], str]
+    Identify = Callable[[Any], str]
 T = TypeVar("T")
 Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
 log = logging.getLogger("oncekey")
@@ -91,7 +91,7 @@ class HttpRequest(Protocol):
 
     @property
     def shown(self) -> Any:  # noqa: ANN401  (what its framework calls a request)
-        """What resolvers are handed."""
+        """What the `tenant` and `principal` functions are handed."""
 
     @property
     def token(self) -> str:
@@ -112,8 +112,8 @@ class Threads(ApplicationShared):
         engines: Engines,
         policy: Policy,
         *,
-        tenant: Resolver,
-        principal: Resolver | None = None,
+        tenant: Identify,
+        principal: Identify | None = None,
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         keep_headers: Sequence[str] = (),

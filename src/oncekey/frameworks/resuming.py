@@ -57,7 +57,7 @@ def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any f
     """The principal in whose name a completer goes on with a request; None for a client's own request.
 
     The application's authentication asks this first: a completer has no credentials, only the reference that the
-    principal's (or else the tenant's) resolver gave when the client's request was claimed.
+    `principal` (or else the `tenant`) function gave when the client's request was claimed.
     """
     scope = request if isinstance(request, Mapping) else getattr(request, "scope", None)
     if scope is None:

@@ -113,7 +113,7 @@ class Environ:
 
     @property
     def shown(self) -> Any:  # noqa: ANN401  (a framework on top of WSGI shows its own)
-        """What resolvers are handed."""
+        """What the `tenant` and `principal` functions are handed."""
         return self.environ
 
     def parts(self) -> Parts | Refuse:

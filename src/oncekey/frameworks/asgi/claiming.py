@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi import Resolver, Scope
+    from oncekey.frameworks.asgi import Identify, Scope
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.messages import Intake
 
@@ -61,20 +61,20 @@ async def read_claim_input(
         caller = await caller_of(installation, enrolment.policy, scope, named=enrolment.completes)
     else:
         tenant = installation.tenant(scope)
-        caller = Caller(tenant if type(tenant) is str else await resolved(tenant))
+        caller = Caller(tenant if type(tenant) is str else await identified(tenant))
     return claim_input_of(key, fingerprint, parts, enrolment, caller)
 
 
 async def caller_of(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:
     """The caller, as far as keys are bound to it. `named`: with the principal too, because the completer needs it."""
-    tenant = await resolved(installation.tenant(scope))
+    tenant = await identified(installation.tenant(scope))
     bind_to = policy.bind_to
     if bind_to is BindTo.TENANT and not named:
         return Caller(tenant)
     token = _field(scope["headers"], b"authorization").decode("latin-1") if bind_to is BindTo.TOKEN else None
     principal = None
     if installation.principal is not None and (named or bind_to is BindTo.PRINCIPAL):
-        principal = await resolved(installation.principal(scope))
+        principal = await identified(installation.principal(scope))
     return Caller(tenant, principal, token)
 
 
@@ -86,38 +86,38 @@ async def _fingerprint_aside(parts: Parts, enrolment: Enrolment) -> str | Refuse
     return await asyncio.to_thread(fingerprint_for, parts, enrolment, chosen)
 
 
-async def resolved(named: str | Awaitable[str]) -> str:
-    """The result of a resolver, awaited if it has to be."""
+async def identified(named: str | Awaitable[str]) -> str:
+    """The result of an `Identify`, awaited if it has to be."""
     return await named if inspect.isawaitable(named) else named
 
 
 def by_request(
-    resolver: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
-) -> Resolver:
-    """Turn a resolver that takes the framework's request into one that takes the scope.
+    identify: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
+) -> Identify:
+    """Turn a function that identifies by the framework's request into one that does by the scope.
 
-    If the resolver finds an attribute missing on the request, the error names it.
+    If the function finds an attribute missing on the request, the error names it.
     """
 
-    def resolve(scope: Scope) -> str | Awaitable[str]:
+    def by_scope(scope: Scope) -> str | Awaitable[str]:
         try:
-            value = resolver(request_of(scope))
+            value = identify(request_of(scope))
         except AttributeError as error:
             raise _not_there(error, what) from error
         return value if type(value) is str else later(value)
 
     async def later(value: str | Awaitable[str]) -> str:
         try:
-            return await resolved(value)
+            return await identified(value)
         except AttributeError as error:
             raise _not_there(error, what) from error
 
-    return resolve
+    return by_scope
 
 
 def _not_there(error: AttributeError, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the {what} resolver found no {error.name!r} on the request: the route's authentication has to set it "
+        f"the {what} function found no {error.name!r} on the request: the route's authentication has to set it "
         "before the handler is called, for example as a dependency of the route"
     )
 

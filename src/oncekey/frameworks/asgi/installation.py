@@ -1,4 +1,4 @@
-"""What all exchanges of one ASGI application share: engines, resolvers, policy, threads, and open settlements.
+"""What all exchanges of one ASGI application share: engines, policy, tenants, threads, and open settlements.
 
 `def` handlers run in threads of the installation, and the event loop ends their transactions in other threads of it.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oncekey.engine.run import Site
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Body
-    from oncekey.frameworks.asgi import App, Resolver, Scope
+    from oncekey.frameworks.asgi import App, Identify, Scope
     from oncekey.frameworks.shared import Engines
     from oncekey.ports import AsyncOpenTransaction, OpenTransaction
 
@@ -57,8 +57,8 @@ class Installation(ApplicationShared):
         engines: Engines,
         policy: Policy,
         *,
-        tenant: Resolver,
-        principal: Resolver | None = None,
+        tenant: Identify,
+        principal: Identify | None = None,
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         respond: Callable[[Answer], Any] | None = None,

@@ -154,7 +154,7 @@ class OncekeyMiddleware:
     async def _enter(self, exchange: Exchange, enrolment: Enrolment) -> bool:
         """Claim before the application runs: the middleware cannot see later where a route by path begins to execute.
 
-        If a resolver raises here, outside of the application, `raised` answers as the application would; then: False.
+        If `tenant` raises here, outside of the application, `raised` answers as the application would; then: False.
         """
         check_alone()
         try:
