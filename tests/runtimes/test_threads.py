@@ -1,4 +1,4 @@
-"""Flows in threads: interruptions, what is left open, heartbeats and errands beside the requests, and forks."""
+"""Flows in threads: interruptions, what is left open, heartbeats and settlements beside the requests, and forks."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ def test_a_slow_renewal_keeps_no_other_waiting(runtime: ThreadRuntime) -> None:
         hangs.set()
 
 
-def test_an_errand_is_repeated_until_the_store_answers(
+def test_a_background_settlement_is_repeated_until_the_store_answers(
     runtime: ThreadRuntime, driver: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "FIRST_PAUSE", 0.001)
@@ -402,7 +402,7 @@ def test_an_errand_is_repeated_until_the_store_answers(
     assert record.state.value == "completed"
 
 
-def test_an_errand_gives_up_and_says_so(
+def test_a_background_settlement_gives_up_and_says_so(
     runtime: ThreadRuntime, driver: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease, store = claimed(runtime).lease, runtime.engine.store

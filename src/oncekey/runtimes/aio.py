@@ -324,7 +324,7 @@ class Heartbeat:
 
 
 class RunningWork:
-    """Counts running operations, and repeats settlements that could not reach the store yet (errands).
+    """Counts running operations, and repeats background settlements: those that could not reach the store yet.
 
     An operation counts from its claim to its end: a server that stops cancels its handlers and does not wait, so
     their settlements may not have begun when the stop is here.
@@ -352,7 +352,7 @@ class RunningWork:
         task.add_done_callback(self._later.discard)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for running operations and errands, at most `seconds`; whether all have ended."""
+        """Wait for running operations and background settlements, at most `seconds`; whether all have ended."""
         try:
             async with asyncio.timeout(seconds):
                 while self._busy:
@@ -369,7 +369,7 @@ class RunningWork:
 
     @property
     def pending(self) -> int:
-        """How many operations and errands are running."""
+        """How many operations and background settlements are running."""
         return self._busy + len(self._later)
 
     @staticmethod

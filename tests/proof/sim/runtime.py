@@ -235,7 +235,7 @@ class Serving:
             case Beat():
                 return self.beat(action)
             case Later():
-                self._spawn("errand", _repeated(self.world, action))
+                self._spawn("background settlement", _repeated(self.world, action))
             case (
                 Flush() | ReturnReaders() | ReleaseConnections() | Consult()
             ):  # what stands in front of the store here is never there
