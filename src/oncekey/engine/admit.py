@@ -92,7 +92,7 @@ def admit(run: Run) -> Life[Verdict]:
     front = run.front
     verdict = yield from (_ask_store(run) if front is None else _ask_front_first(run, front))
     if type(verdict) is Replay:
-        run.site.hints.add(run.claim.id)  # a client that retried once may do so again
+        run.site.settled_keys.add(run.claim.id)  # a client that retried once may do so again
     if type(verdict) is Proceed:
         run.proceeds(verdict)
         if not run.early_tx_rolled_back:
@@ -118,7 +118,7 @@ def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) ->
     began = 0.0 if site.notify is None else site.clock()
     found_answer = None if answers is None else (yield from answers.find(claim_input, policy))
     if found_answer is None:
-        if claim_input.id not in site.hints.known or not site.breaker.closed:
+        if claim_input.id not in site.settled_keys.known or not site.breaker.closed:
             return None
         sent = 0.0 if fronts is None else fronts.moment()
         try:
@@ -244,9 +244,9 @@ def _claimed(run: Run) -> Life[Verdict]:
 def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     """LOCAL in one commit: begin the business transaction first, and take the lock in it.
 
-    A stored answer needs neither. So the request looks for one first if it is likely (a hint); if handlers hold all
-    connections (one such request at a time, unless a connection comes free at once); and if no connection can be had
-    at all.
+    A stored answer needs neither. So the request looks for one first if it is likely (`settled_keys`); if handlers hold
+    all connections (one such request at a time, unless a connection comes free at once); and if no connection can be
+    had at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
     found_answer = yield from _answer_without_transaction(run, locks)
@@ -289,7 +289,7 @@ def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse 
     if run.early_tx_rolled_back:
         return (yield from local.peek(store, locks, run.lock, claim, policy))
     # A request whose dependency opened a transaction reads the record there: a second connection may not be free.
-    if run.tx is None and claim.id in site.hints.known:
+    if run.tx is None and claim.id in site.settled_keys.known:
         found_answer = yield from local.stored(store, claim, policy)
         if found_answer is None:
             found_answer = yield from local.answer_of_record(store, claim, policy)

@@ -14,7 +14,7 @@ from oncekey.core.model import Effects, Parcel, ParcelKind
 from oncekey.core.policy import micros
 from oncekey.engine.notifying import Notifier
 from oncekey.engine.phases import PhasedRun
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Site:
     """Wakes the relay of this process, if it has one, after parcels were committed."""
     inline_calls: Callable[[], Mapping[str, str]] = dict
     """By operation, the call of INLINE handlers whose provider has a resolver or sends webhooks."""
-    hints: Hints = field(default_factory=Hints)
+    settled_keys: SettledKeys = field(default_factory=SettledKeys)
     notify: Notify | None = None
     """Reports events to the observers; None: there are none."""
     fronts: Fronts | None = None

@@ -33,7 +33,7 @@ from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Run, Site
 from oncekey.engine.serve import Unkeyed, end_after_bug, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
@@ -196,7 +196,7 @@ class Threads(ApplicationShared):
         if self._started:
             atexit.unregister(self.stop)
         self._started, self._starting = False, threading.Lock()
-        self._hints, self.fronts, self.limits = Hints(), self.fronts.anew(), Limits(blocking=True)
+        self._settled_keys, self.fronts, self.limits = SettledKeys(), self.fronts.anew(), Limits(blocking=True)
 
 
 class BlockingExchange:

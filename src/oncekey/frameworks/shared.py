@@ -11,7 +11,7 @@ from oncekey.engine.admit import Breaker
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import Enrolment, Patterns
 from oncekey.engine.fronts import Fronts
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Site
 from oncekey.frameworks.limits import Limits
 from oncekey.observe.events import Notify, TurnedAway
@@ -70,7 +70,7 @@ class ApplicationShared:
         self.notify: Notify | None = None
         """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
-        self._hints = Hints()
+        self._settled_keys = SettledKeys()
         self.fronts = fronts_here()
 
     def admit(self, enrolment: Enrolment) -> None:
@@ -104,7 +104,7 @@ class ApplicationShared:
             crowded=crowded,
             wake=lambda: self.wake(),  # noqa: PLW0108  (replaced later)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
-            hints=self._hints,
+            settled_keys=self._settled_keys,
             notify=self.notify,
             fronts=self.fronts,
         )

@@ -37,7 +37,7 @@ from oncekey.engine.actions import (
 )
 from oncekey.engine.admit import Breaker
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Transaction
 from oncekey.testing.history import Ending, Lapse
@@ -154,7 +154,7 @@ class Serving:
             now,
             now,
             crowded=lambda _: world.rng.chance(world.crowd),
-            hints=world.hints if world.rng.chance(0.5) else Hints(),
+            settled_keys=world.settled_keys if world.rng.chance(0.5) else SettledKeys(),
         )
         policy = PATIENT if self.asked.waits else POLICY
         return Run(site, self.claim(), Enrolment("pay", self.asked.effects, policy, self), self.asked)

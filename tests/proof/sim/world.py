@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from oncekey.canonical.digests import seed_of
 from oncekey.core.model import MINUTE, SECOND, Code, RecordId, State
 from oncekey.engine import admit
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS
 from oncekey.stores.statements import Statements
@@ -148,7 +148,7 @@ class World:
         self._locks = self.rng.pick(scenario.locks)
         self.crowd = self.rng.pick((0.0, 0.0, 0.2))
         """How often the business transactions leave no place for another one."""
-        self.hints = Hints()
+        self.settled_keys = SettledKeys()
         self.notebook: dict[str, Instant] = {}
         self._inside: dict[RecordId, list[OpenTransaction]] = {}
         self._sightings: list[Sighting] = []

@@ -355,7 +355,7 @@ class Exchange:
     def _remember_route(self, run: Run) -> None:
         """Remember where the request was routed, if a repeat can be answered without the application."""
         installation, scope = self.installation, self.scope
-        enrolment, known = run.enrolment, run.claim.id in run.site.hints.known
+        enrolment, known = run.enrolment, run.claim.id in run.site.settled_keys.known
         if not known or self.echo is None or enrolment.limited or not enrolment.whole:
             return
         if installation.direct(scope, scope.get("endpoint")):
