@@ -193,7 +193,7 @@ def _add_resources(app: web.Application, installation: Installation) -> None:
     async def idempotency_key_status(request: web.Request) -> web.Response:
         passing = Passing(request, _nothing)
         caller = await caller_of(installation, installation.policy, passing.scope)
-        runtime, site = installation.life()
+        runtime, site = installation.runtime_and_site()
         return respond(await runtime.drive(status_of(installation, site.store, caller, request.match_info["key"])))
 
     async def idempotency_documentation(_: web.Request) -> web.Response:

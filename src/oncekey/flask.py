@@ -1,4 +1,4 @@
-"""Flask: where a view is claimed, where its answer is captured, what resolvers are handed, and which routes there are.
+"""Flask: where a view is claimed, where its answer is captured, what `tenant` is handed, and which routes there are.
 
 `once.flask(app, tenant=...)` puts it into an application, and `Once(database(db))` keeps the keys in Flask-SQLAlchemy's
 database, whose session then is the business transaction (`oncekey.drivers.sqlalchemy.flask`).
@@ -20,7 +20,7 @@ import flask
 from oncekey.core.answers import marked_lines
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.engine.deciding import Capture
+from oncekey.engine.capture import Capture
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
@@ -107,7 +107,7 @@ def _claimed(
 
 
 class _Request(Environ):
-    """A request whose resolvers are handed Flask's own."""
+    """A request whose `tenant` and `principal` functions are handed Flask's own."""
 
     @property
     def shown(self) -> Any:  # noqa: ANN401

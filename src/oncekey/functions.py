@@ -1,8 +1,8 @@
 """The protected functions and the consumers of one `Once`: how they are enrolled, and where they take place.
 
 `Once.function` and `Once.inbox` are decorators of this module. Each function is an operation beside the handlers of
-routes: workers, resolvers and operators know it by its name. Its calls take place on premises of their own, one for
-threads and one for event loops, which stop and fork with those of the applications.
+routes: workers, resolvers and operators know it by its name. Its calls share settings and counters of their own, once
+for threads and once for event loops, which stop and fork with those of the applications.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oncekey.options import NO_THREADS, SINGLE_TENANT, FunctionOptions, InboxOpt
 from oncekey.wire import check_stakes, has_threads
 
 if TYPE_CHECKING:
-    from oncekey.frameworks.shared import Engines, Premises
+    from oncekey.frameworks.shared import ApplicationShared, Engines
     from oncekey.observe.events import Notify
     from oncekey.resolvers import Resolvers
 
@@ -94,23 +94,23 @@ class Functions:
     def __init__(self, owner: Owner, engines: Engines) -> None:
         self._owner = owner
         self._engines = engines
-        self._premises: tuple[Threads, Installation] | None = None
+        self._shared: tuple[Threads, Installation] | None = None
         self.by_operation: dict[str, Function] = {}
 
     @property
-    def premises(self) -> tuple[Premises, ...]:
-        """Where their calls take place; nowhere as long as there is no function."""
-        return self._premises or ()
+    def shared(self) -> tuple[ApplicationShared, ...]:
+        """What their calls share, in threads and in event loops; nothing as long as there is no function."""
+        return self._shared or ()
 
     @property
     def threads(self) -> Threads | None:
-        """The premises of `def` functions, where there are any functions."""
-        return None if self._premises is None else self._premises[0]
+        """What calls of `def` functions share, if there are any functions."""
+        return None if self._shared is None else self._shared[0]
 
     @property
     def loops(self) -> Installation | None:
-        """The premises of `async def` functions, where there are any functions."""
-        return None if self._premises is None else self._premises[1]
+        """What calls of `async def` functions share, if there are any functions."""
+        return None if self._shared is None else self._shared[1]
 
     def function(self, effects: object, options: Mapping[str, Any], key: Chooses | None) -> Protects:
         """The decorator of `once.function`."""
@@ -176,15 +176,15 @@ class Functions:
         return policy
 
     def _places(self) -> tuple[Threads, Installation]:
-        if self._premises is None:
+        if self._shared is None:
             owner, policy = self._owner, self._owner.policy
             threads = Threads(self._engines, policy, tenant=SINGLE_TENANT)
             loops = Installation(self._engines, policy, tenant=SINGLE_TENANT)
             for place in (threads, loops):
                 place.inline_calls = lambda: owner.resolvers.inline_calls
                 place.notify = owner.notify
-            self._premises = (threads, loops)
-        return self._premises
+            self._shared = (threads, loops)
+        return self._shared
 
 
 def _check(options: Mapping[str, Any], offered: type, effects: object, word: str) -> None:

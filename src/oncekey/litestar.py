@@ -212,7 +212,7 @@ def _status_of(installation: Installation) -> Callable[..., Any]:
         caller = await caller_of(installation, installation.policy, scope)
         path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
         key = unquote(path.partition(f"{installation.status_path}/")[2])
-        runtime, site = installation.life()
+        runtime, site = installation.runtime_and_site()
         return AnswerResponse(await runtime.drive(status_of(installation, site.store, caller, key)))
 
     return idempotency_key_status

@@ -17,12 +17,12 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects, RecordId
 from oncekey.core.policy import Policy
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol
-from oncekey.frameworks.asgi import App, Resolver, transactions
+from oncekey.frameworks.asgi import App, Identify, transactions
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.blocking import Threads
-from oncekey.frameworks.shared import Premises, forget
+from oncekey.frameworks.shared import ApplicationShared, forget
 from oncekey.frameworks.webhook import Secret, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
 from oncekey.frameworks.wsgi import OncekeyWsgi
 from oncekey.functions import Functions, Protects, Receives
@@ -247,8 +247,8 @@ class Once:
         installation = Installation(
             self,
             self.policy,
-            tenant=starlette.resolver(app, options["tenant"], "tenant"),
-            principal=None if principal is None else starlette.resolver(app, principal, "principal"),
+            tenant=starlette.identify_by(app, options["tenant"], "tenant"),
+            principal=None if principal is None else starlette.identify_by(app, principal, "principal"),
             status_path=status,
             enrol=options.get("enrol"),
             respond=starlette.respond,
@@ -305,9 +305,9 @@ class Once:
         return webhook
 
     def asgi(
-        self, app: App, *, tenant: Resolver, enrol: Mapping[str, Enrolment], principal: Resolver | None = None
+        self, app: App, *, tenant: Identify, enrol: Mapping[str, Enrolment], principal: Identify | None = None
     ) -> OncekeyMiddleware:
-        """Protect any other ASGI application from outside, by path; resolvers are handed the ASGI scope.
+        """Protect any other ASGI application from outside, by path; `tenant` is handed the ASGI scope.
 
         It runs `lifespan` itself, around the application's own: a server needs to know of nothing else.
         """
@@ -317,11 +317,11 @@ class Once:
         return wrapped
 
     def wsgi(self, app: WSGIApplication, **options: Unpack[WsgiOptions]) -> WSGIApplication:
-        """Protect a WSGI application: `def` handlers by `@once.protect`, others by path; resolvers get the environ.
+        """Protect a WSGI application: `def` handlers by `@once.protect`, others by path; `tenant` gets the environ.
 
         `status` is the path of the status resource, if there is to be one; `keep_headers` are as with `install`. WSGI
         has no lifespan: the checks of `lifespan` are made with the first request of each process. A Flask application
-        is changed in place and returned; `once.flask` is made for it, and hands resolvers its request.
+        is changed in place and returned; `once.flask` is made for it, and hands `tenant` its request.
         """
         threads = starting.threads_for(self, "wsgi", WsgiOptions, options)
         if hasattr(app, "wsgi_app"):
@@ -410,7 +410,7 @@ class Once:
         return tuple(self._installed)
 
     @property
-    def served(self) -> Mapping[Any, Premises]:
+    def served(self) -> Mapping[Any, ApplicationShared]:
         """The applications that it protects, of whatever framework, and how."""
         return {**self._installed, **self._threaded}
 
@@ -420,8 +420,8 @@ class Once:
         return {name: one.__wrapped__ for name, one in self._functions.by_operation.items()}
 
     @property
-    def _installations(self) -> list[Premises]:
-        return [*self._installed.values(), *self._threaded.values(), *self._functions.premises]
+    def _installations(self) -> list[ApplicationShared]:
+        return [*self._installed.values(), *self._threaded.values(), *self._functions.shared]
 
     @property
     def policies(self) -> list[Policy]:

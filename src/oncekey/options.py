@@ -170,7 +170,7 @@ class Installing(TypedDict, total=False):
 
 
 class ThreadOptions(TypedDict, total=False):
-    """How an application is protected that is served in threads; resolvers are handed what its framework has."""
+    """How an application is protected that is served in threads; `tenant` is handed what its framework has."""
 
     tenant: Required[Callable[[Any], str]]
     principal: Callable[[Any], str] | None

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND, Effects
 from oncekey.core.policy import Policy, micros
-from oncekey.engine.claiming import check_sealing
 from oncekey.engine.fronts import check_fronts
+from oncekey.engine.kept_request import check_sealing
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED, AsyncEngine, Engine
 from oncekey.frameworks import limits
@@ -168,7 +168,7 @@ def _check_order(handler: Callable[..., Any]) -> None:
 
 
 def threads_for(owner: Once, called: str, kind: type, options: Mapping[str, Any]) -> Threads:
-    """The premises of an application that is served in threads, by the options of the method that installs it."""
+    """What the requests of an application in threads share, by the options of the method that installs it."""
     check_installing(options, kind, called)
     if not has_threads(owner.store):
         raise ConfigurationError(NO_WSGI_APP.format(called=called))

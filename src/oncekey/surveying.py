@@ -21,7 +21,7 @@ from oncekey.outside_calls import OutsideCall, outside_calls
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.shared import Premises
+    from oncekey.frameworks.shared import ApplicationShared
 
 IDEMPOTENT: Final = frozenset({"PUT", "DELETE"})
 """Methods whose repetition is harmless by definition (RFC 9110, 9.2.2), unless the handler breaks that."""
@@ -87,7 +87,7 @@ class Surveyed(Protocol):
     """What is asked of a `Once` here."""
 
     @property
-    def served(self) -> Mapping[Any, Premises]:
+    def served(self) -> Mapping[Any, ApplicationShared]:
         """The applications that it protects, and how."""
 
     @property
@@ -155,11 +155,11 @@ def _of_app(app: Any, onces: list[Surveyed], declared: frozenset[str]) -> Iterat
         return
     # What it serves cannot be seen, but what is enrolled by path is known.
     for once in onces:
-        premises = once.served.get(app)
-        if premises is None:
+        shared = once.served.get(app)
+        if shared is None:
             continue
-        for pattern in premises.patterns.patterns:
-            enrolment = premises.patterns.find(pattern.method, pattern.sample)
+        for pattern in shared.patterns.patterns:
+            enrolment = shared.patterns.find(pattern.method, pattern.sample)
             if enrolment is not None:
                 yield Surveying(_protected(pattern.method, pattern.text.partition(" ")[2], enrolment), None, enrolment)
 

@@ -15,8 +15,9 @@ from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Claim, Code, Effects, RecordId, Recovery, Refuse
 from oncekey.core.policy import PiiCheck, Policy, micros
 from oncekey.core.scope import BindTo, bound_scope
-from oncekey.engine.claiming import PROCESS, Caller, Parts, about_of, chosen_of, claim_of, fingerprint_for, unseal
+from oncekey.engine.claiming import PROCESS, Caller, Parts, chosen_of, claim_of, fingerprint_for
 from oncekey.engine.enrolment import Enrolment
+from oncekey.engine.kept_request import about_of, from_stored
 
 KEY = b"8e03978e-40d5-43e8-bc93-6894a57f9324"
 BODY = b'{"currency": "EUR", "amount": 10.00}'
@@ -207,7 +208,7 @@ def test_a_request_that_may_be_completed_is_kept_without_credentials(caller, nam
     claim = claim_of([KEY], parts(), enrolment(Effects.PHASED), caller, keep_headers=frozenset({b"x-own"}))
     assert isinstance(claim, Claim)
     assert claim.request is not None
-    kept = unseal(claim.request, None, about_of(claim.id, claim.fingerprint))
+    kept = from_stored(claim.request, None, about_of(claim.id, claim.fingerprint))
     assert (kept.method, kept.path, kept.query, kept.root_path) == ("POST", "/payments", b"draft=false", "/api")
     assert (kept.body, kept.principal) == (BODY, name)
     assert kept.headers == ((b"content-type", JSON), (b"accept", b"*/*"), (b"x-own", b"1"))

@@ -10,7 +10,7 @@ import pytest
 
 from oncekey.core.model import Effects, State
 from oncekey.core.policy import Policy
-from oncekey.engine.actions import RESTS, Life
+from oncekey.engine.actions import STOPPED_AT_HANDLER, Life
 from oncekey.engine.admit import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
@@ -37,7 +37,7 @@ def resting(runtime: ThreadRuntime, effects: Effects, claim: object = None) -> t
     site = Site(runtime.engine.store, Breaker(), float, float)
     run = Run(site, made, Enrolment("pay", effects, POLICY, None), Unasked())  # type: ignore[arg-type]
     life = serve(run)
-    assert runtime.run(life) is RESTS
+    assert runtime.run(life) is STOPPED_AT_HANDLER
     return run, life
 
 

@@ -1,4 +1,4 @@
-"""Answers and hints in memory: bounded, never wrong for longer than said, and never a reason to execute (A2)."""
+"""Answers and settled keys in memory: bounded, never wrong for longer than said, and never a reason to execute (A2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.engine.local import record_as_claimed
 from oncekey.engine.operation import Operation
-from oncekey.engine.recent import OVERHEAD, Answers, Hints
+from oncekey.engine.recent import OVERHEAD, Answers, SettledKeys
 from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
 
 CACHED = Policy(replay_cache=timedelta(seconds=30))
@@ -103,11 +103,11 @@ def test_the_oldest_answers_make_room(boot: Boot) -> None:
 
 
 def test_hints_are_bounded() -> None:
-    hints = Hints(most=2)
+    settled_keys = SettledKeys(most=2)
     ids = [RecordId("shop", str(number)) for number in range(3)]
     for one in (*ids, ids[2]):
-        hints.add(one)
-    assert list(hints.known) == ids[1:]
+        settled_keys.add(one)
+    assert list(settled_keys.known) == ids[1:]
 
 
 def orders(effects: Any, **policy: Any) -> Shop:

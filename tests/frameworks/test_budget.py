@@ -129,9 +129,9 @@ async def test_messages(kind: str, postgres_dsn: str) -> None:
             proxy.count()
             assert (await shop.send("/orders?item=tea", key=key)).replayed
             assert len(proxy.messages) == 1
-            # Another process has no hint: it meets the record under the lock.
+            # Another process has not settled the key: it meets the record under the lock.
             (installation,) = shop.once._installed.values()
-            installation.life()[1].hints.known.clear()
+            installation.runtime_and_site()[1].settled_keys.known.clear()
             await shop.send("/orders?item=tea", key=key)
             proxy.count()
             assert (await shop.send("/orders?item=tea", key=key)).replayed

@@ -165,7 +165,7 @@ async def test_a_crowd_of_quick_handlers_is_not_looked_past(
         others = [asyncio.create_task(shop.send(f"/orders?item={number}", key=new_key())) for number in range(3)]
         engine = shop.once.asynchronous()
         (installation,) = shop.once._installed.values()
-        runtime, said = installation.life()[0], list[Any]()
+        runtime, said = installation.runtime_and_site()[0], list[Any]()
         run = runtime._transact
         monkeypatch.setattr(runtime, "_transact", lambda asked: said.append(asked) or run(asked))
         await until(lambda: len(glances) == len(others))  # a look is made ready, and said only if nothing moves

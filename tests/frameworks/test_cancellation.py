@@ -48,7 +48,7 @@ def ordering(effects: Any, **options: Any) -> Shop:
     return shop
 
 
-async def errands(shop: Shop) -> None:
+async def background_settlements(shop: Shop) -> None:
     for installation in shop.once._installed.values():
         assert await installation.running_work.wait(PATIENCE)
 
@@ -61,7 +61,7 @@ async def test_a_request_may_be_cancelled_at_every_await(effects: Any) -> None:
         shop = ordering(effects)
         caller = shop.caller("/orders")
         finished = await cancelled_at(number, caller.run())
-        await errands(shop)
+        await background_settlements(shop)
         assert shop.ledger.open == 0, f"cancelled at await {number}: a connection is left open"
         state, ran, rows = shop.state, len(shop.runs), len(shop.ledger.rows)
         stories.add((state, ran, rows))
@@ -115,7 +115,7 @@ async def test_a_request_that_goes_on_with_a_record_may_be_cancelled_at_every_aw
         shop.runs.clear()
         shop.ledger.rows.clear()
         finished = await cancelled_at(number, shop.caller("/orders").run())
-        await errands(shop)
+        await background_settlements(shop)
         assert shop.ledger.open == 0
         if shop.state == "in_progress":
             assert shop.ledger.record["owner"] == "dead", f"cancelled at await {number}: the key is left owned"
@@ -154,7 +154,7 @@ async def test_a_waiter_may_be_cancelled_at_every_await() -> None:
         gate.open()
         assert (await first).status == 201
         assert shop.runs == [1]
-        await errands(shop)
+        await background_settlements(shop)
         if finished is not None:
             assert (finished.status, finished.code) == (409, "idempotency_key_in_progress")
             break
@@ -181,7 +181,7 @@ async def test_a_settlement_is_entered_once_and_its_answer_is_sent(effects: Any,
     gate.open()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await errands(shop)
+    await background_settlements(shop)
     assert shop.ledger.open == 0
     if effects is INLINE:
         assert (caller.reply.status, caller.reply.json(), shop.state) == (201, {"attempt": 1}, "completed")
@@ -373,7 +373,7 @@ async def test_a_claim_that_is_taken_back_is_taken_back_whoever_cancels() -> Non
     await gate.reached.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await errands(shop)
+    await background_settlements(shop)
     assert (shop.ledger.records, shop.runs) == ([], [])
 
 

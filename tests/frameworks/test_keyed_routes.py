@@ -192,7 +192,7 @@ async def test_an_outage_is_told_by_the_long_way() -> None:
     assert entered.count == 2
 
 
-async def test_what_a_resolver_raises_is_answered_by_the_application() -> None:
+async def test_what_the_tenant_function_raises_is_answered_by_the_application() -> None:
     known = [True]
 
     def tenant(_: Request) -> str:
@@ -398,12 +398,12 @@ async def test_a_repeat_on_a_real_store_reads_once_and_enters_nothing(tmp_path: 
         assert shop.rows == ["tea"]
         shop.database.execute("DELETE FROM oncekey_record")
         shop.database.execute("DELETE FROM orders")
-        assert not (await shop.send(key=key)).replayed  # a way is no proof: the record is gone
+        assert not (await shop.send(key=key)).replayed  # a remembered route is no proof: the record is gone
         assert (shop.rows, entered.count) == (["tea"], 2)
 
 
 def test_the_oldest_way_makes_room() -> None:
-    ways = KeyedRoutes(most=2)
+    routes = KeyedRoutes(most=2)
     for line in (b"a", b"b", b"a", b"c"):
-        ways.add(line, {"method": "POST", "path": "/", "endpoint": None}, "", None)  # type: ignore[arg-type]
-    assert list(ways.known) == [b"b", b"c"]
+        routes.add(line, {"method": "POST", "path": "/", "endpoint": None}, "", None)  # type: ignore[arg-type]
+    assert list(routes.known) == [b"b", b"c"]

@@ -555,7 +555,7 @@ async def test_a_tenant_that_nobody_set_is_named_in_the_error() -> None:  # R30
         shop.runs.append(1)
         return "done"
 
-    with pytest.raises(Exception, match="the tenant resolver found no 'tenant' on the request"):
+    with pytest.raises(Exception, match="the tenant function found no 'tenant' on the request"):
         await shop.caller("/orders").run(raising=True)
     assert shop.runs == []
 

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from frameworks.shop import Shop
 from oncekey.core.answers import Answer
 from oncekey.core.model import INLINE, LOCAL
-from oncekey.engine.deciding import Capture
+from oncekey.engine.capture import Capture
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.asgi.exchange import Exchange
 

@@ -19,7 +19,7 @@ from oncekey.runtimes import aio
 
 
 @pytest.fixture(autouse=True)
-def hasty_errands(monkeypatch: pytest.MonkeyPatch) -> None:
+def hasty_settlements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aio, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(aio, "LONGEST_PAUSE", 0.002)
 
@@ -37,7 +37,7 @@ def ordering(effects: Any, **shopping: Any) -> Shop:
     return shop
 
 
-async def errands(shop: Shop) -> None:
+async def background_settlements(shop: Shop) -> None:
     (installation,) = shop.once._installed.values()
     assert await installation.running_work.wait(PATIENCE)
 
@@ -73,7 +73,7 @@ async def test_a_claim_that_nobody_can_know_of_is_taken_back() -> None:
     reply = await shop.send("/orders")
     assert (reply.status, shop.runs) == (503, [])
     shop.ledger.faults["claim"].clear()
-    await errands(shop)
+    await background_settlements(shop)
     assert shop.ledger.records == []
     assert (await shop.send("/orders")).status == 201
 
@@ -141,7 +141,7 @@ async def test_an_inline_answer_that_cannot_be_stored_is_an_unknown_outcome_unti
     assert (reply.status, reply.code) == (503, "idempotency_outcome_unknown")
     assert int(reply.header("retry-after") or 0) >= 1
     assert shop.state == "in_progress"
-    await errands(shop)
+    await background_settlements(shop)
     again = await shop.send("/orders")
     assert (again.status, again.json(), again.replayed, shop.runs) == (201, {"runs": 1}, True, [1])
 
@@ -154,7 +154,7 @@ async def test_a_local_operation_whose_store_is_down_is_rolled_back_and_runs_aga
     reply = await shop.send("/orders")
     assert (reply.status, shop.ledger.rows) == (503, [])
     assert shop.ledger.open == 0
-    await errands(shop)
+    await background_settlements(shop)
     assert shop.state == "failed_retryable"
     again = await shop.send("/orders")
     assert (again.status, shop.runs, shop.ledger.rows) == (201, [1, 2], ["row"])
@@ -173,7 +173,7 @@ async def test_a_crash_that_cannot_be_stored_is_told_as_an_unknown_outcome() -> 
     with pytest.raises(RuntimeError, match="boom"):
         await caller.run(raising=True)
     assert (caller.reply.status, caller.reply.code) == (503, "idempotency_outcome_unknown")
-    await errands(shop)
+    await background_settlements(shop)
     assert shop.state == "unknown"
 
 
@@ -185,7 +185,7 @@ async def test_a_settlement_whose_reply_is_lost_is_said_again() -> None:
     assert (reply.status, reply.json(), shop.state) == (201, {"runs": 1}, "completed")
 
 
-async def test_an_errand_gives_up_when_its_patience_is_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_background_settlement_gives_up_when_its_patience_is_over(caplog: pytest.LogCaptureFixture) -> None:
     running_work = aio.RunningWork()
     tries = []
 
@@ -199,7 +199,9 @@ async def test_an_errand_gives_up_when_its_patience_is_over(caplog: pytest.LogCa
     assert "a settlement could not be written" in caplog.text
 
 
-async def test_an_errand_that_fails_otherwise_is_logged_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_background_settlement_that_fails_otherwise_is_logged_and_not_repeated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     running_work = aio.RunningWork()
 
     async def broken() -> None:
@@ -243,7 +245,7 @@ async def test_a_lost_commit_is_asked_after_until_the_store_answers(fault: Any, 
     shop.ledger.faults["settle"].extend([down] * 3)
     reply = await shop.send("/orders")
     assert (reply.status, reply.code) == (503, "idempotency_outcome_unknown")
-    await errands(shop)
+    await background_settlements(shop)
     again = await shop.send("/orders")
     assert (again.status, shop.runs, shop.ledger.rows) == (status, runs, ["row"])
 

@@ -34,17 +34,17 @@ class Interrupting:
             self.threads.runtime = InterruptedThreads(self.plain.engine, self.trial)
             return
         self.loops: Any = functions.loops
-        runtime, site = self.plain = self.loops.life()
+        runtime, site = self.plain = self.loops.runtime_and_site()
         self.trial.blocking = False
-        self.loops._life = (InterruptedLoop(runtime.engine, self.trial), site)
+        self.loops._last_pair = (InterruptedLoop(runtime.engine, self.trial), site)
 
     async def __aexit__(self, *_: object) -> None:
         if self.stage.blocking:
             assert await asyncio.to_thread(self.threads.runtime.shut_down, PATIENCE)
             self.threads.runtime = self.plain
             return
-        assert await self.loops._life[0].running_work.wait(PATIENCE)
-        self.loops._life = self.plain
+        assert await self.loops._last_pair[0].running_work.wait(PATIENCE)
+        self.loops._last_pair = self.plain
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

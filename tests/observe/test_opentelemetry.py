@@ -152,7 +152,7 @@ async def test_what_is_not_sampled_tells_no_story(store: Any) -> None:
 
 
 def test_a_completer_goes_on_in_the_trace_of_the_client() -> None:
-    from oncekey.engine.claiming import kept_of
+    from oncekey.engine.kept_request import kept_of
 
     lines = [(b"traceparent", b"00-1-2-01"), (b"tracestate", b"a=b"), (b"authorization", b"secret")]
     assert kept_of(lines, frozenset()) == tuple(lines[:2])

@@ -13,7 +13,7 @@ from harness.asgi import Caller
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import PHASED, SECOND
 from oncekey.core.policy import Policy
-from oncekey.engine import claiming
+from oncekey.engine import kept_request
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.resuming import resumed_as
 from oncekey.workers.completer import Completer
@@ -209,9 +209,9 @@ async def test_a_kept_request_of_another_record_is_not_opened(small_bank: Bank) 
 
 async def test_a_missing_package_is_missed_at_the_start(small_bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(secret: bytes) -> None:
-        raise ConfigurationError(claiming.NEEDS_CRYPTOGRAPHY)
+        raise ConfigurationError(kept_request.NEEDS_CRYPTOGRAPHY)
 
-    monkeypatch.setattr(claiming, "_cipher", absent)
+    monkeypatch.setattr(kept_request, "_cipher", absent)
     with pytest.raises(ConfigurationError, match=r"oncekey\[encryption\]"):
         async with small_bank.process(policy=Policy(secret=SECRET)):
             pass

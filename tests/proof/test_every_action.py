@@ -113,7 +113,7 @@ class Interruptions:
         runtime.live_on(flow)
         assert flow.gi_frame is None
         assert not runtime.open
-        runtime.run_errands()
+        runtime.settle_in_background()
         again = request(engine.store, teller, self.effects, key)
         self._judge(key, faults, crasher, teller, MortalThreads(engine, Crasher()).live_on(again))
         return crasher.points
@@ -126,7 +126,7 @@ class Interruptions:
         await runtime.live(flow)
         assert flow.gi_frame is None
         assert not crasher.holds
-        await runtime.run_errands()
+        await runtime.settle_in_background()
         self._judge(key, faults, crasher, teller, await self._again(inner, teller, key))
         return crasher.points
 

@@ -162,7 +162,7 @@ def test_every_move_of_the_request_path_is_made(crowd: list[Run]) -> None:
         "is interrupted before commit",
         "is interrupted after commit",
         "is interrupted before result",
-        "errand: claim",
+        "background settlement: claim",
         "holder: holder other",
         "holder: holder somebody",
         "sets the store's clock to +",

@@ -103,7 +103,7 @@ def test_nothing_is_left_open(
             where = f"{effects}: {runtime.names} and an error at the {at}."
             assert flow.gi_frame is None
             assert not runtime.open, where
-            runtime.run_errands()
+            runtime.settle_in_background()
             assert not any(pulse.beats for pulse in runtime.pulses), where
             report: CallReport | None = None
             for _ in range(ROUNDS):

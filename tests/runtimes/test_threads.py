@@ -1,4 +1,4 @@
-"""Flows in threads: interruptions, what is left open, heartbeats and errands beside the requests, and forks."""
+"""Flows in threads: interruptions, what is left open, heartbeats and settlements beside the requests, and forks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from oncekey.engine import request
 from oncekey.engine.actions import (
     INVOKE,
     RELEASE_CONNECTIONS,
-    REST,
-    RESTS,
+    RETURN_READERS,
+    STOPPED_AT_HANDLER,
     Aside,
     Beat,
     Begin,
@@ -130,7 +130,7 @@ def failing(error: BaseException) -> Callable[..., Any]:
 
 def test_effects_are_performed_in_order(runtime: ThreadRuntime, driver: Shared) -> None:
     def life() -> Life[Any]:
-        yield REST
+        yield RETURN_READERS
         yield RELEASE_CONNECTIONS
         yield Sleep(0)
         tx, first = yield Begin(saying("first"))
@@ -198,8 +198,8 @@ def test_a_flow_rests_and_is_resumed_by_another_thread(runtime: ThreadRuntime) -
         return decision, threading.current_thread() is here
 
     flow = life()
-    assert runtime.run(flow) is RESTS
-    assert not runtime.shut_down(0)  # a run that rests is under way
+    assert runtime.run(flow) is STOPPED_AT_HANDLER
+    assert not runtime.shut_down(0)  # a run that stopped at its handler is under way
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(runtime.run(flow, "decision")))
     thread.start()
@@ -385,7 +385,7 @@ def test_a_slow_renewal_keeps_no_other_waiting(runtime: ThreadRuntime) -> None:
         hangs.set()
 
 
-def test_an_errand_is_repeated_until_the_store_answers(
+def test_a_background_settlement_is_repeated_until_the_store_answers(
     runtime: ThreadRuntime, driver: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "FIRST_PAUSE", 0.001)
@@ -402,7 +402,7 @@ def test_an_errand_is_repeated_until_the_store_answers(
     assert record.state.value == "completed"
 
 
-def test_an_errand_gives_up_and_says_so(
+def test_a_background_settlement_gives_up_and_says_so(
     runtime: ThreadRuntime, driver: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease, store = claimed(runtime).lease, runtime.engine.store

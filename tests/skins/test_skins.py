@@ -370,7 +370,7 @@ def test_what_is_enrolled_by_path_is_inline(name: str, tmp_path: Path) -> None:
     for effects in (LOCAL, PHASED, OUTBOX):
         with pytest.raises(ConfigurationError, match="INLINE"):
             once.by_path(effects=effects, operation="other")  # type: ignore[call-overload]
-    assert not any(enrolment.completes for premises in once.served.values() for enrolment in premises.patterns)
+    assert not any(enrolment.completes for shared in once.served.values() for enrolment in shared.patterns)
 
 
 @denies("OpenAPI")

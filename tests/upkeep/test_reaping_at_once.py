@@ -17,7 +17,7 @@ from oncekey.core.transitions import Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired, Reaping, Retention, reaping_of
 from oncekey.testing.claims import TTL, again, answered
 from oncekey.workers.service import ClockWatch
-from oncekey.workers.upkeep import LONGEST_REST, SHORTEST_REST, Rests
+from oncekey.workers.upkeep import LONGEST_REST, SHORTEST_REST, BatchRests
 from upkeep.keeping import (
     LONG,
     Naps,
@@ -273,26 +273,24 @@ def stopping(reaper, run, after):
 
 def test_it_rests_until_its_rate_asks_for_the_next_batch():
     # R169
-    assert Rests().after(20_000, 1000) == pytest.approx(0.03)  # 1000 records may take 50 ms, and 20 of them are over
-    assert Rests().after(12_500, 1000) == pytest.approx(0.0375)
-    assert Rests().after(5_000, 1000) == pytest.approx(LONGEST_REST * 0.005)  # however fast it was, it keeps up
-    assert Rests(rate=40_000).after(10_000, 1000) == pytest.approx(0.015)
+    assert BatchRests().after(20_000, 1000) == pytest.approx(0.03)  # 1000 records may take 50 ms, and 20 are over
+    assert BatchRests().after(12_500, 1000) == pytest.approx(0.0375)
+    assert BatchRests().after(5_000, 1000) == pytest.approx(LONGEST_REST * 0.005)  # however fast it was, it keeps up
+    assert BatchRests(rate=40_000).after(10_000, 1000) == pytest.approx(0.015)
 
 
 def test_it_rests_as_long_as_a_batch_and_longer_when_the_store_becomes_slow():
     # R169
-    assert Rests().after(60_000, 1000) == pytest.approx(SHORTEST_REST * 0.06)  # too slow for its rate, and no lock-out
-    assert Rests(usual=60.0).after(60_000, 1000) == pytest.approx(SHORTEST_REST * 0.06)
-    assert Rests(usual=60.0).after(90_000, 1000) == pytest.approx(
-        SHORTEST_REST * 1.5 * 0.09
-    )  # slower: others are served
-    assert Rests(usual=60.0).after(10_000_000, 1000) == pytest.approx(LONGEST_REST * 10)
-    assert Rests(usual=60.0).after(40_000, 0) == pytest.approx(SHORTEST_REST * 0.04)
+    assert BatchRests().after(60_000, 1000) == pytest.approx(SHORTEST_REST * 0.06)  # too slow for its rate
+    assert BatchRests(usual=60.0).after(60_000, 1000) == pytest.approx(SHORTEST_REST * 0.06)
+    assert BatchRests(usual=60.0).after(90_000, 1000) == pytest.approx(SHORTEST_REST * 1.5 * 0.09)  # others are served
+    assert BatchRests(usual=60.0).after(10_000_000, 1000) == pytest.approx(LONGEST_REST * 10)
+    assert BatchRests(usual=60.0).after(40_000, 0) == pytest.approx(SHORTEST_REST * 0.04)
 
 
 def test_a_store_that_stays_slow_is_reaped_as_before():
     """Else one lucky batch would slow the reaper down for good, and it would never keep up."""
-    rests = Rests(usual=1.0)
+    rests = BatchRests(usual=1.0)
     share = [rests.after(60_000, 1000) / 0.06 for _ in range(150)]
     assert share[0] == LONGEST_REST
     assert share[-1] == pytest.approx(SHORTEST_REST, rel=0.01)

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from harness.patience import PATIENCE
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import INLINE, LOCAL
-from oncekey.engine.deciding import IncompleteError
+from oncekey.engine.capture import IncompleteError
 from oncekey.frameworks.blocking import current
 from oncekey.once import Once
 from wsgi.shop import Reply, Shop, execute, send, served

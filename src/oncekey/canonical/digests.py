@@ -80,8 +80,8 @@ class Seeds:
         """The 32 bytes that all downstream keys of this request come from."""
         scope = id.scope.encode("utf-8", "surrogatepass")
         key = id.key.encode("utf-8", "surrogatepass")
-        mark = fingerprint.encode("utf-8", "surrogatepass")
-        framed = b"%d:%b%d:%b%d:%b" % (len(scope), scope, len(key), key, len(mark), mark)
+        encoded = fingerprint.encode("utf-8", "surrogatepass")
+        framed = b"%d:%b%d:%b%d:%b" % (len(scope), scope, len(key), key, len(encoded), encoded)
         return self._keyed.digest(framed)
 
 

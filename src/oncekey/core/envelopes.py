@@ -115,8 +115,8 @@ def plain_answer(response: StoredResponse) -> bytes:
     """Headers and body as they are sealed together; that there is no body is sealed, too."""
     lines = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers])
     head = lines.encode("ascii")
-    mark = _WITHOUT_BODY if response.body is None else _WITH_BODY
-    return b"%d:%b%b%b" % (len(head), head, mark, response.body or b"")
+    form = _WITHOUT_BODY if response.body is None else _WITH_BODY
+    return b"%d:%b%b%b" % (len(head), head, form, response.body or b"")
 
 
 def sealed_answer(response: StoredResponse, key_id: str, sealed: bytes) -> StoredResponse:

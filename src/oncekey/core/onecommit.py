@@ -118,11 +118,11 @@ class LockNumbers:
 
     def of(self, record_id: RecordId, fingerprint: str) -> Lock:
         """The locks of a request: those of its key, and the mark that tells it from another request under that key."""
-        name, mark = self._name(record_id), fingerprint.encode("utf-8", "surrogatepass")
+        name, encoded = self._name(record_id), fingerprint.encode("utf-8", "surrogatepass")
         number, family, marked = self._eight.copy(), self._four.copy(), self._four.copy()
         number.update(name)
         family.update(b"%b%d:%b" % (_FAMILY, len(name), name))
-        marked.update(b"%b%d:%b%d:%b" % (_MARK, len(name), name, len(mark), mark))
+        marked.update(b"%b%d:%b%d:%b" % (_MARK, len(name), name, len(encoded), encoded))
         return Lock(
             int.from_bytes(number.digest(), "big", signed=True),
             int.from_bytes(family.digest(), "big", signed=True),

@@ -128,7 +128,7 @@ def _then_closed(fn: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN40
 
 
 class DjangoThreads(blocking.Threads):
-    """The premises of a Django project."""
+    """What all requests of a Django project share."""
 
     performs = DjangoRuntime
 
@@ -261,7 +261,7 @@ class DjangoExchange(blocking.BlockingExchange):
         return result
 
     def _meet(self, enrolment: Enrolment, args: tuple[Any, ...]) -> None:
-        """What is true whatever the view is: whose it is, who is shown to resolvers, and that it can commit."""
+        """What is true whatever the view is: whose it is, what `tenant` is handed, and that it can commit."""
         if enrolment.owner is not self.threads.engines:
             raise RuntimeError(OTHER_ONCE.format(operation=enrolment.operation))
         self.asked.shown = request_in(args) or self.asked.shown
@@ -357,7 +357,7 @@ async def _in_its_thread(function: Callable[..., Any], *args: Any) -> Any:  # no
 
 
 async def _drive(runtime: ThreadRuntime, flow: Life[T]) -> T:
-    """Take a step of an `async def` view, a flow that never rests: its transactions in the request's own thread.
+    """Take a step of an `async def` view, a flow without `Invoke`: its transactions in the request's own thread.
 
     The first cancellation is thrown into the flow as `Interrupted`, and raised when the flow is over.
     """

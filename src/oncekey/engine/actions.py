@@ -2,7 +2,7 @@
 
 A flow of the lifecycle is a generator. It yields one of these actions, or a `Transaction` of the store, and a runtime
 (asyncio, threads, the simulator, the crasher) performs the action and sends its result back; a failure is thrown into
-the flow at the same place. Nothing in a flow waits, reads a clock or talks to anything. So one frame can rest at the
+the flow at the same place. Nothing in a flow waits, reads a clock or talks to anything. So one frame can stop at the
 handler and be resumed by another task or thread, a cancelled flow can go on in another task, and a proof can
 stop, kill or interleave it before and after every action.
 
@@ -139,7 +139,7 @@ class Sleep:
         self.seconds = seconds
 
 
-class Rest:
+class ReturnReaders:
     """The flow is about to wait: the runtime returns the connections of sessions that only read."""
 
     __slots__ = ()
@@ -248,7 +248,7 @@ class Invoke:
     __slots__ = ()
 
 
-REST: Final = Rest()
+RETURN_READERS: Final = ReturnReaders()
 RELEASE_CONNECTIONS: Final = ReleaseConnections()
 INVOKE: Final = Invoke()
 
@@ -261,7 +261,7 @@ Action: TypeAlias = (
     | Flush
     | Call
     | Sleep
-    | Rest
+    | ReturnReaders
     | ReleaseConnections
     | Aside
     | Recall
@@ -274,10 +274,10 @@ Life: TypeAlias = Generator[Action, Any, T]
 """A flow of actions. The result of a `yield` has the type that the action names: annotate each assignment."""
 
 
-class Rests:
+class StoppedAtHandler:
     """What a runtime returns for a flow that stopped at `Invoke`; the adapter resumes it with the `Decision`."""
 
     __slots__ = ()
 
 
-RESTS: Final = Rests()
+STOPPED_AT_HANDLER: Final = StoppedAtHandler()

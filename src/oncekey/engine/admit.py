@@ -90,24 +90,24 @@ NOT_USED: Final = "claim_not_used"
 def admit(run: Run) -> Life[Verdict]:
     """The verdict on a claim. On `Proceed` the run knows its lease, and LOCAL in one commit its transaction."""
     front = run.front
-    verdict = yield from (_guarded(run) if front is None else _behind(run, front))
+    verdict = yield from (_ask_store(run) if front is None else _ask_front_first(run, front))
     if type(verdict) is Replay:
-        run.site.hints.add(run.claim.id)  # a client that retried once may do so again
+        run.site.settled_keys.add(run.claim.id)  # a client that retried once may do so again
     if type(verdict) is Proceed:
         run.proceeds(verdict)
-        if not run.released:
+        if not run.early_tx_rolled_back:
             if front is not None:
-                yield from _held(run, front)
+                yield from _note_in_front(run, front)
             return verdict
         # It must hold no connection while it waits, and the transaction that its dependencies used is rolled back.
         yield from settle(run, NOT_CALLED)
         return local.BUSY
-    if not (run.borrowed and isinstance(verdict, Bypass)):
+    if not (run.has_early_tx and isinstance(verdict, Bypass)):
         yield from _give_back(run)
     return verdict
 
 
-def recall(site: Site, asked: ClaimInput, policy: Policy, asker: Asker) -> Life[Answer | None]:
+def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) -> Life[Answer | None]:
     """The stored answer of a key that this process answered before, by one short read. None: ask in full.
 
     It gives only an answer that `admit` would give, too, and never refuses. In any doubt, an outage included, it
@@ -116,18 +116,18 @@ def recall(site: Site, asked: ClaimInput, policy: Policy, asker: Asker) -> Life[
     fronts = None if policy.replay_cache is None else site.fronts
     answers = None if fronts is None else fronts.answers(policy)
     began = 0.0 if site.notify is None else site.clock()
-    found_answer = None if answers is None else (yield from answers.find(asked, policy))
+    found_answer = None if answers is None else (yield from answers.find(claim_input, policy))
     if found_answer is None:
-        if asked.id not in site.hints.known or not site.breaker.closed:
+        if claim_input.id not in site.settled_keys.known or not site.breaker.closed:
             return None
         sent = 0.0 if fronts is None else fronts.moment()
         try:
-            glimpse: Glimpse | None = yield Recall(asked.id)
+            glimpse: Glimpse | None = yield Recall(claim_input.id)
         except StoreError:
             return None
         site.breaker.worked()
         if glimpse is not None:
-            found_answer = rule_finished(glimpse.finished, glimpse.now, asked.fingerprint, policy)
+            found_answer = rule_finished(glimpse.finished, glimpse.now, claim_input.fingerprint, policy)
         if fronts is not None and type(found_answer) is Replay:
             yield from fronts.note_verdict(found_answer, policy, sent)
     if type(found_answer) is not Replay:
@@ -137,7 +137,7 @@ def recall(site: Site, asked: ClaimInput, policy: Policy, asker: Asker) -> Life[
     return replayed(found_answer, policy, asker)
 
 
-def _behind(run: Run, front: Beside) -> Life[Verdict]:
+def _ask_front_first(run: Run, front: Beside) -> Life[Verdict]:
     """Ask the front, and the store if the front has no answer; then pass the store's answer to the front."""
     try:
         known = yield from front.find(run)
@@ -147,12 +147,12 @@ def _behind(run: Run, front: Beside) -> Life[Verdict]:
     if known is not None:
         return known
     run.asked_at = front.moment()
-    verdict = yield from _guarded(run)
+    verdict = yield from _ask_store(run)
     yield from front.note_verdict(run, verdict)
     return verdict
 
 
-def _held(run: Run, front: Beside) -> Life[None]:
+def _note_in_front(run: Run, front: Beside) -> Life[None]:
     """Note in the front that the operation is in progress, for its duplicates."""
     try:
         yield from front.hold(run)
@@ -161,7 +161,7 @@ def _held(run: Run, front: Beside) -> Life[None]:
         raise
 
 
-def _guarded(run: Run) -> Life[Verdict]:
+def _ask_store(run: Run) -> Life[Verdict]:
     """Ask the store, and turn every failure of the store into a verdict: nothing was executed yet."""
     breaker = run.site.breaker
     try:
@@ -171,9 +171,9 @@ def _guarded(run: Run) -> Life[Verdict]:
                 return turned_away
         if breaker.failures and not breaker.allows():
             return _outage(run.policy)
-        verdict = yield from _ask(run)
+        verdict = yield from _ask_once(run)
         if type(verdict) is Refuse and run.policy.on_in_progress is InProgress.WAIT:
-            verdict = yield from _patiently(run, verdict)
+            verdict = yield from _wait_for_first(run, verdict)
     except RecordUnreadableError as error:
         # The store answers and has a record: even a route that fails open must not run now.
         breaker.worked()
@@ -201,7 +201,7 @@ def _guarded(run: Run) -> Life[Verdict]:
     return verdict
 
 
-def _patiently(run: Run, verdict: Verdict) -> Life[Verdict]:
+def _wait_for_first(run: Run, verdict: Verdict) -> Life[Verdict]:
     """In wait mode, ask again until the first request is done or the patience is over, and hold nothing meanwhile."""
     clock, pause = run.site.clock, FIRST_POLL
     ends = clock() + run.policy.wait_max.total_seconds()
@@ -209,11 +209,11 @@ def _patiently(run: Run, verdict: Verdict) -> Life[Verdict]:
         yield from _give_back(run)
         yield Sleep(pause)
         pause = min(pause * 1.5, LONGEST_POLL)
-        verdict = yield from _ask(run)
+        verdict = yield from _ask_once(run)
     return verdict
 
 
-def _ask(run: Run) -> Life[Verdict]:
+def _ask_once(run: Run) -> Life[Verdict]:
     """One question to the store: a completer's take-over, a claim, or the lock in the business transaction."""
     locks = run.store.locks
     if locks is not None and run.enrolment.transactional and not run.resumed:
@@ -244,29 +244,29 @@ def _claimed(run: Run) -> Life[Verdict]:
 def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     """LOCAL in one commit: begin the business transaction first, and take the lock in it.
 
-    A stored answer needs neither. So the request looks for one first if it is likely (a hint); if handlers hold all
-    connections (one such request at a time, unless a connection comes free at once); and if no connection can be had
-    at all.
+    A stored answer needs neither. So the request looks for one first if it is likely (`settled_keys`); if handlers hold
+    all connections (one such request at a time, unless a connection comes free at once); and if no connection can be
+    had at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
-    news = yield from _news(run, locks)
-    if news is not None:
-        return news
+    found_answer = yield from _answer_without_transaction(run, locks)
+    if found_answer is not None:
+        return found_answer
     look: Locked
     if run.tx is None:
         try:
             run.tx, look = yield Begin(locks.locking(run.lock, claim), blocking=run.enrolment.blocking)
         except StoreError:
-            news = yield from local.peek(store, locks, run.lock, claim, policy)
-            if news is None:
+            found_answer = yield from local.peek(store, locks, run.lock, claim, policy)
+            if found_answer is None:
                 raise
-            return news
+            return found_answer
     else:
         look = yield Execute(run.tx, locks.locking(run.lock, claim))
     entry = local.enter(look, claim, policy)
     match entry:
         case local.LockHeld():
-            if run.released:  # this request could only look: the handler's rows would be in another transaction
+            if run.early_tx_rolled_back:  # it could only look: the handler's rows would be in another transaction
                 yield from _give_back(run)
                 return local.BUSY
             run.one_commit = entry
@@ -274,7 +274,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
         case local.ClaimFirst():
             run.claiming = True
             if locks.one_writer:  # a claim is a write of its own, and would wait for this very transaction
-                tx, run.tx, run.released = run.tx, None, run.borrowed
+                tx, run.tx, run.early_tx_rolled_back = run.tx, None, run.has_early_tx
                 yield Rollback(tx)
             return (yield from request.begin(store, claim, policy))
         case Replay() | Refuse():
@@ -283,13 +283,13 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
             assert_never(entry)
 
 
-def _news(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
+def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
     """What can be answered without a business transaction. None: nothing, so begin one."""
     store, claim, policy, site = run.store, run.claim, run.policy, run.site
-    if run.released:
+    if run.early_tx_rolled_back:
         return (yield from local.peek(store, locks, run.lock, claim, policy))
     # A request whose dependency opened a transaction reads the record there: a second connection may not be free.
-    if run.tx is None and claim.id in site.hints.known:
+    if run.tx is None and claim.id in site.settled_keys.known:
         found_answer = yield from local.stored(store, claim, policy)
         if found_answer is None:
             found_answer = yield from local.answer_of_record(store, claim, policy)
@@ -311,9 +311,9 @@ def _give_back(run: Run) -> Life[None]:
     """Roll back our transaction, and end what the request's dependencies read or wrote through."""
     tx, run.tx, run.one_commit = run.tx, None, None
     if tx is not None:
-        run.released = run.released or run.borrowed
+        run.early_tx_rolled_back = run.early_tx_rolled_back or run.has_early_tx
         yield Rollback(tx)
-    if run.lends:
+    if run.dependencies_hold_connections:
         yield RELEASE_CONNECTIONS
 
 

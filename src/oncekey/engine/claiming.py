@@ -3,40 +3,34 @@
 Nothing here waits, and nothing knows a framework. An adapter that has all parts at once calls `claim_of`. One that has
 to wait in between, for the body or for the authentication that names the tenant, calls its three parts in the same
 order: `key_of` before it reads the body, because a request without a good key is refused whatever its body is;
-`fingerprint_for` before it asks who the caller is; and then `question_of`, which is all that is needed to find a stored
-answer, and `claim_for`. A refusal by any of them stores nothing.
+`fingerprint_for` before it asks who the caller is; and then `claim_input_of`, whose result is all that is needed to
+find a stored answer, and `claim_for`. A refusal by any of them stores nothing.
 A function's call has no header and no path; `claim_of_call` makes the same claim from its key and its arguments.
 
 Everything that does not depend on the request is computed at enrolment, see `Enrolment`.
 
-The claim of a PHASED request keeps the request itself, as the completer repeats it (`KeptRequest`): without
-credentials, and sealed if there is a secret (H7).
+The claim of a PHASED request keeps the request itself, for the completer: see `engine.kept_request`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
-from base64 import b64decode, b64encode
-from dataclasses import dataclass
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from oncekey.canonical.fingerprint import Request
-from oncekey.core.envelopes import disclose, said_of
-from oncekey.core.errors import BodyInvalidError, ConfigurationError, KeyMalformedError, OncekeyError
+from oncekey.core.errors import BodyInvalidError, KeyMalformedError
 from oncekey.core.keys import check_given, key_digest, looks_personal, parse_key
 from oncekey.core.model import Claim, Code, RecordId, Refuse
 from oncekey.core.policy import PiiCheck
 from oncekey.core.scope import BindTo, bound_scope, scope_of
+from oncekey.engine.kept_request import about_of, kept_request_of, to_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from oncekey.core.model import Headers
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
 
@@ -101,10 +95,10 @@ def claim_of(
     key = key_of(lines, enrolment)
     if isinstance(key, Refuse):
         return key
-    mark = fingerprint_for(parts, enrolment)
-    if isinstance(mark, Refuse):
-        return mark
-    return claim_for(question_of(key, mark, parts, enrolment, caller), enrolment, keep_headers=keep_headers)
+    fingerprint = fingerprint_for(parts, enrolment)
+    if isinstance(fingerprint, Refuse):
+        return fingerprint
+    return claim_for(claim_input_of(key, fingerprint, parts, enrolment, caller), enrolment, keep_headers=keep_headers)
 
 
 def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
@@ -160,24 +154,24 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
         return Refuse(Code.BODY_INVALID, detail=str(error))
 
 
-def question_of(key: str, mark: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
-    """The question for a stored answer, from the key and the fingerprint of a request."""
+def claim_input_of(key: str, fingerprint: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
+    """The input of a claim, by which a stored answer is found, too; from the key and the fingerprint of a request."""
     tenant, principal, token = caller
     bind_to, namespace = enrolment.policy.bind_to, enrolment.namespace
     if bind_to is BindTo.TENANT:
         scope = scope_of(namespace, tenant)
     else:
         scope = bound_scope(bind_to, namespace, tenant, principal=principal, token=token)
-    return ClaimInput(RecordId(scope, key), mark, parts, caller)
+    return ClaimInput(RecordId(scope, key), fingerprint, parts, caller)
 
 
-def claim_for(question: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
-    """The claim for a question; `keep_headers` are kept for the completer, too."""
+def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
+    """The claim for an input; `keep_headers` are kept for the completer, too."""
     policy, spans = enrolment.policy, enrolment.spans
-    record_id, mark, parts, caller = question
+    record_id, fingerprint, parts, caller = claim_input
     kept = None
     if enrolment.completes:
-        kept = seal(_kept(parts, caller, keep_headers), policy.secret, about_of(record_id, mark))
+        kept = to_stored(kept_request_of(parts, caller, keep_headers), policy.secret, about_of(record_id, fingerprint))
     # One random draw for both names. It comes from the kernel, so a forked process draws another one.
     drawn = os.urandom(24)
     return Claim(
@@ -188,8 +182,8 @@ def claim_for(question: ClaimInput, enrolment: Enrolment, *, keep_headers: froze
         recovery=enrolment.recovery,
         method=parts.method,
         path=parts.path.replace("\0", "%00"),  # PostgreSQL's text has no NUL
-        fingerprint=mark,
-        seed=enrolment.seeds.of(record_id, mark),
+        fingerprint=fingerprint,
+        seed=enrolment.seeds.of(record_id, fingerprint),
         owner=f"{PROCESS}:{drawn[16:].hex()}",
         lease=spans.lease,
         deadline=spans.deadline,
@@ -214,29 +208,11 @@ def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: s
     if isinstance(named, Refuse):
         return named
     parts = Parts(CALL, enrolment.operation, b"", ((b"content-type", _JSON),), _JSON, arguments)
-    mark = fingerprint_for(parts, enrolment)
-    if isinstance(mark, Refuse):
-        return mark
+    fingerprint = fingerprint_for(parts, enrolment)
+    if isinstance(fingerprint, Refuse):
+        return fingerprint
     scope = scope_of(enrolment.namespace, tenant, _FUNCTION, enrolment.operation)
-    return claim_for(ClaimInput(RecordId(scope, named), mark, parts, Caller(tenant)), enrolment)
-
-
-def about_of(record_id: RecordId, fingerprint: str) -> str:
-    """What a kept request is bound to. Not the incarnation: a claim whose reply was lost gets another one."""
-    return f"{record_id.scope}/{record_id.key}/{fingerprint}"
-
-
-def _kept(parts: Parts, caller: Caller, keep_headers: frozenset[bytes]) -> KeptRequest:
-    """The request as the completer repeats it, in the name of its principal or else of its tenant (H7)."""
-    return KeptRequest(
-        method=parts.method,
-        path=parts.path,
-        query=parts.query,
-        root_path=parts.root_path,
-        headers=kept_of(parts.headers, keep_headers),
-        body=parts.body,
-        principal=caller.principal or caller.tenant,
-    )
+    return claim_for(ClaimInput(RecordId(scope, named), fingerprint, parts, Caller(tenant)), enrolment)
 
 
 def _forked() -> None:
@@ -246,117 +222,3 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-KEPT_HEADERS: Final = frozenset(
-    {
-        b"accept",
-        b"accept-language",
-        b"content-encoding",
-        b"content-language",
-        b"content-type",
-        b"host",
-        b"traceparent",
-        b"tracestate",
-    }
-)
-"""Fields that describe the body, the wanted response and the trace. Fields that may authenticate are not kept."""
-
-NEEDS_CRYPTOGRAPHY: Final = (
-    "a secret is set, so the requests that are kept for completing have to be encrypted: "
-    "pip install 'oncekey[encryption]', or say complete=False"
-)
-
-_PLAIN: Final = b"0"
-_SEALED: Final = b"1"
-_NONCE: Final = 12
-_PURPOSE: Final = b"oncekey kept request 1"
-
-
-class UnreadableError(OncekeyError):
-    """A kept request cannot be opened, because the secret has changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptRequest:
-    """Everything that is needed to call the handler once more."""
-
-    method: str
-    path: str
-    query: bytes
-    root_path: str
-    headers: Headers
-    body: bytes
-    principal: str
-
-
-def kept_of(headers: Iterable[tuple[bytes, bytes]], extra: frozenset[bytes]) -> Headers:
-    """The header lines of a request that are kept; `extra` are names that the route keeps, too."""
-    wanted = KEPT_HEADERS | extra
-    return tuple((bytes(name), bytes(value)) for name, value in headers if name in wanted)
-
-
-def seal(kept: KeptRequest, secret: bytes | None, about: str) -> bytes:
-    """Its stored form; `about` binds it to its record, so that it cannot be moved to another one."""
-    text = json.dumps(_members(kept), separators=(",", ":")).encode()
-    if secret is None:
-        return _PLAIN + text
-    nonce = os.urandom(_NONCE)
-    sealed: bytes = _cipher(secret).encrypt(nonce, text, about.encode())
-    return _SEALED + nonce + sealed
-
-
-def unseal(stored: bytes, secret: bytes | None, about: str) -> KeptRequest:
-    """The request of a stored form."""
-    closed = disclose(stored)
-    if closed is not None:
-        raise UnreadableError(f"the request is {said_of(closed[0])}, which this process does not have")
-    mark, rest = stored[:1], stored[1:]
-    if mark == _PLAIN:
-        return _request(json.loads(rest))
-    if secret is None:
-        raise UnreadableError("the request was kept under a secret, and there is none now")
-    from cryptography.exceptions import InvalidTag  # noqa: PLC0415  (an optional package)
-
-    try:
-        return _request(json.loads(_cipher(secret).decrypt(rest[:_NONCE], rest[_NONCE:], about.encode())))
-    except InvalidTag as error:
-        raise UnreadableError("the request was kept under another secret") from error
-
-
-def check_sealing(secret: bytes | None) -> None:
-    """Refuse at start-up, and not at the first request, if a package for sealing is not installed."""
-    if secret is not None:
-        _cipher(secret)
-
-
-def _cipher(secret: bytes) -> Any:  # noqa: ANN401  (cryptography's, which is optional)
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415  (an optional package)
-    except ImportError:
-        raise ConfigurationError(NEEDS_CRYPTOGRAPHY) from None
-    return AESGCM(blake2b(_PURPOSE + secret, digest_size=32).digest())
-
-
-def _members(kept: KeptRequest) -> dict[str, Any]:
-    return {
-        "method": kept.method,
-        "path": kept.path,
-        "query": kept.query.decode("latin-1"),
-        "root_path": kept.root_path,
-        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in kept.headers],
-        "body": b64encode(kept.body).decode("ascii"),
-        "principal": kept.principal,
-    }
-
-
-def _request(members: dict[str, Any]) -> KeptRequest:
-    return KeptRequest(
-        method=members["method"],
-        path=members["path"],
-        query=members["query"].encode("latin-1"),
-        root_path=members["root_path"],
-        headers=tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in members["headers"]),
-        body=b64decode(members["body"]),
-        principal=members["principal"],
-    )

@@ -1,11 +1,10 @@
-"""From the end of a handler to its answer: the captured response, what it decides, replays, and refusals."""
+"""From the end of a handler to its answer: what its captured response decides, replays, and refusals."""
 
 from __future__ import annotations
 
 import logging
-import tempfile
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 from uuid import uuid4
 
 from oncekey.core import answers
@@ -29,11 +28,10 @@ from oncekey.engine.local import record_as_claimed
 from oncekey.engine.phases import proves_nothing_sent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from oncekey.core.answers import Answer
-    from oncekey.core.model import Claim, Headers, Record, Verdict
+    from oncekey.core.model import Claim, Record, Verdict
     from oncekey.core.policy import Policy
+    from oncekey.engine.capture import Captured
     from oncekey.engine.run import Asker, Run
 
 
@@ -44,19 +42,6 @@ RAISED_SUCCESS: Final = (
     "op.keep() before"
 )
 DEFER_ONCE: Final = "effects=OUTBOX means that a handler which succeeds has called op.defer exactly once"
-
-
-class Captured(Protocol):
-    """The application's answer, as far as there is one."""
-
-    status: int | None
-    headers: Headers
-    refused: str | None
-    """Why the response cannot be captured, if so."""
-
-    @property
-    def kept(self) -> bytes | None:
-        """The body as it will be stored; None if it is over the limit."""
 
 
 @dataclass(slots=True)
@@ -226,79 +211,3 @@ def answer_to(run: Run, verdict: Verdict) -> Answer:
             raise AssertionError("an operation that goes on is not answered yet")
         case _:
             assert_never(verdict)
-
-
-PIECE = 64 * 1024
-
-
-class IncompleteError(Exception):
-    """The application returned without having begun its response, or without having finished it."""
-
-
-class Capture:
-    """A response as it is produced. Its header lines are kept as they came; nothing is recomputed."""
-
-    __slots__ = ("_chunks", "_policy", "_spool", "complete", "headers", "refused", "size", "status")
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._chunks: list[bytes] = []
-        self._spool: IO[bytes] | None = None
-        self.status: int | None = None
-        self.headers: Headers = ()
-        self.size = 0
-        self.complete = False
-        self.refused: str | None = None
-
-    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take the status and the header lines; they become tuples, because outer middleware changes lists in place."""
-        self.status = int(status)  # a member of `HTTPStatus` is equal to it, and not the same to a driver
-        lines = []
-        for name, value in headers:
-            lines.append((bytes(name), bytes(value)))
-            if name.lower() == b"content-type" and value.lower().startswith(b"text/event-stream"):
-                self.refused = "event_stream_cannot_be_enrolled"
-        self.headers = tuple(lines)
-
-    def body(self, chunk: bytes, *, more: bool) -> None:
-        """Take one more piece of the body, and whether another one follows."""
-        self.size += len(chunk)
-        self.complete = not more
-        if self.refused or not chunk:
-            return
-        if self.size > self._policy.max_spool_bytes:
-            self.refused = "response_too_large"
-            self.close()
-        elif self._spool is None and self.size <= self._policy.max_response_bytes:
-            self._chunks.append(bytes(chunk))
-        else:
-            self._spill().write(chunk)
-
-    @property
-    def kept(self) -> bytes | None:
-        """The body as it will be stored; None if it is over the limit."""
-        if self._spool is not None:
-            return None
-        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-
-    def pieces(self) -> Iterator[bytes]:
-        """A spooled body, piece by piece; one that was small enough to be kept comes as a whole."""
-        if self._spool is None:
-            return
-        self._spool.seek(0)
-        while piece := self._spool.read(PIECE):
-            yield piece
-
-    def close(self) -> None:
-        """Forget the body."""
-        self._chunks.clear()
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None
-
-    def _spill(self) -> IO[bytes]:
-        if self._spool is None:
-            self._spool = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the exchange)
-            self._spool.writelines(self._chunks)
-            self._chunks.clear()
-        return self._spool

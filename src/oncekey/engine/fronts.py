@@ -295,7 +295,7 @@ class Holds:
         # LOCAL in one commit has a lock and no lease, and its BEGIN may not have returned the store's clock.
         until = now + life if run.one_commit is not None else min(now + life, lease.lease_until)
         held = Held(run.claim.fingerprint, now, None if run.one_commit is not None else lease.lease_until, until)
-        run.held = name = self.shelf.vault.name(HOLD, run.claim.id)
+        run.front_note = name = self.shelf.vault.name(HOLD, run.claim.id)
         yield from self.shelf.put(REPLACE, name, held_bytes(held), until - now)
 
     def let_go(self, name: bytes) -> Life[None]:
@@ -348,8 +348,8 @@ class Beside:
                     # Other processes would ask the store for it. An operator cannot bust an answer before it exists.
                     finished = _finished(run, settlement, run.expires_at)
                     yield from self._answers.keep(Replay(finished, now), cache.span)
-            if self._holds is not None and run.held is not None:
-                yield from self._holds.let_go(run.held)
+            if self._holds is not None and run.front_note is not None:
+                yield from self._holds.let_go(run.front_note)
         except Interrupted:
             return  # the handler was executed, so the request is answered all the same
 

@@ -14,7 +14,7 @@ from oncekey.core.model import Effects, Parcel, ParcelKind
 from oncekey.core.policy import micros
 from oncekey.engine.notifying import Notifier
 from oncekey.engine.phases import PhasedRun
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Site:
     """Wakes the relay of this process, if it has one, after parcels were committed."""
     inline_calls: Callable[[], Mapping[str, str]] = dict
     """By operation, the call of INLINE handlers whose provider has a resolver or sends webhooks."""
-    hints: Hints = field(default_factory=Hints)
+    settled_keys: SettledKeys = field(default_factory=SettledKeys)
     notify: Notify | None = None
     """Reports events to the observers; None: there are none."""
     fronts: Fronts | None = None
@@ -78,15 +78,16 @@ class Run:
         "_lock",
         "asked_at",
         "asker",
-        "borrowed",
         "claim",
         "claiming",
+        "dependencies_hold_connections",
+        "early_tx_rolled_back",
         "enrolment",
         "expires_at",
         "front",
-        "held",
+        "front_note",
+        "has_early_tx",
         "lease",
-        "lends",
         "limits",
         "notifier",
         "now",
@@ -96,7 +97,6 @@ class Run:
         "policy",
         "pulse",
         "record",
-        "released",
         "resumed",
         "seed",
         "site",
@@ -114,7 +114,7 @@ class Run:
         resumed: bool = False,
         limits: Life[Refuse | None] | None = None,
         tx: Tx = None,
-        lends: bool = False,
+        dependencies_hold_connections: bool = False,
     ) -> None:
         self.site = site
         self.store: Store = site.store
@@ -128,12 +128,12 @@ class Run:
         """The flow that refuses a request if there are too many; None if the route has no limits."""
         self.tx: Tx = tx
         """The business transaction, once it is open."""
-        self.borrowed = tx is not None
-        """A framework dependency used the transaction before the claim, so it cannot be opened anew."""
-        self.lends = lends
-        """A framework dependency got something before the claim: the transaction, or a session that only reads."""
-        self.released = False
-        """The transaction that a dependency used is rolled back: the handler cannot write through it any more."""
+        self.has_early_tx = tx is not None
+        """The transaction was opened before the claim, for a dependency or by the framework: no other replaces it."""
+        self.dependencies_hold_connections = dependencies_hold_connections
+        """Dependencies got something before the claim: the transaction, or a session or connection that only reads."""
+        self.early_tx_rolled_back = False
+        """The early transaction is rolled back: the handler cannot write through it any more."""
         self.claiming = False
         """A claim was sent: if the request is interrupted now, it may have been made."""
         self.one_commit: LockHeld | None = None
@@ -146,7 +146,7 @@ class Run:
         """When the store was asked, if there is a front."""
         self.front: Beside | None = None
         """The front that is asked before the store."""
-        self.held: bytes | None = None
+        self.front_note: bytes | None = None
         """The name of the note in the front which says that this key is in progress, if there is one."""
         self.expires_at: Instant | None = None
         """Until when the answer is kept; None before it is stored."""

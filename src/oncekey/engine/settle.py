@@ -326,10 +326,10 @@ def _note_stored(run: Run, written: Stored | Settled, settlement: Settlement) ->
         record = written.snapshot.record
         run.expires_at = None if record is None else record.expires_at
         if record is not None and record.state is State.COMPLETED:
-            run.site.hints.add(run.claim.id)
+            run.site.settled_keys.add(run.claim.id)
         return
     run.expires_at = written.expires_at
-    run.site.hints.add(run.claim.id)
+    run.site.settled_keys.add(run.claim.id)
     if not written.in_one_commit:
         log.error(
             "oncekey: %s ended its own transaction: had it failed then, its rows would be there without the key",

@@ -19,7 +19,7 @@ from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
 from oncekey.engine import reconcile
 from oncekey.engine.actions import (
-    REST,
+    RETURN_READERS,
     Begin,
     Call,
     Commit,
@@ -97,7 +97,7 @@ def phase(store: Store, phased_run: PhasedRun, parcels: Parcels, name: str, fn: 
         if stored is not None:
             return decode(stored.result)
         parcels.take()  # the parcels of a phase that failed
-        yield REST  # reading sessions return their connections before the flow waits for another one
+        yield RETURN_READERS  # reading sessions return their connections before the flow waits for another one
         tx, _ = yield Begin()
         try:
             returned: object = yield Call(fn, (tx.connection,), within=tx)
@@ -125,7 +125,7 @@ def call(
         if stored is not None:
             return phased_run.recalled(stored, result)
         announcement = phased_run.announcement(name, repeatable=repeatable, parameters=parameters)
-        yield REST
+        yield RETURN_READERS
         since = phased_run.clock()
         yield from _announced(store, phased_run, announcement)
         try:

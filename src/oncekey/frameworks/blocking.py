@@ -26,20 +26,21 @@ from oncekey.core.endings import Business, Ending, decide
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
-from oncekey.engine.actions import Flush, Life, Rests, Tx
+from oncekey.engine.actions import Flush, Life, StoppedAtHandler, Tx
+from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, Parts, claim_of
-from oncekey.engine.deciding import Capture, HandlerEnded, decided
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Run, Site
 from oncekey.engine.serve import Unkeyed, end_after_bug, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks.limits import Limits
 from oncekey.frameworks.resources import answered, documentation, status_of
 from oncekey.frameworks.resuming import Resumption, wsgi_door
-from oncekey.frameworks.shared import Engines, Premises
+from oncekey.frameworks.shared import ApplicationShared, Engines
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.frameworks.asgi import App
 
-    Resolver = Callable[[Any], str]
+    Identify = Callable[[Any], str]
 T = TypeVar("T")
 Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
 log = logging.getLogger("oncekey")
@@ -90,7 +91,7 @@ class HttpRequest(Protocol):
 
     @property
     def shown(self) -> Any:  # noqa: ANN401  (what its framework calls a request)
-        """What resolvers are handed."""
+        """What the `tenant` and `principal` functions are handed."""
 
     @property
     def token(self) -> str:
@@ -100,8 +101,8 @@ class HttpRequest(Protocol):
         """What a handler returns that was not called, in its framework's own terms."""
 
 
-class Threads(Premises):
-    """The premises of an application that is served in threads; each process has a runtime of its own."""
+class Threads(ApplicationShared):
+    """What all requests of an application that is served in threads share; each process has a runtime of its own."""
 
     performs: type[ThreadRuntime] = ThreadRuntime
     """What performs the actions of its operations."""
@@ -111,8 +112,8 @@ class Threads(Premises):
         engines: Engines,
         policy: Policy,
         *,
-        tenant: Resolver,
-        principal: Resolver | None = None,
+        tenant: Identify,
+        principal: Identify | None = None,
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         keep_headers: Sequence[str] = (),
@@ -195,7 +196,7 @@ class Threads(Premises):
         if self._started:
             atexit.unregister(self.stop)
         self._started, self._starting = False, threading.Lock()
-        self._hints, self.fronts, self.limits = Hints(), self.fronts.anew(), Limits(blocking=True)
+        self._settled_keys, self.fronts, self.limits = SettledKeys(), self.fronts.anew(), Limits(blocking=True)
 
 
 class BlockingExchange:
@@ -323,11 +324,11 @@ class BlockingExchange:
         tx, resumed = self.transaction_for(enrolment), resumption is not None
         self.run = run = Run(site, claim, enrolment, self, resumed=resumed, limits=limits, tx=tx)
         self._life = serve(run)
-        came_of_it = threads.runtime.run(self._life)
-        if isinstance(came_of_it, Rests):
+        result = threads.runtime.run(self._life)
+        if isinstance(result, StoppedAtHandler):
             self.capture = Capture(policy)
-        elif isinstance(came_of_it, Answer):
-            self.answer = came_of_it
+        elif isinstance(result, Answer):
+            self.answer = result
 
     def _claim_of(self, parts: Parts, enrolment: Enrolment) -> Claim | Refuse:
         resumption = self.asked.resumption

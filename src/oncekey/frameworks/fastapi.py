@@ -23,7 +23,7 @@ from oncekey.frameworks.starlette import listed, status_endpoint
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi import App, Message, Receive, Resolver, Scope, Send
+    from oncekey.frameworks.asgi import App, Identify, Message, Receive, Scope, Send
     from oncekey.frameworks.asgi.installation import Installation
 
 
@@ -110,11 +110,11 @@ NO_BODY: Final = (
 NOT_REACHED: Final = "the dependency of once.install(app, {what}=Depends(...)) gave nothing"
 
 
-def by_dependency(app: FastAPI, dependency: Any, what: str) -> Resolver:  # noqa: ANN401  (what Depends(...) returns)
-    """A resolver that asks a dependency of the application; what it raises is answered as on any route of it."""
+def by_dependency(app: FastAPI, dependency: Any, what: str) -> Identify:  # noqa: ANN401  (what Depends(...) returns)
+    """Identify by a dependency of the application; what it raises is answered as on any route of it."""
     asking = _asking(app, dependency)
 
-    async def resolve(scope: Scope) -> str:
+    async def identify(scope: Scope) -> str:
         asking.dependency_overrides = app.dependency_overrides
         found: dict[str, Any] = {}
         await asking({**scope, "root_path": "", _FOUND: found}, _receiver(what), _nowhere)
@@ -125,7 +125,7 @@ def by_dependency(app: FastAPI, dependency: Any, what: str) -> Resolver:  # noqa
         value: str = found["value"]
         return value
 
-    return resolve
+    return identify
 
 
 def _asking(app: FastAPI, dependency: Any) -> FastAPI:  # noqa: ANN401

@@ -4,7 +4,7 @@ What the function returns is stored as JSON, and `RejectedError` is its final no
 Whatever a request would be refused with is raised. A `def` function lives in the thread that calls it, an
 `async def` function in its event loop; what happens in between is the engine's (`engine/serve.py`).
 
-A `Calling` is to a call what an exchange is to a request. While the flow of the engine rests at the function, it
+A `Calling` is to a call what an exchange is to a request. While the flow of the engine is stopped at the function, it
 captures what comes of that: a value, a `RejectedError`, or an exception.
 """
 
@@ -21,7 +21,7 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import RejectedError, ResultNotStorableError
 from oncekey.core.model import UNAVAILABLE, Code, Headers, Refuse
 from oncekey.core.problems import NotRunError, error_of
-from oncekey.engine.actions import Rests
+from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.claiming import claim_of_call
 from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from oncekey.core.endings import Decision
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.shared import Premises
+    from oncekey.frameworks.shared import ApplicationShared
 
     Chooser = Callable[[Mapping[str, Any]], Any]
 
@@ -111,8 +111,8 @@ class Function:
         chosen = self._key(arguments) if key is None else key
         return FunctionCall(chosen, self._tenant(arguments), arguments, self.shape.written(arguments))
 
-    def _calling(self, asked: FunctionCall, premises: Premises, site: Site) -> Calling:
-        return Calling(self.__wrapped__, self.__oncekey__, self.shape, asked, premises=premises, site=site)
+    def _calling(self, asked: FunctionCall, shared: ApplicationShared, site: Site) -> Calling:
+        return Calling(self.__wrapped__, self.__oncekey__, self.shape, asked, shared=shared, site=site)
 
     def _in_thread(self, asked: FunctionCall) -> CallOutcome:
         threads = self._threads
@@ -121,10 +121,10 @@ class Function:
         calling = self._calling(asked, threads, threads.site)
         runtime, run = threads.runtime, calling.run
         try:
-            came = runtime.run(calling.life)
-            if not isinstance(came, Rests):
-                if isinstance(came, Answer):
-                    return calling.outcome_of(came)
+            result = runtime.run(calling.life)
+            if not isinstance(result, StoppedAtHandler):
+                if isinstance(result, Answer):
+                    return calling.outcome_of(result)
                 bare = blocking.unkeyed_operation(SyncOperation, run.claim, None)
                 return CallOutcome(blocking.not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
             token = running.set(run)
@@ -142,18 +142,18 @@ class Function:
 
     async def _in_loop(self, asked: FunctionCall) -> CallOutcome:
         loops = self._loops
-        runtime, site = loops.life()
+        runtime, site = loops.runtime_and_site()
         calling = self._calling(asked, loops, site)
         run = calling.run
         loops.running_work.began()
         try:
             try:
-                came = await runtime.run(calling.life)
+                result = await runtime.run(calling.life)
             except Changed as changed:
                 raise changed.cancelled from None
-            if not isinstance(came, Rests):
-                if isinstance(came, Answer):
-                    return calling.outcome_of(came)
+            if not isinstance(result, StoppedAtHandler):
+                if isinstance(result, Answer):
+                    return calling.outcome_of(result)
                 return CallOutcome(
                     await calling.invoke(blocking.unkeyed_operation(Operation, run.claim, None)), replayed=False
                 )
@@ -233,7 +233,7 @@ class CallOutcome(NamedTuple):
 
 
 class Calling:
-    """A call on its way. Its flow begins with the claim and rests while `invoke` runs."""
+    """A call on its way. Its flow begins with the claim and is stopped while `invoke` runs."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class Calling:
         shape: Shape,
         asked: FunctionCall,
         *,
-        premises: Premises,
+        shared: ApplicationShared,
         site: Site,
     ) -> None:
         resumption = asked.resumption
@@ -254,7 +254,7 @@ class Calling:
             claim = resumption.claim(enrolment.policy)
         limits = None
         if resumption is None and enrolment.limited:
-            limits = premises.limits.of(site.store, (), claim, enrolment.policy)
+            limits = shared.limits.of(site.store, (), claim, enrolment.policy)
         self._function = function
         self._shape = shape
         self._arguments = shape.read(asked.stored, asked.arguments)

@@ -29,7 +29,7 @@ from oncekey.ops.explain_retry import describe, in_flight
 if TYPE_CHECKING:
     from oncekey.engine.actions import Life
     from oncekey.engine.claiming import Caller
-    from oncekey.frameworks.shared import Premises
+    from oncekey.frameworks.shared import ApplicationShared
     from oncekey.ports import Store
 
 log = logging.getLogger("oncekey")
@@ -48,18 +48,18 @@ _IN_FLIGHT = {
 _STYLE = "body{font:16px/1.6 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}code{font-size:.9em}"
 
 
-def status_of(premises: Premises, store: Store, caller: Caller, key: str) -> Life[Answer]:
+def status_of(shared: ApplicationShared, store: Store, caller: Caller, key: str) -> Life[Answer]:
     """The answer to a caller who asks about a key; the observers get an event of it."""
     began = time.monotonic()
-    found = yield from _found(premises, store, caller, key)
-    return answered(premises, found, time.monotonic() - began)
+    found = yield from _found(shared, store, caller, key)
+    return answered(shared, found, time.monotonic() - began)
 
 
-def answered(premises: Premises, found: Shown | Refuse, seconds: float) -> Answer:
+def answered(shared: ApplicationShared, found: Shown | Refuse, seconds: float) -> Answer:
     """What was found, or why nothing was, as an answer."""
-    if premises.notify is not None:
-        premises.notify(LookedUp(found.code if isinstance(found, Refuse) else found.state, seconds))
-    return refusal(found, premises.policy) if isinstance(found, Refuse) else _answer(found)
+    if shared.notify is not None:
+        shared.notify(LookedUp(found.code if isinstance(found, Refuse) else found.state, seconds))
+    return refusal(found, shared.policy) if isinstance(found, Refuse) else _answer(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,15 @@ class Shown:
     wait: int | None
 
 
-def _found(premises: Premises, store: Store, caller: Caller, key: str) -> Life[Shown | Refuse]:
+def _found(shared: ApplicationShared, store: Store, caller: Caller, key: str) -> Life[Shown | Refuse]:
     """The key's state; a stranger's key, an expired one and one that never was are all the same 404."""
-    policy = premises.policy
+    policy = shared.policy
     if not (key.isascii() and key.isprintable()):
         # No request could have had such a key, and not every store can be asked for it.
         return Refuse(Code.KEY_NOT_FOUND)
     tenant, principal, token = caller
     scope = bound_scope(policy.bind_to, policy.namespace or NO_NAMESPACE, tenant, principal=principal, token=token)
-    turned_away = yield from premises.limits.looks_up(scope, policy)
+    turned_away = yield from shared.limits.looks_up(scope, policy)
     if turned_away is not None:
         return turned_away
     record_id = RecordId(scope, key)
@@ -92,7 +92,7 @@ def _found(premises: Premises, store: Store, caller: Caller, key: str) -> Life[S
         log.error("oncekey: %s", error)
         return Refuse(Code.RECORD_UNREADABLE)
     except StoreError as error:
-        notify_failure(premises.notify, "status", error)
+        notify_failure(shared.notify, "status", error)
         return UNAVAILABLE
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or situate(record, now) is Situation.EXPIRED:

@@ -14,7 +14,7 @@ from wsgiref.util import setup_testing_defaults
 from oncekey.core.model import Claim, Record
 from oncekey.core.policy import Policy, micros
 from oncekey.engine import claiming
-from oncekey.engine.claiming import unseal
+from oncekey.engine.kept_request import about_of, from_stored
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication, WSGIEnvironment
@@ -57,7 +57,7 @@ def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any f
     """The principal in whose name a completer goes on with a request; None for a client's own request.
 
     The application's authentication asks this first: a completer has no credentials, only the reference that the
-    principal's (or else the tenant's) resolver gave when the client's request was claimed.
+    `principal` (or else the `tenant`) function gave when the client's request was claimed.
     """
     scope = request if isinstance(request, Mapping) else getattr(request, "scope", None)
     if scope is None:
@@ -69,7 +69,7 @@ def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any f
 async def resume(app: App, record: Record, policy: Policy) -> int | None:
     """Send a record's request through the application; the status that it answered, if it did."""
     assert record.request is not None
-    kept = unseal(record.request, policy.secret, claiming.about_of(record.id, record.fingerprint))
+    kept = from_stored(record.request, policy.secret, about_of(record.id, record.fingerprint))
     key = record.id.key.replace("\\", "\\\\").replace('"', '\\"')
     scope: Scope = {
         "type": "http",

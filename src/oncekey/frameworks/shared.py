@@ -11,7 +11,7 @@ from oncekey.engine.admit import Breaker
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import Enrolment, Patterns
 from oncekey.engine.fronts import Fronts
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Site
 from oncekey.frameworks.limits import Limits
 from oncekey.observe.events import Notify, TurnedAway
@@ -42,8 +42,8 @@ class Engines(Protocol):
         """The checks before the first request of a process whose server does not report its start."""
 
 
-class Premises:
-    """Where the operations of one application take place."""
+class ApplicationShared:
+    """What all requests of one application share. `Installation` (ASGI) and `Threads` extend it."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Premises:
         self.notify: Notify | None = None
         """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
-        self._hints = Hints()
+        self._settled_keys = SettledKeys()
         self.fronts = fronts_here()
 
     def admit(self, enrolment: Enrolment) -> None:
@@ -104,7 +104,7 @@ class Premises:
             crowded=crowded,
             wake=lambda: self.wake(),  # noqa: PLW0108  (replaced later)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
-            hints=self._hints,
+            settled_keys=self._settled_keys,
             notify=self.notify,
             fronts=self.fronts,
         )

@@ -1,6 +1,7 @@
-"""Starlette, and what FastAPI shares with it: where the middleware goes, the status resource, resolvers, and routes.
+"""Starlette, and what FastAPI shares with it: where the middleware goes, the status resource, who calls, and routes.
 
-Resolvers are handed its requests. Its routes are walked through mounts and included routers, and checked at start-up.
+The `tenant` and `principal` functions are handed its requests. Its routes are walked through mounts and included
+routers, and checked at start-up.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.answers import Answer
     from oncekey.engine.enrolment import Enrolment, Pattern
-    from oncekey.frameworks.asgi import App, Resolver, Scope
+    from oncekey.frameworks.asgi import App, Identify, Scope
     from oncekey.frameworks.asgi.installation import Installation
 
 STATUS_TAKEN = (
@@ -40,7 +41,7 @@ STATUS_TAKEN = (
 )
 DOCS_TAKEN = "another Once serves {path} of this application already: give this one its own page, Policy(docs_url=...)"
 
-NO_RESOLVER = (
+TAKES_A_FUNCTION = (
     "once.install(app, {what}=...) takes a function of the request that returns a text, or, in FastAPI, Depends(...)"
 )
 NOT_PLACED: Final = (
@@ -173,7 +174,7 @@ def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable
 
     async def idempotency_key_status(request: Request) -> Response:
         caller = await caller_of(installation, installation.policy, request.scope)
-        runtime, site = installation.life()
+        runtime, site = installation.runtime_and_site()
         return respond(await runtime.drive(status_of(installation, site.store, caller, request.path_params["key"])))
 
     return idempotency_key_status
@@ -200,7 +201,7 @@ def raised(app: Starlette) -> Callable[[Exception], App]:
     return answering
 
 
-def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (FastAPI's Depends(...) is nothing we import)
+def identify_by(app: Any, given: Any, what: str) -> Identify:  # noqa: ANN401  (FastAPI's Depends(...) is nothing we import)
     """What names the tenant or the principal of a scope: a function of the request, or a dependency of FastAPI."""
     if given is SINGLE_TENANT:
         return given  # no request has to be made for what does not look at it
@@ -210,7 +211,7 @@ def resolver(app: Any, given: Any, what: str) -> Resolver:  # noqa: ANN401  (Fas
         from oncekey.frameworks.fastapi import by_dependency  # noqa: PLC0415  (an optional package)
 
         return by_dependency(app, given, what)
-    raise ConfigurationError(NO_RESOLVER.format(what=what))
+    raise ConfigurationError(TAKES_A_FUNCTION.format(what=what))
 
 
 # The routes, and the checks that find a mistake in them at start-up.

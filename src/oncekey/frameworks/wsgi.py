@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Refuse
+from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
-from oncekey.engine.deciding import IncompleteError
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.blocking import NO_LENGTH, BlockingExchange, Threads, current, length_of, read_up_to
 from oncekey.frameworks.resuming import RESUMPTION, Resumption
@@ -113,7 +113,7 @@ class Environ:
 
     @property
     def shown(self) -> Any:  # noqa: ANN401  (a framework on top of WSGI shows its own)
-        """What resolvers are handed."""
+        """What the `tenant` and `principal` functions are handed."""
         return self.environ
 
     def parts(self) -> Parts | Refuse:

@@ -88,7 +88,7 @@ class AsyncRuntime:
         self.open_blocking = open_blocking
         """Opens the transaction of a `def` handler and runs its first statements; the handler writes in a thread."""
 
-    async def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.Rests:  # noqa: ANN401  (what the flow waits for)
+    async def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.StoppedAtHandler:  # noqa: ANN401  (what the flow waits for)
         """Perform the flow's actions to its end, or until it stops at `Invoke`. Raises `Changed` if cancelled."""
         send = flow.send
         try:
@@ -99,7 +99,7 @@ class AsyncRuntime:
                     if type(action) is Transaction:
                         value = await self._transact(action)
                     elif type(action) is actions.Invoke:
-                        return actions.RESTS
+                        return actions.STOPPED_AT_HANDLER
                     elif type(action) is actions.Recall:
                         value = await self.recall(action)
                     elif type(action) is actions.Begin:
@@ -113,7 +113,7 @@ class AsyncRuntime:
                 except Exception as error:  # noqa: BLE001  (every error of an action is thrown into the flow)
                     action = flow.throw(error)
                 except BaseException as cancelled:  # noqa: BLE001  (also what ends a process)
-                    raise Changed(await shielded(self._rest(flow)), cancelled) from None
+                    raise Changed(await shielded(self._finish_interrupted(flow)), cancelled) from None
                 else:
                     action = send(value)
         except StopIteration as stop:
@@ -135,7 +135,7 @@ class AsyncRuntime:
                 raise changed.cancelled from changed.result
             return changed.result, changed.cancelled
 
-    async def _rest(self, flow: actions.Life[T]) -> T | BaseException:
+    async def _finish_interrupted(self, flow: actions.Life[T]) -> T | BaseException:
         """Perform what a flow does after `Interrupted`; no further cancellation arrives here.
 
         Errors are returned, so that asyncio does not report a task whose error was never retrieved.
@@ -187,10 +187,10 @@ class AsyncRuntime:
                 return await action.line.ask(action.commands)
             case Transaction():
                 return await self._transact(action)
-            case actions.Rest() | actions.ReleaseConnections():
+            case actions.ReturnReaders() | actions.ReleaseConnections():
                 return None
             case actions.Invoke():
-                raise AssertionError("a flow that was interrupted does not rest")
+                raise AssertionError("a flow that was interrupted does not stop at the handler")
 
     def recall(self, action: actions.Recall) -> Coroutine[Any, Any, Glimpse | None]:
         """Read a stored answer, in one statement with other repeats that ask at the same time."""
@@ -324,7 +324,7 @@ class Heartbeat:
 
 
 class RunningWork:
-    """Counts running operations, and repeats settlements that could not reach the store yet (errands).
+    """Counts running operations, and repeats background settlements: those that could not reach the store yet.
 
     An operation counts from its claim to its end: a server that stops cancels its handlers and does not wait, so
     their settlements may not have begun when the stop is here.
@@ -352,7 +352,7 @@ class RunningWork:
         task.add_done_callback(self._later.discard)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for running operations and errands, at most `seconds`; whether all have ended."""
+        """Wait for running operations and background settlements, at most `seconds`; whether all have ended."""
         try:
             async with asyncio.timeout(seconds):
                 while self._busy:
@@ -369,7 +369,7 @@ class RunningWork:
 
     @property
     def pending(self) -> int:
-        """How many operations and errands are running."""
+        """How many operations and background settlements are running."""
         return self._busy + len(self._later)
 
     @staticmethod

@@ -7,9 +7,9 @@ one ends the flow.
 
 A forked process has none of its parent's threads and none of their work: each runtime starts anew there.
 
-Heartbeats and settlements to repeat (errands) are done beside the requests by a few threads of the process (`Chores`).
-They start when there is a chore and end when there is none left, so an idle process has none, and neither a lease nor
-an errand has a thread of its own.
+Heartbeats, and background settlements (which are repeated beside the request until the store answers), are done by a
+few threads of the process (`Chores`). They start when there is a chore and end when there is none left, so an idle
+process has none, and neither a lease nor a background settlement has a thread of its own.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ class ThreadRuntime:
         self._aside = threading.Lock()
         self._chores = Chores()
 
-    def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.Rests:  # noqa: ANN401  (what the flow waits for)
+    def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.StoppedAtHandler:  # noqa: ANN401  (what the flow waits for)
         """Perform the flow's actions to its end, or until it stops at `Invoke`."""
         self._chores.began(flow)
-        rests = False
+        stopped = False
         try:
             action = flow.send(value)
             while True:
                 try:
                     if type(action) is actions.Invoke:
-                        rests = True
-                        return actions.RESTS
+                        stopped = True
+                        return actions.STOPPED_AT_HANDLER
                     value = self.perform(action)
                 except Exception as error:  # noqa: BLE001  (every error of an action is thrown into the flow)
                     action = flow.throw(error)
                 except BaseException:
-                    self._rest(flow)
+                    self._finish_interrupted(flow)
                     raise
                 else:
                     action = flow.send(value)
         except StopIteration as stop:
             return cast("T", stop.value)
         finally:
-            if not rests:
+            if not stopped:
                 self._chores.ended(flow)
 
     def drive(self, flow: actions.Life[T]) -> T:
@@ -90,10 +90,10 @@ class ThreadRuntime:
             self._chores.ended(flow)
 
     def shut_down(self, seconds: float) -> bool:
-        """Wait for errands and running operations, at most `seconds`; whether all have ended."""
+        """Wait for background settlements and running operations, at most `seconds`; whether all have ended."""
         return self._chores.shut_down(seconds)
 
-    def _rest(self, flow: actions.Life[T]) -> None:
+    def _finish_interrupted(self, flow: actions.Life[T]) -> None:
         """Perform what a flow does after its interruption. Its answer is not sent: the caller raises instead."""
         try:
             action = flow.throw(actions.Interrupted())
@@ -140,10 +140,10 @@ class ThreadRuntime:
                 return self._transact(self.engine.store.recall(action.record_id))
             case actions.Consult():
                 return action.line.ask_blocking(action.commands)
-            case actions.Rest() | actions.ReleaseConnections():
+            case actions.ReturnReaders() | actions.ReleaseConnections():
                 return None
             case actions.Invoke():
-                raise AssertionError("a flow that was interrupted does not rest")
+                raise AssertionError("a flow that was interrupted does not stop at the handler")
 
     def begin(self, first: Body[Any] | None) -> tuple[Any, Any]:
         """Open a business transaction and run its first statements: the transaction, and their result."""
@@ -222,7 +222,7 @@ class Chores:
         self._under_way: set[object] = set()
 
     def began(self, work: object) -> None:
-        """Note that a run or an errand has begun, unless it was noted before."""
+        """Note that a run or a background settlement has begun, unless it was noted before."""
         with self._done:
             self._under_way.add(work)
 
@@ -234,7 +234,7 @@ class Chores:
                 self._done.notify_all()
 
     def shut_down(self, seconds: float) -> bool:
-        """Wait for all runs and errands, at most `seconds`; whether they have ended."""
+        """Wait for all runs and background settlements, at most `seconds`; whether they have ended."""
         with self._done:
             if self._done.wait_for(lambda: not self._under_way, seconds):
                 return True
@@ -316,7 +316,7 @@ class Heartbeat:
 
 
 class LaterSettlement:
-    """A settlement that could not reach the store yet. Between two tries it occupies no thread."""
+    """A background settlement: one that could not reach the store yet. Between two tries it occupies no thread."""
 
     __slots__ = ("_chores", "_ends", "_flow", "_pause", "_transact")
 
@@ -328,7 +328,7 @@ class LaterSettlement:
         self._ends = time.monotonic() + action.patience
 
     def begin(self) -> None:
-        """Count the errand: a stop waits for it from now on."""
+        """Count it: a stop waits for it from now on."""
         self._chores.began(self)
         self._chores.add(0, self._try)
 

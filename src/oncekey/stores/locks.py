@@ -202,12 +202,13 @@ def finished_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> by
     record_id, headers = claim.id, headers_text(response.headers)
     kind = _kind_text(claim.operation, claim.effects._value_, claim.recovery._value_)
     spans = _spans_text(claim.entered, claim.deadline, claim.call_timeout, claim.ttl)
-    scope, key, method, path, mark, headers = [
+    scope, key, method, path, fingerprint, headers = [
         text.replace("\\", "\\\\").replace('"', '""')  # as `row_text` does, without a call for each
         for text in (record_id.scope, record_id.key, claim.method, claim.path, claim.fingerprint, headers)
     ]
     text = (
-        f'("{scope}","{key}","{claim.incarnation.hex}",{kind},"{method}","{path}","{mark}","\\\\x{claim.seed.hex()}",'
+        f'("{scope}","{key}","{claim.incarnation.hex}",{kind},"{method}","{path}","{fingerprint}",'
+        f'"\\\\x{claim.seed.hex()}",'
         f'"{outcome._value_}",{spans},{int(response.status)},"{headers}",{response.schema_version})'
     )
     try:

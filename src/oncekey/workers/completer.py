@@ -14,7 +14,7 @@ from oncekey.core.errors import StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
 from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
-from oncekey.engine.claiming import UnreadableError
+from oncekey.engine.kept_request import UnreadableError
 from oncekey.engine.notifying import notify_failure
 from oncekey.flow import adrive
 from oncekey.frameworks.resuming import resume

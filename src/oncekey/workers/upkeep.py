@@ -184,7 +184,7 @@ MEMORY: Final = 20
 
 
 @dataclass(slots=True)
-class Rests:
+class BatchRests:
     """How long to rest after a batch: until the next one is due by the rate, and longer if the store became slow."""
 
     usual: float | None = None
@@ -302,7 +302,7 @@ class Reaper:
     ) -> bool:
         """Move finished records in batches, each by an instant compared with the host's clocks; False as above."""
         mover = self._mover if self._policy.audit else None
-        after, rests = START, Rests(rate=self._rate)
+        after, rests = START, BatchRests(rate=self._rate)
         while not self._stopped:
             due = Expired(age, now - age, soft=self._retention.soft, trusted_for=self._watch.trusted_for)
             began, size = self._clock(), self._batch
@@ -368,7 +368,7 @@ class Reaper:
         return upkeep.reap(self._store, page, self._policy, self._retention, self._mover, trusted_for=trusted_for)
 
     async def _forget(self, audit: Audit) -> None:
-        age, size, rests = micros(self._policy.audit_ttl), self._batch, Rests(rate=self._rate)
+        age, size, rests = micros(self._policy.audit_ttl), self._batch, BatchRests(rate=self._rate)
         while not self._stopped:
             began = self._clock()
             gone = await adrive(audit.forget(age, size), self._run)

@@ -5,7 +5,7 @@ each (`before:action-Begin:1`), and one for each statement inside (`after:commit
 the crasher kills, interrupts or loses a reply. A process that dies is not told: its frame is kept where it stands, no
 `finally` runs, and its connections are ended as a server ends those of a dead client.
 
-Time stands still here. Heartbeats do not beat, no process sleeps, and errands are run when a test asks for that.
+Time stands still here. Heartbeats do not beat, no process sleeps, and settlements for later wait for the test.
 
 The proof beside this one (`proof`) kills a whole application at every statement, with workers, zombies and lost replies
 around it. This one has no framework: it drives the lifecycle itself, so it also reaches what has no statement (a
@@ -75,7 +75,7 @@ class MortalThreads(ThreadRuntime):
         self.folds = folds
         """Whether statements travel with BEGIN and COMMIT where the driver can; then no point is between the two."""
         self.open: list[Any] = []
-        self.errands: list[Later] = []
+        self.later: list[Later] = []
 
     def live(self, flow: Life[T]) -> T | None:
         """Perform a flow; None if the process died of it. What it was told up to then is all that it is ever told."""
@@ -104,10 +104,10 @@ class MortalThreads(ThreadRuntime):
         except Cut:
             return None
 
-    def run_errands(self) -> None:
+    def settle_in_background(self) -> None:
         """What was left for later, now."""
-        while self.errands:
-            drive(self.errands.pop(0).flow(), self.engine.driver.run)
+        while self.later:
+            drive(self.later.pop(0).flow(), self.engine.driver.run)
 
     def perform(self, action: Action) -> Any:
         """Perform one action between its two points."""
@@ -149,7 +149,7 @@ class MortalThreads(ThreadRuntime):
             case Beat():
                 return Still()
             case Later():
-                return self.errands.append(action)
+                return self.later.append(action)
             case _:
                 return super().perform(action)
 
@@ -190,7 +190,7 @@ class MortalLoop(AsyncRuntime):
     def __init__(self, engine: AsyncEngine, crasher: Crasher) -> None:
         super().__init__(engine, RunningWork())
         self.crasher = crasher
-        self.errands: list[Later] = []
+        self.later: list[Later] = []
         self._real = self._transact
         self._transact = self._between
 
@@ -202,10 +202,10 @@ class MortalLoop(AsyncRuntime):
         except Changed as changed:
             return None if isinstance(changed.result, BaseException) else changed.result
 
-    async def run_errands(self) -> None:
+    async def settle_in_background(self) -> None:
         """What was left for later, now."""
-        while self.errands:
-            await adrive(self.errands.pop(0).flow(), self._real)
+        while self.later:
+            await adrive(self.later.pop(0).flow(), self._real)
 
     async def _between(self, transaction: Transaction[Any]) -> Any:
         await self._reach(When.BEFORE, transaction)
@@ -236,7 +236,7 @@ class MortalLoop(AsyncRuntime):
             case Beat():
                 result = Still()
             case Later():
-                self.errands.append(action)
+                self.later.append(action)
                 result = None
             case Begin():
                 result = await super().begin(action)

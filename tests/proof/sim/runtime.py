@@ -31,13 +31,13 @@ from oncekey.engine.actions import (
     Later,
     Recall,
     ReleaseConnections,
-    Rest,
+    ReturnReaders,
     Rollback,
     Sleep,
 )
 from oncekey.engine.admit import Breaker
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Transaction
 from oncekey.testing.history import ClientSaw, Lapse
@@ -154,7 +154,7 @@ class Serving:
             now,
             now,
             crowded=lambda _: world.rng.chance(world.crowd),
-            hints=world.hints if world.rng.chance(0.5) else Hints(),
+            settled_keys=world.settled_keys if world.rng.chance(0.5) else SettledKeys(),
         )
         policy = PATIENT if self.asked.waits else POLICY
         return Run(site, self.claim(), Enrolment("pay", self.asked.effects, policy, self), self.asked)
@@ -235,9 +235,9 @@ class Serving:
             case Beat():
                 return self.beat(action)
             case Later():
-                self._spawn("errand", _repeated(self.world, action))
+                self._spawn("background settlement", _repeated(self.world, action))
             case (
-                Flush() | Rest() | ReleaseConnections() | Consult()
+                Flush() | ReturnReaders() | ReleaseConnections() | Consult()
             ):  # what stands in front of the store here is never there
                 pass
             case Invoke():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from oncekey.canonical.digests import seed_of
 from oncekey.core.model import MINUTE, SECOND, Code, RecordId, State
 from oncekey.engine import admit
-from oncekey.engine.recent import Hints
+from oncekey.engine.recent import SettledKeys
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS
 from oncekey.stores.statements import Statements
@@ -96,7 +96,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class LaterSettlement:
+class ClientRequest:
     """What a client wants: one key, one body, and how often it tries."""
 
     key: Key
@@ -105,14 +105,14 @@ class LaterSettlement:
     tries: int
 
 
-def client(world: World, name: str, errand: LaterSettlement) -> Process[None]:
+def client(world: World, name: str, wanted: ClientRequest) -> Process[None]:
     """One client and all its tries."""
     rng = world.rng
-    yield Wait(errand.start)
-    for attempt in range(errand.tries):
+    yield Wait(wanted.start)
+    for attempt in range(wanted.tries):
         caller = Mailbox()
         operation = f"{name}.{attempt + 1}"
-        world.send(operation, errand.key, errand.body, caller)
+        world.send(operation, wanted.key, wanted.body, caller)
         answer: Answer | None = yield Receive(caller, rng.pick(_PATIENCE))
         world.heard(operation, answer)
         if answer is not None and answer.code is Code.KEY_REUSED:
@@ -148,7 +148,7 @@ class World:
         self._locks = self.rng.pick(scenario.locks)
         self.crowd = self.rng.pick((0.0, 0.0, 0.2))
         """How often the business transactions leave no place for another one."""
-        self.hints = Hints()
+        self.settled_keys = SettledKeys()
         self.notebook: dict[str, Instant] = {}
         self._inside: dict[RecordId, list[OpenTransaction]] = {}
         self._sightings: list[Sighting] = []
@@ -173,7 +173,7 @@ class World:
         self._rest()
         for key in self._keys:
             for body in BODIES:
-                self._client(f"auditor-{body[-1]}-{key.id.key}", LaterSettlement(key, body, 0, tries=2))
+                self._client(f"auditor-{body[-1]}-{key.id.key}", ClientRequest(key, body, 0, tries=2))
         self.scheduler.run(self.clock.boot + 10 * SECOND)
         self._rest()
         return self._told()
@@ -258,7 +258,7 @@ class World:
                     body = self.rng.pick(BODIES if late else BODIES[:1] * 4 + BODIES)
                     start = beat + self.rng.between(0, self.rng.pick((1, 20)) * SECOND)
                     name = f"client-{number + 1}{'abc'[who]}-{key.id.key}"
-                    self._client(name, LaterSettlement(key, body, start, tries=self.rng.between(1, 3)))
+                    self._client(name, ClientRequest(key, body, start, tries=self.rng.between(1, 3)))
         for beat in BEATS:
             for _ in range(self.rng.between(1, 2)):
                 self._send_workers(beat, within=30 * SECOND)
@@ -269,8 +269,8 @@ class World:
         if self.scenario.loses_records:
             self.scheduler.spawn("nemesis", self._lose_records(self.rng.between(0, CHAOS)))
 
-    def _client(self, name: str, errand: LaterSettlement) -> None:
-        self.scheduler.spawn(name, client(self, name, errand))
+    def _client(self, name: str, wanted: ClientRequest) -> None:
+        self.scheduler.spawn(name, client(self, name, wanted))
 
     def _send_workers(self, start: Duration, within: Duration) -> None:
         for kind in self.parts.workers:

@@ -15,5 +15,5 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-Resolver: TypeAlias = Callable[[Scope], "str | Awaitable[str]"]
+Identify: TypeAlias = Callable[[Scope], "str | Awaitable[str]"]
 """Returns the tenant (or the principal) of an authenticated request."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Refuse
 from oncekey.core.scope import BindTo
-from oncekey.engine.claiming import Caller, Parts, chosen_of, fingerprint_for, key_of, question_of
+from oncekey.engine.claiming import Caller, Parts, chosen_of, claim_input_of, fingerprint_for, key_of
 from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi import Resolver, Scope
+    from oncekey.frameworks.asgi import Identify, Scope
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.messages import Intake
 
@@ -26,7 +26,7 @@ SMALL_BODY: Final = 32 * 1024
 """Bodies above this are compared in a thread: a megabyte of short numbers takes a second of Python."""
 
 
-async def ask(
+async def read_claim_input(
     installation: Installation,
     enrolment: Enrolment,
     scope: Scope,
@@ -35,7 +35,7 @@ async def ask(
     *,
     root_path: str,
 ) -> ClaimInput | Refuse:
-    """The question to the store, or the refusal of a request that cannot ask it; a refusal stores nothing.
+    """The input of the claim, or the refusal of a request that cannot claim; a refusal stores nothing.
 
     `root_path` is that of the application itself: a mount inside of it has changed the scope's by now.
     """
@@ -54,27 +54,27 @@ async def ask(
         scope["method"], scope["path"], scope.get("query_string", b""), headers, content_type, body, root_path
     )
     small = len(body) <= SMALL_BODY
-    mark = fingerprint_for(parts, enrolment) if small else await _fingerprint_aside(parts, enrolment)
-    if isinstance(mark, Refuse):
-        return mark
+    fingerprint = fingerprint_for(parts, enrolment) if small else await _fingerprint_aside(parts, enrolment)
+    if isinstance(fingerprint, Refuse):
+        return fingerprint
     if enrolment.completes or enrolment.policy.bind_to is not BindTo.TENANT:
         caller = await caller_of(installation, enrolment.policy, scope, named=enrolment.completes)
     else:
         tenant = installation.tenant(scope)
-        caller = Caller(tenant if type(tenant) is str else await resolved(tenant))
-    return question_of(key, mark, parts, enrolment, caller)
+        caller = Caller(tenant if type(tenant) is str else await identified(tenant))
+    return claim_input_of(key, fingerprint, parts, enrolment, caller)
 
 
 async def caller_of(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:
     """The caller, as far as keys are bound to it. `named`: with the principal too, because the completer needs it."""
-    tenant = await resolved(installation.tenant(scope))
+    tenant = await identified(installation.tenant(scope))
     bind_to = policy.bind_to
     if bind_to is BindTo.TENANT and not named:
         return Caller(tenant)
     token = _field(scope["headers"], b"authorization").decode("latin-1") if bind_to is BindTo.TOKEN else None
     principal = None
     if installation.principal is not None and (named or bind_to is BindTo.PRINCIPAL):
-        principal = await resolved(installation.principal(scope))
+        principal = await identified(installation.principal(scope))
     return Caller(tenant, principal, token)
 
 
@@ -86,38 +86,38 @@ async def _fingerprint_aside(parts: Parts, enrolment: Enrolment) -> str | Refuse
     return await asyncio.to_thread(fingerprint_for, parts, enrolment, chosen)
 
 
-async def resolved(named: str | Awaitable[str]) -> str:
-    """The result of a resolver, awaited if it has to be."""
+async def identified(named: str | Awaitable[str]) -> str:
+    """The result of an `Identify`, awaited if it has to be."""
     return await named if inspect.isawaitable(named) else named
 
 
 def by_request(
-    resolver: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
-) -> Resolver:
-    """Turn a resolver that takes the framework's request into one that takes the scope.
+    identify: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
+) -> Identify:
+    """Turn a function that identifies by the framework's request into one that does by the scope.
 
-    If the resolver finds an attribute missing on the request, the error names it.
+    If the function finds an attribute missing on the request, the error names it.
     """
 
-    def resolve(scope: Scope) -> str | Awaitable[str]:
+    def by_scope(scope: Scope) -> str | Awaitable[str]:
         try:
-            value = resolver(request_of(scope))
+            value = identify(request_of(scope))
         except AttributeError as error:
             raise _not_there(error, what) from error
         return value if type(value) is str else later(value)
 
     async def later(value: str | Awaitable[str]) -> str:
         try:
-            return await resolved(value)
+            return await identified(value)
         except AttributeError as error:
             raise _not_there(error, what) from error
 
-    return resolve
+    return by_scope
 
 
 def _not_there(error: AttributeError, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the {what} resolver found no {error.name!r} on the request: the route's authentication has to set it "
+        f"the {what} function found no {error.name!r} on the request: the route's authentication has to set it "
         "before the handler is called, for example as a dependency of the route"
     )
 

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
-from oncekey.engine.actions import Rests
+from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.admit import recall
+from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import ClaimInput, claim_for
-from oncekey.engine.deciding import Capture, HandlerEnded, decided
+from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.run import Run
 from oncekey.engine.serve import end_after_bug, serve
-from oncekey.frameworks.asgi.claiming import ask
+from oncekey.frameworks.asgi.claiming import read_claim_input
 from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured
 from oncekey.frameworks.asgi.nesting import (
     ExchangeState,
@@ -129,7 +130,7 @@ class Exchange:
             await self._intake.body(policy.body_timeout.total_seconds())
 
     async def send(self, message: Message) -> None:
-        """Pass a message of the application on, capture it or drop it, as the exchange's phase says."""
+        """Pass a message of the application on, capture it or drop it, as the exchange's state says."""
         state = self.state
         if state is ExchangeState.RUNNING:
             capture = self._capture
@@ -159,7 +160,7 @@ class Exchange:
     async def claim(self, enrolment: Enrolment) -> None:
         """Ask for the right to execute, just before the handler is called.
 
-        Afterwards the phase is RUNNING if the handler may run, ANSWERED if the exchange has an answer of its own, or
+        Afterwards the state is RUNNING if the handler may run, ANSWERED if the exchange has an answer of its own, or
         still OPEN if the store is down and the route fails open.
         """
         self.passage.claimed = True
@@ -169,16 +170,18 @@ class Exchange:
         if resumption is not None:
             claim = resumption.claim(enrolment.policy)
         else:
-            asked = await ask(installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path)
-            if isinstance(asked, Refuse):
-                self._answered(self._refusal(asked, enrolment))
+            claim_input = await read_claim_input(
+                installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
+            )
+            if isinstance(claim_input, Refuse):
+                self._answered(self._refusal(claim_input, enrolment))
                 await release(self)
                 return
-            claim = claim_for(asked, enrolment, keep_headers=installation.kept_headers)
+            claim = claim_for(claim_input, enrolment, keep_headers=installation.kept_headers)
         self._key = claim.id.key
         if transaction is not None:
             await transaction.before_claim(enrolment)
-        runtime, site = installation.life()
+        runtime, site = installation.runtime_and_site()
         limits = None
         if resumption is None and enrolment.limited:
             limits = installation.limits.of(site.store, self.scope["headers"], claim, enrolment.policy)
@@ -191,17 +194,17 @@ class Exchange:
             resumed=resumption is not None,
             limits=limits,
             tx=None if transaction is None else transaction.business_tx,
-            lends=transaction is not None,
+            dependencies_hold_connections=transaction is not None,
         )
         self._flow = serve(run)
         try:
-            came_of_it = await self.runtime.run(self._flow)
+            result = await self.runtime.run(self._flow)
         except Changed as changed:
             raise changed.cancelled from None
-        if type(came_of_it) is Answer:
-            self._answered(came_of_it)
-            self._remember_way(run)
-        elif type(came_of_it) is Rests:
+        if type(result) is Answer:
+            self._answered(result)
+            self._remember_route(run)
+        elif type(result) is StoppedAtHandler:
             installation.running_work.began()
             self._counted = True
             self.state = ExchangeState.RUNNING
@@ -211,25 +214,27 @@ class Exchange:
                 self._task = asyncio.current_task()
                 installation.interruptible.add(self)
 
-    async def recall(self, way: KeyedRoute) -> bool:
+    async def recall(self, route: KeyedRoute) -> bool:
         """Send a stored answer without calling the application. False: the middleware has to call it as usual.
 
         Errors are dropped here: they occur again inside of the application, where its own error handlers see them.
         """
-        scope, enrolment, answer = self.scope, way.enrolment, None
-        if self.outer is not None or RESUMPTION in scope or not way.leads(scope, self._root_path):
+        scope, enrolment, answer = self.scope, route.enrolment, None
+        if self.outer is not None or RESUMPTION in scope or not route.matches(scope, self._root_path):
             return False
-        if not self.installation.direct(scope, way.endpoint):
+        if not self.installation.direct(scope, route.endpoint):
             return False
-        way.enter(scope)
+        route.enter(scope)
         with suppress(Exception):
-            asked = await ask(self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path)
-            if type(asked) is ClaimInput:
-                self._key = asked.id.key
-                runtime, site = self.installation.life()
-                answer = await runtime.drive(recall(site, asked, enrolment.policy, self))
+            claim_input = await read_claim_input(
+                self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path
+            )
+            if type(claim_input) is ClaimInput:
+                self._key = claim_input.id.key
+                runtime, site = self.installation.runtime_and_site()
+                answer = await runtime.drive(recall(site, claim_input, enrolment.policy, self))
         if answer is None:
-            way.leave(scope)
+            route.leave(scope)
             self._key = None
             return False
         self.passage.claimed = True
@@ -277,7 +282,7 @@ class Exchange:
     # The end.
 
     async def finish(self, error: BaseException | None = None) -> bool:
-        """Settle, then answer; True if the answer is our own. The phase changes before the first await: once only."""
+        """Settle, then answer; True if the answer is our own. The state changes before the first await: once only."""
         run, flow = self.run, self._flow
         assert run is not None
         assert flow is not None
@@ -294,7 +299,7 @@ class Exchange:
         await self._conclude(reply, error)
         self._leave()  # a background task may still run for long
         if reply is None:
-            self._remember_way(run)
+            self._remember_route(run)
         if reply is not None and error is None and not isinstance(decision.settlement, Deferred):
             raise UnsettledError
         return reply is not None
@@ -310,8 +315,8 @@ class Exchange:
                 await release(self)
             if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
                 assert self.run is not None
-                life = end_after_bug(self.run, self._flow, entered=self.ended.entered)
-                await shielded(self.runtime.drive(life))
+                ending = end_after_bug(self.run, self._flow, entered=self.ended.entered)
+                await shielded(self.runtime.drive(ending))
         finally:
             if self._counted or self._task is not None:
                 self._leave()
@@ -347,14 +352,14 @@ class Exchange:
     def _refusal(self, refused: Refuse, enrolment: Enrolment | None) -> Answer:
         return self.installation.turn_away(refused, enrolment, echo=self.echo, status_url=self.status_url)
 
-    def _remember_way(self, run: Run) -> None:
-        """Remember where the request was routed, if a repeat can be answered without the application; see `ways`."""
+    def _remember_route(self, run: Run) -> None:
+        """Remember where the request was routed, if a repeat can be answered without the application."""
         installation, scope = self.installation, self.scope
-        enrolment, known = run.enrolment, run.claim.id in run.site.hints.known
+        enrolment, known = run.enrolment, run.claim.id in run.site.settled_keys.known
         if not known or self.echo is None or enrolment.limited or not enrolment.whole:
             return
         if installation.direct(scope, scope.get("endpoint")):
-            installation.ways.add(self.echo, scope, self._root_path, enrolment)
+            installation.keyed_routes.add(self.echo, scope, self._root_path, enrolment)
 
     def _leave(self) -> None:
         """Report the end of the operation: a shutdown need not wait for it any more."""

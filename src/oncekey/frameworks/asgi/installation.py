@@ -1,4 +1,4 @@
-"""What all exchanges of one ASGI application share: engines, resolvers, policy, threads, and open settlements.
+"""What all exchanges of one ASGI application share: engines, policy, tenants, threads, and open settlements.
 
 `def` handlers run in threads of the installation, and the event loop ends their transactions in other threads of it.
 """
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from oncekey.frameworks.shared import Premises
+from oncekey.frameworks.shared import ApplicationShared
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork, shielded
 from oncekey.runtimes.threads import ThreadRuntime
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oncekey.engine.run import Site
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Body
-    from oncekey.frameworks.asgi import App, Resolver, Scope
+    from oncekey.frameworks.asgi import App, Identify, Scope
     from oncekey.frameworks.shared import Engines
     from oncekey.ports import AsyncOpenTransaction, OpenTransaction
 
@@ -49,7 +49,7 @@ class Interruptible(Protocol):
         """Cancel it, unless it has an open call."""
 
 
-class Installation(Premises):
+class Installation(ApplicationShared):
     """Shared by all exchanges of an ASGI application."""
 
     def __init__(
@@ -57,8 +57,8 @@ class Installation(Premises):
         engines: Engines,
         policy: Policy,
         *,
-        tenant: Resolver,
-        principal: Resolver | None = None,
+        tenant: Identify,
+        principal: Identify | None = None,
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         respond: Callable[[Answer], Any] | None = None,
@@ -70,8 +70,9 @@ class Installation(Premises):
         self.raised = raised
         """Answers an exception as the application's own error handlers do; raises it again if they have no answer."""
         self.direct: Callable[[Scope, object], bool] = _unknown
-        """Whether nothing between the middleware and an endpoint could refuse a repeat of its request; see `ways`."""
-        self.ways = KeyedRoutes()
+        """Whether nothing between the middleware and an endpoint could refuse a repeat of its request."""
+        self.keyed_routes = KeyedRoutes()
+        """Where a repeat may be answered without the application, by `direct`."""
         self.running_work = RunningWork()
         self.ready: Callable[[], None] = _nobody
         """Called when the application reports that it has started; raises if something that it needs has not."""
@@ -84,9 +85,9 @@ class Installation(Premises):
         self.seen: Callable[[Any], Any] = _as_it_is
         """From a handler's response to an object with `status_code`, or to one as Flask returns it."""
         self.interruptible: set[Interruptible] = set()
-        self._lives: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
-        self._life: tuple[AsyncRuntime, Site] | None = None
-        """The pair that `life` returned last."""
+        self._pairs: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
+        self._last_pair: tuple[AsyncRuntime, Site] | None = None
+        """What `runtime_and_site` returned last."""
         self._threads: ThreadRuntime | None = None
         self.tenant = tenant
         """Returns the tenant of the authenticated request, to whom the key belongs."""
@@ -96,18 +97,18 @@ class Installation(Premises):
         self._openings: ThreadPoolExecutor | None = None
         self._settles: ThreadPoolExecutor | None = None
 
-    def life(self) -> tuple[AsyncRuntime, Site]:
+    def runtime_and_site(self) -> tuple[AsyncRuntime, Site]:
         """The runtime for the operations of the running event loop, and the site that they share."""
-        engine, life = self.engines.asynchronous(), self._life
-        if life is not None and life[0].engine is engine:
-            return life
-        life = self._lives.get(engine)
-        if life is None:
+        engine, pair = self.engines.asynchronous(), self._last_pair
+        if pair is not None and pair[0].engine is engine:
+            return pair
+        pair = self._pairs.get(engine)
+        if pair is None:
             threads = self.engines.blocking
             site = self.site_of(engine, lambda blocking: (threads() if blocking else engine).crowded)
-            life = self._lives[engine] = (AsyncRuntime(engine, self.running_work, self._open_blocking), site)
-        self._life = life
-        return life
+            pair = self._pairs[engine] = (AsyncRuntime(engine, self.running_work, self._open_blocking), site)
+        self._last_pair = pair
+        return pair
 
     def threads(self) -> ThreadRuntime:
         """The runtime that performs the steps of `def` handlers."""
@@ -253,7 +254,7 @@ class ThreadedTransaction:
         return await asyncio.get_running_loop().run_in_executor(self._executor, in_turn)
 
 
-MOST_WAYS: Final = 10_000
+MOST_ROUTES: Final = 10_000
 _ROUTED: Final = ("endpoint", "path_params", "route")
 """What a framework's router writes into the scope. Outer middleware may read it there afterwards."""
 
@@ -272,7 +273,7 @@ class KeyedRoute(NamedTuple):
         """The function to which the request was routed."""
         return self.routed["endpoint"]
 
-    def leads(self, scope: Scope, root_path: str) -> bool:
+    def matches(self, scope: Scope, root_path: str) -> bool:
         """Whether a request has the same method and path."""
         return self.path == scope["path"] and self.method == scope["method"] and self.root_path == root_path
 
@@ -289,14 +290,14 @@ class KeyedRoute(NamedTuple):
 
 
 class KeyedRoutes:
-    """The ways of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
+    """The routes of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
 
     __slots__ = ("_last", "_most", "known")
 
-    def __init__(self, most: int = MOST_WAYS) -> None:
+    def __init__(self, most: int = MOST_ROUTES) -> None:
         self.known: dict[bytes | None, KeyedRoute] = {}
         self._last: tuple[object, KeyedRoute | None] = (None, None)
-        """The way that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
+        """The route that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
         self._most = most
 
     def add(self, line: bytes, scope: Scope, root_path: str, enrolment: Enrolment) -> None:
@@ -304,10 +305,10 @@ class KeyedRoutes:
         known = self.known
         if len(known) >= self._most and line not in known:
             del known[next(iter(known))]
-        at, way = self._last
+        at, route = self._last
         here = (scope["method"], scope["path"], root_path, scope["endpoint"])
-        if way is None or at != here:
+        if route is None or at != here:
             routed = {name: scope[name] for name in _ROUTED if name in scope}
-            way = KeyedRoute(*here[:3], enrolment, routed)
-            self._last = here, way
-        known[line] = way
+            route = KeyedRoute(*here[:3], enrolment, routed)
+            self._last = here, route
+        known[line] = route

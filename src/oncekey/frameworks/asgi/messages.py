@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Instant
     from oncekey.core.policy import Policy
-    from oncekey.engine.deciding import Capture
+    from oncekey.engine.capture import Capture
     from oncekey.frameworks.asgi import Message, Receive, Send
 
 

@@ -3,13 +3,13 @@
 It remembers where keyed requests were routed, so that it can replay an answer without the application. A framework
 finds a route, reads the body once more, checks it and resolves dependencies before a protected handler is called and
 claims. A repeat whose answer is stored needs none of this, unless something on the way could refuse it: a dependency
-that authenticates, a check of a header, a decorator above ours that counts. So a way is remembered only where the
+that authenticates, a check of a header, a decorator above ours that counts. So a route is remembered only where the
 framework's adapter says that there is no such thing (`Installation.direct`): then what lies between the middleware and
 the handler depends on the method, the path, the query and the body alone, and an equal fingerprint proves that these
 are the same as before.
 
-With a way the middleware only asks: the store, or the cache that the policy allows. On any answer but a replay, and
-after every error, the request goes to the application as usual (`engine.admit.recall`).
+For a remembered route the middleware only asks: the store, or the cache that the policy allows. On any answer but a
+replay, and after every error, the request goes to the application as usual (`engine.admit.recall`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import SAID_TO_US
 from oncekey.core.model import Code, Refuse
-from oncekey.engine.deciding import IncompleteError
+from oncekey.engine.capture import IncompleteError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange
 from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer
@@ -68,7 +68,7 @@ class OncekeyMiddleware:
         self.app = app
         self.installation = installation
         self._patterns = installation.patterns
-        self._ways = installation.ways.known
+        self._keyed_routes = installation.keyed_routes.known
         self._lifespan = lifespan
         """If given, it runs around the application's own lifespan: an application in `once.asgi` need not start us."""
 
@@ -126,8 +126,8 @@ class OncekeyMiddleware:
     async def _exchange(self, exchange: Exchange, enrolment: Enrolment | None) -> None:
         token = current.set(exchange)
         try:
-            way = self._ways.get(exchange.echo) if enrolment is None else None
-            if way is not None and await exchange.recall(way):
+            route = self._keyed_routes.get(exchange.echo) if enrolment is None else None
+            if route is not None and await exchange.recall(route):
                 return
             if enrolment is not None and not await self._enter(exchange, enrolment):
                 return
@@ -154,7 +154,7 @@ class OncekeyMiddleware:
     async def _enter(self, exchange: Exchange, enrolment: Enrolment) -> bool:
         """Claim before the application runs: the middleware cannot see later where a route by path begins to execute.
 
-        If a resolver raises here, outside of the application, `raised` answers as the application would; then: False.
+        If `tenant` raises here, outside of the application, `raised` answers as the application would; then: False.
         """
         check_alone()
         try:

@@ -315,7 +315,7 @@ async def run_unkeyed(
             return await in_thread(installation.handlers, lambda: not_awaitable(invoke(op), enrolment))
         return await invoke(unkeyed_operation(Operation, claim, None))
     await request.read_ahead(enrolment.policy)
-    runtime, site = installation.life()
+    runtime, site = installation.runtime_and_site()
     if enrolment.blocking:
         run, threads = Unkeyed(site, claim), installation.threads()
         return await in_thread(installation.handlers, lambda: run_blocking(invoke, enrolment, run, threads))

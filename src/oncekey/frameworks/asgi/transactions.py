@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.core.model import Effects
 from oncekey.core.sqltext import ONLY_READS, refused_to_write
-from oncekey.engine.actions import Call, Flush, ReleaseConnections, Rest, Rollback
+from oncekey.engine.actions import Call, Flush, ReleaseConnections, ReturnReaders, Rollback
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.installation import opened_in_thread
 from oncekey.frameworks.asgi.nesting import enrolment_of, request_of
@@ -247,7 +247,7 @@ class RequestRuntime(AsyncRuntime):
     async def perform(self, action: Action) -> Any:  # noqa: ANN401  (each action has its own result)
         """Perform one action, and let the session and the connection join, rest or part as it requires."""
         match action:
-            case Rest():
+            case ReturnReaders():
                 if self._request.transaction is not None:
                     await self._request.transaction.rest()
             case Call():

@@ -225,15 +225,15 @@ class Recalling:
 
     def test_a_repeat_hears_what_a_claim_would(self, world: World) -> None:
         """The same request and another one, until the last microsecond of its life and after it."""
-        for age, mark, policy in product(
+        for age, fingerprint, policy in product(
             (0, TTL - 1, TTL), (FINGERPRINT, OTHER_FINGERPRINT), (Policy(), Policy(on_expired=OnExpired.GONE))
         ):
             standing = stand(world, model.State.COMPLETED)
             world.advance(age)
             glimpse = world.go(world.store.recall(standing.claim.id))
             assert glimpse is not None
-            ruled = rule_finished(glimpse.finished, glimpse.now, mark, policy)
-            verdict = world.begin(again(standing.claim, fingerprint=mark), policy)
+            ruled = rule_finished(glimpse.finished, glimpse.now, fingerprint, policy)
+            verdict = world.begin(again(standing.claim, fingerprint=fingerprint), policy)
             if isinstance(verdict, model.Replay):
                 assert isinstance(verdict.record, model.Record)
                 assert ruled == model.Replay(_of(verdict.record), verdict.now)
