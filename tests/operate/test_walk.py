@@ -84,7 +84,7 @@ def expected(command, row) -> Transition | Illegal:
         NOW,
         waited=waited and command.order is Order.NOT_EXECUTED,
         result_given=command.result is not None,
-        item_repeatable=repeatable or bool(row.memo),
+        parcel_repeatable=repeatable or bool(row.memo),
         reason=True,
         runs_again=command.runs_again,
     )

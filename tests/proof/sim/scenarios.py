@@ -143,7 +143,7 @@ def draw_rates(rng: Rng) -> FaultRates:
 HANG: Final = 10_000 * MINUTE
 
 
-class PhasedRun(StrEnum):
+class HandlerCourse(StrEnum):
     """How a handler goes."""
 
     SUCCEEDS = "succeeds"
@@ -156,14 +156,14 @@ class PhasedRun(StrEnum):
 class Plan:
     """How a handler goes, how long it works before it acts, and whether it heeds the loss of its lease."""
 
-    phased_run: PhasedRun = PhasedRun.SUCCEEDS
+    course: HandlerCourse = HandlerCourse.SUCCEEDS
     work: Duration = SECOND
     heeds_loss: bool = True
 
     @property
     def entered(self) -> bool:
         """Whether the handler is called at all."""
-        return self.phased_run is not PhasedRun.NOT_ENTERED
+        return self.course is not HandlerCourse.NOT_ENTERED
 
     @property
     def hangs(self) -> bool:
@@ -171,7 +171,7 @@ class Plan:
         return self.work >= HANG
 
 
-_COURSES: Final = (*(PhasedRun.SUCCEEDS,) * 6, PhasedRun.DECLINES, PhasedRun.RAISES, PhasedRun.NOT_ENTERED)
+_COURSES: Final = (*(HandlerCourse.SUCCEEDS,) * 6, HandlerCourse.DECLINES, HandlerCourse.RAISES, HandlerCourse.NOT_ENTERED)
 _WORKS: Final = (SECOND // 100, SECOND // 10, SECOND, 5 * SECOND, 30 * SECOND, 90 * SECOND)
 
 

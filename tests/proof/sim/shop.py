@@ -19,7 +19,7 @@ from oncekey.engine import steps as taken
 from oncekey.engine.actions import Call, Life
 from oncekey.testing.history import Effect
 from proof.lives import NotEntered, Said
-from proof.sim.scenarios import CALL_TIMEOUT, PROVIDER_LAG, PhasedRun
+from proof.sim.scenarios import CALL_TIMEOUT, PROVIDER_LAG, HandlerCourse
 from proof.sim.steps import Insert, Mailbox, Point, Receive, Wait
 
 if TYPE_CHECKING:
@@ -124,41 +124,41 @@ class Counter:
     def local(self, run: Run) -> Life[Said]:
         """One row through the transaction that it was handed."""
         yield from self._enter(run)
-        if self.plan.phased_run is PhasedRun.DECLINES:
+        if self.plan.course is HandlerCourse.DECLINES:
             return self._said(run, 402)
         yield Call(self._insert, (run, run.tx.connection, "order"))
-        if self.plan.phased_run is PhasedRun.RAISES:
+        if self.plan.course is HandlerCourse.RAISES:
             raise FailedError
         return self._said(run, 201)
 
     def outbox(self, run: Run) -> Life[Said]:
         """A row, and a call that a worker makes later."""
         yield from self._enter(run)
-        if self.plan.phased_run is PhasedRun.DECLINES:
+        if self.plan.course is HandlerCourse.DECLINES:
             return self._said(run, 402)
         yield Call(self._insert, (run, run.tx.connection, "transfer"))
         run.parcels.defer("transfer", {"by": self.asked.operation})
-        if self.plan.phased_run is PhasedRun.RAISES:
+        if self.plan.course is HandlerCourse.RAISES:
             raise FailedError
         return Said(202)
 
     def inline(self, run: Run) -> Life[Said]:
         """One call to a provider, started only while the lease is surely its own (U1)."""
         yield from self._enter(run)
-        if self.plan.phased_run is PhasedRun.DECLINES:
+        if self.plan.course is HandlerCourse.DECLINES:
             return self._said(run, 402)
         try:
             charge: str = yield Call(self._charge, (run, downstream_key(run.seed, CHARGE)))
         except RejectedError:
             return self._said(run, 402)
-        if self.plan.phased_run is PhasedRun.RAISES:
+        if self.plan.course is HandlerCourse.RAISES:
             raise FailedError
         return self._said(run, 201, charge)
 
     def phased(self, run: Run) -> Life[Said]:
         """A phase, a call and a phase, each remembered: whoever resumes it goes on behind what is done."""
-        phased_run, store = run.phased_run, run.store
-        assert phased_run is not None
+        course, store = run.course, run.store
+        assert course is not None
         yield from self._enter(run)
         repeatable = self.world.scenario.provider_remembers
 
@@ -171,14 +171,14 @@ class Counter:
         def charge(key: str) -> Process[str]:
             return (yield from self._charge(run, key))
 
-        yield from taken.phase(store, phased_run, run.parcels, "created", create)
-        if self.plan.phased_run is PhasedRun.RAISES and not self.world.rng.chance(0.5):
+        yield from taken.phase(store, course, run.parcels, "created", create)
+        if self.plan.course is HandlerCourse.RAISES and not self.world.rng.chance(0.5):
             raise FailedError
         try:
-            made = yield from taken.call(store, phased_run, CHARGE, charge, repeatable=repeatable, parameters=None)
+            made = yield from taken.call(store, course, CHARGE, charge, repeatable=repeatable, parameters=None)
         except RejectedError:
             return self._said(run, 402)
-        yield from taken.phase(store, phased_run, run.parcels, "settled", settle)
+        yield from taken.phase(store, course, run.parcels, "settled", settle)
         return self._said(run, 201, str(made))
 
     def _enter(self, run: Run) -> Life[None]:
