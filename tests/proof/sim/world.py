@@ -224,7 +224,7 @@ class World:
         host = Host(name, self._fate(steps=12, cancels=True), self.rng.between(-SKEW, SKEW), callers=(caller,))
         host.locks = self.rng.chance(self._locks)
         host.folds = self.rng.chance(0.5)
-        self.scheduler.note(name, f"sends {fingerprint} for {key.id.key}; the handler {plan.phased_run}")
+        self.scheduler.note(name, f"sends {fingerprint} for {key.id.key}; the handler {plan.course}")
         asked = Asked(name, key.id, key.effects, fingerprint, waits=key.waits)
         self.scheduler.spawn(name, self.parts.serving(self, host, asked, plan, caller).run(), host)
         if not plan.hangs:
