@@ -157,8 +157,8 @@ class Counter:
 
     def phased(self, run: Run) -> Life[Said]:
         """A phase, a call and a phase, each remembered: whoever resumes it goes on behind what is done."""
-        course, store = run.course, run.store
-        assert course is not None
+        phased_run, store = run.phased_run, run.store
+        assert phased_run is not None
         yield from self._enter(run)
         repeatable = self.world.scenario.provider_remembers
 
@@ -171,14 +171,14 @@ class Counter:
         def charge(key: str) -> Process[str]:
             return (yield from self._charge(run, key))
 
-        yield from taken.phase(store, course, run.parcels, "created", create)
+        yield from taken.phase(store, phased_run, run.parcels, "created", create)
         if self.plan.course is HandlerCourse.RAISES and not self.world.rng.chance(0.5):
             raise FailedError
         try:
-            made = yield from taken.call(store, course, CHARGE, charge, repeatable=repeatable, parameters=None)
+            made = yield from taken.call(store, phased_run, CHARGE, charge, repeatable=repeatable, parameters=None)
         except RejectedError:
             return self._said(run, 402)
-        yield from taken.phase(store, course, run.parcels, "settled", settle)
+        yield from taken.phase(store, phased_run, run.parcels, "settled", settle)
         return self._said(run, 201, str(made))
 
     def _enter(self, run: Run) -> Life[None]:
