@@ -171,7 +171,12 @@ class Plan:
         return self.work >= HANG
 
 
-_COURSES: Final = (*(HandlerCourse.SUCCEEDS,) * 6, HandlerCourse.DECLINES, HandlerCourse.RAISES, HandlerCourse.NOT_ENTERED)
+_COURSES: Final = (
+    *(HandlerCourse.SUCCEEDS,) * 6,
+    HandlerCourse.DECLINES,
+    HandlerCourse.RAISES,
+    HandlerCourse.NOT_ENTERED,
+)
 _WORKS: Final = (SECOND // 100, SECOND // 10, SECOND, 5 * SECOND, 30 * SECOND, 90 * SECOND)
 
 
