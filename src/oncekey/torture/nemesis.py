@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import StrEnum
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from oncekey.demo.charging import AnswerLostError, NothingSentError, ask
 from oncekey.torture.clients import FAULTS
@@ -65,17 +65,17 @@ class Nemesis:
         self._proxies = proxies
         self._going: set[asyncio.Task[None]] = set()
         self._choices = [kind for kind in Trouble if proxies or kind not in NETWORK]
-        self._strikes: Mapping[Trouble, Callable[[], Awaitable[bool]]] = {
-            Trouble.KILL_SERVER: lambda: self._kill(self._servers),
-            Trouble.KILL_WORKER: lambda: self._kill(self._workers),
-            Trouble.PAUSE_SERVER: lambda: self._pause(self._servers, PAUSE),
-            Trouble.PAUSE_WORKER: lambda: self._pause(self._workers, WORKER_PAUSE),
+        self._strikes: Mapping[Trouble, Callable[[], Coroutine[Any, Any, None]]] = {
+            Trouble.KILL_SERVER: lambda: self._kill(Trouble.KILL_SERVER, self._servers),
+            Trouble.KILL_WORKER: lambda: self._kill(Trouble.KILL_WORKER, self._workers),
+            Trouble.PAUSE_SERVER: lambda: self._pause(Trouble.PAUSE_SERVER, self._servers, PAUSE),
+            Trouble.PAUSE_WORKER: lambda: self._pause(Trouble.PAUSE_WORKER, self._workers, WORKER_PAUSE),
             Trouble.PROVIDER: self._fail_provider,
             Trouble.CUT: self._cut,
             Trouble.SILENCE: self._silence,
-            Trouble.COMMIT_REPLY: lambda: self._lose(Loss.COMMIT_REPLY),
-            Trouble.COMMIT_REQUEST: lambda: self._lose(Loss.COMMIT_REQUEST),
-            Trouble.REPLY: lambda: self._lose(Loss.ANY_REPLY),
+            Trouble.COMMIT_REPLY: lambda: self._lose(Trouble.COMMIT_REPLY, Loss.COMMIT_REPLY),
+            Trouble.COMMIT_REQUEST: lambda: self._lose(Trouble.COMMIT_REQUEST, Loss.COMMIT_REQUEST),
+            Trouble.REPLY: lambda: self._lose(Trouble.REPLY, Loss.ANY_REPLY),
         }
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class Nemesis:
         while True:
             await asyncio.sleep(self._chance.uniform(*BETWEEN))
             kind = self._chance.choices(self._choices, [WEIGHTS[one] for one in self._choices])[0]
-            task = asyncio.create_task(self._strike(kind))
+            task = asyncio.create_task(self._strikes[kind]())
             self._going.add(task)
             task.add_done_callback(self._going.discard)
 
@@ -101,57 +101,53 @@ class Nemesis:
             if not child.alive:
                 await child.start()
 
-    async def _strike(self, kind: Trouble) -> None:
-        if await self._strikes[kind]():
-            self.done[kind] += 1
-
-    async def _kill(self, children: Sequence[Child]) -> bool:
+    async def _kill(self, kind: Trouble, children: Sequence[Child]) -> None:
         victim, rest = self._chance.choice(children), self._chance.uniform(0, 0.4)
         if victim.paused or not victim.ready:
-            return False
+            return
         await victim.kill()
+        self.done[kind] += 1  # at once: the run may end before the process is there again
         try:
             await asyncio.sleep(rest)
             await victim.start()
         except ChildFailedError:
-            return True  # `heal` starts it again, and raises if it cannot
-        return True
+            return  # `heal` starts it again, and raises if it cannot
 
-    async def _pause(self, children: Sequence[Child], seconds: float) -> bool:
+    async def _pause(self, kind: Trouble, children: Sequence[Child], seconds: float) -> None:
         victim = self._chance.choice(children)
         if victim.paused or not victim.ready:
-            return False
+            return
         victim.pause()
+        self.done[kind] += 1
         try:
             await asyncio.sleep(seconds)
         finally:
             victim.go_on()
-        return True
 
-    async def _fail_provider(self) -> bool:
+    async def _fail_provider(self) -> None:
         fault = {"fault": self._chance.choice(FAULTS), "times": self._chance.randint(1, 3)}
         try:
             await ask("POST", f"{self._provider}/faults", content=json.dumps(fault).encode())
         except (NothingSentError, AnswerLostError):
-            return False
-        return True
+            return
+        self.done[Trouble.PROVIDER] += 1
 
-    async def _lose(self, loss: Loss) -> bool:
+    async def _lose(self, kind: Trouble, loss: Loss) -> None:
         for proxy in self._proxies:
             proxy.lose(loss)
-        return True
+        self.done[kind] += 1
 
-    async def _cut(self) -> bool:
+    async def _cut(self) -> None:
         for proxy in self._proxies:
             proxy.cut()
-        return True
+        self.done[Trouble.CUT] += 1
 
-    async def _silence(self) -> bool:
+    async def _silence(self) -> None:
         for proxy in self._proxies:
             proxy.hold()
+        self.done[Trouble.SILENCE] += 1
         try:
             await asyncio.sleep(LEASE * 1.2)
         finally:
             for proxy in self._proxies:
                 proxy.calm()
-        return True

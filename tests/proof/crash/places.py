@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from harness.databases import DatabaseServer
+from harness.patience import PATIENCE
 from oncekey import wire
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.statements import load
@@ -22,9 +23,19 @@ if TYPE_CHECKING:
     from oncekey.flow import Body, Rows
 
 
+E = TypeVar("E", "AsyncEngine", "Engine")
+
 _MAKING: Final = ("make_", "on_")
 _LOOKING: Final = ("effects", "diary", "committed", "waiting", "dead", "records")
 _LOSING: Final = ("lose_record", "lose_effects", "lose_parcels", "lose_diary", "lose_put")
+
+
+def _patient(engine: E) -> E:
+    """Wait for a connection as long as a test waits: a busy machine is no fault that was injected."""
+    pool: Any = getattr(engine.driver, "_pool", None)
+    if hasattr(pool, "_timeout"):
+        pool._timeout = PATIENCE
+    return engine
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Place:
     @cached_property
     def _reader(self) -> Engine:
         """Kept open: a run asks twice, and there are many runs."""
-        return wire.connect(self.url.replace("+asyncpg", "", 1))
+        return _patient(wire.connect(self.url.replace("+asyncpg", "", 1)))
 
     def close(self) -> None:
         """Give the connections back."""
@@ -60,11 +71,11 @@ class Place:
 
     def engine(self, clock: Callable[[], Instant] | None) -> AsyncEngine:
         """A process's own way to it."""
-        return wire.aconnect(self.url, clock=clock)
+        return _patient(wire.aconnect(self.url, clock=clock))
 
     def blocking(self, clock: Callable[[], Instant] | None) -> Engine:
         """A process's own way to it, in threads."""
-        return wire.connect(self.url.replace("+asyncpg", "", 1), clock=clock)
+        return _patient(wire.connect(self.url.replace("+asyncpg", "", 1), clock=clock))
 
     async def insert(self, connection: Any, kind: str, key: str, amount: int, operation: str | None) -> None:
         """Write a business row as a handler does, through whatever connection it was given."""
