@@ -335,7 +335,8 @@ def test_mistakes_get_one_clear_line(shop, url, arguments, sentence):
 
 
 @pytest.mark.parametrize(
-    ("store", "sentence"), [("memory:", "no tables"), ("sqlite:///nowhere.db", "there is no file nowhere.db")]
+    ("store", "sentence"),
+    [("memory:", "no other can look into it"), ("sqlite:///nowhere.db", "there is no file nowhere.db")],
 )
 def test_stores_that_are_none(tmp_path, monkeypatch, store, sentence):
     monkeypatch.chdir(tmp_path)

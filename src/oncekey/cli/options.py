@@ -202,7 +202,9 @@ def check_exists(url: str) -> None:
     """Refuse a store in memory, and a SQLite file that opening would create: a look must not change anything."""
     address = wire.understand(url)
     if address.kind is wire.Kind.MEMORY:
-        wire.migrations_for(url)  # it raises the error that this store has no tables
+        raise ConfigurationError(
+            "memory: is the store of one process, and no other can look into it: is the --store right?"
+        )
     if address.kind is wire.Kind.SQLITE and not Path(address.place).is_file():
         raise ConfigurationError(f"there is no file {address.place}: is the --store right?")
 
