@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Lease, MemoEntry, Record, RecordId, Settlement, Snapshot
     from oncekey.core.operate import Move, OperatorCommand, ParcelLocation
     from oncekey.core.policy import Policy
-    from oncekey.core.resolution import CallReport, Evidence, Resolution
+    from oncekey.core.resolution import Evidence, Resolution
     from oncekey.core.transitions import Mover
     from oncekey.flow import Flow
     from oncekey.observe.events import Notify

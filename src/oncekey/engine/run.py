@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.fronts import Beside, Fronts
     from oncekey.engine.local import LockHeld
-    from oncekey.engine.phases import PhasedRun
     from oncekey.flow import Body
     from oncekey.observe.events import Notify
     from oncekey.ports import Store

@@ -27,12 +27,11 @@ from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Reaping, reaping_o
 from oncekey.engine.sealed_store import Closing, ContentOwner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from uuid import UUID
 
     from oncekey.core.envelopes import InUse
     from oncekey.core.migrations import Applied, Migration, MigrationStatus
-    from oncekey.core.model import Duration, Parcel, Record
+    from oncekey.core.model import Duration, Parcel
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence
     from oncekey.core.transitions import Mover

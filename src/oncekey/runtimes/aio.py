@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Glimpse, RecordId
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Body, Transaction
+    from oncekey.flow import Body
     from oncekey.ports import AsyncOpenTransaction, FoldingTransaction, Recalls
 
 

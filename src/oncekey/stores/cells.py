@@ -28,8 +28,6 @@ from oncekey.stores.statements import execute, execute_until_acknowledged
 from oncekey.stores.upkeep import UpkeepStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from oncekey.cells import Asking
     from oncekey.core.model import Instant
     from oncekey.flow import Body, Command, Flow, Rows

@@ -40,9 +40,6 @@ from oncekey.frameworks.asgi.nesting import (
 from oncekey.frameworks.asgi.transactions import release
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi import App, Message, Receive, Scope, Send
     from oncekey.frameworks.asgi.installation import Installation
