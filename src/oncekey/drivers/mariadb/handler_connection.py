@@ -53,7 +53,7 @@ class MariadbHandlerConnection(_MariadbHandlerConnection):
 
 
 class MariadbHandlerCursor(_MariadbProxy):
-    """A cursor of a guarded connection."""
+    """A cursor whose statements cannot end the transaction."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ class _Opening:
 
 
 class AsyncMariadbHandlerCursor(_MariadbProxy):
-    """A cursor of a guarded connection."""
+    """A cursor whose statements cannot end the transaction."""
 
     __slots__ = ()
 

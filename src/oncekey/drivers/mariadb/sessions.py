@@ -44,13 +44,27 @@ def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
     ).encode("ascii")
 
 
-class AsyncSession:
-    """A connection of aiomysql, with what the driver does on it."""
+class _AnySession:
+    """A connection of either library, and what the driver knows of it without asking the server."""
 
-    def __init__(self, raw: Any, hello: bytes) -> None:  # noqa: ANN401  (aiomysql's)
+    def __init__(self, raw: Any, hello: bytes) -> None:  # noqa: ANN401  (aiomysql's or PyMySQL's)
         self.raw = raw
-        self.born = time.monotonic()
         self._hello = hello
+        self._born = time.monotonic()
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the server's last reply said so."""
+        return bool(self.raw.server_status & messages.IN_TRANSACTION)
+
+    @property
+    def has_to_go(self) -> bool:
+        """Whether no other borrower may have it: a transaction is open, or it is too old."""
+        return self.in_transaction or time.monotonic() - self._born > MAX_AGE
+
+
+class AsyncSession(_AnySession):
+    """A connection of aiomysql, with what the driver does on it."""
 
     @classmethod
     async def opened(
@@ -79,14 +93,9 @@ class AsyncSession:
         return not self.raw.closed
 
     @property
-    def in_transaction(self) -> bool:
-        """Whether the server's last reply said so."""
-        return bool(self.raw.server_status & messages.IN_TRANSACTION)
-
-    @property
     def is_usable(self) -> bool:
         """Whether the next borrower may have it: an idle server sends something only to close the connection."""
-        if not self.open or self.in_transaction or time.monotonic() - self.born > MAX_AGE:
+        if not self.open or self.has_to_go:
             return False
         reader = self.raw._reader  # noqa: SLF001  (aiomysql shows its streams nowhere else)
         return not (reader.at_eof() or reader._buffer or reader.exception())  # noqa: SLF001
@@ -148,13 +157,8 @@ class AsyncSession:
         await self.execute_text(self._hello)
 
 
-class Session:
+class Session(_AnySession):
     """A connection of PyMySQL, with what the driver does on it."""
-
-    def __init__(self, raw: Any, hello: bytes) -> None:  # noqa: ANN401  (PyMySQL's)
-        self.raw = raw
-        self.born = time.monotonic()
-        self._hello = hello
 
     @classmethod
     def opened(cls, connect: Callable[..., Any], address: MariadbAddress, timeout: float, hello: bytes) -> Session:
@@ -176,14 +180,9 @@ class Session:
         return bool(self.raw.open)
 
     @property
-    def in_transaction(self) -> bool:
-        """Whether the server's last reply said so."""
-        return bool(self.raw.server_status & messages.IN_TRANSACTION)
-
-    @property
     def is_usable(self) -> bool:
         """Whether the next borrower may have it: an idle server sends something only to close the connection."""
-        if not self.open or self.in_transaction or time.monotonic() - self.born > MAX_AGE:
+        if not self.open or self.has_to_go:
             return False
         fileno = self.raw._sock.fileno()  # noqa: SLF001  (PyMySQL shows its socket nowhere else)
         if hasattr(select, "poll"):
@@ -258,11 +257,11 @@ async def cancel_and_close(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
 
 async def cleaned(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
     """Make a session of somebody else's what it was when aiomysql had opened it."""
-    execute_text = [f"SET NAMES {raw.charset}"]
+    statements = [f"SET NAMES {raw.charset}"]
     if raw.sql_mode is not None:
-        execute_text.append(f"SET sql_mode={raw.sql_mode}")
+        statements.append(f"SET sql_mode={raw.sql_mode}")
     if raw.init_command is not None:
-        execute_text.append(raw.init_command)
+        statements.append(raw.init_command)
     if raw.autocommit_mode is not None:
-        execute_text.append(f"SET autocommit = {int(raw.autocommit_mode)}")
-    await AsyncSession(raw, ";\n".join(execute_text).encode()).clean(None)
+        statements.append(f"SET autocommit = {int(raw.autocommit_mode)}")
+    await AsyncSession(raw, ";\n".join(statements).encode()).clean(None)
