@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from oncekey.conformance.carrier import MARKER
 from oncekey.conformance.clauses import Failed, Need, Passed, Profile, Skipped, UndecidedError, Verdict
-from oncekey.conformance.probe import MARKER, Probe
+from oncekey.conformance.probe import Probe
 from oncekey.conformance.raw_http import Answer
 
 MISMATCH: Final[Mapping[Profile, Collection[int]]] = {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from oncekey.conformance.carrier import KEY
 from oncekey.conformance.clauses import (
     DRAFT,
     EVERY,
@@ -23,7 +24,7 @@ from oncekey.conformance.clauses import (
     Verdict,
 )
 from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, gets, one_operation, shown, two_operations, worst_of
-from oncekey.conformance.probe import KEY, Probe
+from oncekey.conformance.probe import Probe
 from oncekey.conformance.raw_http import Answer, RawRequest
 
 _MEANINGLESS: Final = "X-Oncekey-Check"

@@ -7,9 +7,10 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from oncekey.conformance.carrier import KEY
 from oncekey.conformance.clauses import EVERY, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
 from oncekey.conformance.judging import is_marked, shown
-from oncekey.conformance.probe import KEY, Probe
+from oncekey.conformance.probe import Probe
 from oncekey.conformance.raw_http import Address, RawRequest
 
 _PLACEHOLDER: Final = re.compile(r"\\\{[^/]*\\\}")

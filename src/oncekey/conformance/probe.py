@@ -13,15 +13,13 @@ from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Final
 
-from oncekey.conformance import bodies, carrier, raw_http
+from oncekey.conformance import bodies, raw_http
 from oncekey.conformance.bodies import Path, amount_at, is_same, volatile
+from oncekey.conformance.carrier import KEY, MARKER
 from oncekey.conformance.clauses import PLAIN, Exchange, Manner, Need, Profile, UndecidedError, Way
 from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.target import Target, is_secret, replaced
 from oncekey.core.errors import OncekeyError
-
-KEY: Final = carrier.KEY
-MARKER: Final = carrier.MARKER
 
 _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
 _SERVER_ERROR: Final = 500

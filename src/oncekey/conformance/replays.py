@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from oncekey.conformance import bodies
+from oncekey.conformance.carrier import MARKER
 from oncekey.conformance.clauses import (
     DRAFT,
     EVERY,
@@ -22,7 +23,7 @@ from oncekey.conformance.clauses import (
     Verdict,
 )
 from oncekey.conformance.judging import is_marked, needs_comparison, one_operation, shown, tally
-from oncekey.conformance.probe import MARKER, Probe
+from oncekey.conformance.probe import Probe
 from oncekey.conformance.raw_http import Answer
 
 _KEPT: Final = ("Location", "Content-Type", "ETag", "Content-Language")

@@ -65,17 +65,17 @@ class Nemesis:
         self._proxies = proxies
         self._going: set[asyncio.Task[None]] = set()
         self._choices = [kind for kind in Trouble if proxies or kind not in NETWORK]
-        self._strikes: Mapping[Trouble, Callable[[], Coroutine[Any, Any, None]]] = {
-            Trouble.KILL_SERVER: lambda: self._kill(Trouble.KILL_SERVER, self._servers),
-            Trouble.KILL_WORKER: lambda: self._kill(Trouble.KILL_WORKER, self._workers),
-            Trouble.PAUSE_SERVER: lambda: self._pause(Trouble.PAUSE_SERVER, self._servers, PAUSE),
-            Trouble.PAUSE_WORKER: lambda: self._pause(Trouble.PAUSE_WORKER, self._workers, WORKER_PAUSE),
+        self._strikes: Mapping[Trouble, Callable[[Trouble], Coroutine[Any, Any, None]]] = {
+            Trouble.KILL_SERVER: lambda kind: self._kill(kind, self._servers),
+            Trouble.KILL_WORKER: lambda kind: self._kill(kind, self._workers),
+            Trouble.PAUSE_SERVER: lambda kind: self._pause(kind, self._servers, PAUSE),
+            Trouble.PAUSE_WORKER: lambda kind: self._pause(kind, self._workers, WORKER_PAUSE),
             Trouble.PROVIDER: self._fail_provider,
             Trouble.CUT: self._cut,
             Trouble.SILENCE: self._silence,
-            Trouble.COMMIT_REPLY: lambda: self._lose(Trouble.COMMIT_REPLY, Loss.COMMIT_REPLY),
-            Trouble.COMMIT_REQUEST: lambda: self._lose(Trouble.COMMIT_REQUEST, Loss.COMMIT_REQUEST),
-            Trouble.REPLY: lambda: self._lose(Trouble.REPLY, Loss.ANY_REPLY),
+            Trouble.COMMIT_REPLY: lambda kind: self._lose(kind, Loss.COMMIT_REPLY),
+            Trouble.COMMIT_REQUEST: lambda kind: self._lose(kind, Loss.COMMIT_REQUEST),
+            Trouble.REPLY: lambda kind: self._lose(kind, Loss.ANY_REPLY),
         }
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class Nemesis:
         while True:
             await asyncio.sleep(self._chance.uniform(*BETWEEN))
             kind = self._chance.choices(self._choices, [WEIGHTS[one] for one in self._choices])[0]
-            task = asyncio.create_task(self._strikes[kind]())
+            task = asyncio.create_task(self._strikes[kind](kind))
             self._going.add(task)
             task.add_done_callback(self._going.discard)
 
@@ -124,28 +124,28 @@ class Nemesis:
         finally:
             victim.go_on()
 
-    async def _fail_provider(self) -> None:
+    async def _fail_provider(self, kind: Trouble) -> None:
         fault = {"fault": self._chance.choice(FAULTS), "times": self._chance.randint(1, 3)}
         try:
             await ask("POST", f"{self._provider}/faults", content=json.dumps(fault).encode())
         except (NothingSentError, AnswerLostError):
             return
-        self.done[Trouble.PROVIDER] += 1
+        self.done[kind] += 1
 
     async def _lose(self, kind: Trouble, loss: Loss) -> None:
         for proxy in self._proxies:
             proxy.lose(loss)
         self.done[kind] += 1
 
-    async def _cut(self) -> None:
+    async def _cut(self, kind: Trouble) -> None:
         for proxy in self._proxies:
             proxy.cut()
-        self.done[Trouble.CUT] += 1
+        self.done[kind] += 1
 
-    async def _silence(self) -> None:
+    async def _silence(self, kind: Trouble) -> None:
         for proxy in self._proxies:
             proxy.hold()
-        self.done[Trouble.SILENCE] += 1
+        self.done[kind] += 1
         try:
             await asyncio.sleep(LEASE * 1.2)
         finally:
