@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies
 
-from harness import matrix, room
+from harness import flaky, matrix, room
 from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
 from harness.mariadb import MariadbServer, MysqlInstallation, emptied, mariadb_with_tables
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
@@ -35,9 +35,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Leave the width of a terminal to the tests that are about it: pytest-xdist tells its workers one."""
     os.environ.pop("COLUMNS", None)
+    config.pluginmanager.register(flaky.Flaky())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -93,10 +94,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """A whole run that leaves a store out has not passed."""
     here = not hasattr(session.config, "workerinput")
-    if here and exitstatus == 0 and matrix.is_whole(session.config) and any(_matrix.holes()):
+    if here and session.exitstatus == 0 and matrix.is_whole(session.config) and any(_matrix.holes()):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
