@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from xml.etree.ElementTree import fromstring
@@ -13,7 +14,7 @@ from conformance.shop import Bug, Shop
 from harness.ports import free_port
 from oncekey import cli
 from oncekey.cli import check as command
-from oncekey.conformance import chosen, planned
+from oncekey.conformance import chosen
 
 BODY = '{"item": "teapot", "quantity": 2}'
 # What the command says is tested here, and the clauses elsewhere.
@@ -45,9 +46,10 @@ def test_an_api_that_keeps_its_promises_is_exit_code_0(run) -> None:
     with Shop() as shop:
         code, out, err = run(*_described(shop))
     assert code == 0, out
-    assert "passed   The same key of two tenants is two operations" in out
+    assert "passed    tenants.independent        The same key of two tenants is two operations" in out
     assert out.endswith("profiles without a broken promise: ietf, stripe, conflict, strict-money\n")
-    assert f"{len(FAST)} clauses, about {planned(FAST)} requests to {shop.url}/orders" in err
+    assert re.search(rf"{len(FAST)} clauses, about [0-9]+ requests to {shop.url}/orders", err)
+    assert f"1/{len(FAST)} keys.missing" in err  # a pipeline's log shows how far it is
 
 
 def test_a_broken_promise_is_exit_code_1_and_comes_first(run) -> None:
@@ -77,7 +79,7 @@ def test_a_terminal_gets_a_table_and_progress(run, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(command, "_is_terminal", lambda _: True)
         code, out, err = run(*_described(shop), "--profile", "strict-money")
     assert code == 1
-    assert "A request with a key of 4 characters was executed, and nothing protects its retries" in out
+    assert "A key of 4 characters was accepted: two clients may choose the same one" in out
     assert "tenants" in out
     assert f"1/{len(FAST)} keys.missing" in err
 

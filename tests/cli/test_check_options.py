@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,8 @@ import pytest
 
 from conformance.control import Control
 from conformance.fronts import Front
-from conformance.shop import Bug, Shop
+from conformance.shop import Bug, Shop, Way
+from harness.patience import PATIENCE, wait_until
 from oncekey import cli
 from oncekey.conformance import CLAUSES
 
@@ -53,6 +55,77 @@ def test_the_list_names_every_clause_and_sends_nothing(run: Run) -> None:
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == [clause.id for clause in CLAUSES]
     assert "(needs --crash-command, --slow-header)" in out
+
+
+def test_keys_of_another_form_and_fields_that_must_be_unique_are_told_by_options(run: Run) -> None:
+    with Shop(Way.SHORT_ONLY, Way.UNIQUE) as shop:
+        words = _described(shop.url, shop)
+        words[2] = '{"item": "teapot", "quantity": 2, "reference": "ref-{{uuid}}"}'
+        code, out, _ = run(*words, "--key-format", "ord_{{hex:16}}", "--only", "keys", "--only", "replays", "--json")
+    assert code == 0, out
+    assert "--key-format 'ord_{{hex:16}}'" in json.loads(out)["command"]
+    assert _results(out)["keys.whole"] == _results(out)["replays.one-effect"] == "passed"
+
+
+@pytest.mark.parametrize("place", ["/orders?key={{key}}", "/orders/{{key}}"])
+def test_a_key_in_the_url_is_told_by_the_url(run: Run, place: str) -> None:
+    with Shop(Way.QUERY_KEY if "?" in place else Way.PATH_KEY) as shop:
+        words = [f"{shop.url}{place}", *_described(shop.url, shop)[1:]]
+        code, out, _ = run(*words, "--only", "replays", "--only", "keys", "--only", "mismatches", "--json")
+    assert code == 0, out
+    assert _results(out)["replays.one-effect"] == _results(out)["mismatches.nothing-happens"] == "passed"
+    assert _results(out)["keys.quoted"] == "skipped"
+
+
+def test_a_renewed_token_is_told_by_an_option_and_is_in_no_report(run: Run) -> None:
+    with Shop(Bug.TOKEN_SCOPED) as shop:
+        words = _described(shop.url, shop)
+        token = ("--same-caller-header", "Authorization: Bearer renewed")
+        code, out, _ = run(*words, *token, "--only", "tenants.same-caller", "--json")
+    assert code == 1
+    assert json.loads(out)["headlines"] == ["2 orders came of one key: the retry came with a renewed token"]
+    assert "RENEWED_AUTHORIZATION" in out
+    assert "Bearer renewed" not in out
+
+
+def test_a_server_that_dies_is_exit_code_2_with_every_report(run: Run, tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("junit", "sarif", "html")}
+    with Shop() as shop:
+        shop.dies_at = 30
+        options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+        code, out, err = run(*_described(shop.url, shop), "--only", "keys", *options)
+    assert code == 2
+    assert "the run stopped early: the API stopped answering" in err
+    assert "Stopped early: the API stopped answering" in out
+    assert json.loads(files["sarif"].read_text())["runs"][0]["invocations"][0]["executionSuccessful"] is False
+    assert "not tried" in files["junit"].read_text()
+    assert "The run stopped early" in files["html"].read_text()
+
+
+def test_an_interrupted_run_is_exit_code_130_with_what_was_seen(tmp_path: Path) -> None:
+    with Shop() as shop:
+        words = [*_described(shop.url, shop), "--slow-header", "X-Slow: 30", "--html", str(tmp_path / "page.html")]
+        process = subprocess.Popen(
+            [
+                str(Path(sys.executable).with_name("oncekey")),
+                "check",
+                *words,
+                "--only",
+                "keys.missing",
+                "--only",
+                "races.2",
+            ],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        wait_until(lambda: len(shop.records) > 2 and any(not one.status for one in shop.records.values()))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, err
+    assert "1/2 keys.missing" in err  # progress, where there is no terminal
+    assert "Stopped early: interrupted in races.2. 1 passed" in out
+    assert "interrupted in races.2" in (tmp_path / "page.html").read_text()
 
 
 def test_only_and_skip_choose(run: Run) -> None:
@@ -207,14 +280,14 @@ def test_a_baseline_fails_on_new_findings_only(run: Run, tmp_path: Path) -> None
         document = json.loads(known.read_text())
         assert document["known"] == {
             "keys.too-short": {
-                "harm": "unprotected",
-                "headline": "A request with a key of 4 characters was executed, and nothing protects its retries",
+                "harm": "wrong",
+                "headline": "A key of 4 characters was accepted: two clients may choose the same one",
             }
         }
         code, out, _ = run(*_described(shop.url, shop), *only, "--baseline", str(known), "--junit", str(junit))
         assert code == 0
-        assert re.search(r"known +A key that is easily guessed is refused", out)
-        assert "1 passed, 0 failed, 0 advice, 0 skipped, 1 known" in out.replace(", 0 undecided", "")
+        assert re.search(r"known +keys.too-short +A key that is easily guessed is refused", out)
+        assert "1 passed, 0 failed, 0 advice, 1 known by the profile" in out
         root = fromstring(junit.read_text())
         assert root.find(".//failure") is None
         assert "in the baseline" in root.find(".//skipped").attrib["message"]
@@ -268,6 +341,10 @@ def test_a_file_that_is_no_baseline_is_said(run: Run, tmp_path: Path, text: str,
         (["http://shop.example", "--key-field", "t", "--key-header", "K"], "not in both"),
         (["http://shop.example", "--key-field", "t", "--body", "[]"], "it needs a --body that is a JSON object"),
         (["http://shop.example", "--key-header", "K", "--header", "k: 1"], "keys are made by the check itself"),
+        (["http://shop.example", "--key-format", "ord_{{hex:2}}"], "it needs 6 random characters at least"),
+        (["http://shop.example", "--key-format", "{{hex}}"], "need their number of characters"),
+        (["http://shop.example", "--key-format", "{{letters:9}}"], "no other placeholder"),
+        (["http://shop.example/{{key}}", "--key-header", "K"], "the key is in the URL ({{key}}) already"),
     ],
 )
 def test_a_mistake_says_how_to_mend_it(run: Run, words: list[str], sentence: str) -> None:

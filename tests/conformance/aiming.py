@@ -6,6 +6,7 @@ import json
 
 from conformance.shop import Bug, Shop, Way
 from oncekey.conformance import Address, Failed, Profile, Report, Target
+from oncekey.conformance.carrier import IN_URL, Carrier, KeyFormat, Place
 
 _TEAPOTS = {"product_id": "sku_teapot", "quantity": 2}
 _KETTLE = {"product_id": "sku_kettle", "quantity": 1}
@@ -25,6 +26,7 @@ def shop_target(shop: Shop, **more: object) -> Target:
         "body": b'{"item": "teapot", "quantity": 2}',
         "headers": (JSON, ("Authorization", "Bearer alpha")),
         "other_tenant": (("Authorization", "Bearer beta"),),
+        "same_caller": (("Authorization", "Bearer renewed"),),
         "slow": ("X-Slow", "0.4"),
         "fail": ("X-Fail", "1"),
         "count_address": Address.parse(f"{shop.url}/orders"),
@@ -33,7 +35,20 @@ def shop_target(shop: Shop, **more: object) -> Target:
         "unothers": True,
         "patience": SHORT if shop.bugs & _NEVER_DONE else 20.0,
     }
-    return Target(**(given | more))
+    return Target(**(given | _described(shop) | more))
+
+
+def _described(shop: Shop) -> dict[str, object]:
+    """What the owner of an unusual shop tells the tester."""
+    if shop.has(Way.SHORT_ONLY):
+        return {"key_format": KeyFormat.parse("ord_{{hex:16}}")}
+    if shop.has(Way.UNIQUE):
+        return {"body": b'{"item": "teapot", "quantity": 2, "reference": "ref-{{uuid}}"}'}
+    if shop.has(Way.QUERY_KEY):
+        return {"address": Address.parse(f"{shop.url}/orders?key={IN_URL}"), "carrier": Carrier(url=Place.QUERY)}
+    if shop.has(Way.PATH_KEY):
+        return {"address": Address.parse(f"{shop.url}/orders/{IN_URL}"), "carrier": Carrier(url=Place.PATH)}
+    return {}
 
 
 def demo_target(url: str) -> Target:

@@ -101,6 +101,23 @@ KILLS: dict[Bug, tuple[str, ...]] = {
     Bug.ARRAYS_SORTED: ("mismatches.array-order",),
     Bug.TAKEN_OVER: ("mismatches.while-running", "mismatches.running-status"),
     Bug.HANGUP_SPOILS: ("hang-ups.retried",),
+    Bug.LINKS_COLLAPSED: ("replays.headers",),
+    Bug.LOST_HEADER: ("replays.headers",),
+    Bug.ENCODING_STORED: ("replays.encoding",),
+    Bug.TOKEN_SCOPED: ("tenants.same-caller",),
+    Bug.WAITS_FOR_A_DAY: ("races.retry-after",),
+    Bug.LONG_KEYS_CRASH: ("keys.too-long",),
+    Bug.EMPTY_KEY_SHARED: ("keys.empty",),
+    Bug.TENANT_B_SEES_A: (
+        "tenants.independent",
+        "tenants.unseen",
+        "mismatches.nothing-happens",
+        "mismatches.status",
+        "mismatches.running-status",
+        "mismatches.query",
+        "mismatches.endpoint",
+    ),
+    Bug.RUNNING_ANSWERS_ANY: ("mismatches.while-running", "mismatches.running-status"),
 }
 
 REACHED: dict[str, tuple[str, ...]] = {

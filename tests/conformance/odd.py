@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance.shop import Way
+from oncekey.conformance import Profile
 
 SAID: dict[Way, tuple[str, ...]] = {
     Way.NO_CHUNKS: (),
@@ -25,6 +26,23 @@ SAID: dict[Way, tuple[str, ...]] = {
     Way.PAGED: (),
     Way.LIMITED: (),
     Way.ECHO: (),
+    Way.SOLD_OUT: (),
+    Way.WINDOW: (),
+    Way.RESTARTED: (),
+    Way.HTTP_DATES: (),
+    Way.BODY_MARKER: ("replays.bytes",),
+    Way.LOCKED: ("races.while-running",),
+    Way.TOO_EARLY: ("races.while-running",),
+    Way.REPLAY_IS_200: ("replays.status",),
+    Way.BARE_ONLY: ("keys.quoted",),
+    Way.SHORT_ONLY: (),
+    Way.UNIQUE: (),
+    Way.ACCEPTED: (),
+    Way.WAITS: (),
+    Way.TEXTS: (),
+    Way.QUERY_KEY: (),
+    Way.PATH_KEY: (),
+    Way.COMPRESSES: (),
 }
 """The findings that are true of it. None of them says that something happened twice, or was shown to a stranger."""
 
@@ -45,6 +63,8 @@ UNDECIDED: dict[Way, tuple[str, ...]] = {
     Way.STRICT: ("mismatches.array-order",),
     Way.SUBSET: ("mismatches.array-order",),
     Way.OPEN: ("tenants.no-pass", "tenants.not-spoilt"),
+    Way.SHORT_ONLY: ("keys.longest", "keys.case"),
+    Way.CONSTANT: ("tenants.unseen",),
     Way.NO_ODD_HEADERS: ("keys.malformed", "keys.tricky"),
     Way.PAGED: (
         "keys.whole",
@@ -59,6 +79,7 @@ UNDECIDED: dict[Way, tuple[str, ...]] = {
         "replays.one-effect",
         "replays.white-space",
         "replays.escapes",
+        "replays.encoding",
         "replays.chunked",
         "mismatches.nothing-happens",
         "mismatches.while-running",
@@ -66,6 +87,7 @@ UNDECIDED: dict[Way, tuple[str, ...]] = {
         "races.2",
         "races.10",
         "races.50",
+        "tenants.same-caller",
         "hang-ups.head",
         "hang-ups.body",
         "hang-ups.last-byte",
@@ -77,3 +99,13 @@ UNDECIDED: dict[Way, tuple[str, ...]] = {
     ),
 }
 """What speaks neither for nor against it, where effects are counted."""
+
+SUPPLIED = (Way.SOLD_OUT, Way.WINDOW, Way.RESTARTED)
+"""What can be judged here depends on how far a run comes before the supply ends, or on when the server is away."""
+
+PROFILES: dict[Way, Profile] = {
+    Way.LOCKED: Profile.IETF,
+    Way.TOO_EARLY: Profile.IETF,
+    Way.BARE_ONLY: Profile.STRIPE,
+}
+"""The profile by which it is right, where the strict one wants something else."""

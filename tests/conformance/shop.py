@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
@@ -17,9 +18,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
-TENANTS = {"Bearer alpha": "alpha", "Bearer beta": "beta"}
+TENANTS = {"Bearer alpha": "alpha", "Bearer renewed": "alpha", "Bearer beta": "beta"}
 ENDPOINTS = ("/orders", "/refunds")
 DAY = "Mon, 16 Nov 2076 12:00:00 GMT"
 STEP = 0.01
@@ -105,6 +106,15 @@ class Bug(StrEnum):
     ARRAYS_SORTED = "sorts arrays before it compares"
     TAKEN_OVER = "lets another body take the place of a request that runs"
     HANGUP_SPOILS = "answers 410 to the retry of a client that hung up"
+    LINKS_COLLAPSED = "stores one value of each header"
+    LOST_HEADER = "forgets a header of its own that it sends with every first answer"
+    ENCODING_STORED = "compresses before it stores, and replays what it stored to everybody"
+    TOKEN_SCOPED = "keeps keys by the token and not by the caller"
+    WAITS_FOR_A_DAY = "tells a client that has to wait to come back tomorrow"
+    LONG_KEYS_CRASH = "fails over a key of several thousand characters"
+    EMPTY_KEY_SHARED = "takes an empty key as a key"
+    TENANT_B_SEES_A = "compares nothing, and has one set of keys for all tenants"
+    RUNNING_ANSWERS_ANY = "lets whatever comes with the key of a running request wait for its answer"
 
 
 class Way(StrEnum):
@@ -130,6 +140,23 @@ class Way(StrEnum):
     PAGED = "shows the first page of its orders only"
     LIMITED = "answers 429 to every seventh request"
     ECHO = "repeats the key and the instant in every body"
+    SOLD_OUT = "has sixty orders to give, and refuses everybody after that"
+    WINDOW = "takes forty requests in a quarter of a second, and answers 429 to the others"
+    RESTARTED = "is restarted in the middle, and answers nothing for a moment"
+    HTTP_DATES = "has the date of the answer in every body, as HTTP writes it"
+    BODY_MARKER = "marks a replay in the body, and in no header"
+    LOCKED = "answers 423 with Retry-After while the first request runs"
+    TOO_EARLY = "answers 425 with Retry-After while the first request runs"
+    REPLAY_IS_200 = "answers 200 to a retry of a 201, as PayPal does"
+    BARE_ONLY = "takes bare keys only"
+    SHORT_ONLY = "takes keys of 20 characters at most, which begin with ord_"
+    UNIQUE = "wants a reference that was never used, under every new key"
+    ACCEPTED = "answers 202 and a place to look at"
+    WAITS = "lets a duplicate wait for the answer of the first request"
+    TEXTS = "writes its errors as plain text"
+    QUERY_KEY = "reads the key from the query"
+    PATH_KEY = "reads the key from the path"
+    COMPRESSES = "compresses what a client accepts compressed, and stores what it has not compressed"
 
 
 @dataclass
@@ -142,6 +169,7 @@ class Stored:
     body: bytes = b""
     busy_until: float = 0.0
     request: bytes = b""
+    compressed: bool = False
 
 
 class RefusedError(Exception):
@@ -161,6 +189,11 @@ class Shop:
         self.orders: list[tuple[str, str]] = []
         self.spoilt: set[str] = set()
         self.asked = 0
+        self.dies_at = 0
+        """The request at which the server dies; 0: it does not."""
+        self.away_until = 0.0
+        self.window: list[float] = []
+        self.references: set[str] = set()
         self.page = 3
         self.kept: dict[tuple[str, str], object] = {}
         shop = self
@@ -259,7 +292,7 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:
             self.close_connection = True
             return
-        if urlsplit(self.path).path not in ENDPOINTS:
+        if urlsplit(self.path).path not in ENDPOINTS and not shop.has(Way.PATH_KEY):
             raise RefusedError(404, "not_found")
         if shop.has(Way.NO_CHUNKS) and "Transfer-Encoding" in self.headers:
             body = b""
@@ -267,6 +300,11 @@ class _Handler(BaseHTTPRequestHandler):
             shop.asked += 1
             if shop.has(Way.LIMITED) and shop.asked % 7 == 0:
                 raise RefusedError(429, "too_many", (("Retry-After", "0"),))
+            if self._limited():
+                raise RefusedError(429, "too_many", (("Retry-After", "1"),))
+        if self._is_away():
+            self.close_connection = True
+            return
         if shop.has(Way.NO_SLOW_BODIES) and self.pieces > 3:
             raise RefusedError(408, "too_slow")
         if shop.has(Way.NO_ODD_HEADERS) and any("'" in value for value in self.headers.values()):
@@ -278,6 +316,21 @@ class _Handler(BaseHTTPRequestHandler):
             self._execute(tenant)
             return
         self._once(tenant, key, self._fingerprint(body), body)
+
+    def _limited(self) -> bool:
+        shop = self.shop
+        if not shop.has(Way.WINDOW):
+            return False
+        now = time.monotonic()
+        shop.window = [at for at in shop.window if now - at < 0.25]
+        shop.window.append(now)
+        return len(shop.window) > 40
+
+    def _is_away(self) -> bool:
+        shop = self.shop
+        if shop.has(Way.RESTARTED) and shop.asked == 150:
+            shop.away_until = time.monotonic() + 0.4
+        return bool(shop.dies_at and shop.asked >= shop.dies_at) or time.monotonic() < shop.away_until
 
     def _known(self) -> str | None:
         return TENANTS.get(self.headers.get("Authorization", ""), "alpha" if self.shop.has(Way.OPEN) else None)
@@ -295,9 +348,22 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(401, "unauthorized")
         return tenant
 
+    def _lines(self) -> list[str]:
+        """The key's lines, as if they all were in the header."""
+        parts = urlsplit(self.path)
+        if self.shop.has(Way.QUERY_KEY):
+            return parse_qs(parts.query).get("key", [])
+        if self.shop.has(Way.PATH_KEY):
+            return [unquote(parts.path.removeprefix("/orders/"))] if parts.path.startswith("/orders/") else []
+        return self.headers.get_all("Idempotency-Key") or []
+
     def _key(self) -> str | None:
         shop = self.shop
-        lines = self.headers.get_all("Idempotency-Key") or []
+        lines = self._lines()
+        if lines and len(lines[0]) > 4000 and shop.has(Bug.LONG_KEYS_CRASH):
+            raise RefusedError(500, "database_error")
+        if lines and not lines[0].strip('" ') and shop.has(Bug.EMPTY_KEY_SHARED):
+            return "the-one-and-only-empty-key"
         if shop.has(Bug.NAME_IN_ONE_CASE):
             lines = [value for name, value in self.headers.items() if name == "Idempotency-Key"]
         if not lines:
@@ -332,7 +398,9 @@ class _Handler(BaseHTTPRequestHandler):
         bare = re.fullmatch(r"[A-Za-z0-9._~:/+=@-]+", line)
         if not quoted and not bare:
             return None
-        if quoted and shop.has(Bug.QUOTED_REFUSED):
+        if quoted and (shop.has(Bug.QUOTED_REFUSED) or shop.has(Way.BARE_ONLY)):
+            return None
+        if shop.has(Way.SHORT_ONLY) and not re.fullmatch(r"ord_[0-9a-f]{16}", quoted[1] if quoted else line):
             return None
         if bare and shop.has(Bug.DIGITS_REFUSED) and line[0].isdigit():
             return None
@@ -367,6 +435,8 @@ class _Handler(BaseHTTPRequestHandler):
         if "json" not in self.headers.get("Content-Type", ""):
             return
         known = set(document) if isinstance(document, dict) else set()
+        if shop.has(Way.UNIQUE) and "reference" not in known:
+            raise RefusedError(422, "incomplete")
         if known >= {"item", "quantity"} and not (shop.has(Way.STRICT) and len(known) > 2):
             return
         if key is not None and shop.has(Bug.INCOMPLETE_STORED):
@@ -428,7 +498,9 @@ class _Handler(BaseHTTPRequestHandler):
         shop = self.shop
         if shop.has(Bug.BODY_IN_KEY):
             key += fingerprint
-        place = ("" if shop.has(Bug.GLOBAL_SCOPE) else tenant, key)
+        place = ("" if shop.bugs & {Bug.GLOBAL_SCOPE, Bug.TENANT_B_SEES_A} else tenant, key)
+        if shop.has(Bug.TOKEN_SCOPED):
+            place = (self.headers.get("Authorization", ""), key)
         if shop.has(Bug.CHECK_THEN_INSERT) and place not in shop.records:
             _linger(0.05)
             shop.records[place] = Stored(fingerprint, request=body)
@@ -453,7 +525,12 @@ class _Handler(BaseHTTPRequestHandler):
         if differs and not stored.status and shop.has(Bug.TAKEN_OVER):
             self._run(place[0], place)
             return
-        if differs and not (chunked or late or shop.has(Bug.NO_FINGERPRINT)):
+        running = not stored.status and shop.has(Bug.RUNNING_ANSWERS_ANY)
+        if running or (not stored.status and shop.has(Way.WAITS) and not differs):
+            while not stored.status and place in shop.records:
+                time.sleep(STEP)
+            running = running or not differs
+        if differs and not (chunked or late or running or shop.bugs & {Bug.NO_FINGERPRINT, Bug.TENANT_B_SEES_A}):
             if shop.has(Bug.MISMATCH_SPOILS):
                 stored.body = b'{"code": "gone"}'
                 stored.status = 410
@@ -466,6 +543,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(status, "key_mismatch", **more)
         if not stored.status or time.monotonic() < stored.busy_until:
             wait = () if shop.has(Bug.NO_RETRY_AFTER) else (("Retry-After", "1"),)
+            if shop.has(Bug.WAITS_FOR_A_DAY):
+                wait = (("Retry-After", "86400"),)
+            if shop.has(Way.LOCKED) or shop.has(Way.TOO_EARLY):
+                raise RefusedError(423 if shop.has(Way.LOCKED) else 425, "in_progress", wait)
             if shop.has(Bug.CONTENDED_FOREVER):
                 stored.busy_until = math.inf
             error = shop.has(Bug.NO_409) or shop.has(Way.LOSERS_500)
@@ -493,13 +574,26 @@ class _Handler(BaseHTTPRequestHandler):
             elif not shop.has(Bug.LOCK_FOREVER):
                 del shop.records[place]
             raise RefusedError(500, "broken")
+        self._check_supply(place)
         status, headers, content = self._order(tenant)
+        stored.compressed = "gzip" in self.headers.get("Accept-Encoding", "")
         stored.headers, stored.body, stored.status = headers, json.dumps(content).encode(), status
         if shop.has(Bug.HANGUP_FORGETS) and self._client_has_gone():
             shop.records.pop(place, None)
         if shop.has(Bug.HANGUP_SPOILS) and self._client_has_gone():
             stored.body, stored.status = b'{"code": "gone"}', 410
         self._answer(status, headers, content)
+
+    def _check_supply(self, place: tuple[str, str]) -> None:
+        """Refuse what cannot be had any more; the key stays free."""
+        shop = self.shop
+        reference = json.loads(shop.records[place].request).get("reference") if shop.has(Way.UNIQUE) else None
+        with shop.lock:
+            sold_out = shop.has(Way.SOLD_OUT) and len(shop.orders) >= 60
+            if sold_out or reference in shop.references:
+                del shop.records[place]
+                raise RefusedError(409, "sold_out" if sold_out else "reference_used")
+            shop.references |= {reference} - {None}
 
     def _execute(self, tenant: str) -> None:
         self._answer(*self._order(tenant))
@@ -511,8 +605,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.shop.has(Way.CONSTANT):
             return 201, [], {"status": "placed"}
         visit = "1" if self.shop.has(Way.SAME_COOKIE) else uuid.uuid4().hex
-        headers = [("Location", f"/orders/{order}"), ("Set-Cookie", f"visit={visit}")]
-        return 201, headers, {"id": order, "status": "placed", **self._echoed()}
+        headers = [("Location", f"/orders/{order}"), ("Set-Cookie", f"visit={visit}"), ("X-Shop", "teapots")]
+        headers += [("Link", f'</orders/{order}/items>; rel="item"'), ("Link", '</help>; rel="help"')]
+        status = 202 if self.shop.has(Way.ACCEPTED) else 201
+        content: dict[str, object] = {"id": order, "status": "placed", **self._echoed()}
+        if self.shop.has(Way.HTTP_DATES):
+            content["at"] = self.date_time_string()
+        return status, headers, content
 
     def _echoed(self) -> dict[str, object]:
         """What some APIs have in every body, also in refusals: it gives nothing away."""
@@ -524,11 +623,17 @@ class _Handler(BaseHTTPRequestHandler):
         shop = self.shop
         dropped = {"" if shop.has(Bug.COOKIE_REPLAYED) or shop.has(Way.SAME_COOKIE) else "Set-Cookie"}
         dropped |= {"Location"} if shop.has(Bug.LOST_LOCATION) else set()
+        dropped |= {"X-Shop"} if shop.has(Bug.LOST_HEADER) else set()
         headers = [line for line in stored.headers if line[0] not in dropped]
-        if not shop.has(Bug.NO_MARKER):
+        if shop.has(Bug.LINKS_COLLAPSED):
+            headers = list(dict(headers).items())
+        if not shop.bugs & {Bug.NO_MARKER, Way.BODY_MARKER}:
             headers.append(("Idempotent-Replayed", "true"))
         body = json.dumps(json.loads(stored.body), indent=1) if shop.has(Bug.RESERIALISED) else stored.body.decode()
-        self._answer(200 if shop.has(Bug.REPLAY_200) else stored.status, headers, body)
+        if shop.has(Way.BODY_MARKER):
+            body = json.dumps(json.loads(stored.body) | {"replayed": True})
+        status = 200 if shop.has(Bug.REPLAY_200) or shop.has(Way.REPLAY_IS_200) else stored.status
+        self._answer(status, headers, body, replayed=stored)
 
     # The wire
 
@@ -564,10 +669,25 @@ class _Handler(BaseHTTPRequestHandler):
             self._replay(stored)
         return stored is not None
 
-    def _answer(self, status: int, headers: list[tuple[str, str]], content: object, *, problem: bool = False) -> None:
+    def _answer(
+        self,
+        status: int,
+        headers: list[tuple[str, str]],
+        content: object,
+        *,
+        problem: bool = False,
+        replayed: Stored | None = None,
+    ) -> None:
         if self.shop.has(Way.NEW_IDS):
             content = {**(json.loads(content) if isinstance(content, str) else content), "request": uuid.uuid4().hex}
         data = (content if isinstance(content, str) else json.dumps(content)).encode()
+        if problem and self.shop.has(Way.TEXTS):
+            data, headers = f"error: {content['code']}".encode(), [*headers, ("Content-Type", "text/plain")]
+        accepts = "gzip" in self.headers.get("Accept-Encoding", "")
+        if self.shop.has(Bug.ENCODING_STORED) and replayed is not None:
+            accepts = replayed.compressed
+        if accepts and self.shop.bugs & {Bug.ENCODING_STORED, Way.COMPRESSES}:
+            data, headers = gzip.compress(data), [*headers, ("Content-Encoding", "gzip")]
         self.send_response(status)
         names = {name for name, _ in headers}
         if "Content-Type" not in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -12,13 +13,15 @@ from conformance.shop import Shop
 from harness.pages import ROOT
 from oncekey.conformance import CLAUSES, Address, Need, Target, bodies, chosen
 from oncekey.conformance.bodies import amount_at, is_same, volatile
+from oncekey.conformance.carrier import KeyFormat, filled
 from oncekey.conformance.catalogue import REFERENCES, NoSuchClauseError
-from oncekey.conformance.clauses import UndecidedError
-from oncekey.conformance.headlines import HEADLINES, Evidence, Harm, told_of
+from oncekey.conformance.clauses import Failed, Harm, UndecidedError
+from oncekey.conformance.headlines import HEADLINES, Evidence, told_of
 from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Answer
+from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.target import is_secret, replaced
 
+WRONG = Failed("this", "that")
 ORDER = b'{"customer": "c\\u00fc", "items": [{"sku": "t", "n": 2}, true], "note": null}'
 
 
@@ -27,6 +30,7 @@ def test_every_clause_is_told_once_and_completely() -> None:
     for clause in CLAUSES:
         assert re.fullmatch(r"[a-z-]+\.[a-z0-9-]+", clause.id)
         assert clause.why.endswith(".")
+        assert clause.fix.endswith(".")
         assert not clause.title.endswith(".")
         assert clause.must | clause.should
         assert not clause.must & clause.should
@@ -42,7 +46,7 @@ def test_every_clause_has_a_headline_and_public_texts() -> None:
         assert all(text.url.startswith("https://") and text.name for text in texts)
     for clause in CLAUSES:
         for evidence in (Evidence(), Evidence(3), Evidence(None, 2)):
-            _, headline = told_of(clause, evidence, "payment")
+            _, headline = told_of(clause, WRONG, evidence, "payment")
             assert "{" not in headline
             assert not headline.endswith(".")
 
@@ -57,7 +61,19 @@ def test_the_reference_names_public_texts_and_no_numbers_of_ours() -> None:
 
 def test_a_clause_without_a_headline_is_told_by_its_title() -> None:
     clause = replace(CLAUSES[0], id="keys.new")
-    assert told_of(clause, Evidence(), "order") == (Harm.WRONG, f"This promise is not kept: {clause.title}")
+    assert told_of(clause, WRONG, Evidence(), "order") == (Harm.WRONG, f"This promise is not kept: {clause.title}")
+
+
+def test_nothing_is_said_to_have_happened_twice_against_a_count_of_one() -> None:
+    for clause in CLAUSES:
+        harm, headline = told_of(clause, WRONG, Evidence(1, 2), "order")
+        assert harm is not Harm.TWICE, clause.id
+        assert "came of one key" not in headline
+
+
+def test_a_verdict_may_bring_a_headline_that_fits_better() -> None:
+    verdict = replace(WRONG, told=(Harm.LOST, "The second {noun} never happened"))
+    assert told_of(CLAUSES[0], verdict, Evidence(3), "order") == (Harm.LOST, "The second order never happened")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +107,7 @@ def test_nothing_is_lacked_where_all_is_told_and_all_where_nothing_is() -> None:
         headers=(line,),
         other_body=b"[]",
         other_tenant=(line,),
+        same_caller=(line,),
         slow=line,
         fail=line,
         count_address=address,
@@ -108,8 +125,9 @@ def test_nothing_is_lacked_where_all_is_told_and_all_where_nothing_is() -> None:
 
 
 def test_another_body_differs_in_one_number() -> None:
-    other = json.loads(bodies.other(ORDER) or b"")
+    other, *more = (json.loads(body) for body in bodies.others(ORDER))
     assert other == {"customer": "cü", "items": [{"sku": "t", "n": 3}, True], "note": None}
+    assert [body["items"][1] for body in more] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +135,47 @@ def test_another_body_differs_in_one_number() -> None:
     [(b'{"a": "b"}', {"a": "bx"}), (b"[true, 1.5]", [True, 2.5]), (b'"a"', "ax"), (b"{}", None), (b"[null]", None)],
 )
 def test_another_body_is_made_of_what_is_there(body: bytes, other: object) -> None:
-    made = bodies.other(body)
+    made = next(bodies.others(body), None)
     assert (None if made is None else json.loads(made)) == other
+
+
+def test_placeholders_are_the_same_for_one_key_and_others_for_another() -> None:
+    body = b'{"id": "{{uuid}}", "of": "{{key}}", "n": "{{n}}", "text": "no. {{n}}"}'
+    key = str(uuid4())
+    one, same = filled(body, key), filled(body, key)
+    document = json.loads(one)
+    assert one == same != filled(body, str(uuid4()))
+    assert document["of"] == key
+    assert document["text"] == f"no. {document['n']}"
+    assert UUID(document["id"]).version == 4
+    assert document["id"].endswith(key[-12:])  # so that a script that replaces the key replaces it, too
+    assert json.loads(filled(body, key, "other tenant "))["id"] != document["id"]
+    assert filled(b'{"a": 1}', key) == b'{"a": 1}'
+
+
+@pytest.mark.parametrize("value", ['"abc"', "abc", '"abc";v=1'])
+def test_every_spelling_of_a_key_fills_a_body_in_the_same_way(value: str) -> None:
+    request = RawRequest("POST", Address.parse("http://shop.example/"), (("Idempotency-Key", value),), b'"{{key}}"')
+    assert request.content == b'"abc"'
+
+
+def test_a_body_without_a_key_is_filled_once_for_each_request() -> None:
+    requests = [RawRequest("POST", Address.parse("http://shop.example/"), body=b'"{{uuid}}"') for _ in range(2)]
+    assert requests[0].content == requests[0].content != requests[1].content
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [("{{uuid}}", r"[0-9a-f-]{36}"), ("ord_{{hex:16}}", r"ord_[0-9a-f]{16}"), ("{{digits:8}}-x", r"[0-9]{8}-x")],
+)
+def test_keys_have_the_form_that_the_api_accepts(text: str, form: str) -> None:
+    keys = KeyFormat.parse(text)
+    one = keys.fresh()
+    assert re.fullmatch(form, one)
+    assert one != keys.fresh()
+    for near in keys.near(one):
+        assert re.fullmatch(form, near)
+        assert sum(a != b for a, b in zip(one, near, strict=True)) == 1
 
 
 @pytest.mark.parametrize("spell", [bodies.spaced, bodies.escaped])

@@ -14,7 +14,7 @@ from oncekey.core.policy import Policy
 from oncekey.demo.app import create_app
 
 # The demo has no second operation and no switch that makes it fail.
-UNTOLD = {Need.OTHER_URL, Need.FAIL, Need.DECLINED, Need.LARGE}
+UNTOLD = {Need.OTHER_URL, Need.FAIL, Need.DECLINED, Need.LARGE, Need.SAME_CALLER}
 # What needs more than a URL is tried in test_reach.py.
 FURTHER = {Need.ALSO, Need.LEASE, Need.CRASH, Need.OUTAGE}
 

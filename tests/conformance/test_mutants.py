@@ -14,7 +14,10 @@ from oncekey.conformance import CLAUSES, Failed, Need, Profile, Report, Skipped,
 AT_ONCE = 12
 
 # Shops that are wrong in two ways of which neither follows from the other.
-TWO_FAULTS = {"DEPTH_CRASH"}
+TWO_FAULTS = {
+    Bug.DEPTH_CRASH: ["keys.missing", "mismatches.depth"],
+    Bug.TENANT_B_SEES_A: ["tenants.independent", "mismatches.nothing-happens"],
+}
 
 # What test_reach.py gives to the tester.
 FURTHER = {Need.DECLINED, Need.LARGE, Need.ALSO, Need.LEASE, Need.CRASH, Need.OUTAGE}
@@ -72,8 +75,7 @@ def test_a_finding_has_what_repeats_it(reports: dict[Bug, Report]) -> None:
 def test_one_bug_is_one_cause(bug: Bug, reports: dict[Bug, Report]) -> None:
     report = reports[bug]
     failed = {finding.clause.id for finding in report.failed}
-    causes = KILLS[bug] if bug.name in TWO_FAULTS else KILLS[bug][:1]
-    expected = [name for name in causes if name in failed]
+    expected = [name for name in TWO_FAULTS.get(bug, KILLS[bug][:1]) if name in failed]
     assert [group.root.clause.id for group in report.groups] == expected
 
 
@@ -86,7 +88,7 @@ def test_the_most_dangerous_finding_comes_first(reports: dict[Bug, Report]) -> N
 def test_what_the_tester_was_not_told_is_skipped_and_says_what_to_pass() -> None:
     nothing = dict.fromkeys(("slow", "fail", "count_address", "other_address"))
     with Shop() as shop:
-        report = check(shop_target(shop, **nothing, other_tenant=(), unothers=False))
+        report = check(shop_target(shop, **nothing, other_tenant=(), same_caller=(), unothers=False))
     told = {clause.needs for clause in CLAUSES if clause.needs}
     assert len(told) > 5
     for finding in report.findings:

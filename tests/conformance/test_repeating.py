@@ -213,10 +213,9 @@ def test_only_the_random_part_of_a_key_is_fresh(tmp_path: Path) -> None:
 
 def test_the_names_of_an_api_are_its_own() -> None:
     carrier = Carrier("X-Request-Id", marker="X-Cache", marked_by="hit")
-    assert carrier.for_api((("Idempotency-Key", "k"), ("IDEMPOTENCY-KEY", "k")), b"{}") == (
-        (("X-Request-Id", "k"), ("X-REQUEST-ID", "k")),
-        b"{}",
-    )
+    lines = (("Idempotency-Key", "k"), ("IDEMPOTENCY-KEY", "k"))
+    headers, body, _ = replace(RawRequest("POST", TARGET.address, lines, b"{}"), carrier=carrier).as_sent()
+    assert (headers, body) == ((("X-Request-Id", "k"), ("X-REQUEST-ID", "k")), b"{}")
     read = carrier.read((("x-cache", "HIT"), ("X-Request-Id", "k")))
     assert read == (("Idempotent-Replayed", "true"), ("Idempotency-Key", "k"))
     assert carrier.as_received(read) == (("X-Cache", "hit"), ("X-Request-Id", "k"))
@@ -235,5 +234,7 @@ def test_the_names_of_an_api_are_its_own() -> None:
 )
 def test_a_key_becomes_the_first_member_of_the_body(value: str, body: bytes, sent: bytes) -> None:
     carrier = Carrier(member="t")
-    assert carrier.for_api((("Idempotency-Key", value), ("A", "b")), body) == ((("A", "b"),), sent)
+    lines = (("Idempotency-Key", value), ("A", "b"))
+    request = RawRequest("POST", TARGET.address, lines, body, carrier=carrier)
+    assert request.as_sent() == ((("A", "b"),), sent, TARGET.address)
     assert replace(RawRequest("POST", TARGET.address, (), body), carrier=carrier).content == body

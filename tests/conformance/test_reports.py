@@ -16,10 +16,9 @@ from conformance.fronts import Front
 from conformance.shop import Bug, Shop
 from oncekey import __version__
 from oncekey.conformance import CLAUSES, Failed, Profile, Report, check
-from oncekey.conformance.clauses import Exchange
-from oncekey.conformance.headlines import Harm
+from oncekey.conformance.clauses import Exchange, Harm
 from oncekey.conformance.raw_http import Address, Answer, RawRequest
-from oncekey.conformance.reports import dangers, missing, plain, to_html, to_json, to_junit
+from oncekey.conformance.reports import dangers, missing, plain, to_html, to_json, to_junit, to_sarif
 from oncekey.conformance.scripts import invocation, transcript
 
 FAST = [clause for clause in CLAUSES if not clause.id.startswith(("races", "hang-ups"))]
@@ -65,6 +64,45 @@ def test_junit_counts_what_failed_and_what_was_skipped(report: Report) -> None:
     assert len(root.findall(".//skipped")) == len(report.skipped) + len(report.undecided)
     assert len(root.findall(".//testcase")) == len(report.asked)
     assert sum(int(suite.attrib["failures"]) for suite in root) == len(report.failed)
+
+
+def test_sarif_has_a_rule_for_each_clause_and_a_result_for_each_finding(report: Report) -> None:
+    document = json.loads(to_sarif(report))
+    (run,) = document["runs"]
+    rules = {rule["id"]: rule for rule in run["tool"]["driver"]["rules"]}
+    assert document["version"] == "2.1.0"
+    assert set(rules) == {finding.clause.id for finding in report.asked}
+    assert all(rule["help"]["text"].endswith(".") and rule["helpUri"].startswith("https://") for rule in rules.values())
+    levels = {result["ruleId"]: result["level"] for result in run["results"]}
+    failed, advice = ({finding.clause.id for finding in found} for found in (report.failed, report.advice))
+    assert {name for name, level in levels.items() if level == "error"} == failed
+    assert {name for name, level in levels.items() if level == "note"} == advice
+    place = run["results"][0]["locations"][0]
+    assert place["physicalLocation"]["artifactLocation"]["uri"] == "orders"
+    assert place["logicalLocations"][0]["fullyQualifiedName"] == "POST /orders"
+    assert "Bearer" not in to_sarif(report).replace("${AUTHORIZATION}", "")
+
+
+def test_every_table_names_the_clause_and_every_finding_says_how_to_fix_it(report: Report) -> None:
+    page, text = unescape(to_html(report)), plain(report)
+    for finding in report.asked:
+        assert f"<code>{finding.clause.id}</code>" in page
+        assert finding.clause.id in text
+    for finding in report.failed:
+        assert finding.clause.fix in page
+    assert f"  fix:       {report.dangers[0].clause.fix}" in text
+
+
+def test_what_another_profile_forbids_is_allowed_and_not_passed() -> None:
+    only = [clause for clause in CLAUSES if clause.id == "mismatches.status"]
+    with Shop() as shop:
+        strict = check(shop_target(shop), profile=Profile.IETF, clauses=only)
+        other = check(shop_target(shop), profile=Profile.STRIPE, clauses=only)
+    assert "allowed   mismatches.status" in plain(strict)
+    assert "1 allowed" in plain(strict).splitlines()[-1]
+    assert strict.passed == strict.failed == []
+    (finding,) = other.failed
+    assert finding.verdict.expected == "another body under a used key: 400"
 
 
 class _Page(HTMLParser):

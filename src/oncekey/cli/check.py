@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 import typer
 
 from oncekey.conformance import Address, Clause, Failed, Profile, Report, Target, check, chosen, planned, reports
-from oncekey.conformance.carrier import KEY, MARKER, Carrier, Header
+from oncekey.conformance.carrier import (
+    IN_URL,
+    KEY,
+    MARKER,
+    BadKeyFormatError,
+    Carrier,
+    Header,
+    KeyFormat,
+    Place,
+)
 from oncekey.conformance.running import BadBaselineError, Baseline, written
 from oncekey.conformance.scripts import script
 
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OWN: Final = frozenset({"config", "help"})
+_INTERRUPTED: Final = 130
 
 
 def configure(context: typer.Context, path: Path | None) -> Path | None:
@@ -82,6 +92,7 @@ _STYLES = {
     "FAILED": "bold red",
     "advice": "yellow",
     "passed": "green",
+    "allowed": "dim green",
     "skipped": "dim",
     "undecided": "cyan",
     "known": "magenta",
@@ -140,6 +151,12 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     other_tenant_header: Annotated[
         list[str],
         typer.Option(help="The header that makes the caller another tenant; may be repeated.", metavar="HEADER"),
+    ] = [],  # noqa: B006  (typer copies it)
+    same_caller_header: Annotated[
+        list[str],
+        typer.Option(
+            help="Other credentials of the same caller, such as a renewed token; may be repeated.", metavar="HEADER"
+        ),
     ] = [],  # noqa: B006  (typer copies it)
     slow_header: Annotated[
         str | None,
@@ -206,6 +223,13 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         Path | None,
         typer.Option(help="Certificates to trust instead of the system's, as PEM.", metavar="FILE"),
     ] = None,
+    key_format: Annotated[
+        str,
+        typer.Option(
+            help="The form of the keys that the API accepts, with {{uuid}}, {{hex:N}} or {{digits:N}} in it.",
+            metavar="TEXT",
+        ),
+    ] = "{{uuid}}",
     key_optional: Annotated[bool, typer.Option("--key-optional", help="Keys may be left out by design.")] = False,
     unothers: Annotated[bool, typer.Option("--unsafe-methods", help="Also send PUT and DELETE to the URL.")] = False,
     only: Annotated[
@@ -224,6 +248,9 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     junit: Annotated[
         Path | None, typer.Option(help="Write the report for continuous integration.", metavar="FILE")
+    ] = None,
+    sarif: Annotated[
+        Path | None, typer.Option(help="Write the findings as SARIF, for a code host.", metavar="FILE")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as one page to mail.", metavar="FILE")] = None,
     scripts: Annotated[
@@ -249,8 +276,10 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
 ) -> None:
     """Test whether an API keeps the promises of its idempotency keys. Only for an API that you may test.
 
-    It sends a few hundred real requests, each of which may have a real effect: use a test environment. Exit code
-    0: the API breaks no promise; 1: it breaks at least one; 2: it could not be checked.
+    It sends a few hundred real requests, each of which may have a real effect: use a test environment. In a body,
+    {{uuid}}, {{key}} and "{{n}}" are other values for each key, for fields that must be unique; in the URL, {{key}} is
+    the key. Exit code 0: the API breaks no promise; 1: it breaks at least one; 2: it could not be checked, or not to
+    the end; 130: interrupted. Reports are written in any case, as far as the run came.
 
     oncekey check http://127.0.0.1:8000/orders --body @order.json -H 'Authorization: Bearer demo-alpha'
     """
@@ -303,14 +332,16 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
         store_down_command=_command("--store-down-command", store_down_command),
         store_up_command=_command("--store-up-command", store_up_command),
         command_limit=command_limit,
-        carrier=_carrier(key_header, key_field, marker_header, sent if is_json else b""),
+        carrier=_carrier(url, key_header, key_field, marker_header, sent if is_json else b""),
+        same_caller=tuple(_line("--same-caller-header", text, key_header) for text in same_caller_header),
         unothers=unothers,
+        key_format=_key_format(key_format),
         key_optional=key_optional,
         patience=patience,
         timeout=timeout,
     )
     known = None if baseline is None else _baseline(baseline)
-    typer.echo(f"{len(clauses)} clauses, about {planned(clauses)} requests to {target.address}", err=True)
+    typer.echo(f"{len(clauses)} clauses, about {planned(clauses, target)} requests to {target.address}", err=True)
     report = check(target, profile=profile, clauses=clauses, time_limit=time_limit, progress=_progress)
     _clear()
     if known is not None:
@@ -318,6 +349,7 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     wanted = (
         ("--write-baseline", write_baseline, written),
         ("--junit", junit, reports.to_junit),
+        ("--sarif", sarif, reports.to_sarif),
         ("--html", html, reports.to_html),
     )
     for option, path, write in wanted:
@@ -328,8 +360,14 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     _print(report, as_json=as_json)
     for name in () if known is None else known.gone(report):
         typer.echo(f"{name} is in the baseline and passes now: write the baseline again", err=True)
-    if report.failed:
-        raise typer.Exit(1)
+    raise typer.Exit(_exit_code(report))
+
+
+def _exit_code(report: Report) -> int:
+    if not report.stopped:
+        return 1 if report.failed else 0
+    typer.echo(f"the run stopped early: {report.stopped}", err=True)
+    return _INTERRUPTED if report.stopped.startswith("interrupted") else 2
 
 
 def _list(clauses: tuple[Clause, ...]) -> None:
@@ -363,7 +401,14 @@ def _command(option: str, text: str | None) -> tuple[str, ...]:
     return words
 
 
-def _carrier(header: str, member: str | None, marker: str, body: bytes) -> Carrier:
+def _key_format(text: str) -> KeyFormat:
+    try:
+        return KeyFormat.parse(text)
+    except BadKeyFormatError as error:
+        raise typer.BadParameter(str(error), param_hint="--key-format") from None
+
+
+def _carrier(url: str, header: str, member: str | None, marker: str, body: bytes) -> Carrier:
     if not _TOKEN.fullmatch(header):
         raise typer.BadParameter(f"{header!r} is no name of a header", param_hint="--key-header")
     name, _, value = marker.partition(":")
@@ -375,7 +420,10 @@ def _carrier(header: str, member: str | None, marker: str, body: bytes) -> Carri
         raise typer.BadParameter("the key is in a header or in the body, not in both", param_hint="--key-field")
     if member is not None and not isinstance(json.loads(body or b"null"), dict):
         raise typer.BadParameter("it needs a --body that is a JSON object", param_hint="--key-field")
-    return Carrier(header, member, name.strip(), value.strip() or "true")
+    in_url = None if IN_URL not in url else Place.QUERY if IN_URL in url.partition("?")[2] else Place.PATH
+    if in_url is not None and (member is not None or header != KEY):
+        raise typer.BadParameter(f"the key is in the URL ({IN_URL}) already", param_hint="--key-field, --key-header")
+    return Carrier(header, member, name.strip(), value.strip() or "true", in_url)
 
 
 def _content(option: str, text: str) -> bytes:
@@ -442,9 +490,12 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def _progress(clause: Clause, number: int, of: int) -> None:
+    """The clause on a terminal; in the log of a pipeline a line for every tenth one."""
     if _is_terminal(sys.stderr):
         sys.stderr.write(f"\r\x1b[K{number}/{of} {clause.id}")
-        sys.stderr.flush()
+    elif number % 10 == 1:
+        sys.stderr.write(f"{number}/{of} {clause.id}\n")
+    sys.stderr.flush()
 
 
 def _clear() -> None:
@@ -473,9 +524,11 @@ def _richly(report: Report) -> None:
     for line in reports.further(report):
         console.print(Text(f"Also wrong: {line}", style="red"), soft_wrap=True)
     for area, lines in reports.rows(report):
-        table = Table("result", "clause", "", title=area.value, title_justify="left", title_style="bold", expand=True)
-        for word, title, note in lines:
-            table.add_row(Text(word, style=_STYLES[word]), Text(title), Text(note, style="dim"))
+        table = Table(
+            "result", "clause", "", "", title=area.value, title_justify="left", title_style="bold", expand=True
+        )
+        for word, name, title, note in lines:
+            table.add_row(Text(word, style=_STYLES[word]), Text(name), Text(title), Text(note, style="dim"))
         console.print(table)
     for line in reports.missing(report):
         console.print(Text(line, style="dim"), soft_wrap=True)

@@ -6,6 +6,7 @@ It reads JSON pointers (RFC 6901) as far as counting needs them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
@@ -43,6 +44,7 @@ def _inside(place: object, step: str, pointer: str) -> object:
 Path: TypeAlias = tuple[str | int, ...]
 """The names and numbers that lead to a place in a document."""
 
+_MARKS: Final = re.compile(r"replay|idempot|duplicat|cached|repeat", re.IGNORECASE)
 _HERE: Final = "oncekey-check-puts-it-here"
 
 
@@ -51,14 +53,26 @@ def parsed(body: bytes) -> object:
     return json.loads(body.decode("utf-8"))
 
 
-def other(body: bytes) -> bytes | None:
-    """The same body with one value changed: a number if it has one, else a text; None if it has neither."""
+def others(body: bytes) -> Iterator[bytes]:
+    """The same body with one value changed: each number in turn, then each text, then each truth value."""
     document = parsed(body)
-    for change in (_next_number, _longer_text):
-        changed, done = _change_first(document, change)
-        if done:
-            return json.dumps(changed).encode()
-    return None
+    found = list(leaves(document))
+    for kind in (is_number, lambda value: isinstance(value, str), lambda value: isinstance(value, bool)):
+        for path, value in found:
+            if kind(value):
+                yield json.dumps(put(document, path, changed(value))).encode()
+
+
+def changed(value: Any) -> object:  # noqa: ANN401  (JSON is anything)
+    """Another value of the same type."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}x"
+    return "x"
 
 
 def spaced(body: bytes) -> bytes:
@@ -126,28 +140,6 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _next_number(value: Any) -> object:  # noqa: ANN401  (JSON is anything)
-    return value + 1 if is_number(value) else None
-
-
-def _longer_text(value: object) -> object:
-    return f"{value}x" if isinstance(value, str) else None
-
-
-def _change_first(document: Any, change: Any) -> tuple[Any, bool]:  # noqa: ANN401  (JSON is anything)
-    if isinstance(document, dict | list):
-        pairs = document.items() if isinstance(document, dict) else enumerate(document)
-        for place, value in pairs:
-            changed, done = _change_first(value, change)
-            if done:
-                copy = document.copy()
-                copy[place] = changed
-                return copy, True
-        return document, False
-    changed = change(document)
-    return (document, False) if changed is None else (changed, True)
-
-
 def _reversed(document: Any) -> Any:  # noqa: ANN401  (JSON is anything)
     match document:
         case dict():
@@ -164,6 +156,8 @@ def _escaped(document: Any) -> str:  # noqa: ANN401  (JSON is anything)
             return f"{{{','.join(members)}}}"
         case list():
             return f"[{','.join(map(_escaped, document))}]"
+        case str() if "{{" in document:
+            return json.dumps(document)  # a placeholder must stay readable
         case str():
             units = document.encode("utf-16-be").hex()
             escapes = [f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4)]
@@ -183,13 +177,24 @@ def volatile(fresh: Answer, first: Answer, again: Answer) -> frozenset[Path]:
     """The places of an answer whose values are new in every answer, such as the id of a request.
 
     They are those that differ between an answer and its replay. If the answers of two operations differ in no other
-    place, the retry may have been no replay, and no place is taken as volatile.
+    place, the retry may have been no replay, and no place is taken as volatile. A member that only marks the replay is
+    volatile, too.
     """
-    one, two = _leaves(first), _leaves(again)
-    found = frozenset(path for path in one if path in two and one[path] != two[path])
-    if one.keys() != two.keys() or is_same(fresh, first, found):
+    one, two, marks = _leaves(first), _leaves(again), body_markers(first, again)
+    found = frozenset(path for path in one if path in two and one[path] != two[path]) | marks
+    if one.keys() != two.keys() - marks | (one.keys() & marks) or is_same(fresh, first, found):
         return frozenset()
     return found
+
+
+def body_markers(first: Answer, again: Answer) -> frozenset[Path]:
+    """The members that mark a replay inside the body, such as `"replayed": true`: true there, and not in the first."""
+    one, two = _leaves(first), _leaves(again)
+    return frozenset(
+        path
+        for path, value in two.items()
+        if value is True and one.get(path, False) is False and path and _MARKS.search(str(path[-1]))
+    )
 
 
 def _meaning(answer: Answer, ignored: frozenset[Path]) -> object:

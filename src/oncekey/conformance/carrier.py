@@ -1,20 +1,44 @@
 """How one API carries the key, and how it marks a replay: what the clauses say is translated into its own names.
 
 Clauses use one header for keys and one for the marker. The carrier writes the key where this API reads it: under
-another name, or into the JSON body. It translates answers back, and it puts the API's own names into reports.
+another name, into the JSON body, or into the URL. It translates answers back, and it puts the API's own names into
+reports. It also fills in what must differ from key to key: `{{key}}`, `{{uuid}}` and `{{n}}` in a body.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import secrets
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, TypeAlias
+from urllib.parse import quote
 
 KEY: Final = "Idempotency-Key"
 MARKER: Final = "Idempotent-Replayed"
 
 Header: TypeAlias = tuple[str, str]
+
+IN_URL: Final = "{{key}}"
+"""Where a URL has this, the key is there and not in a header."""
+_PARAMETER: Final = re.compile(r"[?&][^?&=]*=\{\{key\}\}")
+_CONTENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"(?:;.*)?')
+_RANDOM_END: Final = re.compile(r"[0-9a-f]{12}$")
+_RANDOM: Final = re.compile(r"\{\{(uuid|hex|digits)(?::([0-9]{1,3}))?\}\}")
+_LEAST_RANDOM: Final = 6
+
+
+class Place(StrEnum):
+    """Where an API reads the key."""
+
+    HEADER = "header"
+    BODY = "body"
+    QUERY = "query"
+    PATH = "path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +49,33 @@ class Carrier:
     member: str | None = None
     marker: str = MARKER
     marked_by: str = "true"
+    url: Place | None = None
+    """Where the URL has the key, if it has it."""
+
+    @property
+    def place(self) -> Place:
+        """Where the key is."""
+        return self.url or (Place.HEADER if self.member is None else Place.BODY)
 
     @property
     def name(self) -> str:
         """The name of the header or member, which a description of the API must have."""
         return self.member or self.header
 
-    def for_api(self, headers: tuple[Header, ...], body: bytes) -> tuple[tuple[Header, ...], bytes]:
-        """The header lines and the body as this API wants them."""
-        if self.member is None:
-            return tuple((self._renamed(name), value) for name, value in headers), body
+    def for_api(
+        self, headers: tuple[Header, ...], body: bytes, target: str, *, nonce: str, salt: str
+    ) -> tuple[tuple[Header, ...], bytes, str]:
+        """The header lines, the body and the target as this API wants them; `nonce` fills a body without a key."""
         values = [value for name, value in headers if name.lower() == KEY.lower()]
+        body = filled(body, content_of(values[0]) if values else nonce, salt)
+        if self.place is Place.HEADER:
+            return tuple((self._renamed(name), value) for name, value in headers), body, target
         rest = tuple(line for line in headers if line[0].lower() != KEY.lower())
-        return rest, self._inserted(values[0], body) if values else body
+        if self.place is Place.BODY:
+            return rest, self._inserted(values[0], body) if values else body, target
+        if not values:
+            return rest, body, _PARAMETER.sub("", target).replace(IN_URL, "")
+        return rest, body, target.replace(IN_URL, quote(content_of(values[0]), safe=""))
 
     def read(self, headers: Iterable[Header]) -> tuple[Header, ...]:
         """The header lines of an answer under the names that clauses know."""
@@ -50,7 +88,13 @@ class Carrier:
 
     def in_api_words(self, text: str) -> str:
         """A sentence with the API's own names in it."""
-        key = self.header if self.member is None else f"the member {self.member}"
+        named = {
+            Place.HEADER: self.header,
+            Place.BODY: f"the member {self.member}",
+            Place.QUERY: "the key in the query",
+            Place.PATH: "the key in the path",
+        }
+        key = named[self.place]
         marker = text.replace(f"{MARKER}: true", f"{self.marker}: {self.marked_by}").replace(MARKER, self.marker)
         return marker.replace(KEY, key)
 
@@ -67,7 +111,7 @@ class Carrier:
         start = body.find(b"{")
         if start < 0 or body[:start].strip():
             return body
-        member = f"{json.dumps(self.member)}: {json.dumps(_content(value))}".encode()
+        member = f"{json.dumps(self.member)}: {json.dumps(content_of(value))}".encode()
         rest = body[start + 1 :]
         comma = b"" if rest.lstrip()[:1] in {b"}", b""} else b", "
         return body[: start + 1] + member + comma + rest
@@ -75,7 +119,7 @@ class Carrier:
     def _read(self, name: str, value: str) -> Header:
         if name.lower() == self.marker.lower():
             return MARKER, "true" if value.lower() == self.marked_by.lower() else value
-        if name.lower() == self.header.lower() and self.member is None:
+        if name.lower() == self.header.lower() and self.place is Place.HEADER:
             return KEY, value
         return name, value
 
@@ -83,8 +127,81 @@ class Carrier:
         return self.marked_by if name.lower() == MARKER.lower() and value == "true" else value
 
 
-def _content(value: str) -> str:
-    """The text inside the quotes of a header's value: JSON has quotes of its own."""
-    if len(value) > 1 and value[0] == value[-1] == '"':
-        return value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
-    return value
+def content_of(value: str) -> str:
+    """The text inside the quotes of a header's value: JSON and URLs have quotes of their own."""
+    met = _CONTENT.fullmatch(value)
+    return value if met is None else met[1].replace('\\"', '"').replace("\\\\", "\\")
+
+
+def filled(body: bytes, seed: str, salt: str = "") -> bytes:
+    """The body with its placeholders filled in; a seed and a salt always give the same values.
+
+    A UUID ends with the random end of the seed, so that a script that replaces a key replaces it, too.
+    """
+    if b"{{" not in body:
+        return body
+    digest = hashlib.sha256(f"{salt}{seed}".encode()).hexdigest()
+    end = _RANDOM_END.search(seed)
+    tail = digest[20:32] if end is None else end[0]
+    number = str(int(digest[:10], 16)).encode()
+    return (
+        body.replace(b"{{uuid}}", f"{digest[:8]}-{digest[8:12]}-4{digest[13:16]}-8{digest[17:20]}-{tail}".encode())
+        .replace(b"{{key}}", json.dumps(seed)[1:-1].encode())
+        .replace(b'"{{n}}"', number)
+        .replace(b"{{n}}", number)
+    )
+
+
+class BadKeyFormatError(ValueError):
+    """The text describes no form of keys; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFormat:
+    """The form of the keys that an API accepts, such as `order-{{hex:16}}`."""
+
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> KeyFormat:
+        """The form, checked: it must have enough random characters that no two keys are equal."""
+        placeholders = _RANDOM.findall(text)
+        if "{{" in _RANDOM.sub("", text):
+            raise BadKeyFormatError("it may have {{uuid}}, {{hex:N}} and {{digits:N}} in it, and no other placeholder")
+        if any(kind != "uuid" and not length for kind, length in placeholders):
+            raise BadKeyFormatError("{{hex:N}} and {{digits:N}} need their number of characters")
+        if sum(32 if kind == "uuid" else int(length) for kind, length in placeholders) < _LEAST_RANDOM:
+            raise BadKeyFormatError(f"it needs {_LEAST_RANDOM} random characters at least, such as {{{{hex:16}}}}")
+        return cls(text)
+
+    def fresh(self) -> str:
+        """A key that was never used."""
+        return _RANDOM.sub(_random, self.text)
+
+    def near(self, key: str) -> tuple[str, str]:
+        """Two keys that differ from this one in its last and in its first random character."""
+        parts = _RANDOM.split(self.text)
+        before, behind = len(parts[0]), len(parts[-1])
+        last = len(key) - behind - 1
+        return (
+            f"{key[:last]}{_another(key[last])}{key[last + 1 :]}",
+            f"{key[:before]}{_another(key[before])}{key[before + 1 :]}",
+        )
+
+
+ANY_UUID: Final = KeyFormat("{{uuid}}")
+"""What most APIs accept."""
+
+
+def _random(placeholder: re.Match[str]) -> str:
+    kind, length = placeholder[1], int(placeholder[2] or 0)
+    if kind == "uuid":
+        return str(uuid.uuid4())
+    if kind == "hex":
+        return secrets.token_hex(length)[:length]
+    return "".join(secrets.choice("0123456789") for _ in range(length))
+
+
+def _another(digit: str) -> str:
+    """Another digit, decimal and so hexadecimal, too."""
+    return "0" if digit != "0" else "1"

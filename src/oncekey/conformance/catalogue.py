@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from oncekey.conformance import failures, keys, leaks, mismatches, others, races, replays, servers
-from oncekey.conformance.clauses import Clause
+from oncekey.conformance.clauses import Clause, Need
+from oncekey.conformance.target import Target
 from oncekey.core.errors import OncekeyError
 
 
@@ -32,10 +33,15 @@ CLAUSES: Final[tuple[Clause, ...]] = (
 ABOUT_HEADERS: Final = frozenset(
     f"keys.{name}" for name in ("malformed", "doubled", "quoted", "bare", "two-spellings", "parameters", "field-name")
 ) | {"keys.echoed", "keys.status"}
-"""Clauses that have no meaning where the key is a member of the body."""
+"""Clauses that have no meaning where the key is not in a header."""
 
-SIGHTING_REQUESTS: Final = 20
-"""How many requests the tester sends at most before the first clause."""
+NOT_IN_PATH: Final = frozenset({"keys.missing", "keys.explained", "keys.empty", "leaks.told-apart"}) | frozenset(
+    f"others.{name}" for name in ("get", "get-current", "get-takes-no-key", "described")
+)
+"""Clauses that have no meaning where the key is a part of the path: without it there is another resource."""
+
+SIGHTING_REQUESTS: Final = 15
+"""About how many requests the tester sends before the first clause."""
 
 
 def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Clause, ...]:
@@ -61,9 +67,18 @@ def _matches(clause: Clause, pattern: str) -> bool:
     return fnmatchcase(clause.id, pattern) or clause.id.startswith(f"{pattern}.")
 
 
-def planned(clauses: tuple[Clause, ...] = CLAUSES) -> int:
-    """The most requests that a run of these clauses sends, waiting for slow ones not counted."""
-    return SIGHTING_REQUESTS + sum(clause.requests for clause in clauses)
+def planned(clauses: tuple[Clause, ...] = CLAUSES, target: Target | None = None) -> int:
+    """About how many requests a run of these clauses sends; with a target, only of those that can be tried on it.
+
+    A plain request follows each area. Another body is made from a JSON body.
+    """
+
+    def lacks(need: Need) -> bool:
+        made = need is Need.OTHER_BODY and target is not None and target.is_json
+        return target is not None and target.lacks(need) and not made
+
+    tried = [clause for clause in clauses if not any(map(lacks, clause.needs))]
+    return SIGHTING_REQUESTS + sum(clause.requests for clause in tried) + len({clause.area for clause in tried})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +161,7 @@ REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
     "replays.expiry": (_EXPIRY,),
     "replays.white-space": (_FINGERPRINT, _CANONICAL),
     "replays.escapes": (_FINGERPRINT, _CANONICAL),
+    "replays.encoding": (_ENFORCED, _rfc(9110, "12.5.3", "Accept-Encoding")),
     "replays.chunked": (_ENFORCED, _CHUNKED),
     "replays.chunked-other": (_ERRORS, _CHUNKED),
     "mismatches.status": (_ERRORS, _rfc(9110, "15.5.21", "422"), _STRIPE),
@@ -173,6 +189,7 @@ REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
     "races.pipelined": (_ENFORCED, _rfc(9112, "9.3.2", "pipelining")),
     "tenants.independent": (_SECURITY,),
     "tenants.unseen": (_SECURITY,),
+    "tenants.same-caller": (_UNIQUE, _RETRIES),
     "tenants.no-pass": (_SECURITY, _rfc(9110, "15.5.2", "401")),
     "tenants.not-spoilt": (_ENFORCED, _rfc(9110, "15.5.2", "401")),
     "failures.5xx-forgotten": (_ERRORS, _PHASES),

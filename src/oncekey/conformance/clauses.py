@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -103,6 +103,23 @@ _AREAS: Final = {
 """The first word of a clause's id -> its area."""
 
 
+LIKELY: Final = (
+    Area.REPLAYS,
+    Area.HANGUPS,
+    Area.RACES,
+    Area.FAILURES,
+    Area.CRASHES,
+    Area.INSTANCES,
+    Area.TENANTS,
+    Area.FINALS,
+    Area.MISMATCHES,
+    Area.LEAKS,
+    Area.KEYS,
+    Area.OTHERS,
+)
+"""The areas by how often an ordinary client meets what they are about: a plain retry first."""
+
+
 class Severity(IntEnum):
     """What may follow when a clause is broken."""
 
@@ -122,6 +139,7 @@ class Need(StrEnum):
     COUNT = "--count-url"
     SLOW = "--slow-header"
     OTHER_TENANT = "--other-tenant-header"
+    SAME_CALLER = "--same-caller-header"
     OTHER_BODY = "--other-body"
     OTHER_URL = "--other-url"
     JSON = "--body (JSON)"
@@ -157,14 +175,53 @@ class Passed:
     """The API does as the clause says."""
 
 
+class Harm(IntEnum):
+    """The harm that the tester saw, the worst last."""
+
+    UNTOLD = 1
+    """Clients learn less than they could."""
+    WRONG = 2
+    """A client got a wrong answer."""
+    UNPROTECTED = 3
+    """A request was executed outside the protection of any key."""
+    LOST = 4
+    """An operation did not happen, or no retry gets its answer any more."""
+    LEAKED = 5
+    """A caller saw what belongs to another caller."""
+    TWICE = 6
+    """An effect happened more often than the client asked for."""
+
+    @property
+    def words(self) -> str:
+        """The harm as a report names it."""
+        return _WORDS[self]
+
+
+_WORDS: Final = {
+    Harm.UNTOLD: "clients know less",
+    Harm.WRONG: "wrong answer",
+    Harm.UNPROTECTED: "executed without protection",
+    Harm.LOST: "lost",
+    Harm.LEAKED: "leaked",
+    Harm.TWICE: "happened twice",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The API does not. `only` are the profiles in which that is wrong; the runner adds the exchange."""
+    """The API does not keep the clause. The runner adds the exchange."""
 
     expected: str
     seen: str
     exchange: tuple[Exchange, ...] = ()
     only: frozenset[Profile] = EVERY
+    """The profiles in which that is wrong."""
+    mild: frozenset[Profile] = frozenset()
+    """The profiles in which it is advice, even where the clause is a promise."""
+    expected_in: Mapping[Profile, str] = field(default_factory=dict, hash=False)
+    """What a profile expects, where profiles differ."""
+    told: tuple[Harm, str] | None = None
+    """The harm and the headline, where the clause's own headline would not be true of what was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +251,8 @@ class Clause:
     id: str
     title: str
     why: str
+    fix: str
+    """How the owner of an API repairs it, in one line."""
     severity: Severity
     requests: int
     judge: Callable[[Probe], Verdict]

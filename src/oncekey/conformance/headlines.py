@@ -7,46 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from oncekey.conformance.clauses import Clause, Severity
+from oncekey.conformance.clauses import Clause, Failed, Harm, Severity
 
 if TYPE_CHECKING:
     from oncekey.conformance.running import Finding
-
-
-class Harm(IntEnum):
-    """The harm that the tester saw, the worst last."""
-
-    UNTOLD = 1
-    """Clients learn less than they could."""
-    WRONG = 2
-    """A client got a wrong answer."""
-    UNPROTECTED = 3
-    """A request was executed outside the protection of any key."""
-    LOST = 4
-    """An operation did not happen, or no retry gets its answer any more."""
-    LEAKED = 5
-    """A caller saw what belongs to another caller."""
-    TWICE = 6
-    """An effect happened more often than the client asked for."""
-
-    @property
-    def words(self) -> str:
-        """The harm as a report names it."""
-        return _WORDS[self]
-
-
-_WORDS: Final = {
-    Harm.UNTOLD: "clients know less",
-    Harm.WRONG: "wrong answer",
-    Harm.UNPROTECTED: "executed without protection",
-    Harm.LOST: "lost",
-    Harm.LEAKED: "leaked",
-    Harm.TWICE: "happened twice",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +93,16 @@ HEADLINES: Final[Mapping[str, Telling]] = {
     "keys.longest": Telling(Harm.WRONG, "A key of 255 characters was refused, or not recognised again"),
     "keys.quoted": Telling(Harm.WRONG, "A quoted key, as the draft writes it, was refused or not recognised again"),
     "keys.bare": Telling(Harm.WRONG, "A bare key, as most clients send it, was refused or not recognised again"),
-    "keys.two-spellings": Telling(Harm.TWICE, _NEVER_AGAIN + "it was sent once with quotes and once without"),
-    "keys.parameters": Telling(Harm.TWICE, _NEVER_AGAIN + "it was sent once with a parameter and once without"),
+    "keys.two-spellings": Telling(
+        Harm.WRONG,
+        "A key got another answer without its quotes",
+        _NEVER_AGAIN + "it was sent once with quotes and once without",
+    ),
+    "keys.parameters": Telling(
+        Harm.WRONG,
+        "A key got another answer with a parameter behind it",
+        _NEVER_AGAIN + "it was sent once with a parameter and once without",
+    ),
     "keys.case": Telling(Harm.LOST, "Keys that differ in case were taken for one: the second {noun} never happened"),
     "keys.not-deduplication": Telling(
         Harm.LOST, "Two keys with equal bodies were taken for one: the second {noun} never happened"
@@ -154,6 +129,11 @@ HEADLINES: Final[Mapping[str, Telling]] = {
     ),
     "replays.escapes": Telling(
         Harm.WRONG, "A retry with escaped characters was refused", _NEVER_AGAIN + "the retry had escaped characters"
+    ),
+    "replays.encoding": Telling(
+        Harm.WRONG,
+        "A retry that accepts no encoding got the compressed body of the first answer",
+        _NEVER_AGAIN + "the retry did not accept gzip",
     ),
     "replays.chunked": Telling(
         Harm.WRONG,
@@ -212,12 +192,19 @@ HEADLINES: Final[Mapping[str, Telling]] = {
     ),
     "tenants.independent": Telling(Harm.LEAKED, "Tenant B got tenant A's {noun}, and its own never happened"),
     "tenants.unseen": Telling(Harm.LEAKED, "Tenant B can find out which keys tenant A uses"),
+    "tenants.same-caller": Telling(
+        Harm.WRONG,
+        "A retry with a renewed token did not get the first answer",
+        _NEVER_AGAIN + "the retry came with a renewed token",
+    ),
     "tenants.no-pass": Telling(Harm.LEAKED, "A caller without credentials got an answer by knowing the key"),
     "tenants.not-spoilt": Telling(Harm.LOST, "A request without credentials used up the key for its owner"),
     "failures.5xx-forgotten": Telling(Harm.LOST, "A server error is stored: every retry gets the old error"),
     "failures.no-wedge": Telling(Harm.LOST, "After a server error the key stays locked: retries are told to wait"),
     "failures.one-effect": Telling(
-        Harm.TWICE, _NEVER_AGAIN + "the first request failed after its effect, and its retry ran again"
+        Harm.WRONG,
+        "A request that failed and its retry did not end with one effect",
+        _NEVER_AGAIN + "the first request failed after its effect, and its retry ran again",
     ),
     "failures.corrected": Telling(Harm.LOST, "A request that was refused as invalid used up its key"),
     "hang-ups.head": _abandoned("in the head"),
@@ -270,7 +257,11 @@ HEADLINES: Final[Mapping[str, Telling]] = {
         "After a crash the answer of a finished request was gone",
         _NEVER_AGAIN + "the server forgot the first one when it crashed",
     ),
-    "crashes.one-effect": Telling(Harm.TWICE, _NEVER_AGAIN + "the server crashed while the first request ran"),
+    "crashes.one-effect": Telling(
+        Harm.LOST,
+        "After a crash a retry got a success, and nothing had happened",
+        _NEVER_AGAIN + "the server crashed while the first request ran",
+    ),
     "crashes.answered": Telling(Harm.LOST, "After a crash the key stays locked: retries are told to wait"),
     "outages.closed": Telling(
         Harm.WRONG,
@@ -301,14 +292,17 @@ _BY_SEVERITY: Final = {
 }
 
 
-def told_of(clause: Clause, evidence: Evidence, noun: str) -> tuple[Harm, str]:
+def told_of(clause: Clause, verdict: Failed, evidence: Evidence, noun: str) -> tuple[Harm, str]:
     """The harm and the headline of a clause that failed."""
     telling = HEADLINES.get(clause.id)
-    if telling is None:
+    if verdict.told is not None:
+        harm, sentence = verdict.told
+    elif telling is None:
         return _BY_SEVERITY[clause.severity], f"This promise is not kept: {clause.title}"
-    harm, sentence = telling.chosen(evidence)
+    else:
+        harm, sentence = telling.chosen(evidence)
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return harm, sentence.format(noun=noun, nouns=plural, number=max(evidence.number, 2))
+    return harm, sentence.format(noun=noun, nouns=plural, number=evidence.number)
 
 
 _ANY: Final = frozenset(Harm)

@@ -7,7 +7,18 @@ from dataclasses import replace
 from typing import Final
 
 from oncekey.conformance.carrier import MARKER
-from oncekey.conformance.clauses import Failed, Need, Passed, Profile, Skipped, UndecidedError, Verdict
+from oncekey.conformance.clauses import (
+    EVERY,
+    SAFE,
+    Failed,
+    Harm,
+    Need,
+    Passed,
+    Profile,
+    Skipped,
+    UndecidedError,
+    Verdict,
+)
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.raw_http import Answer
 
@@ -20,6 +31,7 @@ MISMATCH: Final[Mapping[Profile, Collection[int]]] = {
 """What another request under a used key gets, by profile."""
 
 BAD_REQUEST, CONFLICT, SERVER_ERROR = 400, 409, 500
+_LOCKED, _TOO_EARLY = 423, 425
 
 
 def shown(answer: Answer) -> str:
@@ -52,14 +64,24 @@ def gets(answer: Answer, statuses: Collection[int], when: str) -> Verdict:
 
 
 def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]], when: str) -> Verdict:
-    """The answer has one of the statuses that a profile allows; it fails in the others."""
+    """The answer has one of the statuses that a profile allows; it fails in the others.
+
+    423 and 425 with Retry-After also tell a client to wait. Profiles that are not strict only advise against them.
+    """
     wrong = frozenset(profile for profile, allowed in statuses.items() if answer.status not in allowed)
     if not wrong:
         return Passed()
-    expectations = "; ".join(
-        f"{wanted(allowed)} in {profile}" for profile, allowed in statuses.items() if profile in wrong
+    expected = {profile: f"{when}: {wanted(statuses[profile])}" for profile in statuses if profile in wrong}
+    every = "; ".join(f"{wanted(statuses[profile])} in {profile}" for profile in expected)
+    waits = answer.status in {_LOCKED, _TOO_EARLY} and answer.header("Retry-After")
+    return Failed(
+        f"{when}: {every}",
+        shown(answer),
+        only=wrong,
+        mild=EVERY - SAFE if waits else frozenset(),
+        expected_in=expected,
+        told=(Harm.UNTOLD, f"{when.capitalize()} got {answer.status} instead of 409") if waits else None,
     )
-    return Failed(f"{when}: {expectations}", shown(answer), only=wrong)
 
 
 def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from oncekey.conformance.carrier import KEY
+from oncekey.conformance.carrier import ANY_UUID, KEY, KeyFormat
 from oncekey.conformance.clauses import (
     DRAFT,
     EVERY,
@@ -15,6 +15,7 @@ from oncekey.conformance.clauses import (
     SAFE,
     Clause,
     Failed,
+    Harm,
     Need,
     Passed,
     Profile,
@@ -62,7 +63,10 @@ def explained(probe: Probe) -> Verdict:
 def empty(probe: Probe) -> Verdict:
     """A key without a character."""
     values = ("", '""')
-    cases = (_refuses(probe, [value], f"the value {value!r}", as_none=True, wrong_if_taken=EVERY) for value in values)
+    taken = "An empty key was accepted as a key: all clients that send one share it"
+    cases = (
+        _refuses(probe, [value], f"the value {value!r}", taken, as_none=True, wrong_if_taken=EVERY) for value in values
+    )
     return worst_of(probe, cases)
 
 
@@ -70,7 +74,8 @@ def malformed(probe: Probe) -> Verdict:
     """Values that are no String of RFC 9651 and no bare key either."""
     key = probe.fresh()
     values = (f'"{key}', f'"{key[:8]}\\n{key[8:]}"', f'"{key}" x', f'"{key}\xfc"', f"'{key}' '")
-    return worst_of(probe, (_refuses(probe, [value], f"the value {value!r}") for value in values))
+    taken = "A key that cannot be parsed was accepted as a key"
+    return worst_of(probe, (_refuses(probe, [value], f"the value {value!r}", taken) for value in values))
 
 
 def status(probe: Probe) -> Verdict:
@@ -89,39 +94,44 @@ def doubled(probe: Probe) -> Verdict:
         "two lines with one key": [one, one],
         "a list of two keys": [f"{one}, {two}"],
     }
-    return worst_of(probe, (_refuses(probe, values, what, as_none=True) for what, values in cases.items()))
+    taken = "A request with two keys was accepted under one of them"
+    return worst_of(probe, (_refuses(probe, values, what, taken, as_none=True) for what, values in cases.items()))
 
 
 def too_long(probe: Probe) -> Verdict:
-    """256 characters: the API refuses the key, or compares all of it."""
+    """256 characters: the API refuses the key, or compares all of it. 8 KB do not break it."""
+    key = probe.written(of_length(8192))
+    huge = _refused(probe, [key], probe.send_raw(probe.raw_request(key)), "a key of 8,192 characters", or_taken=True)
+    if isinstance(huge, Failed):
+        return replace(huge, told=(Harm.WRONG, "A key of 8,192 characters broke the server"))
+    probe.trail = []
     key, before = of_length(256), probe.count()
     first = probe.send(key)
     if not first.ok:
         return _refused(probe, [probe.written(key)], first, "a key of 256 characters")
     if probe.blind:
         raise UndecidedError("it is taken, and whether as a whole cannot be seen", Need.COUNT)
-    second = probe.send(f"{key[:-1]}{_another(key[-1])}")
+    second = probe.send(KeyFormat("{{hex:256}}").near(key)[0])
     what = "two keys of 256 characters that differ in the last one"
     verdict = two_operations(probe, probe.since(before, at_least=1), first, second, what)
     if isinstance(verdict, Failed):
         return verdict
     value = probe.written(of_length(256))
-    return _refuses(probe, [value], "a key of 256 characters", as_none=True, wrong_if_taken=frozenset())
+    return _refuses(probe, [value], "a key of 256 characters", "", as_none=True, wrong_if_taken=frozenset())
 
 
 def too_short(probe: Probe) -> Verdict:
     """A key so short that other clients will choose it, too."""
-    return _refuses(probe, [probe.written(uuid.uuid4().hex[:4])], "a key of 4 characters", as_none=True)
+    taken = "A key of 4 characters was accepted: two clients may choose the same one"
+    return _refuses(probe, [probe.written(uuid.uuid4().hex[:4])], "a key of 4 characters", taken, as_none=True)
 
 
 def whole(probe: Probe) -> Verdict:
     """Keys that differ in one character only, at either end."""
     before = probe.count()
     key, first = _longest_taken(probe)
-    for what, near in (
-        ("last", f"{key[:-1]}{_another(key[-1])}"),
-        ("first", f"{_another(key[0])}{key[1:]}"),
-    ):
+    form = KeyFormat(f"{{{{hex:{len(key)}}}}}") if probe.habits.opaque else probe.target.key_format
+    for what, near in zip(("last", "first"), form.near(key), strict=True):
         second = probe.send(near)
         effects = probe.since(before)
         pair = f"two keys of {len(key)} characters that differ in the {what} one"
@@ -147,6 +157,7 @@ def _refuses(
     probe: Probe,
     values: Sequence[str],
     what: str,
+    taken: str,
     *,
     as_none: bool = False,
     wrong_if_taken: frozenset[Profile] = SAFE,
@@ -155,7 +166,7 @@ def _refuses(
 
     With `as_none`, an API that treats the value as no key breaks nothing here if keys may be left out: `keys.missing`
     reports that they may, and `keys.malformed` that the API drops a key which it cannot read. A value that the API
-    takes as a key, and that protects, is wrong only in the profiles that say so.
+    takes as a key, and that protects, is wrong only in the profiles that say so; `taken` is the headline then.
     """
     before = probe.count()
     answer = probe.send_raw(probe.raw_request(*values))
@@ -176,15 +187,16 @@ def _refuses(
     if protects and not wrong_if_taken:
         return Passed()
     if protects:
-        return Failed(f"{what}: 400", f"{shown(answer)}, then {shown(again)}: taken as a key", only=wrong_if_taken)
+        seen = f"{shown(answer)}, then {shown(again)}: taken as a key"
+        return Failed(f"{what}: 400", seen, only=wrong_if_taken, told=(Harm.WRONG, taken))
     if probe.habits.optional and as_none:
         return Undecided(f"{what} is taken for no key, and keys may be left out here")
     return Failed(f"{what}: 400, and nothing happens", f"{shown(answer)}, then {shown(again)}: executed each time")
 
 
-def _refused(probe: Probe, values: Sequence[str], answer: Answer, what: str) -> Verdict:
+def _refused(probe: Probe, values: Sequence[str], answer: Answer, what: str, *, or_taken: bool = False) -> Verdict:
     """Passed if the API refused the request with any 4xx; another clause judges which status is right."""
-    if BAD_REQUEST <= answer.status < SERVER_ERROR:
+    if BAD_REQUEST <= answer.status < SERVER_ERROR or (or_taken and answer.ok):
         return Passed()
     return _its_own_fault(probe, values, answer, f"{what}: 400")
 
@@ -218,14 +230,9 @@ def _longest_taken(probe: Probe) -> tuple[str, Answer]:
     raise UndecidedError("no long key is taken")
 
 
-def _another(digit: str) -> str:
-    """Another hexadecimal digit."""
-    return "0" if digit != "0" else "1"
-
-
 def of_length(length: int) -> str:
     """A key of so many characters."""
-    return (uuid.uuid4().hex * 8)[:length]
+    return (uuid.uuid4().hex * (length // 32 + 1))[:length]
 
 
 _BARE: Final = frozenset({Profile.STRIPE, Profile.CONFLICT})
@@ -233,12 +240,12 @@ _BARE: Final = frozenset({Profile.STRIPE, Profile.CONFLICT})
 
 def quoted(probe: Probe) -> Verdict:
     """Quoted keys, whatever their first character is."""
-    return worst_of(probe, (_taken(probe, f'"{key}"', f'the quoted key "{key}"') for key in _firsts()))
+    return worst_of(probe, (_taken(probe, f'"{key}"', f'the quoted key "{key}"') for key in _firsts(probe)))
 
 
 def bare(probe: Probe) -> Verdict:
     """Bare keys, whatever their first character is."""
-    return worst_of(probe, (_taken(probe, key, f"the bare key {key}") for key in _firsts()))
+    return worst_of(probe, (_taken(probe, key, f"the bare key {key}") for key in _firsts(probe)))
 
 
 def two_spellings(probe: Probe) -> Verdict:
@@ -254,7 +261,7 @@ def parameters(probe: Probe) -> Verdict:
 def case_counts(probe: Probe) -> Verdict:
     """Keys that differ in the case of letters only."""
     if not probe.habits.opaque:
-        raise UndecidedError("keys must be UUIDs here, in which the case of letters means nothing")
+        raise UndecidedError("keys have a fixed form here, in which the case of letters may mean nothing")
     key = probe.fresh_text()
     return _two_operations(probe, key, key.upper(), "two keys that differ in the case of letters")
 
@@ -285,7 +292,7 @@ def echoed(probe: Probe) -> Verdict:
 def longest(probe: Probe) -> Verdict:
     """255 characters."""
     if not probe.habits.opaque:
-        raise UndecidedError("keys must be UUIDs here")
+        raise UndecidedError("keys have a fixed form here")
     return _taken(probe, probe.written(of_length(255)), "a key of 255 characters")
 
 
@@ -315,8 +322,10 @@ def _two_operations(probe: Probe, one: str, two: str, what: str) -> Verdict:
     return two_operations(probe, probe.since(before), first, second, what)
 
 
-def _firsts() -> tuple[str, str]:
-    """A UUID that begins with a digit, and one that begins with a letter."""
+def _firsts(probe: Probe) -> tuple[str, ...]:
+    """A UUID that begins with a digit, and one that begins with a letter; one key, if they have another form."""
+    if probe.target.key_format != ANY_UUID:
+        return (probe.fresh(),)
     rest = str(uuid.uuid4())[1:]
     return f"5{rest}", f"f{rest}"
 
@@ -330,6 +339,7 @@ CLAUSES: Final = (
         id="keys.missing",
         title="A request without a key is refused",
         why="A client that forgot its key would be executed again with every retry.",
+        fix="Reject a request without the header with 400 before the handler runs.",
         severity=Severity.HIGH,
         must=DRAFT,
         requests=3,
@@ -339,6 +349,7 @@ CLAUSES: Final = (
         id="keys.explained",
         title="The refusal of a missing key leads to documentation",
         why="Its first reader is a developer who does not know what keys are.",
+        fix="Add a Link header (rel=describedby) or a problem type URL to the 400.",
         severity=Severity.LOW,
         must=frozenset(),
         should=DRAFT,
@@ -349,6 +360,7 @@ CLAUSES: Final = (
         id="keys.empty",
         title="An empty key is refused",
         why="Taken as absent it would run unprotected; taken as a key everybody would share it.",
+        fix="Treat an empty value as malformed: 400, before the handler runs.",
         severity=Severity.HIGH,
         must=DRAFT,
         requests=6,
@@ -358,6 +370,7 @@ CLAUSES: Final = (
         id="keys.malformed",
         title="A key that cannot be parsed is refused, and is never taken for none",
         why="RFC 9651 lets a server ignore such a field, and the request would run unprotected.",
+        fix="Parse the value strictly, and answer 400 where parsing fails; never continue without a key.",
         severity=Severity.HIGH,
         must=DRAFT,
         requests=15,
@@ -367,6 +380,7 @@ CLAUSES: Final = (
         id="keys.status",
         title="A missing key, and one that cannot be parsed, is refused with 400",
         why="With 422 a client takes it for a key that was used for another request.",
+        fix="Use 400 for a missing or malformed key, and keep 422 for a mismatch.",
         severity=Severity.LOW,
         must=SAFE,
         should=DRAFT - SAFE,
@@ -377,6 +391,7 @@ CLAUSES: Final = (
         id="keys.doubled",
         title="Two keys in one request are refused",
         why="Two servers on the way may each choose another one of them.",
+        fix="Reject a request with more than one value of the header with 400.",
         severity=Severity.MEDIUM,
         must=DRAFT,
         requests=9,
@@ -386,18 +401,20 @@ CLAUSES: Final = (
         id="keys.too-long",
         title="A key of 256 characters is refused, or compared as a whole",
         why="A key that is cut off to fit a column collides with others.",
+        fix="Check the length before the key is stored (400), or store a hash of the whole key.",
         severity=Severity.MEDIUM,
         must=MARKED,
         should=EVERY - MARKED,
-        requests=2,
+        requests=3,
         judge=too_long,
     ),
     Clause(
         id="keys.whole",
         title="Long keys that differ in one character are two operations",
         why="A key that is cut off, or compared in part, drops the second of two operations.",
+        fix="Make the column as wide as the longest key that is accepted, and compare all of it.",
         severity=Severity.CRITICAL,
-        requests=7,
+        requests=6,
         judge=whole,
         sight=True,
     ),
@@ -405,6 +422,7 @@ CLAUSES: Final = (
         id="keys.too-short",
         title="A key that is easily guessed is refused",
         why="Two operations that share a short key are taken for one, and one of them never happens.",
+        fix="Set a minimum length, such as 16 characters, and answer 400 below it.",
         severity=Severity.MEDIUM,
         must=SAFE,
         requests=3,
@@ -414,14 +432,16 @@ CLAUSES: Final = (
         id="keys.tricky",
         title="Keys of odd characters do not break the server",
         why="A key comes from outside and goes into a database, a log and a header.",
+        fix="Pass the key as a bound parameter, and answer 400 for characters that are not allowed.",
         severity=Severity.HIGH,
-        requests=5,
+        requests=4,
         judge=tricky,
     ),
     Clause(
         id="keys.longest",
         title="A key of 255 characters is taken",
         why="It is the limit that clients know.",
+        fix="Accept keys of up to 255 characters.",
         severity=Severity.LOW,
         must=SAFE,
         should=EVERY - SAFE,
@@ -433,6 +453,7 @@ CLAUSES: Final = (
         id="keys.quoted",
         title="Quoted keys are taken, whether they begin with a digit or a letter",
         why="The draft's keys are quoted; UUIDs that begin with a digit parse differently from others.",
+        fix="Parse the value as an RFC 9651 String: remove the quotes and the escapes.",
         severity=Severity.MEDIUM,
         must=DRAFT,
         requests=8,
@@ -443,6 +464,7 @@ CLAUSES: Final = (
         id="keys.bare",
         title="Bare keys are taken, whether they begin with a digit or a letter",
         why="Most clients send them so.",
+        fix="Accept a value without quotes, too, and use it as the same key.",
         severity=Severity.MEDIUM,
         must=_BARE,
         should=DRAFT,
@@ -454,6 +476,7 @@ CLAUSES: Final = (
         id="keys.two-spellings",
         title="A key with and without quotes is never two operations",
         why="A client library that is updated between two tries would execute twice.",
+        fix="Remove the quotes before the key is looked up, or reject one of the two forms.",
         severity=Severity.CRITICAL,
         must=DRAFT,
         requests=4,
@@ -464,6 +487,7 @@ CLAUSES: Final = (
         id="keys.parameters",
         title="A parameter after the key does not make it another key",
         why="RFC 9651 lets intermediaries and later versions add parameters.",
+        fix="Drop RFC 9651 parameters before the key is looked up.",
         severity=Severity.HIGH,
         must=DRAFT,
         requests=4,
@@ -474,6 +498,7 @@ CLAUSES: Final = (
         id="keys.case",
         title="Keys that differ in case are two operations",
         why="Keys are opaque; a database that compares without case would drop an operation.",
+        fix="Use a case-sensitive collation for the key's column.",
         severity=Severity.HIGH,
         requests=4,
         judge=case_counts,
@@ -483,6 +508,7 @@ CLAUSES: Final = (
         id="keys.not-deduplication",
         title="Equal bodies under different keys are two operations",
         why="Two customers who order the same thing are two customers.",
+        fix="Look requests up by their key, not by a hash of the body.",
         severity=Severity.HIGH,
         requests=4,
         judge=not_deduplication,
@@ -492,6 +518,7 @@ CLAUSES: Final = (
         id="keys.field-name",
         title="The field's name is read in any case",
         why="Proxies change it.",
+        fix="Look the header up without regard to case.",
         severity=Severity.HIGH,
         requests=4,
         judge=field_name,
@@ -501,6 +528,7 @@ CLAUSES: Final = (
         id="keys.echoed",
         title="Answers repeat the key's header",
         why="The client sees that its key was understood.",
+        fix="Copy the header of the request into the response.",
         severity=Severity.LOW,
         must=frozenset(),
         should=SAFE,

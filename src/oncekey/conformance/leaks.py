@@ -20,13 +20,14 @@ from oncekey.conformance.clauses import (
     SAFE,
     Clause,
     Failed,
+    Harm,
     Need,
     Passed,
     Severity,
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, is_marked, shown
+from oncekey.conformance.judging import BAD_REQUEST, is_marked, one_operation, shown
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.raw_http import Answer
 
@@ -39,7 +40,8 @@ def independent(probe: Probe) -> Verdict:
     before = probe.count(other_tenant=True)
     answer = probe.send_raw(probe.as_other_tenant(probe.request(key)))
     if not answer.ok:
-        return Failed("the other tenant's request is executed as its own", shown(answer))
+        told = Harm.LOST, "Tenant B's {noun} was refused under a key that tenant A had used"
+        return Failed("the other tenant's request is executed as its own", shown(answer), told=told)
     if is_marked(answer):
         return Failed("an answer of its own for the other tenant", shown(answer))
     if not probe.same(first, answer):
@@ -56,9 +58,29 @@ def unseen(probe: Probe) -> Verdict:
     """Another tenant cannot find out that a key is used."""
     _other_tenant_is_known(probe)
     key = probe.fresh()
-    probe.first(key)
+    first = probe.first(key)
     answer = probe.send_raw(probe.as_other_tenant(probe.request(key, body=probe.other_body)))
-    return Passed() if answer.ok else Failed("for another tenant the key is as good as new", shown(answer))
+    expected = "for another tenant the key is as good as new"
+    if not answer.ok:
+        return Failed(expected, shown(answer))
+    if is_marked(answer) or (probe.habits.distinct and probe.same(first, answer)):
+        told = Harm.LEAKED, "Tenant B got tenant A's {noun} for a body of its own"
+        return Failed(expected, f"{shown(answer)}, the first tenant's answer", told=told)
+    if not probe.habits.distinct:
+        raise UndecidedError("both tenants get equal answers", Need.COUNT)
+    return Passed()
+
+
+def same_caller(probe: Probe) -> Verdict:
+    """A retry with other credentials of the same caller."""
+    control = probe.control(probe.as_same_caller(probe.request(probe.fresh())))
+    if not control.ok:
+        got = control.status or control.reason
+        raise UndecidedError(f"the renewed credentials with a fresh key got {got}", Need.SAME_CALLER)
+    key, before = probe.fresh(), probe.count()
+    first = probe.first(key)
+    again = probe.send_raw(probe.as_same_caller(probe.request(key)))
+    return one_operation(probe, probe.since(before), first, again, "a retry with renewed credentials")
 
 
 def no_pass(probe: Probe) -> Verdict:
@@ -103,9 +125,10 @@ TENANTS: Final = (
         id="tenants.independent",
         title="The same key of two tenants is two operations",
         why="One tenant would be shown the other's answer, and its own request would not happen.",
+        fix="Include the tenant in the unique constraint of the key.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_TENANT,),
-        requests=6,
+        requests=4,
         judge=independent,
         sight=True,
     ),
@@ -113,15 +136,28 @@ TENANTS: Final = (
         id="tenants.unseen",
         title="A tenant cannot find out which keys another one uses",
         why="A refusal that only used keys get tells who does business with whom.",
+        fix="Include the tenant in the unique constraint of the key.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_TENANT, Need.OTHER_BODY),
         requests=3,
         judge=unseen,
     ),
     Clause(
+        id="tenants.same-caller",
+        title="A retry with a renewed token of the same caller is the same request",
+        why="Tokens expire between a request and its retry.",
+        fix="Scope keys by the account behind the credentials, not by the token itself.",
+        severity=Severity.CRITICAL,
+        needs=(Need.SAME_CALLER,),
+        requests=5,
+        judge=same_caller,
+        sight=True,
+    ),
+    Clause(
         id="tenants.no-pass",
         title="A used key opens nothing to those without credentials",
         why="Keys are in logs; a replay to every caller who knows one is a leak.",
+        fix="Authenticate before looking the key up.",
         severity=Severity.CRITICAL,
         needs=(Need.CREDENTIALS,),
         requests=3,
@@ -131,9 +167,10 @@ TENANTS: Final = (
         id="tenants.not-spoilt",
         title="A request that was refused for its credentials does not use up the key",
         why="An expired token would turn a key into a dead end.",
+        fix="Authenticate before claiming the key.",
         severity=Severity.MEDIUM,
         needs=(Need.CREDENTIALS,),
-        requests=4,
+        requests=3,
         judge=not_spoilt,
     ),
 )
@@ -142,9 +179,14 @@ TENANTS: Final = (
 _SHORTEST: Final = 6
 _DIGITS: Final = (9, 6, 4)
 _MOST_MARKED: Final = 6
+_SHORT_TEXT: Final = 200
 _BETWEEN: Final = re.compile(r"(?<=[0-9])[.,_' ](?=[0-9])")
 _DIGESTS: Final = {"etag", "digest", "content-digest", "repr-digest", "content-md5"}
-_INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d|1[6-9]\d{8}(\d{3})?([.]\d+)?$")
+_INSTANT: Final = re.compile(
+    r"\d{4}-\d\d-\d\d|1[6-9]\d{8}(\d{3})?([.]\d+)?$|(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d [A-Z][a-z]{2} \d{4} "
+)
+_DATED: Final = {"date", "expires", "last-modified"}
+"""Headers that hold the instant of an answer, which other answers of the same moment share."""
 _DIGEST: Final = re.compile(rb"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{64}|[0-9A-Fa-f]{40})(?![0-9A-Fa-f])")
 _SCRIPT: Final = "<script>alert(1)</script>"
 
@@ -244,7 +286,7 @@ def _values(answer: Answer) -> list[str]:
 
 def _shows(answer: Answer, secret: str) -> bool:
     """Whether a text is anywhere in an answer; a number may have signs between its digits, as amounts have."""
-    texts = (answer.body.decode("latin-1"), *(value for _, value in answer.headers))
+    texts = (answer.body.decode("latin-1"), *(value for name, value in answer.headers if name.lower() not in _DATED))
     plain = secret.encode().decode("latin-1")
     return any(plain in text or (plain.isdecimal() and plain in _BETWEEN.sub("", text)) for text in texts)
 
@@ -309,7 +351,8 @@ def _names(answer: Answer) -> list[str]:
     try:
         document = json.loads(answer.body)
     except ValueError:
-        return []
+        text = answer.body.decode("utf-8", "replace").strip()
+        return [text] if 0 < len(text) <= _SHORT_TEXT and "<" not in text else []
     inner = document.get("error") if isinstance(document, dict) else None
     places = [place for place in (document, inner) if isinstance(place, dict)]
     return [
@@ -322,6 +365,7 @@ CLAUSES: Final = (
         id="leaks.mismatch",
         title="The refusal of another body says nothing about the first one's answer",
         why="An attacker who guesses a key would read what was bought, and by whom.",
+        fix="Answer a mismatch with a constant text.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_BODY,),
         requests=3,
@@ -331,14 +375,16 @@ CLAUSES: Final = (
         id="leaks.first-body",
         title="The refusal of another body says nothing about the first one",
         why="Amounts and names of the first request would be shown to anyone who guesses its key.",
+        fix="Answer a mismatch with a constant text.",
         severity=Severity.CRITICAL,
-        requests=10,
+        requests=12,
         judge=first_body_is_mute,
     ),
     Clause(
         id="leaks.fingerprint",
         title="Refusals show no hash of the request",
         why="Bodies are easy to guess, and a hash says when the guess was right.",
+        fix="Keep fingerprints out of responses, or key them with a secret (HMAC).",
         severity=Severity.MEDIUM,
         must=SAFE,
         should=EVERY - SAFE,
@@ -350,6 +396,7 @@ CLAUSES: Final = (
         id="leaks.cookie",
         title="Replays do not hand out the first answer's cookie",
         why="A stored session would be given to every retry.",
+        fix="Do not store Set-Cookie.",
         severity=Severity.HIGH,
         must=SAFE,
         should=EVERY - SAFE,
@@ -361,6 +408,7 @@ CLAUSES: Final = (
         id="leaks.reflection",
         title="A key is not repeated in a page",
         why="A key with a script in it would run in a browser.",
+        fix="Do not repeat the key in an HTML page; answer errors as application/problem+json.",
         severity=Severity.HIGH,
         requests=1,
         judge=no_reflection,
@@ -369,6 +417,7 @@ CLAUSES: Final = (
         id="leaks.told-apart",
         title="Each kind of refusal has its own type or code",
         why="Statuses are shared with the application's own refusals, so clients cannot decide by them.",
+        fix="Give each refusal its own problem type or error code.",
         severity=Severity.LOW,
         must=SAFE,
         should=DRAFT - SAFE,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from oncekey.conformance import bodies
 from oncekey.conformance.clauses import (
@@ -19,6 +19,7 @@ from oncekey.conformance.clauses import (
     SAFE,
     Clause,
     Failed,
+    Harm,
     Need,
     Passed,
     Profile,
@@ -48,6 +49,12 @@ _IN_FLIGHT: Final = {
     Profile.CONFLICT: {CONFLICT},
     Profile.STRICT_MONEY: {422},
 }
+
+
+_LOST: Final = (
+    Harm.LOST,
+    "Another body got the first one's answer while the first request ran: the second {noun} never happened",
+)
 
 
 def other_body(probe: Probe) -> Verdict:
@@ -91,7 +98,9 @@ def while_running(probe: Probe) -> Verdict:
     # A pair that did not overlap is sent again with another key, and each first request of those has its effect.
     rounds = len(probe.trail) // 2
     if other.ok and not probe.busy(other):
-        return Failed("another body while the first request runs is refused", f"{shown(first)}, and {shown(other)}")
+        lost = probe.same(first, other) and (effects is None or effects <= rounds)
+        seen = f"{shown(first)}, and {shown(other)}"
+        return Failed("another body while the first request runs is refused", seen, told=_LOST if lost else None)
     if effects is not None and effects > rounds:
         return Failed("1 effect of both requests", f"{effects - rounds + 1} effects; {shown(other)}")
     return Passed()
@@ -157,7 +166,7 @@ def every_member(probe: Probe) -> Verdict:
     """Other values, one at a time, in every member that takes another one."""
     needs_comparison(probe)
     document = bodies.parsed(probe.target.body)
-    changed = [(path, bodies.put(document, path, _changed(value))) for path, value in bodies.leaves(document)]
+    changed = [(path, bodies.put(document, path, bodies.changed(value))) for path, value in bodies.leaves(document)]
     return worst_of(
         probe, (_member(probe, path, json.dumps(other).encode()) for path, other in changed[:_MOST_MEMBERS])
     )
@@ -269,7 +278,7 @@ def _is_compared(probe: Probe, path: bodies.Path) -> bool:
         return True
     key = probe.fresh()
     probe.control(probe.request(key))
-    other = json.dumps(bodies.put(document, path, _changed(value))).encode()
+    other = json.dumps(bodies.put(document, path, bodies.changed(value))).encode()
     return not probe.control(probe.request(key, body=other)).ok
 
 
@@ -302,7 +311,9 @@ def _server_error(probe: Probe, body: bytes, what: str) -> Verdict:
     if probe.habits.optional:
         control = probe.control(probe.request(None, body=body))
         if control.status and control.status < SERVER_ERROR:
-            return Failed(f"{what}: refused, or told apart", f"a server error with a key, {shown(control)} without")
+            told = Harm.WRONG, f"A key turned {what} into a server error"
+            seen = f"a server error with a key, {shown(control)} without"
+            return Failed(f"{what}: refused, or told apart", seen, told=told)
     return Undecided(f"{what} get a server error, and nothing shows that this is because of the key")
 
 
@@ -337,17 +348,6 @@ def _nested(levels: int, text: str) -> str:
     return f"{'[' * levels}{text}{']' * levels}"
 
 
-def _changed(value: Any) -> object:  # noqa: ANN401  (JSON is anything)
-    match value:
-        case bool():
-            return not value
-        case int() | float():
-            return value + 1
-        case str():
-            return f"{value}x"
-    return "x"
-
-
 def _variants(value: object) -> tuple[str, str]:
     """Two other values of the same kind."""
     match value:
@@ -362,6 +362,7 @@ def _clause(
     name: str,
     title: str,
     why: str,
+    fix: str,
     judge: Callable[[Probe], Verdict],
     *,
     requests: int,
@@ -371,6 +372,7 @@ def _clause(
         id=f"mismatches.{name}",
         title=title,
         why=why,
+        fix=fix,
         severity=severity,
         must=SAFE,
         should=EVERY - SAFE,
@@ -385,15 +387,17 @@ CLAUSES: Final = (
         id="mismatches.status",
         title="Another body under a used key gets 422 (stripe: 400, conflict: 409)",
         why="With 409 deployed clients retry for ever; with a success they believe that it was done.",
+        fix="Answer a mismatch with 422 (stripe: 400, conflict: 409).",
         severity=Severity.MEDIUM,
         needs=(Need.OTHER_BODY,),
-        requests=2,
+        requests=3,
         judge=other_body,
     ),
     Clause(
         id="mismatches.nothing-happens",
         title="Another body under a used key is neither executed nor answered",
         why="A changed amount would be paid, or believed to be paid.",
+        fix="Store a fingerprint of the request with the key, and reject a request whose fingerprint differs.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_BODY,),
         requests=4,
@@ -404,6 +408,7 @@ CLAUSES: Final = (
         id="mismatches.first-stays",
         title="A refused request changes nothing for the first one",
         why="A key that is spoilt by a mistake leaves the client without its answer.",
+        fix="Reject a mismatch without writing to the key's record.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_BODY,),
         requests=3,
@@ -414,9 +419,10 @@ CLAUSES: Final = (
         id="mismatches.while-running",
         title="Another body is refused also while the first request runs",
         why="A server that compares only finished requests lets another one take its place.",
+        fix="Write the fingerprint with the claim, so that it can be compared while the first request runs.",
         severity=Severity.HIGH,
         needs=(Need.SLOW, Need.OTHER_BODY),
-        requests=8,
+        requests=4,
         judge=while_running,
         sight=True,
     ),
@@ -424,15 +430,17 @@ CLAUSES: Final = (
         id="mismatches.running-status",
         title="Another body while the first request runs gets 422 or 409 (stripe: 400 or 409; strict-money: 422)",
         why="With 409 the client waits for the answer to a request that it did not send.",
+        fix="Compare fingerprints before answering that a request is in progress.",
         severity=Severity.MEDIUM,
         needs=(Need.SLOW, Need.OTHER_BODY),
-        requests=6,
+        requests=3,
         judge=running_status,
     ),
     Clause(
         id="mismatches.query",
         title="Another query under a used key is not answered with the first one's answer",
         why="What is in the query is part of what was asked.",
+        fix="Include the query in the fingerprint.",
         severity=Severity.MEDIUM,
         must=SAFE,
         should=EVERY - SAFE,
@@ -444,6 +452,7 @@ CLAUSES: Final = (
         id="mismatches.endpoint",
         title="A key is never answered with another endpoint's answer",
         why="A refund that is answered with a payment's success never happens.",
+        fix="Include the path in the fingerprint, or in the scope of the key.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_URL,),
         requests=2,
@@ -454,6 +463,7 @@ CLAUSES: Final = (
         id="mismatches.method",
         title="A key is never answered with another method's answer",
         why="A key stands for one request, and the method is part of it.",
+        fix="Include the method in the fingerprint.",
         severity=Severity.HIGH,
         needs=(Need.UNSAFE,),
         requests=2,
@@ -464,51 +474,58 @@ CLAUSES: Final = (
         "every-member",
         "Another value of any member is another request",
         "A server that compares the amount and not the currency pays in the wrong one.",
+        "Include every member of the body in the fingerprint.",
         every_member,
-        requests=16,
+        requests=6,
     ),
     _clause(
         "large-integers",
         "Integers beyond 2 to the power of 53 are refused, or told apart",
         "A server that reads them as floating point takes two amounts for one.",
+        "Parse integers exactly, or reject those beyond 2^53 with 400.",
         large_integers,
-        requests=4,
+        requests=2,
     ),
     _clause(
         "types",
         'A number and the text of its digits are told apart, as are true and 1, null and ""',
         "A comparison of texts takes them for one, and another operation is answered with the first one's success.",
+        "Compare JSON values with their types, not their text.",
         types,
-        requests=14,
+        requests=12,
     ),
     _clause(
         "array-order",
         "The order of an array is part of the request",
         "From A to B is another transfer than from B to A.",
+        "Keep the order of arrays in the fingerprint.",
         order_of_arrays,
-        requests=6,
+        requests=2,
     ),
     _clause(
         "duplicate-names",
         "Bodies with two members of one name are refused, or told apart",
         "Parsers differ in which one they take: what is compared may not be what is executed.",
+        "Reject a body with duplicate names with 400.",
         duplicate_names,
-        requests=6,
+        requests=2,
     ),
     _clause(
         "surrogates",
         "Halves of characters are refused, or told apart",
         "They cannot be written as UTF-8: a server that replaces them takes different texts for one.",
+        "Reject lone surrogates with 400.",
         lonely_surrogates,
-        requests=6,
+        requests=4,
         severity=Severity.MEDIUM,
     ),
     _clause(
         "depth",
         "Bodies that differ far inside are refused, or told apart",
         "A comparison that stops at some depth does not see what is below.",
+        "Include every level in the fingerprint, and reject bodies that are too deep with 400.",
         depth,
-        requests=7,
+        requests=5,
         severity=Severity.MEDIUM,
     ),
 )

@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from threading import Thread
 from typing import Final
 
 from oncekey.conformance import bodies, raw_http
 from oncekey.conformance.bodies import Path, amount_at, is_same, volatile
-from oncekey.conformance.carrier import KEY, MARKER
+from oncekey.conformance.carrier import ANY_UUID, KEY, MARKER
 from oncekey.conformance.clauses import PLAIN, Exchange, Manner, Need, Profile, UndecidedError, Way
 from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.target import Target, is_secret, replaced
@@ -23,6 +24,7 @@ from oncekey.core.errors import OncekeyError
 
 _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
 _SERVER_ERROR: Final = 500
+_GATEWAY: Final = frozenset({502, 503, 504})
 _MOST_TRIES: Final = 20
 _SHORTEST, _LONGEST = 0.05, 1.0
 _LIMITED_TRIES, _LONGEST_WAIT = 4, 5.0
@@ -42,13 +44,17 @@ class Habits:
     optional: bool = False
     """A request without a key is executed."""
     opaque: bool = True
-    """A key may be any text. If not, it must be a UUID, in which the case of letters means nothing."""
+    """A key may be any text. If not, it has a fixed form: a UUID, in which the case of letters means nothing."""
     volatile: frozenset[Path] = frozenset()
     """Places that are new in every answer, also in a replay."""
     compares: bool = True
     """Another body under a used key is refused."""
     free: Path | None = None
     """Where an extra member may be added to the body, which the API accepts and compares."""
+
+
+class SilentError(Exception):
+    """The API does not answer any more, so nothing else can be judged."""
 
 
 class Probe:
@@ -63,6 +69,8 @@ class Probe:
         self.habits = Habits()
         self.trail: list[Exchange] = []
         self.sent = 0
+        self.refusal = ""
+        """Why the API refused the last plain request under a fresh key; empty if it executed it."""
         self.effects: int | None = None
         """The most effects that the present clause has counted at a time."""
         self._quoted = quoted
@@ -80,10 +88,9 @@ class Probe:
 
     # Keys and requests
 
-    @staticmethod
-    def fresh() -> str:
-        """A key that was never used, which any API accepts: a UUID."""
-        return str(uuid.uuid4())
+    def fresh(self) -> str:
+        """A key that was never used, in the form that the API accepts: a UUID, if nothing else was said."""
+        return self.target.key_format.fresh()
 
     @staticmethod
     def fresh_text() -> str:
@@ -108,8 +115,12 @@ class Probe:
         )
 
     def as_other_tenant(self, request: RawRequest) -> RawRequest:
-        """The same request from another tenant."""
-        return replace(request, headers=replaced(request.headers, self.target.other_tenant))
+        """The same request from another tenant; what must be unique in its body is another one."""
+        return replace(request, headers=replaced(request.headers, self.target.other_tenant), salt="other tenant ")
+
+    def as_same_caller(self, request: RawRequest) -> RawRequest:
+        """The same request with the caller's other credentials."""
+        return replace(request, headers=replaced(request.headers, self.target.same_caller))
 
     def as_nobody(self, request: RawRequest) -> RawRequest:
         """The same request without credentials."""
@@ -132,6 +143,25 @@ class Probe:
         time.sleep(pause)
         manner = Manner(seconds=pause)
         return self._noted([request], lambda: [raw_http.send_raw(request, self.target.timeout)], manner=manner)[0]
+
+    def plain(self) -> Answer:
+        """The answer to a plain request under a fresh key; waits for a server that is being restarted.
+
+        Raises:
+            SilentError: There was no answer within the target's patience.
+        """
+        ends, pause = time.monotonic() + self.target.patience, _SHORTEST
+        while True:
+            answer = self.control(self.request(self.fresh()))
+            if answer.status and answer.status not in _GATEWAY:
+                return answer
+            if time.monotonic() > ends:
+                break
+            time.sleep(pause)
+            pause = min(pause * 1.6, _LONGEST)
+        if answer.status:
+            return answer
+        raise SilentError(f"the API stopped answering ({answer.reason})")
 
     def control(self, request: RawRequest) -> Answer:
         """Send a request that shows what the API does in general; the script that repeats a finding leaves it out."""
@@ -285,7 +315,9 @@ class Probe:
         return answers
 
     def _by_whom(self, request: RawRequest) -> str:
-        """The tenant of a request, in words: reports hide credentials, so they must name another tenant."""
+        """The caller of a request, in words: reports hide credentials, so they must name another caller."""
+        if set(self.target.same_caller) & set(request.headers):
+            return "with the renewed credentials"
         return "as the other tenant" if set(self.target.other_tenant) & set(request.headers) else ""
 
 
@@ -328,6 +360,7 @@ _SHOWN = 300
 _MEMBER = "oncekey_check"
 _TEXTS = ('"a"', '"b"')
 _MOST_OBJECTS = 3
+_MOST_OTHERS = 8
 
 
 class CannotCheckError(OncekeyError):
@@ -361,7 +394,10 @@ def _aimed(target: Target, profile: Profile, most: int) -> Probe:
     if probe is None:
         raise CannotCheckError(_refusal(target, seen[0]))
     probe.habits = _habits(probe, answer)
-    _find_other_body(probe)
+    if probe.target.other_body is not None:
+        _check_other_body(probe, probe.target.other_body)
+    elif probe.target.is_json:
+        _find_other_body(probe)
     if probe.target.is_json and probe.target.other_body is not None:
         _find_what_is_compared(probe, probe.target.other_body)
     return probe
@@ -389,22 +425,31 @@ def _habits(probe: Probe, first: Answer) -> Habits:
         protects=together in {None, 1},
         volatile=new,
         optional=probe.target.key_optional or probe.send_raw(probe.raw_request()).ok,
-        opaque=probe.send(probe.fresh_text()).ok,
+        opaque=probe.target.key_format == ANY_UUID and probe.send(probe.fresh_text()).ok,
     )
 
 
-def _find_other_body(probe: Probe) -> None:
-    """Find another body that the API accepts under a key of its own, so that a later refusal is about the key."""
-    target = probe.target
-    given = target.other_body is not None
-    body = target.other_body if given or not target.is_json else bodies.other(target.body)
-    if body is None:
-        return
-    answer = raw_http.send_raw(probe.request(probe.fresh(), body=body), target.timeout)
-    probe.sent += 1
-    if given and not answer.ok:
+def _check_other_body(probe: Probe, body: bytes) -> None:
+    answer = probe.send(probe.fresh(), body=body)
+    if not answer.ok:
         raise CannotCheckError(f"--other-body was not taken under a fresh key: {_shown(answer)}")
-    probe.target = replace(target, other_body=body if answer.ok else None)
+
+
+def _find_other_body(probe: Probe) -> None:
+    """Find another body that the API accepts under a key of its own, so that a later refusal is about the key.
+
+    One member after the other is changed, until the API refuses a change under a used key; else the first change that
+    it accepts is taken.
+    """
+    found = None
+    for body in islice(bodies.others(probe.target.body), _MOST_OTHERS):
+        if not probe.send(probe.fresh(), body=body).ok:
+            continue
+        found = found or body
+        if _refused(probe, probe.target.body, body):
+            found = body
+            break
+    probe.target = replace(probe.target, other_body=found)
 
 
 def _find_what_is_compared(probe: Probe, other: bytes) -> None:

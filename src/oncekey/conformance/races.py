@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Final
@@ -12,6 +13,7 @@ from oncekey.conformance.clauses import (
     SAFE,
     Clause,
     Failed,
+    Harm,
     Need,
     Passed,
     Profile,
@@ -25,6 +27,8 @@ from oncekey.conformance.raw_http import Answer
 
 _ACCEPTED: Final = 202
 _LOSERS: Final = 10
+_LONGEST_WAIT: Final = 3600
+"""A client that is told to wait longer for a request that runs has given up before."""
 _RUNNING: Final = {
     Profile.IETF: {CONFLICT},
     Profile.STRIPE: {CONFLICT},
@@ -86,11 +90,11 @@ def told_to_wait(probe: Probe) -> Verdict:
     if busy is None:
         return Passed()  # the server waited itself, so it need not say how long
     advice = busy.header("Retry-After")
-    return (
-        Passed()
-        if _is_wait(advice)
-        else Failed("Retry-After: a number of seconds, or a date", f"{shown(busy)}; Retry-After: {advice}")
-    )
+    if _is_wait(advice):
+        return Passed()
+    told = None if advice is None else (Harm.UNTOLD, f"A client that has to wait got Retry-After: {advice}")
+    seen = f"{shown(busy)}; Retry-After: {advice}"
+    return Failed("Retry-After: a number of seconds, or a date, within an hour", seen, told=told)
 
 
 def soon_answered(probe: Probe) -> Verdict:
@@ -136,12 +140,11 @@ def _is_wait(advice: str | None) -> bool:
     if advice is None:
         return False
     if advice.isdecimal():
-        return int(advice) >= 1
+        return 1 <= int(advice) <= _LONGEST_WAIT
     try:
-        parsedate_to_datetime(advice)
-    except ValueError:
+        return parsedate_to_datetime(advice) <= datetime.now(UTC) + timedelta(seconds=_LONGEST_WAIT)
+    except (ValueError, TypeError):
         return False
-    return True
 
 
 def _race(many: int) -> Clause:
@@ -149,8 +152,9 @@ def _race(many: int) -> Clause:
         id=f"races.{many}",
         title=f"{many} identical requests at the same moment have one effect",
         why="Servers that look first and insert afterwards execute twice here, and only here.",
+        fix="Claim the key with one INSERT under a unique constraint (or SET NX) before the effect; do not look first.",
         severity=Severity.CRITICAL,
-        requests=many + 12,
+        requests=many + 3,
         judge=partial(race, many=many),
         sight=True,
     )
@@ -162,17 +166,19 @@ CLAUSES: Final = (
         id="races.losers",
         title="Of requests at the same moment each gets the success, or is told to wait",
         why="A client that gets a server error for a request that is executed does not know what to do.",
+        fix="Answer a duplicate that lost the race with 409 and Retry-After, or let it wait for the response.",
         severity=Severity.MEDIUM,
-        requests=_LOSERS + 12,
+        requests=_LOSERS + 1,
         judge=losers,
     ),
     Clause(
         id="races.while-running",
         title="The same request while the first one runs gets 409, or waits for its answer",
         why="Whatever else it gets, the client takes it for the outcome.",
+        fix="Answer 409 with Retry-After while the first request runs, or wait for its response.",
         severity=Severity.HIGH,
         needs=(Need.SLOW,),
-        requests=6,
+        requests=2,
         judge=while_running,
         sight=True,
     ),
@@ -180,20 +186,22 @@ CLAUSES: Final = (
         id="races.retry-after",
         title="Who has to wait is told how long",
         why="Without Retry-After clients choose for themselves, and all choose at once.",
+        fix="Add Retry-After, in seconds, to the response that asks the client to wait.",
         severity=Severity.MEDIUM,
         must=SAFE,
         should=EVERY - SAFE,
         needs=(Need.SLOW,),
-        requests=6,
+        requests=2,
         judge=told_to_wait,
     ),
     Clause(
         id="races.answered",
         title="Who waited gets the first one's answer",
         why="A lock that outlives its request blocks the client that needs the answer.",
+        fix="Release the lock with the response, and give it a time limit.",
         severity=Severity.HIGH,
         needs=(Need.SLOW,),
-        requests=12,
+        requests=3,
         judge=soon_answered,
         sight=True,
     ),
@@ -201,8 +209,9 @@ CLAUSES: Final = (
         id="races.pipelined",
         title="Duplicates on one connection have one effect",
         why="Some clients retry on the connection on which they still wait.",
+        fix="Look the key up for each request, not for each connection.",
         severity=Severity.HIGH,
-        requests=8,
+        requests=5,
         judge=pipelined,
         sight=True,
     ),

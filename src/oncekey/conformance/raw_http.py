@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -90,16 +91,28 @@ class RawRequest:
     chunked: bool = False
     keep_open: bool = False
     carrier: Carrier = field(default_factory=Carrier)
+    nonce: str = field(default_factory=lambda: uuid.uuid4().hex, compare=False, repr=False)
+    """Fills the placeholders of a body that is sent without a key."""
+
+    salt: str = ""
+    """Makes placeholders differ between callers that use the same key."""
+
+    def as_sent(self) -> tuple[tuple[Header, ...], bytes, Address]:
+        """The header lines, the body and the address as this API wants them."""
+        headers, body, target = self.carrier.for_api(
+            self.headers, self.body, self.address.target, nonce=self.nonce, salt=self.salt
+        )
+        return headers, body, self.address.at(target)
 
     @property
     def content(self) -> bytes:
         """The body as it is sent."""
-        return self.carrier.for_api(self.headers, self.body)[1]
+        return self.as_sent()[1]
 
     def lines(self) -> list[str]:
         """Request line and header lines."""
-        headers, body = self.carrier.for_api(self.headers, self.body)
-        lines = [f"{self.method} {self.address.target} HTTP/1.1", f"Host: {self.address.authority}"]
+        headers, body, address = self.as_sent()
+        lines = [f"{self.method} {address.target} HTTP/1.1", f"Host: {address.authority}"]
         lines += [f"{name}: {value}" for name, value in headers]
         if self.chunked:
             lines.append("Transfer-Encoding: chunked")
@@ -140,6 +153,10 @@ class Answer:
     def header(self, name: str) -> str | None:
         """The first value of a field."""
         return next((value for known, value in self.headers if known.lower() == name.lower()), None)
+
+    def values(self, name: str) -> str:
+        """All values of a field as one list, as RFC 9110 lets an intermediary write them; empty without the field."""
+        return ", ".join(value for known, value in self.headers if known.lower() == name.lower())
 
 
 def silence(why: object) -> Answer:

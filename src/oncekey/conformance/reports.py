@@ -1,4 +1,4 @@
-"""The reports: lines for a terminal, one page of HTML, JSON for programs, JUnit's XML for continuous integration.
+"""The reports: lines for a terminal, one page of HTML, JSON for programs, JUnit's XML and SARIF for pipelines.
 
 The command adds the colours.
 """
@@ -25,11 +25,20 @@ MARK: Final = "# ---- 8< ----"
 
 def verdict_line(report: Report) -> str:
     """The whole run in one sentence."""
-    counts = f"{len(report.passed)} passed, {len(report.failed)} failed, {len(report.advice)} advice, "
-    counts += f"{len(report.skipped)} skipped, {len(report.undecided)} undecided"
-    counts += f", {len(report.known_findings)} known" if report.known else ""
+    stopped = f"Stopped early: {report.stopped}. " if report.stopped else ""
     matches = ", ".join(report.matches) or "none"
-    return f"{counts} by the profile {report.profile}; profiles without a broken promise: {matches}"
+    return f"{stopped}{counts(report)} by the profile {report.profile}; profiles without a broken promise: {matches}"
+
+
+def counts(report: Report) -> str:
+    """How many clauses had which result."""
+    words = [f"{len(report.passed)} passed", f"{len(report.failed)} failed", f"{len(report.advice)} advice"]
+    words += [f"{len(report.allowed)} allowed"] if report.allowed else []
+    words += [f"{len(report.known_findings)} known"] if report.known else []
+    skipped, undecided = len(report.skipped), len(report.undecided)
+    if skipped or undecided:
+        words.append(f"{skipped + undecided} not judged ({skipped} skipped, {undecided} undecided)")
+    return ", ".join(words)
 
 
 def run_line(report: Report) -> str:
@@ -37,8 +46,8 @@ def run_line(report: Report) -> str:
     return f"oncekey {report.version}: {invocation(report.target, report.profile)}"
 
 
-def rows(report: Report) -> Iterator[tuple[Area, list[tuple[str, str, str]]]]:
-    """The table by area: the result, the clause, and a remark."""
+def rows(report: Report) -> Iterator[tuple[Area, list[tuple[str, str, str, str]]]]:
+    """The table by area: the result, the clause's id and title, and a remark."""
     for area in Area:
         found = [finding for finding in report.asked if finding.clause.area is area]
         if found:
@@ -63,6 +72,7 @@ def told(group: Group, report: Report) -> str:
         f"  promise:   {report.in_api_words(clause.title)}. {clause.why}",
         f"  expected:  {verdict.expected}",
         f"  seen:      {verdict.seen}",
+        f"  fix:       {report.in_api_words(clause.fix)}",
         *(f"  read:      {text.name}, {text.url}" for text in references(clause.id)),
         *(f"  follows:   {one.headline} ({one.clause.id})" for one in group.consequences),
         "  to repeat it, save what is between the marks and run it with bash:",
@@ -99,7 +109,7 @@ def plain(report: Report) -> str:
         lines += ["Also wrong", *(f"  {line}" for line in others), ""]
     for area, table in rows(report):
         lines.append(area.value)
-        lines += [f"  {word:8} {title}{f' ({note})' if note else ''}" for word, title, note in table]
+        lines += [f"  {word:9} {name:26} {title}{f' ({note})' if note else ''}" for word, name, title, note in table]
     return "\n".join([*lines, "", *missing(report), run_line(report), verdict_line(report)])
 
 
@@ -107,27 +117,28 @@ def _more(group: Group) -> str:
     return f", and {len(group.consequences)} that follow from it" if group.consequences else ""
 
 
-def _row(finding: Finding, report: Report) -> tuple[str, str, str]:
-    word, verdict = report.word(finding), finding.verdict
+def _row(finding: Finding, report: Report) -> tuple[str, str, str, str]:
+    verdict = finding.verdict
     note = ""
     if isinstance(verdict, Skipped):
         note = verdict.because
-    elif isinstance(verdict, Failed) and word != "passed":
+    elif isinstance(verdict, Failed):
         note = f"seen: {verdict.seen}"
-    return word, report.in_api_words(finding.clause.title), note
+    return report.word(finding), finding.clause.id, report.in_api_words(finding.clause.title), note
 
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; --bad: #c62828; --good: #2e7d32; --warn: #b26a00; --dim: #777; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+h1 { font-size: 1.5rem; margin-bottom: 0; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 .verdict { font-size: 1.1rem; padding: .8rem 1rem; border-left: .4rem solid var(--good); background: #8881; }
 .verdict.bad { border-color: var(--bad); }
 table { border-collapse: collapse; width: 100%; } caption { text-align: left; font-weight: 600; padding: .6rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
 td:first-child { width: 6rem; font-weight: 600; } code, pre { font: .85rem/1.45 ui-monospace, monospace; }
 .FAILED { color: var(--bad); } .passed { color: var(--good); } .advice { color: var(--warn); }
-.skipped, .undecided, .known, .dim { color: var(--dim); }
+.skipped, .undecided, .known, .allowed, .dim { color: var(--dim); } td code { color: var(--dim); }
+@media (max-width: 40rem) { body { margin: 1rem auto; } h1 { font-size: 1.2rem; } td:first-child { width: auto; } }
 article { border: 1px solid var(--line); padding: .2rem 1rem 1rem; margin: 1rem 0; }
 article.FAILED { border-left: .4rem solid var(--bad); color: inherit; }
 pre { background: #8881; padding: .7rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -163,12 +174,14 @@ def to_html(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
-    kept = f"{len(report.passed)} passed, {len(report.failed)} failed, {len(report.advice)} advice, "
-    kept += f"{len(report.skipped)} skipped, {len(report.undecided)} undecided."
     matches = ", ".join(report.matches) or "none"
-    bad = " bad" if report.failed else ""
+    bad = " bad" if report.failed or report.stopped else ""
     word = "Promises are broken." if report.failed else "No promise that could be judged is broken."
-    return f'<p class="verdict{bad}"><strong>{word}</strong> {kept} Profiles of which none is broken: {matches}.</p>'
+    stopped = f"The run stopped early: {escape(report.stopped)}. " if report.stopped else ""
+    return (
+        f'<p class="verdict{bad}"><strong>{stopped}{word}</strong> {counts(report)}. '
+        f"Profiles of which none is broken: {matches}.</p>"
+    )
 
 
 def _findings(heading: str, groups: list[Group], report: Report) -> str:
@@ -204,6 +217,7 @@ def _finding(finding: Finding, report: Report) -> str:
         f'<p><span class="dim">{finding.harm.words}; {clause.severity.name.lower()}; {escape(clause.id)}</span><br>'
         f"<strong>Promise</strong> {escape(report.in_api_words(clause.title))}. {escape(clause.why)}<br>"
         f"<strong>Expected</strong> {escape(verdict.expected)}<br><strong>Seen</strong> {escape(verdict.seen)}<br>"
+        f"<strong>Fix</strong> {escape(report.in_api_words(clause.fix))}<br>"
         f"<strong>Read</strong> {texts}</p>"
         f"<details><summary>A script that repeats it</summary><pre>{escape(lines)}</pre></details>"
         f"<details><summary>What went over the wire</summary><pre>{escape(exchange)}</pre></details>"
@@ -225,9 +239,12 @@ def _table_row(finding: Finding, report: Report) -> str:
     if isinstance(verdict, Skipped):
         told = f"; pass <code>{escape(verdict.pass_this)}</code>" if verdict.pass_this else ""
         more = f'<br><span class="dim">{escape(verdict.because)}{told}</span>'
-    elif isinstance(verdict, Failed) and word != "passed":
+    elif word == "allowed" and isinstance(verdict, Failed):
+        more = f'<br><span class="dim">{escape(verdict.seen)}</span>'
+    elif isinstance(verdict, Failed):
         more = f'<br><a href="#{escape(finding.clause.id)}">{escape(finding.headline)}</a>'
-    return f'<tr><td class="{word}">{word}</td><td>{escape(report.in_api_words(finding.clause.title))}{more}</td></tr>'
+    title = f"<code>{escape(finding.clause.id)}</code> {escape(report.in_api_words(finding.clause.title))}"
+    return f'<tr><td class="{word}">{word}</td><td>{title}{more}</td></tr>'
 
 
 def to_json(report: Report) -> str:
@@ -248,6 +265,8 @@ def to_json(report: Report) -> str:
         "advice": len(report.advice),
         "skipped": len(report.skipped),
         "undecided": len(report.undecided),
+        "allowed": len(report.allowed),
+        "stopped": report.stopped,
         "known": len(report.known_findings),
         "headlines": [group.root.headline for group in report.groups],
         "most_dangerous": [finding.clause.id for finding in report.dangers],
@@ -264,10 +283,12 @@ def _clause(finding: Finding, report: Report, cause: str | None) -> dict[str, ob
         "area": clause.area.value,
         "title": report.in_api_words(clause.title),
         "why": clause.why,
+        "fix": report.in_api_words(clause.fix),
         "severity": clause.severity.name.lower(),
         "references": [{"name": text.name, "url": text.url} for text in references(clause.id)],
         "result": report.word(finding).lower() if asked else "not asked",
         "seconds": round(finding.seconds, 3),
+        "requests": finding.sent,
         **_details(finding, report),
         **({} if cause is None else {"caused_by": cause}),
     }
@@ -337,11 +358,81 @@ def _outcome(case: Element, finding: Finding, report: Report) -> None:
         message = _legal(f"{finding.headline}: expected {verdict.expected}; seen {verdict.seen}")
         texts = "\n".join(f"{one.name}: {one.url}" for one in references(finding.clause.id))
         lines = "\n".join(script(report.target, verdict.exchange))
-        text = _legal("\n\n".join([finding.clause.why, texts, lines, *map(transcript, shortened(verdict.exchange))]))
+        fix = f"Fix: {report.in_api_words(finding.clause.fix)}"
+        shown = map(transcript, shortened(verdict.exchange))
+        text = _legal("\n\n".join([finding.clause.why, fix, texts, lines, *shown]))
         if finding.fails_in(report.profile):
             SubElement(case, "failure", message=message, type=finding.clause.severity.name).text = text
         else:
             SubElement(case, "system-out").text = f"advice: {message}\n\n{text}"
+
+
+_LEVELS: Final = {"FAILED": "error", "known": "error", "advice": "note"}
+
+
+def to_sarif(report: Report) -> str:
+    """SARIF 2.1.0, which code hosts show beside a change. A baseline's findings are marked as unchanged."""
+    found = [finding for finding in report.asked if report.word(finding) in _LEVELS]
+    name = f"{report.target.method} {report.target.address.path}"
+    document = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "oncekey check",
+                        "version": report.version,
+                        "rules": [_rule(finding, report) for finding in report.asked],
+                    }
+                },
+                "invocations": [
+                    {
+                        "commandLine": invocation(report.target, report.profile),
+                        "executionSuccessful": not report.stopped,
+                    }
+                ],
+                "results": [_result(finding, report, name) for finding in found],
+            }
+        ],
+    }
+    return f"{json.dumps(document, indent=2, ensure_ascii=False)}\n"
+
+
+def _rule(finding: Finding, report: Report) -> dict[str, object]:
+    clause, texts = finding.clause, references(finding.clause.id)
+    return {
+        "id": clause.id,
+        "shortDescription": {"text": report.in_api_words(clause.title)},
+        "fullDescription": {"text": clause.why},
+        "help": {"text": report.in_api_words(clause.fix)},
+        **({"helpUri": texts[0].url} if texts else {}),
+        "defaultConfiguration": {"level": "error" if report.profile in clause.must else "note"},
+    }
+
+
+def _result(finding: Finding, report: Report, name: str) -> dict[str, object]:
+    verdict = finding.verdict
+    assert isinstance(verdict, Failed)
+    fix = report.in_api_words(finding.clause.fix)
+    text = f"{finding.headline}. Expected: {verdict.expected}. Seen: {verdict.seen}. {fix}"
+    return {
+        "ruleId": finding.clause.id,
+        "level": _LEVELS[report.word(finding)],
+        "message": {"text": text},
+        "locations": [
+            {
+                # Code hosts show a result at a file only; an API has none, so its path takes the place.
+                "physicalLocation": {
+                    "artifactLocation": {"uri": report.target.address.path.strip("/") or "api"},
+                    "region": {"startLine": 1},
+                },
+                "logicalLocations": [{"fullyQualifiedName": name, "kind": "resource"}],
+            }
+        ],
+        "partialFingerprints": {"clause/v1": f"{name} {finding.clause.id}"},
+        "baselineState": "unchanged" if report.word(finding) == "known" else "new",
+    }
 
 
 def _legal(text: str) -> str:

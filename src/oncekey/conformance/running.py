@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
-from oncekey.conformance.catalogue import ABOUT_HEADERS, CLAUSES, planned
+from oncekey.conformance.carrier import Place
+from oncekey.conformance.catalogue import ABOUT_HEADERS, CLAUSES, NOT_IN_PATH, planned
 from oncekey.conformance.clauses import (
+    LIKELY,
+    Area,
     Clause,
     Exchange,
     Failed,
+    Harm,
     Need,
     Passed,
     Profile,
@@ -25,16 +29,21 @@ from oncekey.conformance.clauses import (
     Undecided,
     UndecidedError,
     Verdict,
+    Way,
 )
-from oncekey.conformance.headlines import Evidence, Group, Harm, grouped, told_of
+from oncekey.conformance.headlines import Evidence, Group, grouped, told_of
 from oncekey.conformance.judging import is_marked
-from oncekey.conformance.probe import Probe, take_aim
+from oncekey.conformance.probe import Probe, SilentError, take_aim
 from oncekey.conformance.raw_http import Answer
 from oncekey.conformance.target import Target
 from oncekey.core.errors import OncekeyError
 
 MOST_DANGEROUS = 3
 """How many causes the report shows first, in full."""
+
+_DISTURBED = frozenset({0, 429, 502, 503, 504})
+_CUT = frozenset({Way.CUT, Way.INTERRUPTED})
+"""Here the missing answer is what the clause is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,8 @@ class Finding:
     clause: Clause
     verdict: Verdict
     seconds: float = 0.0
+    sent: int = 0
+    """How many requests were sent for it."""
     evidence: Evidence = field(default_factory=Evidence)
     harm: Harm | None = None
     """The harm that was seen, if the clause failed."""
@@ -51,11 +62,12 @@ class Finding:
 
     def fails_in(self, profile: Profile) -> bool:
         """Whether the API breaks a promise of this profile."""
-        return profile in self.clause.must and self._wrong_in(profile)
+        return profile in self.clause.must and self._wrong_in(profile) and not self._mild_in(profile)
 
     def advises_in(self, profile: Profile) -> bool:
         """Whether the API could do better by this profile."""
-        return profile in self.clause.should and self._wrong_in(profile)
+        advised = profile in self.clause.should or (profile in self.clause.must and self._mild_in(profile))
+        return advised and self._wrong_in(profile)
 
     def is_asked_in(self, profile: Profile) -> bool:
         """Whether the profile says anything about it."""
@@ -63,6 +75,9 @@ class Finding:
 
     def _wrong_in(self, profile: Profile) -> bool:
         return isinstance(self.verdict, Failed) and profile in self.verdict.only
+
+    def _mild_in(self, profile: Profile) -> bool:
+        return isinstance(self.verdict, Failed) and profile in self.verdict.mild
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,8 @@ class Report:
     version: str = field(default_factory=lambda: version("oncekey"))
     known: frozenset[str] = frozenset()
     """The clauses whose failure is in the baseline."""
+    stopped: str = ""
+    """Why the run ended before its last clause; empty if it did not."""
 
     @property
     def asked(self) -> list[Finding]:
@@ -101,7 +118,7 @@ class Report:
     @property
     def groups(self) -> list[Group]:
         """The broken promises by what causes them, the cause with the worst effect first."""
-        return sorted(grouped(self.failed), key=lambda group: -max(_rank(finding) for finding in group.all)[0])
+        return sorted(grouped(self.failed), key=lambda group: max(map(_rank, group.all)), reverse=True)
 
     @property
     def dangers(self) -> list[Finding]:
@@ -127,8 +144,12 @@ class Report:
     @property
     def passed(self) -> list[Finding]:
         """The clauses that the API keeps."""
-        others = (*self._broken, *self.advice, *self.skipped, *self.undecided)
-        return [finding for finding in self.asked if finding not in others]
+        return [finding for finding in self.asked if isinstance(finding.verdict, Passed)]
+
+    @property
+    def allowed(self) -> list[Finding]:
+        """What this profile allows and another one forbids."""
+        return [finding for finding in self.asked if word_for(finding, self.profile) == "allowed"]
 
     @property
     def matches(self) -> list[Profile]:
@@ -164,20 +185,101 @@ def check(
     began = time.monotonic()
     # Waiting for a request that still runs may take more than planned, and is bounded too.
     probe = take_aim(target, profile, 3 * planned(chosen))
-    findings = []
-    for number, clause in enumerate(chosen, 1):
-        progress(clause, number, len(chosen))
-        started = time.monotonic()
-        if started - began > time_limit:
-            findings.append(Finding(clause, Skipped("the time was up", "--time-limit")))
-            continue
-        findings.append(replace(_judge(clause, probe), seconds=time.monotonic() - started))
-    return Report(probe.target, profile, tuple(findings), probe.sent, time.monotonic() - began)
+    findings: list[Finding] = []
+    stopped = ""
+    try:
+        for number, clause in enumerate(chosen, 1):
+            progress(clause, number, len(chosen))
+            started, sent = time.monotonic(), probe.sent
+            if started - began > time_limit:
+                findings.append(Finding(clause, Skipped("the time was up", "--time-limit")))
+                continue
+            found = _unsupplied(clause, probe) or _judged(clause, probe, profile)
+            findings.append(replace(found, seconds=time.monotonic() - started, sent=probe.sent - sent))
+            if number == len(chosen) or chosen[number].area is not clause.area:
+                findings = _still_executed(probe, findings, clause.area)
+    except SilentError as error:
+        stopped = f"{error} in {clause.id}"
+    except KeyboardInterrupt:
+        stopped = f"interrupted in {clause.id}"
+    findings += [Finding(clause, Skipped(f"not tried: {stopped}")) for clause in chosen[len(findings) :]]
+    return Report(probe.target, profile, tuple(findings), probe.sent, time.monotonic() - began, stopped=stopped)
 
 
-def _judge(clause: Clause, probe: Probe) -> Finding:
-    if probe.target.carrier.member is not None and clause.id in ABOUT_HEADERS:
-        return Finding(clause, Skipped("it is about a header, and the key is in the body here"))
+def _judged(clause: Clause, probe: Probe, profile: Profile) -> Finding:
+    """The finding of a clause, after a failure was checked against other reasons for it.
+
+    A counted second effect proves itself. Any other failure may be a refusal for another reason, so one plain request
+    under a fresh key follows it: an API that refuses that one too is sold out or limits its callers, and an API that
+    does not answer at all ends the run. A leak must be seen twice, because values can be equal by chance; so must a
+    failure in which an answer was missing or came from a gateway or a rate limit, because a restart looks like that.
+    """
+    finding = _judge(clause, probe, profile)
+    if not isinstance(finding.verdict, Failed) or _is_counted(finding):
+        return finding
+    refused = _refusal_of_plain_request(probe)
+    if refused:
+        return Finding(clause, Undecided(refused))
+    if clause.area is not Area.LEAKS and not _is_disturbed(finding.verdict):
+        return finding
+    second = _judge(clause, probe, profile)
+    if isinstance(second.verdict, Failed) and not _is_counted(second):
+        refused = _refusal_of_plain_request(probe)
+    return Finding(clause, Undecided(refused)) if refused else second
+
+
+def _is_counted(finding: Finding) -> bool:
+    return (finding.evidence.effects or 0) > 1
+
+
+def _is_disturbed(verdict: Failed) -> bool:
+    """Whether an answer was missing, or came from something in front of the API or from its rate limit."""
+    return any(exchange.answer.status in _DISTURBED for exchange in verdict.exchange if exchange.manner.way not in _CUT)
+
+
+def _unsupplied(clause: Clause, probe: Probe) -> Finding | None:
+    """The finding of a clause that cannot be judged because the API refused the last plain request, and still does."""
+    refused = probe.refusal and _refusal_of_plain_request(probe)
+    return Finding(clause, Undecided(refused)) if refused else None
+
+
+def _refusal_of_plain_request(probe: Probe) -> str:
+    """Why the API does not execute a plain request under a fresh key at the moment; empty if it does.
+
+    Raises:
+        SilentError: The API does not answer any more.
+    """
+    try:
+        answer = probe.plain()
+        refused = "" if answer.ok else f"a plain request under a fresh key is refused by now, too ({answer.status})"
+    except UndecidedError as error:
+        refused = str(error)
+    probe.refusal = refused
+    return refused
+
+
+def _still_executed(probe: Probe, findings: list[Finding], area: Area) -> list[Finding]:
+    """The findings, of which those of this area are undecided if the API refuses plain requests by now.
+
+    Clauses that pass because something was refused pass for the wrong reason then.
+    """
+    refused = _refusal_of_plain_request(probe)
+    if not refused:
+        return findings
+    return [
+        Finding(found.clause, Undecided(refused), found.seconds, found.sent)
+        if found.clause.area is area and isinstance(found.verdict, Passed)
+        else found
+        for found in findings
+    ]
+
+
+def _judge(clause: Clause, probe: Probe, profile: Profile) -> Finding:
+    place = probe.target.carrier.place
+    if place is not Place.HEADER and clause.id in ABOUT_HEADERS:
+        return Finding(clause, Skipped(f"it is about a header, and the key is in the {place} here"))
+    if place is Place.PATH and clause.id in NOT_IN_PATH:
+        return Finding(clause, Skipped("it is about a request without its key, and the key is in the path here"))
     for need in clause.needs:
         if probe.target.lacks(need):
             return Finding(clause, Skipped(f"it needs {need}", need))
@@ -194,8 +296,9 @@ def _judge(clause: Clause, probe: Probe) -> Finding:
     in_api_words = probe.target.carrier.in_api_words
     trail = verdict.exchange or tuple(probe.trail)
     evidence = Evidence(probe.effects, _successes(probe, trail))
-    harm, headline = told_of(clause, evidence, probe.target.noun)
-    verdict = replace(verdict, expected=in_api_words(verdict.expected), seen=in_api_words(verdict.seen), exchange=trail)
+    harm, headline = told_of(clause, verdict, evidence, probe.target.noun)
+    expected = in_api_words(verdict.expected_in.get(profile, verdict.expected))
+    verdict = replace(verdict, expected=expected, seen=in_api_words(verdict.seen), exchange=trail)
     return Finding(clause, verdict, evidence=evidence, harm=harm, headline=in_api_words(headline))
 
 
@@ -209,8 +312,11 @@ def _successes(probe: Probe, trail: Sequence[Exchange]) -> int:
     return len(found)
 
 
-def _rank(finding: Finding) -> tuple[int, int]:
-    return finding.harm or 0, finding.clause.severity
+def _rank(finding: Finding) -> tuple[int, int, int, int]:
+    """The order of findings: effects that were counted first, then the harm, then how often clients meet it."""
+    effects = finding.evidence.effects or 0
+    counted = effects if finding.harm is Harm.TWICE and effects > 1 else 0
+    return counted, finding.harm or 0, -LIKELY.index(finding.clause.area), finding.clause.severity
 
 
 def _ranked(findings: Iterable[Finding]) -> list[Finding]:
@@ -228,7 +334,9 @@ def word_for(finding: Finding, profile: Profile) -> str:
             return "FAILED"
         case Failed() if finding.advises_in(profile):
             return "advice"
-        case Passed() | Failed():
+        case Failed():
+            return "allowed"
+        case Passed():
             return "passed"
 
 

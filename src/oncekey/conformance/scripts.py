@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from oncekey.conformance.carrier import KEY, MARKER, Header
+from oncekey.conformance.carrier import ANY_UUID, KEY, MARKER, Header
 from oncekey.conformance.clauses import Exchange, Profile, Way
 from oncekey.conformance.raw_http import Answer, RawRequest
 from oncekey.conformance.target import Target, is_secret
@@ -66,7 +66,9 @@ class Secrets:
     def name(self, header: Header) -> str:
         """The variable of a credential; the other tenant has variables of its own."""
         plain = re.sub(r"[^A-Z0-9]", "_", header[0].upper())
-        return f"OTHER_{plain}" if header in self.target.other_tenant else plain
+        if header in self.target.other_tenant:
+            return f"OTHER_{plain}"
+        return f"RENEWED_{plain}" if header in self.target.same_caller else plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,19 @@ class FreshKeys:
         """The commands that make the variables."""
         if not self.parts:
             return []
-        made = [f"{name}=$(fresh {len(part) // 2})" for part, name in self.parts.items()]
-        return ["fresh() { od -An -N\"$1\" -tx1 /dev/urandom | tr -d ' \\n'; }", *made]
+        # A part that is digits alone may have to be.
+        made = [
+            f"{name}=$({'digits' if part.isdecimal() else 'fresh'} {len(part)})" for part, name in self.parts.items()
+        ]
+        return [
+            "fresh() { od -An -N\"$(($1 / 2))\" -tx1 /dev/urandom | tr -d ' \\n'; }",
+            *(['digits() { LC_ALL=C tr -dc 0-9 < /dev/urandom | head -c "$1"; }'] if self._has_digits else []),
+            *made,
+        ]
+
+    @property
+    def _has_digits(self) -> bool:
+        return any(part.isdecimal() for part in self.parts)
 
     def put_in(self, text: str) -> str:
         """A text with variables instead of the random parts."""
@@ -117,13 +130,13 @@ _MOST: Final = 6
 
 def curl_line(request: RawRequest, target: Target, fresh: Callable[[str], str] = str) -> str:
     """The command that sends a request again; `fresh` replaces used keys by variables."""
-    headers, body = request.carrier.for_api(request.headers, request.body)
+    headers, body, address = request.as_sent()
     secrets = Secrets(target)
-    words = ["curl", "-si", "-X", request.method, quoted(fresh(str(request.address)))]
-    if any(sign in str(request.address) for sign in "[]{}"):
+    words = ["curl", "-si", "-X", request.method, quoted(fresh(str(address)))]
+    if any(sign in str(address) for sign in "[]{}"):
         words.append("--globoff")
-    if request.address.cacert:
-        words += ["--cacert", quoted(request.address.cacert)]
+    if address.cacert:
+        words += ["--cacert", quoted(address.cacert)]
     for header in headers:
         # An empty value would make curl leave the field out.
         line = secrets.line(header) if header[1] else f"{header[0]};"
@@ -161,8 +174,8 @@ def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
 def transcript(exchange: Exchange) -> str:
     """Request and answer as they were on the wire, shortened and without credentials."""
     request, answer = exchange.request, exchange.answer
-    headers, body = request.carrier.for_api(request.headers, request.body)
-    sent = [f"> {request.method} {request.address.target} HTTP/1.1", *(f"> {_shown(line)}" for line in headers)]
+    headers, body, address = request.as_sent()
+    sent = [f"> {request.method} {address.target} HTTP/1.1", *(f"> {_shown(line)}" for line in headers)]
     if exchange.how:
         sent.insert(0, f"# {exchange.how}")
     return "\n".join([*sent, ">", *_body(">", body), *_answered(request, answer)])
@@ -226,6 +239,7 @@ def _headers(target: Target) -> Iterator[tuple[str, str]]:
 
     yield from (("--header", word(line)) for line in target.headers)
     yield from (("--other-tenant-header", word(line)) for line in target.other_tenant)
+    yield from (("--same-caller-header", word(line)) for line in target.same_caller)
     for option, line in (("--slow", target.slow), ("--fail", target.fail), ("--large", target.large)):
         if line is not None:
             yield f"{option}-header", word(line)
@@ -256,6 +270,8 @@ def _carrier(target: Target) -> Iterator[tuple[str, str]]:
     carrier = target.carrier
     if carrier.member is not None:
         yield "--key-field", quoted(carrier.member)
+    if target.key_format != ANY_UUID:
+        yield "--key-format", quoted(target.key_format.text)
     if carrier.header != KEY:
         yield "--key-header", quoted(carrier.header)
     if (carrier.marker, carrier.marked_by) != (MARKER, "true"):
@@ -413,7 +429,7 @@ class _Writer:
 
     def _written(self, request: RawRequest, number: int) -> list[str]:
         """The commands that write the bytes of a request to a file."""
-        headers, _ = request.carrier.for_api(request.headers, request.body)
+        headers, _, _ = request.as_sent()
         hidden = {f"{name}: {value}": self._secrets.line((name, value)) for name, value in headers}
         lines = [quoted(self._fresh.put_in(octets(hidden.get(line, line)))) for line in request.lines()]
         body = request.wire()[len(request.head()) :]
@@ -429,7 +445,7 @@ class _Writer:
 
     def _up(self, request: RawRequest) -> str:
         """Wait until the server listens again."""
-        address = quoted(str(request.address))
+        address = quoted(str(request.as_sent()[2]))
         return f"for i in $(seq 300); do curl -s -o /dev/null {address} && break; sleep 0.2; done"
 
     @property
@@ -459,7 +475,8 @@ def _same(one: Exchange, two: Exchange) -> bool:
 def _meaning(name: str, what: str) -> str:
     if what.startswith("the command"):
         return what
-    return f"the value of {what}{', as the other tenant' if name.startswith('OTHER_') else ''}"
+    whose = {"OTHER_": ", as the other tenant", "RENEWED_": ", renewed"}
+    return f"the value of {what}{next((words for begin, words in whose.items() if name.startswith(begin)), '')}"
 
 
 def _variable(option: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from oncekey.conformance.carrier import Carrier, Header
+from oncekey.conformance.carrier import ANY_UUID, Carrier, Header, KeyFormat
 from oncekey.conformance.clauses import Need
 from oncekey.conformance.raw_http import Address
 
@@ -30,6 +30,8 @@ class Target:
     other_body: bytes | None = None
     invalid_body: bytes | None = None
     other_tenant: tuple[Header, ...] = ()
+    same_caller: tuple[Header, ...] = ()
+    """Other credentials of the same caller, such as a renewed token."""
     slow: Header | None = None
     fail: Header | None = None
     count_address: Address | None = None
@@ -51,6 +53,8 @@ class Target:
     command_limit: float = 60.0
     """Seconds that a command, and the server's return after it, may take."""
     carrier: Carrier = field(default_factory=Carrier)
+    key_format: KeyFormat = ANY_UUID
+    """The form of the keys that the API accepts."""
     unothers: bool = False
     key_optional: bool = False
     patience: float = 15.0
@@ -82,6 +86,7 @@ _GIVEN: Final[Mapping[Need, Callable[[Target], object]]] = {
     Need.COUNT: lambda target: target.count_address,
     Need.SLOW: lambda target: target.slow,
     Need.OTHER_TENANT: lambda target: target.other_tenant,
+    Need.SAME_CALLER: lambda target: target.same_caller,
     Need.OTHER_BODY: lambda target: target.other_body is not None,
     Need.OTHER_URL: lambda target: target.other_address,
     Need.JSON: lambda target: target.is_json,
