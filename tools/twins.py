@@ -66,6 +66,8 @@ TWINS: Final = (
             "`aiomysql.Connection`": "`pymysql.Connection`",
             "of aiomysql's, or one that a pool lent": "of PyMySQL's",
             "aiomysql refuses a second statement": "PyMySQL mixes up the replies to two threads",
+            "(as aiomysql takes it)": "(as PyMySQL takes it)",
+            "(as aiomysql)": "(as PyMySQL)",
         },
     ),
     Twin(

@@ -118,7 +118,7 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(package: str,
         assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.TAKEN  # R38
         assert rows(dsn, RECORD) == []
         sealed = await at.finish(claim, entry, tx)
-        assert sealed == Stored(START + TTL, in_one_commit=True)
+        assert sealed == Stored(START + TTL)
         assert (locks_held(dsn), marks_held(dsn)) == (0, 0)
         assert at.record() == ("completed", 1, 1, 1, str(claim.incarnation), b"done", "local")
         assert isinstance(await at.look(again(claim)), Replay)

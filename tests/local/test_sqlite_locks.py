@@ -161,7 +161,7 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(path: Path, m
         assert await at.glance(a_claim()) is None
         assert at.rows() == []
 
-        assert await at.finish(claim, entry, tx) == Stored(START + TTL, in_one_commit=True)
+        assert await at.finish(claim, entry, tx) == Stored(START + TTL)
         assert at.rows() == [("completed", 1, 1, 1, b"done", "local")]
         assert not await adrive(at.locks.held(lock_for(claim).number), at.driver.run)
         assert isinstance(await at.glance(again(claim)), Replay)
@@ -248,7 +248,7 @@ async def test_a_handler_that_ends_its_own_transaction_is_noticed(
         tx._sqlite._raw.execute("COMMIT")
         assert await folded(at, other, entry, tx) == Stored(START + TTL, in_one_commit=False)
         third = a_claim()
-        assert await folded(at, third, *await at.enter(third)) == Stored(START + TTL, in_one_commit=True)
+        assert await folded(at, third, *await at.enter(third)) == Stored(START + TTL)
 
 
 async def test_a_place_that_was_taken_meanwhile_rolls_the_business_back(path: Path, module: ModuleType) -> None:
@@ -286,7 +286,7 @@ async def test_the_record_can_be_said_with_its_commit(path: Path, module: Module
         assert isinstance(at.driver, AsyncFolds)
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        assert await folded(at, claim, entry, tx) == Stored(START + TTL, in_one_commit=True)
+        assert await folded(at, claim, entry, tx) == Stored(START + TTL)
         assert (at.rows(), at.effects) == ([("completed", 1, 1, 1, b"done", "local")], 1)
         with pytest.raises(TransactionControlError):
             await tx.commit_with(Statement("late", "SELECT 1"))
@@ -478,7 +478,7 @@ async def test_a_final_no_is_stored_alone(path: Path, module: ModuleType) -> Non
     async with desk(path, module) as at:
         claim = a_claim()
         flow = local.store_record_only(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
-        assert await adrive(flow, at.driver.run) == Stored(START + TTL, in_one_commit=True)
+        assert await adrive(flow, at.driver.run) == Stored(START + TTL)
         assert at.rows() == [("completed", 1, 1, 1, b"no", "local")]
 
 

@@ -29,7 +29,7 @@ class Locked:
     snapshot: Snapshot
     """The record, and the store's clock; a driver that finds a new key in the message of its BEGIN reads no clock."""
     begun: int
-    """The identity of this transaction: after a commit by the handler the session has another one (L5)."""
+    """The identity of this transaction: after its end the session has another one, in which nothing is stored (L5)."""
     other: bool = False
     """Another request under the same key holds the lock, and the record was read after that was seen."""
 
@@ -65,8 +65,6 @@ class Stored:
 
     expires_at: Instant | None
     """Whole seconds, as the client sees it. None: the reply to the write was lost."""
-    in_one_commit: bool
-    """False if the handler ended its own transaction: its rows are in, and the record follows them (F16)."""
 
 
 KINDS: Final[Mapping[int, WriteKind]] = MappingProxyType(

@@ -23,7 +23,7 @@ from django.db import Error, connections, transaction
 from oncekey.core import errors
 from oncekey.core.sqltext import Dialect
 from oncekey.django.project import alias_of_project
-from oncekey.drivers.handler_sql import OVER, refuse_transaction_control
+from oncekey.drivers.handler_sql import ENDED, OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import server as postgres_errors
 from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit, retrying
@@ -60,7 +60,6 @@ GONE: Final = (
     "the business transaction is to be rolled back: the handler called set_rollback(True) or closed the connection, or "
     "an error inside of it was caught without an atomic block around it"
 )
-ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
 LEFT_OPEN: Final = "oncekey: a view left an atomic block open, so the connection to %r was closed"
 HOOK_FAILED: Final = "oncekey: a function of transaction.on_commit failed after its commit, which stands: %s"
 NO_ASYNC: Final = (
@@ -69,8 +68,12 @@ NO_ASYNC: Final = (
 )
 WAITED: Final = "the view's transaction was given up to wait, and cannot be opened anew"
 _PIN: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_MARK: Final = "SAVEPOINT oncekey_begun"
+_PROVE: Final = "RELEASE SAVEPOINT oncekey_begun"
+"""What SQLite refuses in any other transaction than the one that was begun: some errors roll a whole one back."""
+_IDLE: Final = 0
 _INERROR: Final = 3
-"""The state of a transaction of PostgreSQL in which nothing but a roll-back is possible, in psycopg and psycopg2."""
+"""States of PostgreSQL's connections, in psycopg and psycopg2: no transaction, and one that can only be rolled back."""
 
 
 class _Verbs(NamedTuple):
@@ -182,7 +185,7 @@ class DjangoTransaction:
         self._joins = joins
         self._connection = connections[alias]
         self._in_a_test = _in_a_test(self._connection)
-        self._over = self._committed = self._gone = False
+        self._over = self._committed = self._gone = self._ended = False
         self._atomic: Any = transaction.atomic(using=alias, durable=not joins)
         self._atomic.oncekey = True
         try:
@@ -194,6 +197,8 @@ class DjangoTransaction:
             if self._connection.vendor == "postgresql" and not joins and not self._in_a_test:
                 # It is possible only before the first query, and a snapshot older than the lock would hide a record.
                 _plainly(self._connection, _PIN, Mode.ATOMIC)
+            if self._connection.vendor == "sqlite" and not joins:
+                _plainly(self._connection, _MARK, Mode.ATOMIC)
             if not joins and not self._in_a_test:
                 transaction.on_commit(self._mark, using=alias)
         except BaseException:
@@ -228,7 +233,9 @@ class DjangoTransaction:
             return
         try:
             self._check()
-        except errors.StoreError:
+            if not self._is_inside():
+                self._prove()
+        except errors.OncekeyError:
             self.rollback()
             raise
         if self._is_inside():
@@ -267,9 +274,26 @@ class DjangoTransaction:
         raw = connection.connection
         if connection.vendor == "postgresql" and raw.info.transaction_status == _INERROR:
             raise errors.RolledBackError(GONE)
-        if connection.vendor == "sqlite" and not raw.in_transaction:
-            log.error(ENDED_EARLY)
-            _plainly(connection, _VERBS["sqlite"].begin, Mode.ATOMIC)
+        self._refuse_if_ended()
+
+    def _refuse_if_ended(self) -> None:
+        """Raise if the transaction has ended in the database: the next statement would be committed by itself (L5)."""
+        if self._joins and self._connection.vendor == "postgresql":
+            return  # its first statement begins it
+        self._ended = self._ended or _is_ended(self._connection)
+        if self._ended:
+            raise errors.TransactionControlError(ENDED)
+
+    def _prove(self) -> None:
+        """Raise unless SQLite is still in the transaction that was begun: no other one is committed."""
+        if self._connection.vendor != "sqlite" or self._joins:
+            return
+        try:
+            _plainly(self._connection, _PROVE, Mode.ATOMIC)
+        except errors.StoreUnavailableError:
+            raise
+        except errors.StoreError as error:
+            raise errors.TransactionControlError(ENDED) from error
 
     def _is_inside(self) -> bool:
         blocks: list[Any] = self._connection.atomic_blocks
@@ -288,6 +312,7 @@ class DjangoTransaction:
         text = sql if isinstance(sql, str) else sql.as_string(self._connection.connection)
         # The connection is the application's, which may leave on it what it likes: django-tenants sets its search path.
         refuse_transaction_control(text, _DIALECTS[self._connection.vendor], lent=True)
+        self._refuse_if_ended()
         return go_on(sql, params, many, context)
 
 
@@ -330,6 +355,16 @@ class Spares:
             free, self._free = self._free, []
         for connection in free:
             connection.close()
+
+
+def _is_ended(connection: Any) -> bool:  # noqa: ANN401
+    """Whether the database is in no transaction, although Django is in a block."""
+    raw = connection.connection
+    if raw is None or connection.closed_in_transaction:
+        return False
+    if connection.vendor == "sqlite":
+        return not raw.in_transaction
+    return bool(raw.info.transaction_status == _IDLE)
 
 
 def _in_a_test(connection: Any) -> bool:  # noqa: ANN401

@@ -12,6 +12,7 @@ connection's next borrower waits for its reply.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -19,8 +20,12 @@ from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, Sentence, sentences
 
 OVER: Final = "the transaction of this operation is over: write before answering"
-ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
-NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
+ENDED: Final = (
+    "the transaction of this operation ended before oncekey could commit it: the database rolled it back (a deadlock, "
+    "a time-out, ON CONFLICT ROLLBACK), or the handler ended it (COMMIT, ROLLBACK, a procedure that commits). It takes "
+    "no further statement, and a success is not stored. Let the database's error leave the handler: the request can be "
+    "retried"
+)
 LEFT_BEHIND: Final = (
     "a task or a thread that the handler left behind is using op.connection while its transaction is to be ended: wait "
     "for everything that you started before you answer"
@@ -85,29 +90,26 @@ _IMPLICIT: Final = frozenset(
     }
 )
 """What MariaDB and MySQL commit a transaction for by themselves."""
-UNDONE: Final = (
-    "the database rolled the handler's transaction back to end a deadlock, and the handler went on: its rows are gone, "
-    "so a success cannot be stored. Let such an error out of the handler, and the request may be sent again"
-)
-_DEADLOCK: Final = 1213
 _PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
 
 
 class ConnectionUse:
     """Whether a handler may still use the connection that it got, and whether it ever did."""
 
-    __slots__ = ("over", "undone", "used")
+    __slots__ = ("_ended", "over", "used")
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], bool]) -> None:
+        self._ended = ended
         self.over = False
         self.used = False
-        self.undone = False
 
     def check(self) -> None:
-        """Raise if the operation is over."""
+        """Raise if the operation is over, or if its transaction is: a statement would be committed by itself."""
         if self.over:
             raise TransactionControlError(OVER)
         self.used = True
+        if self._ended():
+            raise TransactionControlError(ENDED)
 
 
 class HandlerProxy:
@@ -132,11 +134,6 @@ class HandlerProxy:
 
     def __repr__(self) -> str:
         return f"<guarded {self._raw!r}>"
-
-
-def undoes(error: BaseException) -> bool:
-    """Whether MariaDB or MySQL has rolled a whole transaction back with the statement that failed."""
-    return error.args[:1] == (_DEADLOCK,)
 
 
 def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES, *, lent: bool = False) -> None:

@@ -330,11 +330,6 @@ def _note_stored(run: Run, written: Stored | Settled, settlement: Settlement) ->
         return
     run.expires_at = written.expires_at
     run.site.settled_keys.add(run.claim.id)
-    if not written.in_one_commit:
-        log.error(
-            "oncekey: %s ended its own transaction: had it failed then, its rows would be there without the key",
-            run.claim.operation,
-        )
 
 
 def _failed(run: Run, error: StoreError) -> None:

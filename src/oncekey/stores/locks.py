@@ -10,7 +10,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, assert_never
 
-from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.errors import ConfigurationError, StoreError, TransactionControlError
 from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Holder, Locked, Stored, WriteKind, WriteTarget
 from oncekey.flow import Fold, Mode, Transaction
@@ -78,6 +78,7 @@ class Guess:
             self._ahead = ahead
 
 
+NOT_OURS = "the transaction of this operation ended before oncekey could commit it, and another one was begun"
 NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: `oncekey stores` says which have one"
 
 
@@ -150,8 +151,10 @@ class LockStore:
         return self._statements.statement(name, params)
 
     def _stored(self, row: Row, begun: int) -> Stored:
-        """What was written; a transaction that does not know its lock follows one that the handler has committed."""
-        return Stored(expires_at=int(row["expires_at"]), in_one_commit=row["begun"] == begun)
+        """What was written; a transaction without the lock's number is not the one that was begun (L5)."""
+        if row["begun"] != begun:
+            raise TransactionControlError(NOT_OURS)
+        return Stored(expires_at=int(row["expires_at"]))
 
     def completing_at_commit(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
@@ -174,7 +177,7 @@ class LockStore:
             if rows:
                 self._guess.learn(int(rows[0]["expires_at"]) - ttl)
                 return self._stored(rows[0], begun)
-            return Stored(expires_at=None if guess is None else guess * SECOND, in_one_commit=True)
+            return Stored(expires_at=None if guess is None else guess * SECOND)
 
         return Fold(self._statements.fold("seal", params, text_command="seal", proof="was_sealed"), read)
 

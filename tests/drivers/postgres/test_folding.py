@@ -148,7 +148,7 @@ class TestRecords:
         async with opened(kind, dsn) as driver:
             folded, plain = a_claim(), a_claim()
             tx, look = await entered(driver, folded, store)
-            assert await sealed(tx, look, folded, store=store) == Stored(START + TTL, in_one_commit=True)
+            assert await sealed(tx, look, folded, store=store) == Stored(START + TTL)
             tx, look = await entered(driver, plain, store)
             await tx.run(store.locks.completing(plain, NEW, answered(), look.begun))
             await tx.commit()
@@ -189,7 +189,7 @@ class TestRecords:
             claim = a_claim()
             tx, look = await entered(driver, claim, store)
             connection = raw_of(tx)
-            assert await sealed(tx, look, claim, store=store) == Stored(START + TTL, in_one_commit=True)
+            assert await sealed(tx, look, claim, store=store) == Stored(START + TTL)
             assert connection.notice is None
 
     @pytest.mark.parametrize("while_it_runs", [-HOUR, 0, 2 * TTL])
@@ -205,7 +205,7 @@ class TestRecords:
             clock.advance(while_it_runs)
             committed = clock()
             told = await sealed(tx, look, claim, store=store)
-            assert told == Stored(committed + TTL, in_one_commit=True)
+            assert told == Stored(committed + TTL)
             record = columns(raw, claim)
             assert {record[name] for name in ("created_at", "last_run_at", "finished_at")} == {committed}
             clock.advance(afterwards)
@@ -401,7 +401,7 @@ class TestRefusals:
             tx, look = await entered(driver, claim)
             await ask(tx, insert(item))
             (raw_of(tx)._log_listeners if kind == ASYNCPG else raw_of(tx)._notice_handlers).clear()
-            assert await sealed(tx, look, claim) == Stored(None, in_one_commit=True)
+            assert await sealed(tx, look, claim) == Stored(None)
             assert there(raw, claim, item) == (1, 1)
 
     async def test_what_is_over_is_over(self, kind, dsn):

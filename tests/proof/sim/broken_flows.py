@@ -133,7 +133,7 @@ def notices_no_conflict(
     sealed = yield from locks.completing(claim, lock_held.target, settlement, lock_held.begun)
     if parcels and outbox is not None:
         yield from outbox.putting(parcels)
-    return sealed or Stored(expires_at=lock_held.proceed.lease.expires_at, in_one_commit=True)
+    return sealed or Stored(expires_at=lock_held.proceed.lease.expires_at)
 
 
 def waits_with_its_connection(run: Run) -> Life[None]:

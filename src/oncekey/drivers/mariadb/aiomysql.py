@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import aiomysql
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.drivers.handler_sql import NOTHING_LEFT, OVER, ConnectionUse
+from oncekey.drivers.handler_sql import ENDED, OVER, ConnectionUse
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
 from oncekey.drivers.mariadb.handler_connection import AsyncMariadbHandlerConnection
@@ -23,6 +23,39 @@ from oncekey.drivers.slots import AsyncSlots, business_share
 from oncekey.flow import NOT_BEGUN, AsyncWithin, Body, Rows, Statement, Transaction
 
 T = TypeVar("T")
+
+_Connection: Any = aiomysql.Connection
+
+
+class StoreConnection(_Connection):  # type: ignore[misc]  # the base is typed for one of the two libraries only
+    """A connection that sends nothing more for a handler once the handler's transaction has ended.
+
+    Every command passes here, also those of `callproc`, `nextset` and `ping`. The server's status comes with each
+    reply but an error, so after an error the server is asked for it before the next command.
+    """
+
+    use: ConnectionUse | None = None
+    """How a handler uses it. None: nobody but the driver does."""
+    _unsure = False
+
+    async def ping(self, reconnect: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002  (as aiomysql takes it)
+        """Ask whether the server is there. It never reconnects: another session has another transaction."""
+        await super().ping(reconnect=False)
+
+    async def _execute_command(self, command: int, sql: Any) -> None:  # noqa: ANN401  (text or bytes)
+        use = self.use
+        if use is not None and use.used and not use.over:
+            if self._unsure:
+                self._unsure = False
+                await self.ping()
+            use.check()
+        await super()._execute_command(command, sql)
+
+    async def _read_query_result(self, unbuffered: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002  (as aiomysql)
+        self._unsure = True
+        affected = await super()._read_query_result(unbuffered)
+        self._unsure = unbuffered
+        return affected
 
 
 class Pool:
@@ -44,7 +77,7 @@ class Pool:
                 await self._slots.acquire(deadline)
             try:
                 return self._shelf.pop() or await AsyncSession.opened(
-                    aiomysql.connect, self._address, self._timeout, self._hello
+                    StoreConnection, self._address, self._timeout, self._hello
                 )
             except BaseException as error:
                 self._slots.release()
@@ -135,7 +168,7 @@ class AiomysqlTransaction:
         self._pool = pool
         self._session: AsyncSession | None = session
         self._limit = limit
-        self._use = ConnectionUse()
+        self._use = session.raw.use = ConnectionUse(lambda: not session.in_transaction)
         self._for_handler = AsyncMariadbHandlerConnection(session.raw, self._use)
 
     @property
@@ -148,8 +181,10 @@ class AiomysqlTransaction:
         session = self._session
         if session is None:
             raise TransactionControlError(OVER)
-        ended = session.open and not session.in_transaction
-        talk = messages.running_body(body, ended=ended, undone=self._use.undone)
+        if not session.in_transaction:
+            body.close()
+            raise TransactionControlError(ENDED)
+        talk = messages.running_body(body)
         try:
             return await session.talk(talk, self._limit + messages.GRACE)
         except messages.DemotedError:
@@ -163,10 +198,7 @@ class AiomysqlTransaction:
             return
         self._use.over = True
         try:
-            if session.open and not session.in_transaction:
-                messages.log.error(NOTHING_LEFT)
-            else:
-                await session.talk(messages.committing(), self._limit)
+            await session.talk(messages.committing(), self._limit)
         finally:
             await self.rollback()
 
@@ -175,7 +207,7 @@ class AiomysqlTransaction:
         session, self._session = self._session, None
         if session is None:
             return
-        self._use.over = True
+        self._use.over, session.raw.use = True, None
         try:
             if session.open and session.in_transaction:
                 await session.talk(messages.undoing(), self._limit)

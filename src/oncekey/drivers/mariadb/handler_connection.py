@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.handler_sql import ConnectionUse, HandlerProxy, refusal, refuse_transaction_control, undoes
+from oncekey.drivers.handler_sql import ConnectionUse, HandlerProxy, refusal, refuse_transaction_control
 
 _REFUSED: Final = frozenset(
     {"commit", "rollback", "begin", "close", "autocommit", "query", "select_db", "kill", "ensure_closed", "connect"}
@@ -21,15 +20,6 @@ class _MariadbProxy(HandlerProxy):
         self._use.check()
         text = query.decode("utf-8", "replace") if isinstance(query, bytes) else str(query)
         refuse_transaction_control(text, Dialect.MARIADB)
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Remember an error with which the server has rolled the whole transaction back."""
-        try:
-            yield
-        except Exception as error:
-            self._use.undone = self._use.undone or undoes(error)
-            raise
 
 
 class _MariadbHandlerConnection(_MariadbProxy):
@@ -60,14 +50,12 @@ class MariadbHandlerCursor(_MariadbProxy):
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as PyMySQL takes them)
         """Execute a statement."""
         self._check(query)
-        with self._noting():
-            return self._raw.execute(query, *args, **kwargs)
+        return self._raw.execute(query, *args, **kwargs)
 
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as PyMySQL takes them)
         """Execute a statement for each of many parameters."""
         self._check(query)
-        with self._noting():
-            return self._raw.executemany(query, *args, **kwargs)
+        return self._raw.executemany(query, *args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
         self._use.check()
@@ -124,14 +112,12 @@ class AsyncMariadbHandlerCursor(_MariadbProxy):
     async def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as aiomysql takes them)
         """Execute a statement."""
         self._check(query)
-        with self._noting():
-            return await self._raw.execute(query, *args, **kwargs)
+        return await self._raw.execute(query, *args, **kwargs)
 
     async def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as aiomysql takes them)
         """Execute a statement for each of many parameters."""
         self._check(query)
-        with self._noting():
-            return await self._raw.executemany(query, *args, **kwargs)
+        return await self._raw.executemany(query, *args, **kwargs)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         self._use.check()

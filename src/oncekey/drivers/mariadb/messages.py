@@ -5,8 +5,11 @@ at the first that fails. A conversation is a generator that yields messages and 
 thrown in; a driver only sends the messages, blocking or not.
 
 PyMySQL and aiomysql raise the same errors. Numbers from 2000 on are the client's: the connection is lost. All others
-are the server's reply to a statement, after which nothing of that statement is there; a deadlock (1213) rolls the
-transaction back, too. No message of ours repeats a bound value.
+are the server's reply to a statement, after which nothing of that statement is there. Some of them end the whole
+transaction (a deadlock, or a time-out where the server is set so), and no list of numbers is complete. So a business
+transaction sets a savepoint with its first message, and its COMMIT follows the release of that savepoint: the server
+refuses both in any other transaction. Sessions do not commit by themselves (`autocommit = 0`), so statements after such
+an end are never committed. No message of ours repeats a bound value.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import pymysql
 
 from oncekey.core import errors
 from oncekey.core.sqltext import Dialect, sentences
-from oncekey.drivers.handler_sql import ENDED_EARLY, UNDONE
+from oncekey.drivers.handler_sql import ENDED
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError, lost, lost_commit
 from oncekey.drivers.slots import IdleStack
@@ -44,6 +47,8 @@ MIGRATE: Final = "migrate"
 WHAT: Final = "the business transaction"
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 BEGIN: Final = b"START TRANSACTION"
+MARK: Final = b"SAVEPOINT oncekey"
+PROVE: Final = b"RELEASE SAVEPOINT oncekey"
 COMMIT: Final = b"COMMIT"
 ROLLBACK: Final = b"ROLLBACK"
 IN_TRANSACTION: Final = 1
@@ -77,17 +82,16 @@ Talk: TypeAlias = Generator[bytes, list[Result], T]
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How transactions are begun in a session, and whether it commits by itself what is said outside of one."""
+    """How transactions are begun in a session."""
 
     begin: bytes
-    commits: bool
 
 
-OURS: Final = Manner(BEGIN, commits=True)
+OURS: Final = Manner(BEGIN)
 """Of sessions that were greeted."""
 
-THEIRS: Final = Manner(b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGIN, commits=False)
-"""Of an application's sessions, which are left as they are: whatever is said there ends what it has begun."""
+THEIRS: Final = Manner(b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGIN)
+"""Of an application's sessions, which are left as they are."""
 
 
 def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
@@ -112,32 +116,41 @@ def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
 
 
 def begun(manner: Manner = OURS) -> Talk[None]:
-    """Begin a business transaction."""
-    yield from _executed_text(manner.begin, Mode.ATOMIC, WHAT)
+    """Begin a business transaction, and mark it."""
+    yield from _executed_text(manner.begin + b";" + MARK, Mode.ATOMIC, WHAT)
 
 
 def only_reading(manner: Manner = OURS) -> Talk[None]:
     """Begin one in which the server itself refuses to write."""
-    yield from _executed_text(manner.begin + b" READ ONLY", Mode.ATOMIC, WHAT)
+    yield from _executed_text(manner.begin + b" READ ONLY;" + MARK, Mode.ATOMIC, WHAT)
 
 
-def running_body(body: Body[T], *, ended: bool, undone: bool, manner: Manner = OURS) -> Talk[T]:
-    """Statements of ours in a business transaction, which a handler may have ended, or the server itself."""
-    if undone:  # which its last answer did not tell: an error comes without the server's status
-        body.close()
-        raise errors.TransactionControlError(UNDONE)
-    if ended:
-        # The handler has committed its rows already, so the record has to follow them.
-        log.error(ENDED_EARLY)
-        yield from begun(manner)
+def running_body(body: Body[T], manner: Manner = OURS) -> Talk[T]:
+    """Statements of ours in a business transaction."""
     return (yield from _running_body(body, Mode.ATOMIC, manner))
 
 
+def asking() -> Talk[None]:
+    """Read the server's status, and nothing else: the reply to a statement that failed came without it."""
+    yield from _executed_text(b"DO 0", Mode.ATOMIC, WHAT)
+
+
+def proving() -> Talk[None]:
+    """Raise unless the session is still in the transaction that `begun` marked."""
+    yield from _ending(PROVE)
+
+
 def committing() -> Talk[None]:
-    """The end of a business transaction."""
+    """Commit the transaction that `begun` marked, and no other: the server stops where the mark is missing."""
+    yield from _ending(PROVE + b";" + COMMIT)
+
+
+def _ending(message: bytes) -> Talk[None]:
     try:
-        yield COMMIT
+        yield message
     except FAILURES as error:
+        if number_of(error) == NO_SAVEPOINT:
+            raise errors.TransactionControlError(ENDED) from None
         raise commit_error(error, WHAT) from cause(error)
 
 
@@ -173,9 +186,9 @@ def _running_body(body: Body[T], mode: Mode, manner: Manner) -> Talk[T]:
 
 
 def _executed(statement: Statement, mode: Mode, manner: Manner) -> Talk[Rows]:
-    """One statement. Several sentences that commit by themselves are one transaction."""
+    """One statement. Outside of a transaction the message ends what it began: no session commits by itself."""
     texts = [rendered(sentence, statement.params) for sentence in _sentences(_text(statement))]
-    alone = mode is not Mode.ATOMIC and not (manner.commits and (mode is Mode.READ or len(texts) == 1))
+    alone = mode is not Mode.ATOMIC
     if alone:
         texts = [*texts, ROLLBACK] if mode is Mode.READ else [manner.begin, *texts, COMMIT]
     try:
@@ -324,8 +337,9 @@ FAILURES: Final = (pymysql.MySQLError, OSError, asyncio.IncompleteReadError, Run
 """What sending can raise. A time-out is an `OSError`; a closed connection is reported by one of the others."""
 
 UNLESS_TAKEN: Final = "/* unless taken */"
-RELEASE: Final = "RELEASE SAVEPOINT"
 DEADLOCK: Final = 1213
+NO_SAVEPOINT: Final = 1305
+_TAKEN: Final = 1062
 _HELD: Final = frozenset({1205, 3572})
 _LAST_WORDS: Final = frozenset({1053, 1152, 1153, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
 _CLIENT: Final = range(2000, 3000)
@@ -372,14 +386,8 @@ def number_of(error: BaseException) -> int | None:
 
 
 def is_answer(number: int | None, text: str, *, at_once: bool) -> bool:
-    """Whether the error only means no rows: the place is taken, the savepoint is gone, or another has the lock."""
-    match number:
-        case 1062:
-            return UNLESS_TAKEN in text
-        case 1305:
-            return RELEASE in text
-        case _:
-            return at_once and number in _HELD
+    """Whether the error only means no rows: the place is taken, or another has the lock."""
+    return UNLESS_TAKEN in text if number == _TAKEN else at_once and number in _HELD
 
 
 def statement_error(error: BaseException, mode: Mode, what: str) -> errors.StoreError:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pymysql
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
-from oncekey.drivers.handler_sql import NOTHING_LEFT, OVER, ConnectionUse
+from oncekey.drivers.handler_sql import ENDED, OVER, ConnectionUse
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
 from oncekey.drivers.mariadb.handler_connection import MariadbHandlerConnection
@@ -24,6 +24,39 @@ from oncekey.drivers.slots import Slots, business_share
 from oncekey.flow import NOT_BEGUN, Body, Rows, Statement, Transaction, Within
 
 T = TypeVar("T")
+
+_Connection: Any = pymysql.Connection
+
+
+class StoreConnection(_Connection):  # type: ignore[misc]  # the base is typed for one of the two libraries only
+    """A connection that sends nothing more for a handler once the handler's transaction has ended.
+
+    Every command passes here, also those of `callproc`, `nextset` and `ping`. The server's status comes with each
+    reply but an error, so after an error the server is asked for it before the next command.
+    """
+
+    use: ConnectionUse | None = None
+    """How a handler uses it. None: nobody but the driver does."""
+    _unsure = False
+
+    def ping(self, reconnect: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002  (as PyMySQL takes it)
+        """Ask whether the server is there. It never reconnects: another session has another transaction."""
+        super().ping(reconnect=False)
+
+    def _execute_command(self, command: int, sql: Any) -> None:  # noqa: ANN401  (text or bytes)
+        use = self.use
+        if use is not None and use.used and not use.over:
+            if self._unsure:
+                self._unsure = False
+                self.ping()
+            use.check()
+        super()._execute_command(command, sql)
+
+    def _read_query_result(self, unbuffered: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002  (as PyMySQL)
+        self._unsure = True
+        affected = super()._read_query_result(unbuffered)
+        self._unsure = unbuffered
+        return affected
 
 
 class Pool:
@@ -44,7 +77,7 @@ class Pool:
             if not self._slots.taken():
                 self._slots.acquire(deadline)
             try:
-                return self._shelf.pop() or Session.opened(pymysql.connect, self._address, self._timeout, self._hello)
+                return self._shelf.pop() or Session.opened(StoreConnection, self._address, self._timeout, self._hello)
             except BaseException as error:
                 self._slots.release()
                 if isinstance(error, messages.FAILURES):
@@ -126,7 +159,7 @@ class PymysqlTransaction:
         self._pool = pool
         self._session: Session | None = session
         self._limit = limit
-        self._use = ConnectionUse()
+        self._use = session.raw.use = ConnectionUse(lambda: not session.in_transaction)
         self._for_handler = MariadbHandlerConnection(session.raw, self._use)
 
     @property
@@ -139,8 +172,10 @@ class PymysqlTransaction:
         session = self._session
         if session is None:
             raise TransactionControlError(OVER)
-        ended = session.open and not session.in_transaction
-        talk = messages.running_body(body, ended=ended, undone=self._use.undone)
+        if not session.in_transaction:
+            body.close()
+            raise TransactionControlError(ENDED)
+        talk = messages.running_body(body)
         try:
             return session.talk(talk, self._limit + messages.GRACE)
         except messages.DemotedError:
@@ -154,10 +189,7 @@ class PymysqlTransaction:
             return
         self._use.over = True
         try:
-            if session.open and not session.in_transaction:
-                messages.log.error(NOTHING_LEFT)
-            else:
-                session.talk(messages.committing(), self._limit)
+            session.talk(messages.committing(), self._limit)
         finally:
             self.rollback()
 
@@ -166,7 +198,7 @@ class PymysqlTransaction:
         session, self._session = self._session, None
         if session is None:
             return
-        self._use.over = True
+        self._use.over, session.raw.use = True, None
         try:
             if session.open and session.in_transaction:
                 session.talk(messages.undoing(), self._limit)

@@ -36,10 +36,10 @@ MAX_AGE: Final = 1800.0
 
 
 def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
-    """The first message of a session: read what is committed, refuse values that do not fit, end when idle."""
+    """The first message of a session: read what is committed, commit nothing by itself, be strict, end when idle."""
     return (
         "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
-        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', autocommit = 1, "
+        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', autocommit = 0, "
         f"innodb_lock_wait_timeout = {max(1, round(lock_timeout)):d}, wait_timeout = {max(1, round(idle_timeout)):d}"
     ).encode("ascii")
 
@@ -54,7 +54,7 @@ class _AnySession:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the server's last reply said so."""
+        """Whether the server's last reply said so; an error comes without the server's status."""
         return bool(self.raw.server_status & messages.IN_TRANSACTION)
 
     @property
@@ -69,18 +69,17 @@ class AsyncSession(_AnySession):
     @classmethod
     async def opened(
         cls,
-        connect: Callable[..., Any],
+        kind: type[Any],
         address: MariadbAddress,
         timeout: float,  # noqa: ASYNC109
         hello: bytes,
     ) -> AsyncSession:
-        """Connect by aiomysql's own function, and set the session up."""
+        """Connect by a class that extends aiomysql's, and set the session up."""
+        raw = kind(**address.options(), db=address.database, autocommit=None, client_flag=CLIENT.FOUND_ROWS)
+        session = cls(raw, hello)
         async with asyncio.timeout(timeout):
-            raw = await connect(
-                **address.options(), db=address.database, autocommit=None, client_flag=CLIENT.FOUND_ROWS
-            )
-            session = cls(raw, hello)
             try:
+                await raw._connect()  # noqa: SLF001  (aiomysql's own function makes connections of its own class only)
                 await session.execute_text(hello)
             except BaseException:
                 session.sever()
@@ -161,12 +160,12 @@ class Session(_AnySession):
     """A connection of PyMySQL, with what the driver does on it."""
 
     @classmethod
-    def opened(cls, connect: Callable[..., Any], address: MariadbAddress, timeout: float, hello: bytes) -> Session:
-        """Connect by PyMySQL's own function, and set the session up."""
-        raw: Any = connect(
+    def opened(cls, kind: type[Any], address: MariadbAddress, timeout: float, hello: bytes) -> Session:
+        """Connect by a class that extends PyMySQL's, and set the session up."""
+        raw = kind(
             **address.options(),
             database=address.database,
-            autocommit=True,
+            autocommit=None,
             connect_timeout=max(1, round(timeout)),
             client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
         )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
 from oncekey.drivers.handler_sql import (
-    ENDED_EARLY,
-    NOTHING_LEFT,
+    ENDED,
     OVER,
     RESET,
     ConnectionUse,
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Body, Rows
 
 T = TypeVar("T")
-
-_log = logging.getLogger("oncekey")
 
 
 class AsyncpgTransaction:
@@ -62,7 +58,7 @@ class AsyncpgTransaction:
         self._limit = limit
         self._resets_session = resets_session
         self._over = self._committed = False
-        self._use = ConnectionUse()
+        self._use = ConnectionUse(lambda: _was_ended(connection))
         self._for_handler = AsyncpgHandlerConnection(connection, self._use)
 
     @property
@@ -86,10 +82,7 @@ class AsyncpgTransaction:
         """Run statements inside it."""
         if self._over:
             raise TransactionControlError(OVER)
-        if self._was_ended:
-            # The handler has committed its rows already, so the record has to follow them.
-            _log.error(ENDED_EARLY)
-            await self._begin_again()
+        self._refuse_if_ended()
         return await arun_body(body, partial(execute, self._raw, self._limit, Mode.ATOMIC))
 
     async def commit(self) -> None:
@@ -97,12 +90,10 @@ class AsyncpgTransaction:
         if self._over:
             return
         try:
-            if self._was_ended:
-                _log.error(NOTHING_LEFT)
-            else:
-                self._committed = True
-                self._take_back()
-                await commit(self._raw, self._transaction, self._limit, server.WHAT)
+            self._refuse_if_ended()
+            self._committed = True
+            self._take_back()
+            await commit(self._raw, self._transaction, self._limit, server.WHAT)
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise
@@ -117,9 +108,7 @@ class AsyncpgTransaction:
         if self._over:
             raise TransactionControlError(OVER)
         try:
-            if self._was_ended:
-                _log.error(ENDED_EARLY)
-                await self._begin_again()
+            self._refuse_if_ended()
             self._committed = True
             self._take_back()
             resets_session = self._use.used and self._resets_session
@@ -152,17 +141,14 @@ class AsyncpgTransaction:
         self._use.over = True
         self._raw.invalidate_handles(self._transaction)
 
-    @property
-    def _was_ended(self) -> bool:
-        """Whether the handler ended the transaction (F16)."""
-        return not self._raw.is_closed() and not self._raw.is_in_transaction()
+    def _refuse_if_ended(self) -> None:
+        if _was_ended(self._raw):
+            raise TransactionControlError(ENDED)
 
-    async def _begin_again(self) -> None:
-        try:
-            # asyncpg does not know that its transaction ended, and will send COMMIT for this one.
-            await self._raw.execute(server.BEGIN, timeout=self._limit)
-        except connections.FAILURES as error:
-            raise connections.statement_error(error, self._raw, Mode.ATOMIC, server.WHAT) from connections.cause(error)
+
+def _was_ended(connection: connections.StoreConnection) -> bool:
+    """Whether the handler ended the transaction (F16)."""
+    return not connection.is_closed() and not connection.is_in_transaction()
 
 
 class AsyncpgHandlerConnection:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -13,7 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.handler_sql import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
+from oncekey.drivers.handler_sql import ENDED, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -31,8 +30,6 @@ T = TypeVar("T")
 COMMIT: Final = "COMMIT"
 COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
 
-_log = logging.getLogger("oncekey")
-
 
 class PsycopgTransaction:
     """A business transaction that a blocking handler writes through."""
@@ -44,7 +41,7 @@ class PsycopgTransaction:
         self._resets_session = resets_session
         self._raw: connections.StoreConnection | None = connection
         self._limit = limit
-        self._use = ConnectionUse()
+        self._use = ConnectionUse(partial(replies.was_ended, connection))
         self._for_handler = PsycopgHandlerConnection(connections.lent(connection, self._use), self._use)
 
     @property
@@ -63,10 +60,7 @@ class PsycopgTransaction:
             raise TransactionControlError(OVER)
         connection.limit = self._limit
         try:
-            if replies.was_ended(connection):
-                # The handler has committed its rows already, so the record has to follow them.
-                _log.error(ENDED_EARLY)
-                begin(connection, server.BEGIN, server.WHAT)
+            _refuse_if_ended(connection)
             return run_body(body, partial(execute, connection, Mode.ATOMIC))
         finally:
             connection.limit = None
@@ -76,13 +70,11 @@ class PsycopgTransaction:
         if self._raw is None:
             return
         try:
-            if replies.was_ended(self._raw):
-                _log.error(NOTHING_LEFT)
-            else:
-                # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
-                self._use.over = True
-                self._raw.limit = self._limit
-                commit(self._raw, server.WHAT)
+            _refuse_if_ended(self._raw)
+            # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
+            self._use.over = True
+            self._raw.limit = self._limit
+            commit(self._raw, server.WHAT)
         finally:
             self.rollback()
 
@@ -96,9 +88,7 @@ class PsycopgTransaction:
             raise TransactionControlError(OVER)
         try:
             connection.limit = self._limit
-            if replies.was_ended(connection):
-                _log.error(ENDED_EARLY)
-                begin(connection, server.BEGIN, server.WHAT)
+            _refuse_if_ended(connection)
             self._use.over = True
             resets_session = self._use.used and self._resets_session
             rows = commit_with(connection, last, server.WHAT, resets_session=resets_session)
@@ -122,6 +112,11 @@ class PsycopgTransaction:
         finally:
             # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
             self._pool.give(connection, used=self._use.used and self._resets_session)
+
+
+def _refuse_if_ended(connection: connections.StoreConnection) -> None:
+    if replies.was_ended(connection):
+        raise TransactionControlError(ENDED)
 
 
 def _only(statement: Statement) -> Body[Rows]:

@@ -143,6 +143,8 @@ _CONFLICTS: Final = {"40001": "a serialisation failure", "40P01": "a deadlock"}
 _OTHER_SCHEMA: Final = frozenset({"42P01", "42703", "3F000", "42883"})
 _ENDED: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 _ABORTED: Final = "25P02"
+_NOT_BEGUN_HERE: Final = "22012"
+"""Division by zero: only the last statement divides, by what another transaction than the one that was begun lacks."""
 _UNPREPARED: Final = "behind a pooler the address needs ?pgbouncer=1 (=prepared is for PgBouncer from 1.21 on)"
 _SICK: Final = {
     READS_ONLY: ONLY_READS,
@@ -176,6 +178,8 @@ def refused(sqlstate: str | None, what: str, kind: str) -> StoreError:
         return ConflictError(f"{what}: {_CONFLICTS[code]} ({code})")
     if code == _ABORTED:
         return RolledBackError(f"{what}: a statement had failed before, so the transaction was rolled back ({code})")
+    if code == _NOT_BEGUN_HERE:
+        return RolledBackError(f"{what}: the handler ended its transaction, so the next one was rolled back ({code})")
     if code in _OTHER_SCHEMA:
         return SchemaError(f"{what}: {_OTHER_VERSION}")
     why = _SICK.get(code) or _SICK_CLASSES.get(code[:2])

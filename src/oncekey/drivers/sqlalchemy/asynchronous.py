@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -14,13 +13,22 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
-from oncekey.drivers.handler_sql import ENDED_EARLY, LEFT_BEHIND, OVER
+from oncekey.drivers.handler_sql import LEFT_BEHIND, OVER
 from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, AsyncConfirming, UnconfirmedCommits
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots
 from oncekey.drivers.sqlalchemy import connections, handler_connection
-from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
-from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
+from oncekey.drivers.sqlalchemy.errors import (
+    AUTOCOMMITS,
+    BUSINESS,
+    ENDED,
+    FAILURES,
+    failed,
+    meaning,
+    not_connected,
+    unproven,
+)
+from oncekey.drivers.sqlalchemy.execute import PROBE, PROVE, places_in, raw_of, sure
 from oncekey.drivers.sqlalchemy.handler_connection import SqlalchemyHandlerConnection, Watch
 from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
 from oncekey.flow import Body, Mode, Statement, Transaction, arun_body
@@ -30,8 +38,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-_log = logging.getLogger("oncekey")
 
 STATEMENT_TIMEOUT: Final = 10.0
 """Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
@@ -279,9 +285,7 @@ class SqlalchemyTransaction:
     async def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.sent and handler_connection.was_ended_below(self._connection.sync_connection):
-            # The handler has committed its rows already, so the record has to follow them (L5).
-            _log.error(ENDED_EARLY)
+        handler_connection.refuse_if_ended(self._connection.sync_connection, self._watch)
         try:
             result = await arun_body(body, partial(connections.execute, self._connection))
         except FAILURES as error:
@@ -297,6 +301,7 @@ class SqlalchemyTransaction:
             await self._refuse_late_users()
             if self._watch.has_failed:
                 await self._probe()
+            await self._prove()
             self._watch.guards = False
             await connections.committed(self._connection, self._unconfirmed, BUSINESS)
         except BaseException:
@@ -331,6 +336,16 @@ class SqlalchemyTransaction:
             await self._connection.execute(PROBE)
         except FAILURES as error:
             raise meaning(error) from error
+
+    async def _prove(self) -> None:
+        """Raise unless the database is still in the transaction that was begun: no other one is committed (L5)."""
+        sync, watch = self._connection.sync_connection, self._watch
+        handler_connection.refuse_if_ended(sync, watch)
+        if watch.begun and sync is not None and sync.dialect.name == "sqlite":
+            try:
+                await self._connection.execute(PROVE)
+            except FAILURES as error:
+                raise unproven(error) from error
 
     def _refuse_if_ended(self) -> None:
         if self._ending is not None:

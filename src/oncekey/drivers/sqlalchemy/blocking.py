@@ -6,7 +6,6 @@ thread of the request. A pool that was made before a fork is the parent's: the c
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +19,23 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
-from oncekey.drivers.handler_sql import ENDED_EARLY, LEFT_BEHIND, OVER, refusal
+from oncekey.drivers.handler_sql import LEFT_BEHIND, OVER, refusal
 from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, Confirming, UnconfirmedCommits
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots
 from oncekey.drivers.sqlalchemy import connections_blocking as connections
 from oncekey.drivers.sqlalchemy import handler_connection
-from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, ENDED, FAILURES, failed, meaning, not_connected
-from oncekey.drivers.sqlalchemy.execute import PROBE, places_in, raw_of, sure
+from oncekey.drivers.sqlalchemy.errors import (
+    AUTOCOMMITS,
+    BUSINESS,
+    ENDED,
+    FAILURES,
+    failed,
+    meaning,
+    not_connected,
+    unproven,
+)
+from oncekey.drivers.sqlalchemy.execute import PROBE, PROVE, places_in, raw_of, sure
 from oncekey.flow import Body, Mode, Statement, Transaction, run_body
 
 T = TypeVar("T")
@@ -41,8 +49,6 @@ NO_DRIVER: Final = (
     "the records of keys cannot be kept by way of {dialect}+{driver}: make the engine for postgresql+psycopg:// or "
     "sqlite:///"
 )
-
-_log = logging.getLogger("oncekey")
 
 
 class BlockingSqlalchemyDriver:
@@ -244,9 +250,7 @@ class BoundTransaction:
     def run(self, body: Body[T]) -> T:
         """Run statements inside it."""
         self._refuse_if_ended()
-        if self._watch.sent and handler_connection.was_ended_below(self._connection):
-            # The business rows are in already, so the record has to follow them (L5).
-            _log.error(ENDED_EARLY)
+        handler_connection.refuse_if_ended(self._connection, self._watch)
         try:
             result = run_body(body, partial(connections.execute, self._connection))
         except FAILURES as error:
@@ -276,6 +280,16 @@ class BoundTransaction:
                 self._connection.execute(PROBE)
             except FAILURES as error:
                 raise meaning(error) from error
+        self._prove()
+
+    def _prove(self) -> None:
+        """Raise unless the database is still in the transaction that was begun: no other one is committed (L5)."""
+        handler_connection.refuse_if_ended(self._connection, self._watch)
+        if self._watch.begun and self._connection.dialect.name == "sqlite":
+            try:
+                self._connection.execute(PROVE)
+            except FAILURES as error:
+                raise unproven(error) from error
 
 
 class BlockingTransaction(BoundTransaction):

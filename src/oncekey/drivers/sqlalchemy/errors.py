@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, S
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from oncekey.core.errors import OncekeyError, StoreBusyError, StoreError, TransactionControlError
+from oncekey.drivers import handler_sql
 from oncekey.drivers.postgres import server as postgres_errors
 from oncekey.drivers.retries import lost, lost_commit
 from oncekey.drivers.sqlite.execute import commit_error, store_error
@@ -47,6 +48,7 @@ AUTOCOMMITS: Final = (
 )
 
 _ABORTED: Final = "25P02"
+_NO_SAVEPOINT: Final = "no such savepoint"
 
 
 def is_aborted(error: BaseException) -> bool:
@@ -88,6 +90,13 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
 def meaning(error: BaseException) -> OncekeyError:
     """The meaning of an error under a statement in a business transaction."""
     return TransactionControlError(BROKEN) if is_aborted(error) else failed(error, Mode.ATOMIC, BUSINESS)
+
+
+def unproven(error: BaseException) -> OncekeyError:
+    """The meaning of an error of SQLite's under the release of the savepoint that marks a business transaction."""
+    if _NO_SAVEPOINT in str(_origin(error)):
+        return TransactionControlError(handler_sql.ENDED)
+    return meaning(error)
 
 
 def _was_lost(error: BaseException) -> bool:

@@ -32,6 +32,8 @@ OWN: Final = "oncekey_own"
 """The option of statements that are oncekey's own, and not the handler's."""
 
 PROBE: Final = text("SELECT 1").execution_options(**{OWN: True})
+PROVE: Final = text("RELEASE SAVEPOINT oncekey").execution_options(**{OWN: True})
+"""What SQLite refuses in any other transaction than the one that was begun."""
 
 _MODULES: Final = {
     "asyncpg": "postgres.asyncpg_connections",
@@ -163,12 +165,14 @@ def raw_of(connection: Connection | None) -> Any:  # noqa: ANN401  (asyncpg's, p
     return connection.connection.driver_connection
 
 
-def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)
+def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (of any of the drivers)
     """Whether the driver's own connection is in a transaction. None: it does not say."""
     if hasattr(raw, "is_in_transaction"):
         return bool(raw.is_in_transaction())
     if hasattr(raw, "get_transaction_status"):
         return bool(raw.get_transaction_status())
+    if hasattr(raw, "in_transaction"):
+        return bool(raw.in_transaction)
     status = getattr(getattr(raw, "info", None), "transaction_status", None)
     return None if status is None else status.name != "IDLE"
 

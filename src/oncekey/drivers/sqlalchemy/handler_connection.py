@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
-from oncekey.drivers.handler_sql import OVER, refusal, refuse_transaction_control, undoes
-from oncekey.drivers.sqlalchemy.execute import OWN, is_in_transaction, raw_of
+from oncekey.drivers.handler_sql import ENDED, OVER, refusal, refuse_transaction_control
+from oncekey.drivers.sqlalchemy.execute import OWN, is_in_transaction, package_of, raw_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
@@ -45,13 +45,15 @@ class Watch:
     __slots__ = (
         "_quiet",
         "answered",
+        "begun",
+        "ended",
         "guards",
         "over",
         "reads",
         "released",
         "running",
         "sent",
-        "undone",
+        "unsure",
         "used",
         "wrote",
     )
@@ -61,7 +63,12 @@ class Watch:
         self.over = False
         self.released = False
         self.used = False
-        self.undone = False
+        self.begun = False
+        """Whether the transaction has begun in the database, so that its end would be seen."""
+        self.unsure = False
+        """Whether a statement failed since the database was last asked whether the transaction is still open."""
+        self.ended = False
+        """Whether it ended before oncekey committed it: the connection takes no further statement."""
         self.reads = False
         """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
         self.wrote = False
@@ -189,6 +196,7 @@ def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
         if watch.over and not own:
             raise TransactionControlError(OVER)
         if watch.guards:
+            refuse_if_ended(connection, watch)
             harmless(statement)
             watch.used = watch.used or not own
         if borrowed and not own:
@@ -213,6 +221,8 @@ def _after(
     if watch is not None:
         watch.answered += 1
         watch.ends(context)
+        if watch.guards and not watch.begun:
+            watch.begun = connection.dialect.name != "sqlite" and bool(is_in_transaction(raw_of(connection)))
 
 
 def _failed(error: ExceptionContext) -> None:
@@ -220,7 +230,7 @@ def _failed(error: ExceptionContext) -> None:
     watch = None if error.connection is None else watch_of(error.connection)
     if watch is not None:
         watch.ends(error.execution_context)
-        watch.undone = watch.undone or undoes(error.original_exception)
+        watch.unsure = True
         if watch.over:
             # We closed this connection, which says nothing about the others of the pool.
             error.invalidate_pool_on_disconnect = False
@@ -240,20 +250,26 @@ def _begin_before(connection: Connection, _cursor: object, statement: str, *_: o
 
 
 def _begin_to_write(connection: Connection, what: str) -> None:
-    """Begin, where SQLite's module has not: it only does so before what it takes for a change.
+    """Begin once, where SQLite's module has not: it only does so before what it takes for a change. Then mark it.
 
     Without a transaction around it, the release of a savepoint is a commit, and so is the end of `WITH ... INSERT`.
     """
     watch, lent = watch_of(connection), cast("Any", connection.connection)
-    if watch is None or not watch.guards or lent.driver_connection.in_transaction:
+    if watch is None or not watch.guards:
+        return
+    refuse_if_ended(connection, watch)
+    if watch.begun:
         return
     cursor = lent.cursor()
     try:
-        cursor.execute("BEGIN IMMEDIATE")
+        if not lent.driver_connection.in_transaction:
+            cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("SAVEPOINT oncekey")
     except connection.dialect.loaded_dbapi.Error as error:
         raise OperationalError(what, None, error) from error  # as SQLAlchemy raises those of statements
     finally:
         cursor.close()
+    watch.begun = True
 
 
 async def open_for_handler(engine: AsyncEngine) -> tuple[SqlalchemyHandlerConnection, Watch]:
@@ -277,9 +293,19 @@ def commits_by_itself(connection: Connection | None) -> bool:
     return raw is not None and dialect.detect_autocommit_setting(raw)
 
 
-def was_ended_below(connection: Connection | None) -> bool:
-    """Whether the transaction was ended on the driver's own connection, without SQLAlchemy knowing (F16)."""
-    return is_in_transaction(raw_of(connection)) is False
+def refuse_if_ended(connection: Connection | None, watch: Watch) -> None:
+    """Raise if the transaction has ended in the database, without SQLAlchemy knowing (L5).
+
+    MariaDB and MySQL send their status with every reply but an error, so after one they are asked for it.
+    """
+    raw = raw_of(connection) if watch.begun else None
+    if connection is not None and raw is not None and not watch.ended:
+        if watch.unsure and package_of(raw) == "aiomysql":
+            connection.dialect.do_ping(cast("Any", connection.connection).dbapi_connection)
+        watch.unsure = False
+        watch.ended = is_in_transaction(raw) is False
+    if watch.ended:
+        raise TransactionControlError(ENDED)
 
 
 def watch_of(connection: Connection) -> Watch | None:

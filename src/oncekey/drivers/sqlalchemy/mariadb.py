@@ -15,6 +15,7 @@ from oncekey.drivers.handler_sql import LEFT_BEHIND
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.sessions import AsyncSession
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
+from oncekey.drivers.sqlalchemy import handler_connection
 from oncekey.drivers.sqlalchemy.asynchronous import End, SqlalchemyDriver, SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.connections import discarded
 from oncekey.drivers.sqlalchemy.errors import BROKEN
@@ -128,6 +129,7 @@ class MariadbTransaction(SqlalchemyTransaction):
     async def start(self) -> None:
         """Begin, before listeners of the application speak: the isolation is chosen outside of a transaction."""
         await _session_of(self._connection).talk(self._begin(), self._limit)
+        self._watch.begun = True
         await super().start()
 
     async def run(self, body: Body[T]) -> T:
@@ -135,16 +137,24 @@ class MariadbTransaction(SqlalchemyTransaction):
         self._refuse_if_ended()
         if not await self._watch.quiet(PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
-        session = _session_of(self._connection)
-        ended = session.open and not session.in_transaction
-        talk = messages.running_body(body, ended=ended, undone=self._watch.undone, manner=messages.THEIRS)
+        session, watch = _session_of(self._connection), self._watch
+        if watch.unsure:  # an error comes without the server's status
+            await session.talk(messages.asking(), self._limit)
+            watch.unsure = False
+        handler_connection.refuse_if_ended(self._connection.sync_connection, watch)
         try:
-            result = await session.talk(talk, self._limit + messages.GRACE)
-        except messages.DemotedError:
-            session.sever()
+            result = await session.talk(messages.running_body(body, messages.THEIRS), self._limit + messages.GRACE)
+        except BaseException as error:
+            watch.unsure = True
+            if isinstance(error, messages.DemotedError):
+                session.sever()
             raise
-        self._watch.forget()
+        watch.forget()
         return result
+
+    async def _prove(self) -> None:
+        """Raise unless the server is still in the transaction that was begun: no other one is committed (L5)."""
+        await _session_of(self._connection).talk(messages.proving(), self._limit)
 
 
 def _session_of(connection: AsyncConnection) -> AsyncSession:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
-from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
-from oncekey.drivers.handler_sql import ENDED_EARLY, OVER
+from oncekey.core.errors import StoreBusyError, TransactionControlError
+from oncekey.drivers.handler_sql import ENDED, OVER
 from oncekey.drivers.sqlite.execute import commit_error, execute, has_temporaries, say
 from oncekey.drivers.sqlite.files import LOOK_AFTER, POLL, SqliteFile, Writer, writer_of
 from oncekey.drivers.sqlite.handler_connection import SqliteHandlerConnection
@@ -30,8 +29,6 @@ BUSY_TIMEOUT = 5.0
 
 UNFINISHED = "SQL statements in progress"
 """SQLite's error for a COMMIT that waits only for a cursor which the handler has left open."""
-
-_log = logging.getLogger("oncekey")
 
 
 class SqliteDriver:
@@ -108,7 +105,6 @@ class SqliteDriver:
     def _atomically(self, transaction: Transaction[T], connection: sqlite3.Connection) -> T:
         module = self._file.module
         say(module, connection, "BEGIN IMMEDIATE", transaction.name)
-        self._writer.begins()
         result = run_body(transaction.body(), partial(execute, module, connection))
         # Without a COMMIT the connection is closed, and SQLite rolls back.
         try:
@@ -126,7 +122,7 @@ class SqliteTransaction:
         self._writer = writer
         self._raw: sqlite3.Connection | None = None
         self._over = False
-        self._lost = False
+        self._ended = False
         self._temporary = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
         self._facade = SqliteHandlerConnection(self)
@@ -178,12 +174,15 @@ class SqliteTransaction:
         self._cursors.add(cursor)
         return cursor
 
-    def executed(self, sql: str, *, failed: bool) -> None:
+    def executes(self) -> None:
+        """Refuse a statement of the handler's after the end of the transaction: it would be committed by itself."""
+        self._ready()
+
+    def executed(self, sql: str) -> None:
         """Check after a statement: SQLite itself rolls back after some errors, and then nothing more is executed."""
         # A handler cannot make anything temporary without this word in its text.
         self._temporary = self._temporary or "temp" in sql.casefold()
-        if failed and self._raw is not None and not self._raw.in_transaction:
-            self._lost = True
+        self._look_for_end()
 
     def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
         """An exception class of the module that is in use."""
@@ -203,21 +202,13 @@ class SqliteTransaction:
         return execute(self._file.module, self._ready(), statement)
 
     def _ready(self) -> sqlite3.Connection:
-        """The connection, in a transaction; if a handler ended that by itself, in a new one."""
+        """The connection, in the transaction that was begun."""
         connection = self._begun()
-        self._refuse_if_lost()
-        if not connection.in_transaction:
-            # The handler has committed its rows already, so the record has to follow them (L5).
-            _log.error(ENDED_EARLY)
-            self._writer.tears()
-            self._say_begin(connection, self._file.busy_timeout)
+        self._refuse_if_ended()
         return connection
 
     def _commit(self, connection: sqlite3.Connection) -> None:
-        self._refuse_if_lost()
-        if not connection.in_transaction:
-            _log.error("a handler ended its own transaction; there was nothing left to commit")
-            return
+        self._refuse_if_ended()
         self._patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
 
     def _say_commit(self, connection: sqlite3.Connection) -> None:
@@ -260,7 +251,6 @@ class SqliteTransaction:
     def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:
         what = "beginning the business transaction"
         self._patiently(patience, lambda: say(self._file.module, connection, "BEGIN IMMEDIATE", what))
-        self._writer.begins()
 
     def _patiently(self, patience: float, say: Callable[[], None]) -> None:
         """Repeat it while other processes lock the file; each time the connection itself waits for `look_after`."""
@@ -277,9 +267,14 @@ class SqliteTransaction:
                 if now - began < POLL:  # a SQLite that can only sleep for whole seconds has not waited at all
                     time.sleep(POLL)
 
-    def _refuse_if_lost(self) -> None:
-        if self._lost:
-            raise RolledBackError("SQLite rolled the transaction back after an error: nothing of it happened")
+    def _look_for_end(self) -> None:
+        """Note that the transaction has ended. It stays so: a handler cannot begin another one."""
+        self._ended = self._ended or (self._raw is not None and not self._raw.in_transaction)
+
+    def _refuse_if_ended(self) -> None:
+        self._look_for_end()
+        if self._ended:
+            raise TransactionControlError(ENDED)
 
     def _end(self, connection: sqlite3.Connection) -> None:
         self._raw, self._over = None, True
@@ -320,9 +315,8 @@ class SqliteReading(SqliteTransaction):
     def __init__(self, file: SqliteFile) -> None:
         super().__init__(file, Writer(file.path))  # a turn that no writer waits for
 
-    def executed(self, sql: str, *, failed: bool) -> None:  # noqa: ARG002  (it changes nothing)
-        """After a statement that failed there is nothing to roll back."""
-        super().executed(sql, failed=False)
+    def _look_for_end(self) -> None:
+        """Each statement is a transaction of its own."""
 
     def _ready(self) -> sqlite3.Connection:
         return self._begun()  # there is no transaction that could be ended

@@ -13,7 +13,6 @@ import os
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
@@ -43,8 +42,6 @@ BACKPORTS: dict[tuple[int, int], int] = {(3, 44): 6, (3, 50): 7}
 _warned: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
 """Connections of a parent process: SQLite forbids using them here, and closing them, too."""
-TORN: Final = 1000
-"""How many transactions that their handlers ended are remembered: each is looked up before the next request's."""
 
 
 def wal_is_safe(version: Version) -> bool:
@@ -228,8 +225,6 @@ class Writer:
     def __init__(self, path: str) -> None:
         self.path = path
         self._turn = threading.Lock()
-        self._begun = 0
-        self._torn: deque[int] = deque(maxlen=TORN)
         self._locked: Lock | None = None
         self._asking: dict[object, int] = {}
 
@@ -248,18 +243,6 @@ class Writer:
         self._locked = None
         self._turn.release()
 
-    def begins(self) -> None:
-        """Note that the holder of the turn began a transaction."""
-        self._begun += 1
-
-    def tears(self) -> None:
-        """Note that a handler ended its transaction by itself, and the holder of the turn must begin another one."""
-        self._torn.append(self._begun)
-
-    def was_torn(self, begun: int) -> bool:
-        """Whether that happened to the transaction with this number from `lock`."""
-        return begun in self._torn
-
     def asks(self, lock: Lock) -> object:
         """Note that a request queues for the turn: until `asked`, its duplicates need not queue behind it."""
         asker = object()
@@ -270,10 +253,9 @@ class Writer:
         """Note that it has the turn, or waits no longer."""
         self._asking.pop(asker, None)  # a forked child has forgotten it
 
-    def lock(self, lock: Lock) -> int:
-        """Note which key the holder's transaction locks; returns the number of the transaction."""
+    def lock(self, lock: Lock) -> None:
+        """Note which key the holder's transaction locks."""
         self._locked = lock
-        return self._begun
 
     def holder(self, lock: Lock) -> Holder:
         """Which request has the key. A request that only queues for it proves nothing: it may never run."""

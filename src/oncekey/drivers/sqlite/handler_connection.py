@@ -32,7 +32,10 @@ class Speaker(Protocol):
     def handlers_cursor(self) -> sqlite3.Cursor:
         """A new cursor; the first one begins the transaction."""
 
-    def executed(self, sql: str, *, failed: bool) -> None:
+    def executes(self) -> None:
+        """Check before each statement that the transaction is still there."""
+
+    def executed(self, sql: str) -> None:
         """Check after each statement whether the transaction is still there, and what the statement may have left."""
 
     def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
@@ -94,12 +97,11 @@ class SqliteHandlerCursor:
 
     def _say(self, sql: str, say: Callable[[], object]) -> SqliteHandlerCursor:
         refuse_transaction_control(sql, Dialect.SQLITE)
-        failed = True
+        self._speaker.executes()
         try:
             say()
-            failed = False
         finally:
-            self._speaker.executed(sql, failed=failed)
+            self._speaker.executed(sql)
         return self
 
 

@@ -70,21 +70,13 @@ class MariadbLocks(LockStore):
     def completing(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
     ) -> Body[Stored | None]:
-        """Write the finished record, as the last statement before the commit (L3). None: the key is not ours.
-
-        Joined with the end of the lock it returns no row if the savepoint is gone, because the handler committed by
-        itself, or if the key is taken. So it is executed once more, alone: if it then has a row, it was not in one
-        commit.
-        """
+        """Write the finished record and end the lock, as the last statement before the commit (L3). None: not ours."""
         last = self._finished(claim, target, settlement)
         rows = yield self._statements.statement(last.name, {**last.params, "lock": begun}, form=f"sealed_{last.name}")
-        in_one_commit = bool(rows)
         if not rows:
-            rows = yield last
-            if not rows:
-                return None
+            return None
         yield from self._deferred(settlement)
-        return Stored(expires_at=int(rows[0]["expires_at"]), in_one_commit=in_one_commit)
+        return Stored(expires_at=int(rows[0]["expires_at"]))
 
     def completing_at_commit(
         self,
@@ -93,7 +85,7 @@ class MariadbLocks(LockStore):
         settlement: Completed | Deferred,  # noqa: ARG002
         begun: int,  # noqa: ARG002
     ) -> Fold[Stored] | None:
-        """None: if its savepoint cannot be released another statement has to follow, so the COMMIT is sent alone."""
+        """None: the driver proves with the COMMIT that the transaction is its own, so that is sent alone."""
         return None
 
     def held(self, number: int) -> Flow[bool]:

@@ -4,7 +4,6 @@
 -- name: lock
 -- The time-out is MariaDB's: without one, it refuses at once. MySQL reads that as a comment, and looks before it inserts: if two
 -- requests come at the very same moment, both find nothing, and the second one waits for the first.
-SAVEPOINT oncekey;
 SELECT held.number FROM oncekey_lock AS held WHERE held.number = :lock FOR UPDATE NOWAIT;
 /*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ INSERT INTO oncekey_lock (number, mark) VALUES (:lock, :mark)
 ON DUPLICATE KEY UPDATE mark = :mark;
@@ -21,8 +20,6 @@ SELECT clock.now, @oncekey_mark AS mark, record.*
 FROM {clock} LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.`key` = :key;
 
 -- name: unlock
--- If the handler committed before, this fails: its savepoint is gone (1305).
-RELEASE SAVEPOINT oncekey;
 DELETE FROM oncekey_lock WHERE number = :lock;
 
 -- name: holder

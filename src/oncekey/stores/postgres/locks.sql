@@ -1,5 +1,6 @@
 -- LOCAL in one commit: lock and read come first, and the finished record is written once, last.
--- `begun` is the lock's number, kept in the transaction: if it is missing at the end, the handler committed by itself.
+-- `begun` is the lock's number, kept in the transaction. If it is missing at the end, this is not the transaction that was
+-- begun, and nothing may be stored in it: `seal`, whose COMMIT is in the same message, then fails with 22012 (division by zero).
 -- `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migration 0007). `enter` returns one row
 -- for a new key whose lock is ours, and none in all other cases.
 
@@ -16,7 +17,8 @@ FROM oncekey.lock_request_2(
 SELECT WHERE oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
 
 -- name: seal
-SELECT oncekey.seal(:given, :response_body, :now, :guess);
+SELECT oncekey.seal(:given, :response_body, :now, :guess)
+WHERE 1 / length(COALESCE(current_setting('oncekey.begun', true), '')) IS NOT NULL;
 
 -- name: was_sealed
 SELECT oncekey.was_sealed(:given::bytea) AS committed;

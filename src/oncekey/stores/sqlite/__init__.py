@@ -63,11 +63,8 @@ class Writer(Protocol):
     def asked(self, asker: object) -> None:
         """Note that it no longer queues."""
 
-    def lock(self, lock: Lock) -> int:
-        """Note for which key the writer's transaction is; returns the transaction's number."""
-
-    def was_torn(self, begun: int) -> bool:
-        """Whether a handler ended that transaction by itself, so that another one had to follow."""
+    def lock(self, lock: Lock) -> None:
+        """Note for which key the writer's transaction is."""
 
     def holder(self, lock: Lock) -> Holder:
         """Which request writes under a key, or queues to."""
@@ -100,12 +97,12 @@ class SqliteLocks(LockStore):
             if not rows:
                 snapshot = snapshot_of((yield self._statements.statement("find", where, reads=True))[0])
                 if situate(snapshot.record, snapshot.now) is Situation.COMPLETED:
-                    return Locked(got=False, snapshot=snapshot, begun=0)
+                    return Locked(got=False, snapshot=snapshot, begun=lock.number)
                 rows = yield self._statements.statement("lock_file", where)
-            begun = writer.lock(lock)
+            writer.lock(lock)
         finally:
             writer.asked(asker)
-        return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=begun)
+        return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=lock.number)
 
     def completing_at_commit(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
@@ -128,6 +125,5 @@ class SqliteLocks(LockStore):
         yield from ()
         return self._writer.holder(lock)
 
-    def _stored(self, row: Row, begun: int) -> Stored:
-        # A statement in SQLite cannot find out which transaction it runs in.
-        return Stored(expires_at=int(row["expires_at"]), in_one_commit=not self._writer.was_torn(begun))
+    def _stored(self, row: Row, begun: int) -> Stored:  # noqa: ARG002  (no statement of SQLite returns it: the driver checks)
+        return Stored(expires_at=int(row["expires_at"]))
