@@ -74,9 +74,9 @@ is repeatable, there is no doubt at all.
 """
 
 _MUTANTS: Final = """
-In addition, the lock's own promise: while its holder runs, a duplicate is refused and does not run. And the promise of a
-202: when a client gets one from an OUTBOX route, the parcel is committed. "Claimed first" is an OUTBOX route on a store that
-writes its claim before the handler's transaction begins.
+In addition, the lock's own promise: while its holder runs, a duplicate is refused and does not run. And the promise of
+a 202: when a client gets one from an OUTBOX route, the parcel is committed. "Claimed first" is an OUTBOX route on a
+store that writes its claim before the handler's transaction begins.
 
 ## What the proof is worth
 
