@@ -14,10 +14,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.errors import ConfigurationError, OncekeyError, RejectedError
 from oncekey.runtimes.aio import shielded
+
+if TYPE_CHECKING:
+    from oncekey.frameworks.functions import CallOutcome, Function
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,27 +42,34 @@ def tool(function: F) -> F:
     """A protected function as a tool: a client that gives up does not end it, and a refusal is a sentence.
 
     The SDK cancels a tool whose client has waited for too long, and hides what is raised. Here the function runs to its
-    end, so that the client's next try gets its result; and what oncekey raises becomes an error that the client reads.
+    end, so that the client's next try gets its result; and what oncekey refuses this call with becomes an error that
+    the client reads. What the function raises stays an exception of the tool, also if it is an error of another
+    protected function.
     """
-    if not hasattr(function, "__oncekey_function__"):
+    protected: Function | None = getattr(function, "__oncekey_function__", None)
+    if protected is None:
         raise ConfigurationError(WRONG_ORDER)
 
     @functools.wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        try:
-            return await shielded(function(*args, **kwargs))
-        except OncekeyError as error:
-            raise _tool_error(_text_of(error)) from error
+        if protected.is_bare(args, kwargs):
+            return await function(*args, **kwargs)
+        return _value_of(await shielded(protected.arun(args, kwargs)))
 
     @functools.wraps(function)
     def plain(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        try:
+        if protected.is_bare(args, kwargs):
             return function(*args, **kwargs)
-        except OncekeyError as error:
-            raise _tool_error(_text_of(error)) from error
+        return _value_of(protected.run(args, kwargs))
 
     wrapper: Any = awaited if inspect.iscoroutinefunction(function) else plain
     return wrapper  # type: ignore[no-any-return]
+
+
+def _value_of(outcome: CallOutcome) -> Any:  # noqa: ANN401  (what the function returns)
+    if outcome.refusal is not None:
+        raise _tool_error(_text_of(outcome.refusal)) from outcome.refusal
+    return outcome.value
 
 
 def _text_of(error: OncekeyError) -> str:

@@ -9,12 +9,16 @@ from uuid import UUID
 
 import pytest
 
+from core.records import an_intent
+from oncekey.core.accepted import accepted_form
 from oncekey.core.answers import LONGEST_WAIT, Answer, marks, refuse, replay, retry_after
 from oncekey.core.model import (
     HOUR,
     SECOND,
     Code,
     Effects,
+    EntryKind,
+    MemoEntry,
     Outcome,
     Record,
     RecordId,
@@ -25,7 +29,7 @@ from oncekey.core.model import (
     StoredResponse,
 )
 from oncekey.core.policy import ErrorFormat, Flavor, InProgress, Policy
-from oncekey.core.problems import PROBLEMS
+from oncekey.core.problems import PROBLEMS, error_of
 
 KEY = "0f9d1c6e-4b7a-4f0e-9d55-2f6a1f2b3c4d"
 ECHO = b'"0f9d1c6e-4b7a-4f0e-9d55-2f6a1f2b3c4d"'
@@ -83,6 +87,14 @@ def value(answer: Answer, name: bytes) -> bytes:
 
 def record(**changes: object) -> Record:
     return replace(RECORD, **changes)
+
+
+ACCEPTED = (
+    {"state": State.PENDING},
+    {"state": State.IN_PROGRESS, "intent": an_intent()},
+    {"state": State.IN_PROGRESS, "memo": (MemoEntry("charge", EntryKind.CALL, "{}"),)},
+)
+"""A parcel that waits, one whose call is being made, and one whose result is stored."""
 
 
 class TestEveryRefusal:
@@ -205,10 +217,44 @@ class TestInProgress:
         assert refuse(Refuse(Code.IN_PROGRESS), Policy(on_in_progress=InProgress.WAIT)).status == 409
 
     # R83, C5: the first caller was told 202, so is the second
-    @pytest.mark.parametrize("state", [State.PENDING, State.IN_PROGRESS])
-    def test_of_deferred_work_is_accepted_in_every_mode(self, state):
-        refusal = Refuse(Code.IN_PROGRESS, record=record(effects=Effects.OUTBOX, state=state, response=None))
+    @pytest.mark.parametrize("changes", ACCEPTED)
+    def test_of_deferred_work_is_accepted_in_every_mode(self, changes):
+        refusal = Refuse(Code.IN_PROGRESS, record=record(effects=Effects.OUTBOX, response=None, **changes))
         assert {refuse(refusal, Policy(on_in_progress=mode)).status for mode in InProgress} == {202}
+
+    # O5: a claim commits nothing, so an OUTBOX request that only has one is not accepted
+    @pytest.mark.parametrize("mode", [InProgress.CONFLICT, InProgress.WAIT])
+    def test_of_an_outbox_claim_is_a_conflict(self, mode):
+        seen = record(effects=Effects.OUTBOX, state=State.IN_PROGRESS, response=None)
+        assert refuse(Refuse(Code.IN_PROGRESS, record=seen), Policy(on_in_progress=mode)).status == 409
+        assert not error_of(Refuse(Code.IN_PROGRESS, record=seen), Policy(), "pay").accepted
+
+    @pytest.mark.parametrize("changes", ACCEPTED)
+    def test_of_deferred_work_is_the_handlers_own_response(self, changes):
+        kept = accepted_form(((b"content-type", b"text/plain"), (b"location", b"/transfers/7")), b"on its way")
+        refusal = Refuse(
+            Code.IN_PROGRESS, retry_after=3, record=record(effects=Effects.OUTBOX, request=kept, **changes)
+        )
+        answer = refuse(refusal, Policy(), echo=b"k", status_url="/idempotency-keys/k")
+        assert (answer.status, answer.body) == (202, b"on its way")
+        assert value(answer, b"content-type") == b"text/plain"
+        assert value(answer, b"content-length") == b"10"
+        assert value(answer, b"location") == b"/idempotency-keys/k"
+        assert value(answer, b"retry-after") == b"3"
+        assert value(answer, b"cache-control") == b"no-store"
+        assert value(answer, b"idempotency-key") == b"k"
+        assert value(refuse(refusal, Policy()), b"location") == b"/transfers/7"
+
+    @pytest.mark.parametrize("shape", ErrorFormat)
+    @pytest.mark.parametrize("flavor", Flavor)
+    @pytest.mark.parametrize("changes", ACCEPTED)
+    def test_of_deferred_work_is_a_state_and_a_link_by_default(self, shape, flavor, changes):
+        refusal = Refuse(Code.IN_PROGRESS, record=record(effects=Effects.OUTBOX, **changes))
+        policy = Policy(error_format=shape, flavor=flavor)
+        answer = refuse(refusal, policy, status_url="/idempotency-keys/k")
+        assert json.loads(answer.body) == {"state": "pending", "status_url": "/idempotency-keys/k"}
+        assert value(answer, b"content-type") == b"application/json"
+        assert json.loads(refuse(refusal, policy).body) == {"state": "pending"}
 
     @pytest.mark.parametrize("effects", [Effects.LOCAL, Effects.PHASED, Effects.INLINE])
     def test_of_other_work_is_a_conflict(self, effects):

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from oncekey.core.accepted import accepted_form
 from oncekey.core.endings import (
     ACTS,
     NEVER_STORED,
@@ -69,6 +70,7 @@ def a_parcel(position=0) -> Parcel:
 
 
 A, B = a_parcel(0), a_parcel(1)
+ACCEPTED = accepted_form(((b"content-type", b"application/json"),), BODY)
 BEGUN = Progress(begun=True)
 OPEN = Progress(begun=True, call_open=True)
 REPEATABLE = Progress(begun=True, call_open=True, repeatable=True)
@@ -293,8 +295,12 @@ class TestOutbox:
     @pytest.mark.parametrize("status", SUCCESSES)
     def test_one_parcel_is_deferred_with_its_rows(self, status):
         decision = decide(OUTBOX, Policy(), ended(status, deferred=(A,)))
-        assert decision.settlement == Deferred(A)
-        assert decision.business is Business.COMMIT
+        assert decision == Decision(Deferred(A, ACCEPTED), Business.COMMIT)
+
+    @pytest.mark.parametrize("body", [b"", b"null", None, b"x" * 9])
+    def test_what_is_empty_or_too_long_is_not_stored_for_the_202(self, body):
+        ending = replace(ended(202, deferred=(A,)), body=body)
+        assert settled(OUTBOX, ending, Policy(max_response_bytes=8)) == Deferred(A)
 
     # X13: the parcel is one of the rows, so it can neither be sent without them nor they be given up without it
     @pytest.mark.parametrize("status", SUCCESSES)
@@ -306,7 +312,7 @@ class TestOutbox:
 
     @pytest.mark.parametrize("status", SUCCESSES)
     def test_a_raised_success_that_is_kept_is_deferred(self, status):
-        assert settled(OUTBOX, ended(status, raised=True, kept=True, deferred=(A,))) == Deferred(A)
+        assert settled(OUTBOX, ended(status, raised=True, kept=True, deferred=(A,))) == Deferred(A, ACCEPTED)
 
     @pytest.mark.parametrize("status", SUCCESSES)
     @pytest.mark.parametrize("deferred", [(), (A, B)])

@@ -60,7 +60,10 @@ def assert_thorough(case: Case, seen: Verdict, planned: list[Fault]) -> None:
     wanted = {
         Effects.LOCAL: {"before:commit:1", "after:commit:1", "after:business:1", "after:due:1", "after:sent:1"},
         Effects.PHASED: {"after:claim:1", "before:announce:1", "after:charge:1", "before:result:1", "after:commit:2"},
-        Effects.OUTBOX: {"after:commit:1", "after:due:1", "after:commit-take_up:1", "after:charge:1"},
+        Effects.OUTBOX: {
+            *{"after:commit:1", "after:due:1", "after:commit-take_up:1", "after:charge:1"},
+            *({"after:claim:1", "before:settle_deferred:1"} if case.claims_first else set()),
+        },
         Effects.INLINE: {"after:claim:1", "before:charge:1", "after:charge:1", "after:settle_completed:1"},
     }[case.effects]
     assert wanted <= said, sorted(said)

@@ -1,8 +1,9 @@
 """One racer: a process of its own that asks for every key at the same moment as its competitors.
 
-It asks in one of two ways. By a claim: the record is claimed first, and settled together with the effect where the
+It asks in one of three ways. By a claim: the record is claimed first, and settled together with the effect where the
 store shares a transaction. By a function: `@once.function`, as an application calls it; LOCAL, so that key and effect
-are in one commit, or INLINE on a store that shares none.
+are in one commit, or INLINE on a store that shares none. By an OUTBOX function through the application's own SQLAlchemy
+engine, where the record is claimed first: the answer is what the function returned with its parcel.
 
 Who executes leaves a mark: a row, or an item, in the transaction of the answer. A store that shares none has a file for
 that, to which one line is appended, so an execution is counted even if its answer never comes into being.
@@ -22,8 +23,10 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sqlalchemy import create_engine
+
 from harness.patience import PATIENCE
-from oncekey import INLINE, LOCAL, InProgressError, Once, SyncOperation, wire
+from oncekey import INLINE, LOCAL, OUTBOX, InProgressError, Message, Once, SyncOperation, wire
 from oncekey.core.model import Claim, Code, Lease, Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
 from oncekey.engine.shell import Engine
@@ -47,6 +50,8 @@ class PhasedRun:
     rounds: int
     now: int = START
     by_function: bool = False
+    deferred: bool = False
+    """Whether the function is OUTBOX, on the application's own engine."""
 
     def key(self, number: int) -> str:
         return f"{self.name}-{number:05}"
@@ -67,6 +72,11 @@ class Track:
     tells: str | None = None
     """Under this name the first racer tells on stderr how far they are."""
 
+    @property
+    def sqlalchemy_url(self) -> str:
+        """The same database for an application's own engine."""
+        return self.url.partition("?")[0].replace("postgresql:", "postgresql+psycopg:", 1)
+
     def mark(self, connection: Any, key: str) -> None:
         """The effect of an execution."""
         if self.ledger is not None:
@@ -77,6 +87,7 @@ class Track:
             connection.put(TableName=EFFECTS, Item=mark)
         else:
             write = connection.execute if hasattr(connection, "execute") else connection.cursor().execute
+            write = getattr(connection, "exec_driver_sql", write)
             write(f"INSERT INTO {EFFECTS} (key_name, racer) VALUES ('{key}', {os.getpid()})")
 
 
@@ -125,7 +136,9 @@ def _run(track: Track, courses: list[PhasedRun], number: int, line: Barrier, rep
             time.sleep(chance.random() * PAUSE)
 
     for phased_run in courses:
-        way: Way = _Functions(track, pause) if phased_run.by_function else _Claims(track, phased_run.now, pause)
+        way: Way = _Claims(track, phased_run.now, pause)
+        if phased_run.by_function:
+            way = _Functions(track, pause, deferred=phased_run.deferred)
         with closing(way):
             for round_, key in enumerate(phased_run.keys):
                 if track.tells and number == 0 and round_ % 250 == 0:
@@ -194,10 +207,11 @@ class _Claims:
 class _Functions:
     """By a function of an application."""
 
-    def __init__(self, track: Track, pause: Callable[[], None]) -> None:
-        self._once = Once(track.url)
+    def __init__(self, track: Track, pause: Callable[[], None], *, deferred: bool) -> None:
+        self._engine = create_engine(track.sqlalchemy_url) if deferred else None
+        self._once = Once(self._engine or track.url)
         self._ran = False
-        options: dict[str, Any] = {"effects": LOCAL}
+        options: dict[str, Any] = {"effects": OUTBOX if deferred else LOCAL}
         if track.ledger is not None:
             options = {"effects": INLINE, "low_stakes": True}
 
@@ -206,7 +220,12 @@ class _Functions:
             self._ran = True
             track.mark(None if track.ledger else op.connection, key)
             pause()
+            if deferred:
+                op.defer("never", {})
             return _body(key).decode()
+
+        if deferred:
+            self._once.topic("never")(_never)
 
         self._execute = execute
 
@@ -214,12 +233,20 @@ class _Functions:
         self._ran = False
         try:
             answer = self._execute(key).encode()
-        except InProgressError:
-            return "busy", b""
+        except InProgressError as error:
+            if not error.accepted:
+                return "busy", b""
+            answer = str(error.value).encode()
         return ("won" if self._ran and answer == _body(key) else "replayed"), answer
 
     def close(self) -> None:
         self._once.blocking().close()
+        if self._engine is not None:
+            self._engine.dispose()
+
+
+def _never(_: Message) -> None:
+    raise AssertionError("there is no worker")
 
 
 def _body(key: str) -> bytes:

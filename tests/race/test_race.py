@@ -20,6 +20,8 @@ RACERS = 5
 ROUNDS = {"postgresql": 250, "sqlite": 120, "mariadb": 50, "mysql": 50, "redis": 100}
 """Of four kinds of keys each: on PostgreSQL a thousand races."""
 BY_FUNCTION = 20
+DEFERS = ("postgresql", "sqlite")
+"""Where an OUTBOX function claims first, through SQLAlchemy in threads."""
 
 
 @pytest.fixture(params=ROUNDS)
@@ -45,6 +47,8 @@ def ground(store, request, tmp_path):
 def test_every_key_is_executed_by_exactly_one_process(ground, store):
     claimed = courses_of(ROUNDS[store])
     courses = [*claimed, PhasedRun("called", BY_FUNCTION, by_function=True)]
+    if store in DEFERS:
+        courses.append(PhasedRun("deferred", BY_FUNCTION, by_function=True, deferred=True))
     prepare(ground, courses)
     seen = run(ground, courses, RACERS)
     keys = [key for phased_run in courses for key in phased_run.keys]

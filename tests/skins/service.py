@@ -155,7 +155,7 @@ def transfer(asked: Asked) -> Doing:
     number = uuid.uuid4().hex
     yield Row(_ORDER, {"id": number, "tenant": asked.tenant, "item": "transfer"})
     yield Defer({"id": number})
-    return Said(202, {"id": number})
+    return Said(asked.order.get("status", 202), None if asked.order.get("quiet") else {"id": number, "state": "sent"})
 
 
 def charge_card(asked: Asked) -> Doing:

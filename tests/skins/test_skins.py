@@ -37,6 +37,8 @@ from skins.stage import Stage, new_key, stages
 PROVED: set[tuple[str, str]] = set()
 """A line of the table, and an ability that a test runs on it."""
 DENIED: set[tuple[str, str]] = set()
+WITHOUT_STATUS = frozenset({"django", "wsgi", "example"})
+"""Skins whose application serves no status resource."""
 
 
 def proves(*abilities: str, sqlite: Container[str] = (), one_server: bool = False) -> Callable[[Any], Any]:
@@ -206,6 +208,32 @@ def test_a_payment_is_made_in_steps(stage: Stage) -> None:
     paid = first.json()
     assert stage.rows(f"SELECT charge FROM payments WHERE id = '{paid['id']}'") == [(paid["charge"],)]
     assert stage.charges - before == 1
+
+
+@proves("OUTBOX", sqlite=ON_SQLITE)
+def test_an_accepted_request_is_answered_by_its_handler(stage: Stage) -> None:
+    # The first request and each retry get the same 202 until the worker is done, whatever success the handler returns.
+    orders = {new_key(): order for order in ({"status": 202}, {"status": 200}, {"status": 201}, {"quiet": True})}
+    for key, order in orders.items():
+        place = None if stage.skin.name in WITHOUT_STATUS else f"/idempotency-keys/{key}"
+        first, again = (stage.send("/transfers", order, key=key) for _ in range(2))
+        assert (first.status, again.status) == (202, 202), stage.log
+        assert (first.replayed, again.replayed) == (False, False)
+        assert again.body == first.body
+        if "quiet" in order:
+            assert first.json() == {"state": "pending"} | ({} if place is None else {"status_url": place})
+        else:
+            assert first.json()["state"] == "sent"
+            assert stage.rows(f"SELECT item FROM orders WHERE id = '{first.json()['id']}'") == [("transfer",)]
+        for one in (first, again):
+            assert one.headers["content-type"].startswith("application/json")
+            assert one.headers["content-length"] == str(len(one.body))
+            assert one.headers["cache-control"] == "no-store"
+            assert (one.headers["retry-after"], one.headers["idempotency-key"]) == ("1", key)
+            assert one.headers.get("location") == place
+    with stage.worker():
+        done = [stage.settled("/transfers", order, key) for key, order in orders.items()]
+    assert [(one.status, one.replayed, "charge" in one.json()) for one in done] == [(201, True, True)] * 4, stage.log
 
 
 @proves("OUTBOX", "resume", one_server=True)

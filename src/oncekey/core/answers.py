@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+from oncekey.core.accepted import accepted_of, default_of, is_accepted
 from oncekey.core.headers import PRINTABLE, field_name, first, http_date, target
-from oncekey.core.model import SECOND, Code, Duration, Effects, Headers, Instant, Refuse, Replay
+from oncekey.core.model import SECOND, Code, Duration, Headers, Instant, Record, Refuse, Replay
 from oncekey.core.policy import Flavor, InProgress, Policy
 from oncekey.core.problems import PROBLEMS, documentation_of, render, wait_of
 
@@ -43,7 +44,10 @@ def refuse(
     trace_id: str = "",
 ) -> Answer:
     """The answer to a request that is not executed."""
-    code, status = refusal.code, _status_of(refusal, policy)
+    code, record = refusal.code, refusal.record
+    if code is Code.IN_PROGRESS and record is not None and is_accepted(record):
+        return _accepted(refusal, record, policy, echo, status_url)
+    status = _status_of(refusal, policy)
     page = render(code, status, policy, detail=refusal.detail, fault_id=fault_id, trace_id=trace_id)
     headers = [
         (b"content-type", page.media_type),
@@ -139,7 +143,7 @@ def _ceil(span: Duration) -> int:
 
 def _status_of(refusal: Refuse, policy: Policy) -> int:
     match refusal.code:
-        case Code.IN_PROGRESS if _is_asynchronous(refusal) or policy.on_in_progress is InProgress.ACCEPTED:
+        case Code.IN_PROGRESS if policy.on_in_progress is InProgress.ACCEPTED:
             return _ACCEPTED
         case Code.OUTCOME_UNKNOWN:
             return policy.on_unknown
@@ -147,9 +151,20 @@ def _status_of(refusal: Refuse, policy: Policy) -> int:
             return PROBLEMS[code].status_in(policy.flavor)
 
 
-def _is_asynchronous(refusal: Refuse) -> bool:
-    """Whether the first request was also answered with 202: then waiting for the worker is not a conflict."""
-    return refusal.record is not None and refusal.record.effects is Effects.OUTBOX
+def _accepted(refusal: Refuse, record: Record, policy: Policy, echo: bytes | None, status_url: str | None) -> Answer:
+    """The 202 of an accepted request: the handler's own response, with the place where the state can be read."""
+    given = accepted_of(record) or default_of(None if status_url is None else target(status_url).decode("ascii"))
+    place: Headers = () if status_url is None else ((b"location", target(status_url)),)
+    headers = (
+        *(line for line in given.headers if not (place and line[0] == b"location")),
+        (b"content-length", b"%d" % len(given.body)),
+        *(() if any(name == b"cache-control" for name, _ in given.headers) else (_NO_STORE,)),
+        (b"retry-after", b"%d" % wait_of(refusal, policy)),
+        *should_retry(policy, retryable=True),
+        *place,
+        *marks(policy, echo=echo, expires_at=None),
+    )
+    return Answer(_ACCEPTED, headers, given.body, refusal)
 
 
 def _tombstone(  # noqa: PLR0917  (what a replay knows)

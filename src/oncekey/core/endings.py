@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, assert_never
 
+from oncekey.core.accepted import accepted_form
 from oncekey.core.headers import ALWAYS_KEPT, NEVER_KEPT, field_name
 from oncekey.core.model import (
     Completed,
@@ -244,7 +245,7 @@ def by_table(effects: Effects, policy: Policy, ending: Ending) -> Decision:
         case Act.HAND_BACK:
             return Decision(HandedBack(_error_of(reading, ending), ending.resume_after), Business.ROLLBACK)
         case Act.DEFER:
-            return Decision(Deferred(ending.deferred[0]), Business.COMMIT)
+            return Decision(Deferred(ending.deferred[0], _accepted(ending, policy)), Business.COMMIT)
         case Act.DOUBT:
             return Decision(Doubtful(_error_of(reading, ending)), Business.ROLLBACK)
         case Act.DISCARD:
@@ -321,6 +322,14 @@ def stored_response(ending: Ending, policy: Policy) -> StoredResponse:
         place = tuple((name, value) for name, value in headers if name == b"location")
         return StoredResponse(ending.status, place, None)
     return StoredResponse(ending.status, headers, ending.body)
+
+
+def _accepted(ending: Ending, policy: Policy) -> bytes | None:
+    """What an OUTBOX handler returned, as it is stored; over the size limit nothing is."""
+    body = ending.body
+    if body is None or len(body) > policy.max_response_bytes:
+        return None
+    return accepted_form(kept_headers(ending.headers, policy), body)
 
 
 def _hop_by_hop(headers: Headers) -> frozenset[bytes]:

@@ -189,7 +189,8 @@ class Record:
     finished_at: Instant | None
     expires_at: Instant
     request: bytes | None = field(default=None, repr=False)
-    """The request as the completer repeats it, sealed where there is a secret; removed at the settlement (H7)."""
+    """Kept until the settlement: of a PHASED operation the request, as the completer repeats it, sealed where there is
+    a secret (H7); of an accepted OUTBOX operation the response of its 202 (O5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +405,8 @@ class Deferred:
     """Settle as pending: the business rows and the parcel are there, a worker makes the call (O1)."""
 
     parcel: Parcel
+    accepted: bytes | None = field(default=None, repr=False)
+    """The stored form of the handler's response, which clients get until the worker is done (O5)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Final, assert_never
 from uuid import UUID
 
+from oncekey.core.accepted import is_accepted
 from oncekey.core.errors import (
     BodyInvalidError,
     KeyMalformedError,
@@ -21,7 +22,7 @@ from oncekey.core.errors import (
     RecordUnreadableError,
     StoreUnavailableError,
 )
-from oncekey.core.model import SECOND, Code, Effects, Refuse
+from oncekey.core.model import SECOND, Code, Refuse
 from oncekey.core.policy import ErrorFormat, Flavor, Policy, micros
 
 PROBLEM_JSON: Final = b"application/problem+json"
@@ -336,12 +337,16 @@ class NotRunError(OncekeyError):
 class InProgressError(NotRunError):
     """Another call with this key is running, or a worker has it: call again later for the result.
 
-    `accepted` is true if the key's own rows are committed already, and a worker makes the outside call.
+    `accepted` is true if the key's own rows and its parcel are committed: a worker makes the outside call. `value` is
+    then what the OUTBOX function returned.
     """
 
-    def __init__(self, message: str, *, retry_after: int | None = None, accepted: bool = False) -> None:
+    def __init__(
+        self, message: str, *, retry_after: int | None = None, accepted: bool = False, value: object = None
+    ) -> None:
         super().__init__(message, retry_after=retry_after)
         self.accepted = accepted
+        self.value = value
 
 
 class OutcomeUnknownError(NotRunError):
@@ -400,8 +405,7 @@ def error_of(refusal: Refuse, policy: Policy, operation: str) -> OncekeyError:
     message = f"{operation}: {refusal.detail or sentence}"
     wait = wait_of(refusal, policy) if PROBLEMS[code].waiting_helps else None
     if kind is InProgressError:
-        accepted = refusal.record is not None and refusal.record.effects is Effects.OUTBOX
-        return InProgressError(message, retry_after=wait, accepted=accepted)
+        return InProgressError(message, retry_after=wait, accepted=is_accepted(refusal.record))
     error = kind(message)
     if isinstance(error, NotRunError):
         error.retry_after = wait

@@ -16,6 +16,7 @@ from oncekey.core.errors import SAID_TO_US
 from oncekey.django.exchange import DjangoExchange, Sent
 from oncekey.django.project import enrolment_of, once_of_project
 from oncekey.engine.enrolment import SAFE, Enrolment
+from oncekey.engine.inner import is_inner
 from oncekey.frameworks.blocking import current
 from oncekey.frameworks.wsgi import KEY
 
@@ -61,7 +62,8 @@ class Middleware:
         exchange = current.get()
         assert isinstance(exchange, DjangoExchange)
         exchange.uncaught = error
-        return HttpResponse(status=500) if isinstance(error, SAID_TO_US) else None
+        ours = isinstance(error, SAID_TO_US) and not is_inner(error, exchange.ended.began)
+        return HttpResponse(status=500) if ours else None
 
     def _begun(self, request: Any) -> tuple[DjangoExchange, Enrolment | None]:  # noqa: ANN401
         threads = self._threads

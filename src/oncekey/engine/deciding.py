@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, assert_never
 from uuid import uuid4
 
@@ -22,8 +22,21 @@ from oncekey.core.endings import (
 )
 from oncekey.core.errors import NotExecutedError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import Bypass, Code, Deferred, Doubtful, Effects, HandedBack, Proceed, Refuse, Replay, Retryable
+from oncekey.core.model import (
+    Bypass,
+    Code,
+    Deferred,
+    Doubtful,
+    Effects,
+    HandedBack,
+    Proceed,
+    Refuse,
+    Replay,
+    Retryable,
+    State,
+)
 from oncekey.core.policy import On5xx, micros
+from oncekey.engine.inner import is_inner, operation_begins
 from oncekey.engine.local import record_as_claimed
 from oncekey.engine.phases import proves_nothing_sent
 
@@ -55,6 +68,8 @@ class HandlerEnded:
     """The handler's exception, even if the application made a response of it."""
     cancelled: bool = False
     """The exception was a cancellation."""
+    began: int = field(default_factory=operation_begins)
+    """When it began, in the order of `engine.inner`."""
 
 
 def decided(
@@ -92,7 +107,8 @@ def decided(
     unfinished = replace(ending, status=None)  # a response that was begun does not count
     decision = decide(effects, policy, unfinished)
     instead = _instead(run, decision, unfinished)
-    return decision, failed if instead is None and isinstance(raised, NotExecutedError) else instead
+    said = isinstance(raised, NotExecutedError) and not is_inner(raised, ended.began)
+    return decision, failed if instead is None and said else instead
 
 
 def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseException | None) -> Ending:
@@ -105,7 +121,7 @@ def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseExcep
         body=captured.kept,
         entered=ended.entered,
         raised=raised is not None,
-        not_executed=raised is not None and proves_nothing_sent(raised, policy),
+        not_executed=_is_proof(raised, ended, policy),
         kept=ended.kept,
         rolled_back=ended.rolled_back,
         progress=Progress() if phased_run is None else phased_run.progress(),
@@ -114,21 +130,26 @@ def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseExcep
     )
 
 
-def _record_of(run: Run) -> Record | None:
+def _is_proof(raised: BaseException | None, ended: HandlerEnded, policy: Policy) -> bool:
+    """Whether what the handler raised proves that nothing was sent; an inner call's error is only about that call."""
+    return raised is not None and not is_inner(raised, ended.began) and proves_nothing_sent(raised, policy)
+
+
+def _record_of(run: Run) -> Record:
     """The record; before the commit of a new key in one commit, the record that it would be."""
-    return (
-        run.record
-        if run.one_commit is None or run.record is not None
-        else record_as_claimed(run.claim, run.one_commit.target, run.now)
-    )
+    if run.record is not None:
+        return run.record
+    assert run.one_commit is not None
+    return record_as_claimed(run.claim, run.one_commit.target, run.now)
 
 
 def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
     """The answer that replaces the handler's if that would be untrue: its call is open, or not made yet."""
     progress, operation = ending.progress, run.enrolment.operation
     match decision.settlement:
-        case Deferred():
-            return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1, record=_record_of(run)))
+        case Deferred(accepted=accepted):
+            record = replace(_record_of(run), state=State.PENDING, request=accepted)
+            return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1, record=record))
         case Doubtful(last_error) if progress.parked is not None or last_error == DIVERGED:
             log.error("oncekey: %s is parked: %s", operation, last_error)
             return refused(run, Refuse(Code.EXECUTION_FAILED))

@@ -12,7 +12,7 @@ from oncekey.canonical.fingerprint import Fingerprints
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.onecommit import LockNumbers
-from oncekey.core.policy import Policy, micros
+from oncekey.core.policy import InProgress, Policy, micros
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -83,6 +83,10 @@ class Enrolment:
         policy, effects = self.policy, self.effects
         if not policy.require_key and effects in (Effects.PHASED, Effects.OUTBOX):
             raise ConfigurationError(NEEDS_KEY.format(operation=self.operation, effects=effects.name))
+        if effects is Effects.OUTBOX and policy.on_in_progress is InProgress.ACCEPTED:
+            # Its 202 means that the parcel is committed; before that a retry gets 409 (O5).
+            policy = policy.override(on_in_progress=InProgress.CONFLICT)
+            object.__setattr__(self, "policy", policy)
         derived = {
             "recovery": policy.recovery_for(effects),
             "transactional": effects in (Effects.LOCAL, Effects.OUTBOX),

@@ -40,6 +40,7 @@ from oncekey.core.model import Announcement, EntryKind, MemoEntry
 from oncekey.core.policy import micros
 from oncekey.core.results import fitted, plain_of
 from oncekey.engine.actions import Interrupted
+from oncekey.engine.inner import is_inner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -233,8 +234,8 @@ class PhasedRun:
     @staticmethod
     def not_made(name: str, error: Exception) -> NotExecutedError | None:
         """The error for the handler if the call was not made, as a resumed run would get it. None: the original one."""
-        proven = isinstance(error, NotExecutedError)
-        return None if proven else NotExecutedError(f"{name!r} was not made: {type(error).__name__}")
+        said = type(error).__name__ if is_inner(error, 0) or not isinstance(error, NotExecutedError) else None
+        return None if said is None else NotExecutedError(f"{name!r} was not made: {said}")
 
     def result(self, name: str, value: object, *, final_no: bool, declared: object = None) -> MemoEntry:
         """The entry of a call that returned; a result that cannot be stored parks the record (F26)."""

@@ -31,6 +31,7 @@ from oncekey.core.model import (
     Claim,
     Completed,
     Deferred,
+    Effects,
     Finished,
     HeldParcel,
     Lease,
@@ -123,11 +124,18 @@ class Closing:
         """Seal the request that is kept for the completer."""
         if claim.request is None or envelopes.disclose(claim.request) is not None:
             return claim
-        return replace(claim, request=self.request_bytes(claim.request, claim.id, claim.fingerprint))
+        return replace(claim, request=self.kept(claim.request, envelopes.about_request(claim.id, claim.fingerprint)))
 
-    def request_bytes(self, request: bytes, record_id: RecordId, fingerprint: str) -> bytes:
-        """Seal the bytes of a kept request."""
-        return envelopes.enclose(*self._close(request, envelopes.about_request(record_id, fingerprint)))
+    def deferred(self, settlement: Deferred, place: ContentOwner) -> Deferred:
+        """Seal the parcel of an accepted request, and the response of its 202."""
+        accepted = settlement.accepted
+        if accepted is not None and envelopes.disclose(accepted) is None:
+            accepted = self.kept(accepted, envelopes.about_record(*place, "accepted"))
+        return Deferred(self.parcel(settlement.parcel), accepted)
+
+    def kept(self, plain: bytes, about: bytes) -> bytes:
+        """Seal what is kept until the settlement: a request, or the response of a 202."""
+        return envelopes.enclose(*self._close(plain, about))
 
     def report(self, report: CallReport) -> CallReport:
         """Seal evidence."""
@@ -209,12 +217,12 @@ class Closing:
         return opened
 
     def request(self, record: Record) -> bytes:
-        """Open the request that is kept."""
+        """Open what is kept until the settlement."""
         assert record.request is not None
         closed = envelopes.disclose(record.request)
         if closed is None:
             return record.request
-        plain = self._open(closed, envelopes.about_request(record.id, record.fingerprint))
+        plain = self._open(closed, about_kept(record))
         return record.request if plain is None else plain
 
     def _close(self, plain: bytes, about: bytes) -> tuple[str, bytes]:
@@ -239,6 +247,13 @@ class Closing:
         closed = envelopes.disclose_text(stored)
         plain = None if closed is None else self._open(closed, about)
         return stored if plain is None else plain.decode("utf-8", "surrogatepass")
+
+
+def about_kept(record: Record) -> bytes:
+    """What the kept part of a record is bound to."""
+    if record.effects is Effects.OUTBOX:
+        return envelopes.about_record(record.id, record.incarnation, "accepted")
+    return envelopes.about_request(record.id, record.fingerprint)
 
 
 def _about_step(name: str, place: ContentOwner) -> bytes:
@@ -371,7 +386,7 @@ def _down(closing: Closing, value: Any, place: ContentOwner | None, verb: str) -
     if kind is Parcel:
         return closing.parcel(value)
     if kind is Deferred:
-        return Deferred(closing.parcel(value.parcel))
+        return closing.deferred(value, _required(place))
     if kind is CallReport:
         return closing.report(value)
     if kind is HeldParcel and verb == "result":  # the only verb that may write the payload; others prove the parcel

@@ -24,7 +24,7 @@ from oncekey.core.policy import micros
 from oncekey.core.rulings import LEASE_RAN_OUT
 from oncekey.core.transitions import Note, Trigger
 from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Reaping, reaping_of, sweep_to, timed_out
-from oncekey.engine.sealed_store import Closing, ContentOwner
+from oncekey.engine.sealed_store import Closing, ContentOwner, about_kept
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -296,7 +296,7 @@ def _request(closing: Closing, record: Record) -> bytes | None:
     if closed is not None and closed[0] == closing.seal.current:
         return record.request
     opened = closing.request(record)
-    return None if disclose(opened) is not None else closing.request_bytes(opened, record.id, record.fingerprint)
+    return None if disclose(opened) is not None else closing.kept(opened, about_kept(record))
 
 
 def _payload(closing: Closing, parcel: Parcel) -> str | None:

@@ -1,8 +1,10 @@
 """Functions as operations: a call is claimed under its key like a request, with its arguments for a body.
 
 What the function returns is stored as JSON, and `RejectedError` is its final no; every caller gets what was stored.
-Whatever a request would be refused with is raised. A `def` function lives in the thread that calls it, an
-`async def` function in its event loop; what happens in between is the engine's (`engine/serve.py`).
+Whatever a request would be refused with is raised, and kept apart from what the function itself raises (`CallRefused`):
+an inner protected function raises the same classes, and they say nothing about the outer call. A `def` function lives
+in the thread that calls it, an `async def` function in its event loop; what happens in between is the engine's
+(`engine/serve.py`).
 
 A `Calling` is to a call what an exchange is to a request. While the flow of the engine is stopped at the function, it
 captures what comes of that: a value, a `RejectedError`, or an exception.
@@ -14,16 +16,19 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
+from oncekey.core.accepted import accepted_of
 from oncekey.core.answers import Answer
-from oncekey.core.errors import RejectedError, ResultNotStorableError
+from oncekey.core.errors import MalformedError, OncekeyError, RejectedError, ResultNotStorableError
 from oncekey.core.model import UNAVAILABLE, Code, Headers, Refuse
-from oncekey.core.problems import NotRunError, error_of
+from oncekey.core.problems import InProgressError, error_of
 from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.claiming import claim_of_call
 from oncekey.engine.deciding import HandlerEnded, decided
+from oncekey.engine.inner import is_inner, leaving
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
 from oncekey.engine.run import Run, Site
 from oncekey.engine.serve import end_after_bug, serve
@@ -82,18 +87,38 @@ class Function:
         self._tenant = tenant
         self._threads = threads
         self._loops = loops
+        self.op_name: str | None = None
+        """The parameter that takes the operation."""
+
+    def is_bare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the caller brings an operation of its own, as a unit test does: then nothing is protected."""
+        return (self.op_name is not None and self.op_name in kwargs) or any(
+            isinstance(one, _OPERATIONS) for one in args
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """The value of a call, or for `async def` what is awaited for it."""
-        return self.run(args, kwargs).value if self.__oncekey__.blocking else _value(self.arun(args, kwargs))
+        return self.run(args, kwargs).result() if self.__oncekey__.blocking else _result(self.arun(args, kwargs))
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> CallOutcome:
-        """One call of a `def` function; a caller that knows the key passes it as `key`."""
-        return self._in_thread(self._asked(args, kwargs, key))
+        """One call of a `def` function, whose exceptions are raised; a caller that knows the key passes it as `key`."""
+        try:
+            return self._in_thread(self._asked(args, kwargs, key))
+        except CallRefused as refused:
+            return CallOutcome(None, replayed=False, refusal=refused.error)
+        except BaseException as error:
+            leaving(error)
+            raise
 
     async def arun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> CallOutcome:
         """One call of an `async def` function."""
-        return await self._in_loop(self._asked(args, kwargs, key))
+        try:
+            return await self._in_loop(self._asked(args, kwargs, key))
+        except CallRefused as refused:
+            return CallOutcome(None, replayed=False, refusal=refused.error)
+        except BaseException as error:
+            leaving(error)
+            raise
 
     async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Go on with a call whose process died: a completer's request, as an application is sent one (H7)."""
@@ -101,15 +126,18 @@ class Function:
         asked = FunctionCall(scope[RESUMPTION].record.id.key, "", {}, stored, scope[RESUMPTION])
         try:
             await (asyncio.to_thread(self._in_thread, asked) if self.__oncekey__.blocking else self._in_loop(asked))
-        except (NotRunError, RejectedError):
+        except CallRefused:
             status = DECLINED
         await send({"type": "http.response.start", "status": status, "headers": []})
 
     def _asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object) -> FunctionCall:
         check_nesting(self.__oncekey__.operation)
-        arguments = self.shape.bind(args, kwargs)
-        chosen = self._key(arguments) if key is None else key
-        return FunctionCall(chosen, self._tenant(arguments), arguments, self.shape.written(arguments))
+        try:
+            arguments = self.shape.bind(args, kwargs)
+            chosen = self._key(arguments) if key is None else key
+            return FunctionCall(chosen, self._tenant(arguments), arguments, self.shape.written(arguments))
+        except MalformedError as error:
+            raise CallRefused(error) from error
 
     def _calling(self, asked: FunctionCall, shared: ApplicationShared, site: Site) -> Calling:
         return Calling(self.__wrapped__, self.__oncekey__, self.shape, asked, shared=shared, site=site)
@@ -117,7 +145,7 @@ class Function:
     def _in_thread(self, asked: FunctionCall) -> CallOutcome:
         threads = self._threads
         if not threads.ready():
-            raise error_of(UNAVAILABLE, self.__oncekey__.policy, self.__oncekey__.operation)
+            raise CallRefused(error_of(UNAVAILABLE, self.__oncekey__.policy, self.__oncekey__.operation))
         calling = self._calling(asked, threads, threads.site)
         runtime, run = threads.runtime, calling.run
         try:
@@ -126,7 +154,8 @@ class Function:
                 if isinstance(result, Answer):
                     return calling.outcome_of(result)
                 bare = blocking.unkeyed_operation(SyncOperation, run.claim, None)
-                return CallOutcome(blocking.not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
+                with calling.unprotected():
+                    return CallOutcome(blocking.not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
             token = running.set(run)
             try:
                 op = operation_of(SyncOperation, run, calling.stepping(runtime.drive))
@@ -154,9 +183,9 @@ class Function:
             if not isinstance(result, StoppedAtHandler):
                 if isinstance(result, Answer):
                     return calling.outcome_of(result)
-                return CallOutcome(
-                    await calling.invoke(blocking.unkeyed_operation(Operation, run.claim, None)), replayed=False
-                )
+                with calling.unprotected():
+                    bare = blocking.unkeyed_operation(Operation, run.claim, None)
+                    return CallOutcome(await calling.invoke(bare), replayed=False)
             token = running.set(run)
             if run.phased_run is not None:
                 calling.entered_by(asyncio.current_task())
@@ -186,24 +215,21 @@ class Function:
                 await shielded(runtime.drive(end_after_bug(run, calling.life, entered=calling.ended.entered)))
 
 
-async def _value(coming: Awaitable[CallOutcome]) -> Any:  # noqa: ANN401  (what the function returns)
-    return (await coming).value
+async def _result(coming: Awaitable[CallOutcome]) -> Any:  # noqa: ANN401  (what the function returns)
+    return (await coming).result()
 
 
 def protected(function: Function, name: str | None) -> Any:  # noqa: ANN401  (a function like the one that it protects)
     """What callers see: the function without its operation, `name`. A unit test may call it with one of its own."""
-    inner = function.__wrapped__
-
-    def bare(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        return (name is not None and name in kwargs) or any(isinstance(one, _OPERATIONS) for one in args)
+    inner, function.op_name = function.__wrapped__, name
 
     @functools.wraps(inner)
     def plain(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return inner(*args, **kwargs) if bare(args, kwargs) else function(*args, **kwargs)
+        return inner(*args, **kwargs) if function.is_bare(args, kwargs) else function(*args, **kwargs)
 
     @functools.wraps(inner)
     async def awaited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return await inner(*args, **kwargs) if bare(args, kwargs) else await function(*args, **kwargs)
+        return await inner(*args, **kwargs) if function.is_bare(args, kwargs) else await function(*args, **kwargs)
 
     wrapper: Any = plain if function.__oncekey__.blocking else awaited
     wrapper.__signature__ = function.shape.signature
@@ -226,10 +252,26 @@ class FunctionCall(NamedTuple):
 
 
 class CallOutcome(NamedTuple):
-    """What a call came to: the function's value, and whether an earlier call had made it."""
+    """What a call came to: the function's value, and whether an earlier call had made it; or why it has none."""
 
     value: Any
     replayed: bool
+    refusal: OncekeyError | None = None
+    """What this very call is refused with, or the function's own final no."""
+
+    def result(self) -> Any:  # noqa: ANN401  (what the function returns)
+        """The value, as a caller gets it."""
+        if self.refusal is not None:
+            raise leaving(self.refusal)
+        return self.value
+
+
+class CallRefused(Exception):  # noqa: N818  (it never leaves this module)
+    """Carries the refusal of this very call past everything that the function itself may raise."""
+
+    def __init__(self, error: OncekeyError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Calling:
@@ -249,7 +291,7 @@ class Calling:
         if resumption is None:
             claim = claim_of_call(asked.key, asked.stored, enrolment, asked.tenant)
             if isinstance(claim, Refuse):
-                raise error_of(claim, enrolment.policy, enrolment.operation)
+                raise CallRefused(error_of(claim, enrolment.policy, enrolment.operation))
         else:
             claim = resumption.claim(enrolment.policy)
         limits = None
@@ -309,10 +351,10 @@ class Calling:
         self.status = DONE
 
     def raised(self, error: BaseException) -> None:
-        """It raised. A `RejectedError` is its answer, and every later caller gets the same."""
+        """It raised. A `RejectedError` of its own is its answer, and every later caller gets the same."""
         self.ended.error = error
         self.ended.cancelled = not isinstance(error, Exception)
-        if isinstance(error, RejectedError):
+        if self._is_own_no(error):
             try:
                 self.kept = self._shape.stored(error.value)
             except ResultNotStorableError as unfit:
@@ -332,6 +374,8 @@ class Calling:
         """What came of a run, once it is settled."""
         error = self.ended.error
         answer = settled if isinstance(settled, Answer) else self._ours
+        if isinstance(error, RejectedError) and self.status == DECLINED and answer is None:
+            raise CallRefused(error)
         if error is not None and (answer is None or not isinstance(error, Exception) or _is_failure(answer)):
             raise error
         return CallOutcome(self._value, replayed=False) if answer is None else self.outcome_of(answer)
@@ -341,7 +385,7 @@ class Calling:
         verdict = answer.verdict
         assert verdict is not None
         if isinstance(verdict, Refuse):
-            raise self._refusal(verdict) from self.ended.error
+            raise self._refusal(verdict, self.ended.error)
         stored = verdict.record.response
         if stored is None or stored.body is None:
             raise self._refusal(Refuse(Code.RESPONSE_NOT_STORED))
@@ -351,10 +395,29 @@ class Calling:
             raise self._refusal(Refuse(Code.TIMED_OUT))
         if stored.status >= _FAULT:
             raise self._refusal(Refuse(Code.EXECUTION_FAILED))
-        raise RejectedError(self._shape.plain(stored.body))
+        raise CallRefused(RejectedError(self._shape.plain(stored.body)))
 
-    def _refusal(self, refuse: Refuse) -> Exception:
-        return error_of(refuse, self.run.policy, self.run.enrolment.operation)
+    @contextmanager
+    def unprotected(self) -> Iterator[None]:
+        """Around a run without a record, whose own final no is one all the same."""
+        try:
+            yield
+        except RejectedError as error:
+            if self._is_own_no(error):
+                raise CallRefused(error) from error
+            raise
+
+    def _is_own_no(self, error: BaseException) -> TypeGuard[RejectedError[Any]]:
+        """Whether the function itself says no, and not one that it called."""
+        return isinstance(error, RejectedError) and not is_inner(error, self.ended.began)
+
+    def _refusal(self, refuse: Refuse, cause: BaseException | None = None) -> CallRefused:
+        error = error_of(refuse, self.run.policy, self.run.enrolment.operation)
+        accepted = accepted_of(refuse.record)
+        if isinstance(error, InProgressError) and accepted is not None:
+            error.value = self._shape.result(accepted.body)
+        error.__cause__ = cause
+        return CallRefused(error)
 
 
 def check_nesting(operation: str) -> None:

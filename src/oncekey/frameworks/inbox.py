@@ -4,7 +4,8 @@ What a consumer does about a message is one of five things, whatever its broker 
 consumer says it to the broker in the broker's own words.
 
     handled     the function has run, and its result is stored,         acknowledge
-                or a worker was handed what is left of it
+                or its rows and its parcel are committed and a worker
+                does the rest
     duplicate   an earlier delivery was handled                         acknowledge
     busy        another delivery is being handled, or the store is      do not acknowledge: let it come again
                 away: nothing was done now
@@ -14,7 +15,8 @@ consumer says it to the broker in the broker's own words.
                 another message, not readable
 
 What the function raises is none of them: it goes on to the consumer, as it would without oncekey, and the broker's own
-rules for redelivery and for poisonous messages hold.
+rules for redelivery and for poisonous messages hold. That includes errors of oncekey that are not about this delivery:
+those of another protected function that the function calls, or of a database that it writes to.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core import problems
-from oncekey.core.errors import MalformedError, RecordUnreadableError, RejectedError, StoreError
+from oncekey.core.errors import RecordUnreadableError, RejectedError, StoreError
 
 if TYPE_CHECKING:
     from oncekey.frameworks.functions import CallOutcome, Function
@@ -50,7 +52,10 @@ class Receipt:
 
     handling: Handling
     result: Any = None
-    """What the function returned, now or when the message was handled; of a dead message what it was rejected with."""
+    """What the function returned, now or when the message was handled; of a dead message what it was rejected with.
+
+    Of an OUTBOX function it is the function's own value until the worker is done, then the topic's.
+    """
     retry_after: int = 0
     """Seconds after which a busy message should come again; an unknown one may be asked after then."""
     reason: str = ""
@@ -66,16 +71,10 @@ def received(function: Function) -> Callable[..., Receipt | Awaitable[Receipt]]:
     """The consumer: called with the message's id and then with what the function takes, it returns a `Receipt`."""
 
     def take(message_id: str, /, *args: Any, **kwargs: Any) -> Receipt:  # noqa: ANN401
-        try:
-            return _receipt(function.run(args, kwargs, message_id))
-        except _TOLD as error:
-            return _instead(error)
+        return _receipt(function.run(args, kwargs, message_id))
 
     async def take_async(message_id: str, /, *args: Any, **kwargs: Any) -> Receipt:  # noqa: ANN401
-        try:
-            return _receipt(await function.arun(args, kwargs, message_id))
-        except _TOLD as error:
-            return _instead(error)
+        return _receipt(await function.arun(args, kwargs, message_id))
 
     consumer: Any = take if function.__oncekey__.blocking else take_async
     consumer.__name__, consumer.__doc__ = function.__wrapped__.__name__, function.__wrapped__.__doc__
@@ -84,29 +83,13 @@ def received(function: Function) -> Callable[..., Receipt | Awaitable[Receipt]]:
     return consumer  # type: ignore[no-any-return]
 
 
-_TOLD: Final = (
-    problems.InProgressError,
-    problems.OutcomeUnknownError,
-    problems.KeyReusedError,
-    problems.KeyExpiredError,
-    problems.LimitedError,
-    problems.ResultNotKeptError,
-    problems.ExecutionFailedError,
-    RejectedError,
-    MalformedError,
-    StoreError,
-)
-
-
-def _receipt(came: CallOutcome) -> Receipt:
-    return Receipt(Handling.DUPLICATE if came.replayed else Handling.HANDLED, came.value)
-
-
-def _instead(error: Exception) -> Receipt:
-    reason = str(error)
+def _receipt(outcome: CallOutcome) -> Receipt:
+    error, reason = outcome.refusal, str(outcome.refusal)
     match error:
+        case None:
+            return Receipt(Handling.DUPLICATE if outcome.replayed else Handling.HANDLED, outcome.value)
         case problems.InProgressError(accepted=True):
-            return Receipt(Handling.HANDLED, reason=reason)
+            return Receipt(Handling.HANDLED, error.value, reason=reason)
         case problems.InProgressError() | problems.LimitedError():
             return Receipt(Handling.BUSY, retry_after=error.retry_after or AGAIN, reason=reason)
         case problems.OutcomeUnknownError() | RecordUnreadableError():

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, assert_never
 
 from oncekey.canonical.digests import downstream_key
+from oncekey.core.accepted import is_accepted
 from oncekey.core.envelopes import key_of_answer, said_of
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.model import Effects, Instant, Outcome, Record, State, StoredResponse, moment
@@ -125,6 +126,8 @@ def prospect(record: Record | None, now: Instant) -> str:
             return "The key's time is over: a request with it is executed as a new one, whatever its body."
         case Situation.PENDING:
             return "A retry gets 202, accepted and not done yet; a worker makes the call. No handler runs."
+        case Situation.LIVE if is_accepted(record):
+            return "A retry gets 202, accepted and not done yet; a worker is making the call. No handler runs."
         case Situation.LIVE:
             until = "" if record.lease_until is None else f", until {moment(record.lease_until)} at least"
             return f"A retry gets the answer that the request is in progress{until}. Nothing is executed."

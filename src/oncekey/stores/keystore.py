@@ -227,8 +227,8 @@ def _settlement(settlement: Settlement) -> tuple[str, dict[str, Value]]:
         case HandedBack(last_error, resume_after, counted):
             spared = 0 if counted else 1
             return "settle_handed_back", {"last_error": last_error, "resume_after": resume_after, "spared": spared}
-        case Deferred():
-            return "settle_deferred", {}
+        case Deferred(accepted=accepted):
+            return "settle_deferred", {"request": accepted}
         case Discarded():
             return "discard", {}
         case _:

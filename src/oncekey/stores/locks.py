@@ -144,8 +144,9 @@ class LockStore:
             case Completed(response, outcome):
                 name = f"commit_{target.kind}"
                 params.update(outcome=outcome.value, **response_params(response))
-            case Deferred():
+            case Deferred(accepted=accepted):
                 name = f"defer_{target.kind}"
+                params.update(request=accepted)
             case _:
                 assert_never(settlement)
         return self._statements.statement(name, params)

@@ -171,8 +171,8 @@ def _hand_back(cell: Cell, now: Instant, given: Cell) -> Cell:
     }
 
 
-def _defer(_: Cell, __: Instant, ___: Cell) -> Cell:
-    return {**_FREE, "state": "pending", "last_error": None}
+def _defer(_: Cell, __: Instant, given: Cell) -> Cell:
+    return {**_FREE, "state": "pending", "last_error": None, "request": given["request"]}
 
 
 def _gone(_: Cell, __: Instant, ___: Cell) -> None:

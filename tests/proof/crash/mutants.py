@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid5
 
-from oncekey.core import rulings
+from oncekey.core import answers, rulings
 from oncekey.core.model import UNAVAILABLE, Effects, State
 from oncekey.core.rulings import TakeOver
 from oncekey.engine import local, request, settle
@@ -31,7 +31,7 @@ from oncekey.testing.checker import Rule
 from oncekey.wire import Kind
 from oncekey.workers.relay import Relay
 from proof.crash.crasher import Fault, Manner, Point
-from proof.crash.proof import ONE_RUNNER, Case, Rescue, Variant, faults, prove
+from proof.crash.proof import ACCEPTED_IS_COMMITTED, ONE_RUNNER, Case, Rescue, Variant, faults, prove
 from proof.patching import patched
 
 if TYPE_CHECKING:
@@ -288,6 +288,15 @@ _ALL: Final = (
         Fault(Point.parse("after:claim"), Manner.DIE),
         _sql(Breaking(("claim", "claim_kept"), {Kind.POSTGRES: "DO NOTHING"}, "upsert")),
         POSTGRES,
+    ),
+    Mutant(
+        "accepted_by_the_route",
+        "a request is accepted because its route is OUTBOX, not because its parcel is committed",
+        "the client gets 202, and after a crash nobody makes the call",
+        ACCEPTED_IS_COMMITTED,
+        Case(Effects.OUTBOX, claims_first=True),
+        Fault(Point.parse("after:claim"), Manner.DIE),
+        _code((answers, "is_accepted", lambda record: record is not None and record.effects is Effects.OUTBOX)),
     ),
     Mutant(
         "reruns_pending",

@@ -74,7 +74,9 @@ is repeatable, there is no doubt at all.
 """
 
 _MUTANTS: Final = """
-Beside them, the lock's own promise: while its holder runs, a duplicate is refused and does not run.
+In addition, the lock's own promise: while its holder runs, a duplicate is refused and does not run. And the promise of
+a 202: when a client gets one from an OUTBOX route, the parcel is committed. "Claimed first" is an OUTBOX route on a
+store that writes its claim before the handler's transaction begins.
 
 ## What the proof is worth
 
@@ -115,7 +117,8 @@ def _case(case: Case) -> str:
     outcome = "201" if certain else "201, or in doubt; never a second call"
     if certain and calls:
         outcome = "201, one charge"
-    return f"| {case.effects.name} | {', '.join(PROMISES[case.effects])} | {provider} | {call} | {who} | {outcome} |\n"
+    effects = f"{case.effects.name}, claimed first" if case.claims_first else case.effects.name
+    return f"| {effects} | {', '.join(PROMISES[case.effects])} | {provider} | {call} | {who} | {outcome} |\n"
 
 
 if __name__ == "__main__":

@@ -96,6 +96,15 @@ class Place:
         """All that is left of one key, by name."""
         return self._say(*(Statement(name, self.sql[name], {"key": key}) for name in _LOOKING))
 
+    def has_parcel(self, key: str) -> bool:
+        """Whether the call of a deferred request was ever committed. It only reads: somebody may hold the writer."""
+        statement = Statement("committed", self.sql["committed"], {"key": key})
+
+        def body() -> Body[bool]:
+            return any(row["kind"] == "defer" for row in (yield statement))
+
+        return self._reader.driver.run(Transaction("parcel", Mode.READ, body))
+
     def lose(self, key: str) -> None:
         """A backup from before the request is restored: the database knows nothing of it."""
         self._say(*(Statement(name, self.sql[name], {"key": key}) for name in _LOSING))

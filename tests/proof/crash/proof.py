@@ -21,7 +21,7 @@ from oncekey.testing.history import ClientSaw, Operation
 from oncekey.wire import Kind as Store
 from proof.crash.crasher import Crasher, Fault, Manner, Point, When
 from proof.crash.reading import CHARGE, history_of
-from proof.crash.shop import Inbox, Ledger, Process, World
+from proof.crash.shop import ACCEPTED, Inbox, Ledger, Process, World
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
@@ -44,6 +44,9 @@ PROMISES: Final = {
 
 ONE_RUNNER: Final = "one runner"
 """The lock's own promise, which no record can tell of: while its holder runs, nobody else does."""
+
+ACCEPTED_IS_COMMITTED: Final = "accepted is committed"
+"""What a 202 of an OUTBOX route promises: the parcel is committed, whatever happens next (O5)."""
 
 NOW: Final = Statement("clock", "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now")
 
@@ -71,6 +74,8 @@ class Case:
     deduplicates: bool = True
     repeatable: bool = True
     rescue: Rescue = Rescue.CLIENT
+    claims_first: bool = False
+    """Whether the record is claimed before the handler's transaction begins, as SQLAlchemy's and Django's stores do."""
 
     @property
     def thorough(self) -> bool:
@@ -80,7 +85,8 @@ class Case:
     def __str__(self) -> str:
         kind = "" if self.effects is Effects.LOCAL else "-dedup" if self.deduplicates else "-no-dedup"
         again = "" if self.effects in {Effects.LOCAL, Effects.INLINE} or self.repeatable else "-not-repeatable"
-        return f"{self.effects}{kind}{again}-{self.rescue}"
+        first = "-claims-first" if self.claims_first else ""
+        return f"{self.effects}{kind}{again}-{self.rescue}{first}"
 
 
 CASES: Final = (
@@ -94,6 +100,9 @@ CASES: Final = (
     Case(Effects.OUTBOX),
     Case(Effects.OUTBOX, rescue=Rescue.WORKER),
     Case(Effects.OUTBOX, deduplicates=False, repeatable=False),
+    Case(Effects.OUTBOX, claims_first=True),
+    Case(Effects.OUTBOX, rescue=Rescue.WORKER, claims_first=True),
+    Case(Effects.OUTBOX, deduplicates=False, repeatable=False, claims_first=True),
     Case(Effects.INLINE, deduplicates=False),
 )
 """Without deduplication a call is not repeatable: whoever says it is has broken the contract, not oncekey."""
@@ -144,7 +153,7 @@ class Stage:
         self.variant = variant or Variant()
         self.tick: Callable[[], int] = lambda: next(ticks)
         self.clock = None if self.variant.own_clock else ManualClock()
-        self._survivors: dict[bool, Process] = {}
+        self._survivors: dict[tuple[bool, bool], Process] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,20 +173,27 @@ class Stage:
 
     def process(self, case: Case, world: World, crasher: Crasher) -> Process:
         """A process that may die."""
+
+        def amend(engine: AsyncEngine) -> None:
+            self.variant.amend(engine)
+            if case.claims_first:
+                engine.store.locks = None
+
         return Process(
             self.place,
             crasher,
             world,
             clock=self.clock,
             repeatable=case.repeatable,
-            amend=self.variant.amend,
+            amend=amend,
         )
 
     def healthy_server(self, case: Case, world: World) -> Process:
         """The one that lives on, with an eye for what is said from now on only."""
-        found = self._survivors.get(case.repeatable)
+        kind = (case.repeatable, case.claims_first)
+        found = self._survivors.get(kind)
         if found is None:
-            found = self._survivors[case.repeatable] = self.process(case, world, self.crasher())
+            found = self._survivors[kind] = self.process(case, world, self.crasher())
         found.shop.world = world
         return found
 
@@ -318,6 +334,8 @@ class _Run:
             replayed=report.replayed,
             code=report.code,
         )
+        if report.status == ACCEPTED and not self._place.has_parcel(self._key):
+            self._broken.append(f"{ACCEPTED_IS_COMMITTED}: {name} got 202, and no parcel is committed")
         return report
 
     def _process(self, *faults: Fault) -> Process:

@@ -21,6 +21,7 @@ from oncekey.engine.admit import recall
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import ClaimInput, claim_for
 from oncekey.engine.deciding import HandlerEnded, decided
+from oncekey.engine.inner import is_inner
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.run import Run
 from oncekey.engine.serve import end_after_bug, serve
@@ -256,6 +257,8 @@ class Exchange:
             return True
         early = self.state is ExchangeState.OPEN and not self.passage.claimed and not self._begun
         if not early or self.transaction is None or not isinstance(error, StoreError):
+            return False
+        if is_inner(error, self.ended.began):
             return False
         log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
         notify_failure(self.installation.notify, "lend", error)

@@ -56,11 +56,11 @@ WHERE scope = :scope AND `key` = :key
 INSERT INTO oncekey_record (
     scope, `key`, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
-    reconcile_tries, created_at, last_run_at, expires_at)
+    reconcile_tries, created_at, last_run_at, expires_at, request)
 SELECT
     :scope, :key, :incarnation, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed,
     'pending', :entered, 1, 1, clock.now + :deadline, :call_timeout, :ttl, 1, 'started',
-    0, clock.now, clock.now, clock.now + :ttl
+    0, clock.now, clock.now, clock.now + :ttl, :request
 FROM {clock}
 WHERE :effects = 'outbox'
 {unless_taken}
@@ -77,7 +77,7 @@ SET incarnation = :incarnation, operation = :operation, effects = :effects, reco
     response_schema = NULL, last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
     created_at = {now},
     last_run_at = {now},
-    finished_at = NULL, expires_at = {now} + :ttl, request = NULL
+    finished_at = NULL, expires_at = {now} + :ttl, request = :request
 WHERE :effects = 'outbox' AND scope = :scope AND `key` = :key
   AND incarnation = :seen_incarnation AND version = :seen_version
   AND expires_at <= {now}

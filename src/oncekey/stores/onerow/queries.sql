@@ -138,7 +138,7 @@ WHERE scope = :scope AND `key` = :key
 
 -- name: settle_deferred
 UPDATE oncekey_record
-SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = NULL
+SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = NULL, request = :request
 WHERE scope = :scope AND `key` = :key
   AND incarnation = :incarnation AND fence = :fence
   AND state = 'in_progress' AND effects = 'outbox' AND memo IS NULL AND intent IS NULL

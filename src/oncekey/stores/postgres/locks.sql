@@ -90,9 +90,13 @@ RETURNING record.expires_at, {begun} AS begun
 ), {forgotten}
 SELECT written.* FROM written;
 
+-- part: deferred
+record.incarnation, record.scope, record.key, record.memo_version, NULL::text AS memo, NULL::text AS intent,
+    :request::bytea AS request, NULL::bigint AS reconcile_after, 0 AS reconcile_tries, record.expires_at, {begun} AS begun
+
 -- name: defer_new
-WITH {durable_clock}
-INSERT INTO oncekey.record (
+WITH {durable_clock}, written AS (
+INSERT INTO oncekey.record AS record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
     created_at, last_run_at, expires_at, memo_version)
@@ -103,7 +107,9 @@ SELECT
 FROM clock
 WHERE clock.durable = 'on' AND :effects = 'outbox'
 ON CONFLICT (scope, key) DO NOTHING
-RETURNING expires_at, {begun} AS begun;
+RETURNING {deferred}
+), {kept}
+SELECT written.expires_at, written.begun FROM written;
 
 -- name: defer_anew
 WITH {durable_clock}, written AS (
@@ -120,6 +126,6 @@ WHERE clock.durable = 'on' AND :effects = 'outbox' AND record.scope = :scope AND
   AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
   AND record.expires_at <= clock.now
   AND (record.state IN ('completed', 'expired') OR (record.state = 'failed_retryable' AND record.memo_version <= 0))
-RETURNING record.expires_at, {begun} AS begun
-), {forgotten}
-SELECT written.* FROM written;
+RETURNING {deferred}
+), {kept}, {forgotten}
+SELECT written.expires_at, written.begun FROM written;

@@ -311,15 +311,20 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: settle_deferred
-WITH {durable_clock}
+WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
-SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = NULL
+SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = NULL,
+    memo_version = 0
 FROM clock LEFT JOIN oncekey.work AS work ON work.incarnation = :incarnation::uuid
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.incarnation = :incarnation::uuid AND record.fence = :fence::bigint
   AND record.state = 'in_progress' AND record.effects = 'outbox'
   AND {fits} AND work.memo IS NULL AND work.intent IS NULL
-RETURNING clock.now, {hot}, {cold};
+RETURNING clock.now, {hot}, record.memo_version,
+    NULL::text AS memo, NULL::text AS intent, :request::bytea AS request, work.reconcile_after,
+    COALESCE(work.reconcile_tries, 0) AS reconcile_tries
+), {kept}
+SELECT written.* FROM written;
 
 -- name: discard
 WITH {durable_clock}, written AS (
