@@ -223,8 +223,13 @@ class Reconciler:
         for evidence in await self._go(self._port.about(record, name)):
             resolver = self._resolvers.get(record.operation)
             phase = record.intent.phase if record.intent is not None else (resolver and resolver.call) or ""
-            report = evidence.report.downstream_key or name or ""
-            target = EvidenceTarget(record.id, record.incarnation, phase, report)
+            key = evidence.report.downstream_key
+            if key is None:
+                named = await self._go(reconcile.target_of(self._store, evidence.report, {}))
+                if not isinstance(named, EvidenceTarget) or named.downstream_key != name:
+                    continue  # the provider's id is another account's, or of several calls
+                key = named.downstream_key
+            target = EvidenceTarget(record.id, record.incarnation, phase, key)
             mover = Mover(Actor.WEBHOOK, self._mover.who)
             became = await self._applied(evidence, target, mover)
             if became is Became.SETTLED:
@@ -239,11 +244,9 @@ class Reconciler:
         while not self._stopped:
             page = await self._go(self._port.undecided(self._page, after))
             for evidence in page:
-                report = evidence.report
-                for one in await self._go(self._port.calls_of(report.downstream_key, report.provider_id)):
-                    target = EvidenceTarget(one.id, one.incarnation, one.phase, one.downstream_key)
+                target = await self._go(reconcile.target_of(self._store, evidence.report, {}))
+                if isinstance(target, EvidenceTarget):
                     await self._applied(evidence, target, Mover(Actor.WEBHOOK, self._mover.who))
-                    break
             if len(page) < self._page:
                 return
             after = page[-1].id
