@@ -62,7 +62,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "call_timeout": "PHASED, OUTBOX: how long one outside call may take; then it is uncertain. Stored with the "
         "claim, because the next owner has to wait for it.",
         "on_lease_expired": "What a lease that ran out means. Without it the effects decide; it may only be stricter "
-        "than they are. `fail` is the same as `unknown` today.",
+        "than they are. `fail` makes the record unknown, too, but no resolver is asked: it is in the operators' queue "
+        "(`oncekey unknown list --given-up`) at once, and counts for the alert `OncekeyGivenUp`.",
         "naturally_idempotent": "The promise that running this handler twice does no harm; some looser settings ask "
         "for it.",
         "on_5xx": "INLINE only. `classify`: a 5xx is unknown, unless it is proven that nothing was sent. "

@@ -106,7 +106,7 @@ class Once:
         self.notify = telling(self.observers)
         """Tells all observers; None: there are none."""
         self.survey = survey
-        self._webhooks = 0
+        self._webhooks: dict[str, tuple[bytes, ...]] = {}
         self._migrate = migrate
         self._workers = workers
         self._service: Service | None = None
@@ -280,15 +280,13 @@ class Once:
         """Take a provider's webhooks at `path`, signed as `Oncekey-Signature: t=...,v1=...` (HMAC-SHA256 of "t.body").
 
         `parse` is given the event's JSON and returns a `Sighting`, or None for what is not about a call. Several
-        secrets are all accepted, for as long as one of them is being replaced. `name` tells webhooks of several
-        providers apart.
+        secrets are all accepted, for as long as one of them is being replaced. `name` is the account's: a provider's
+        own ids and event ids count within it, because two accounts may number their charges alike.
         """
         from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
-        starlette.add_route(
-            app, path, Webhook(self, WebhookReceiver(self, path, secret=secret, parse=parse, **options))
-        )
-        self._webhooks += 1
+        receiver = WebhookReceiver(self, path, secret=secret, parse=parse, **options).added_to(self._webhooks)
+        starlette.add_route(app, path, Webhook(self, receiver))
 
     def webhook_wsgi(
         self,
@@ -300,9 +298,8 @@ class Once:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
-        webhook = WsgiWebhook(self, WebhookReceiver(self, None, secret=secret, parse=parse, **options))
-        self._webhooks += 1
-        return webhook
+        receiver = WebhookReceiver(self, None, secret=secret, parse=parse, **options).added_to(self._webhooks)
+        return WsgiWebhook(self, receiver)
 
     def asgi(
         self, app: App, *, tenant: Identify, enrol: Mapping[str, Enrolment], principal: Identify | None = None
@@ -505,7 +502,7 @@ class Once:
     @property
     def reconciles(self) -> bool:
         """Whether it has resolvers or webhooks, so that a reconciler has something to do."""
-        return bool(self.resolvers.names) or self._webhooks > 0
+        return bool(self.resolvers.names or self._webhooks)
 
     def policy_of(self, operation: str) -> Policy:
         """The policy of an operation; the application's own for one that it does not know."""

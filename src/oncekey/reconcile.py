@@ -125,7 +125,9 @@ class Report:
 def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> Report:
     """Match every charge with its call, by the downstream key or by the provider's id, and report the differences."""
     calls = _by_key(expected)
-    named = {one.provider_id: one for one in calls.values() if one.provider_id is not None}
+    # An id that two calls have, such as the 1001 of two accounts, names neither of them.
+    ids = Counter(one.provider_id for one in calls.values())
+    named = {one.provider_id: one for one in calls.values() if ids[one.provider_id] == 1}
     found: dict[str, list[LedgerEntry]] = defaultdict(list)
     differences: list[Difference] = []
     charges = 0

@@ -14,7 +14,7 @@ from oncekey.core.errors import ConfigurationError, ResultNotStorableError
 from oncekey.core.model import Completed, Effects, EntryKind, Instant, Intent, MemoEntry, Outcome, Record
 from oncekey.core.operate import OperatorCommand, Order
 from oncekey.core.resolution import Executed, NotExecuted, Rejected, Resolution, Undecided
-from oncekey.topics import Reply, reply_of
+from oncekey.topics import Reply, contained, reply_of
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
@@ -149,10 +149,11 @@ def answered(resolution: Executed | Rejected, resolver: Resolver, question: Ques
         return resolution
     try:
         return replace(resolution, result=resolver.answer(question, resolution.result))
-    except Exception as error:
+    except BaseException as error:  # noqa: BLE001  (whatever the application's function raises)
+        cause = contained(error)
         raise ResultNotStorableError(
             f"the answer of {question.operation} cannot be made of what a webhook brought: {type(error).__name__}"
-        ) from error
+        ) from cause
 
 
 def called_by(record: Record, call: str | None) -> str | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
+import signal
+import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,6 +28,41 @@ F = TypeVar("F", bound=Callable[..., Any])
 _FAULTS: Final = 500
 _EMPTY: Final = frozenset({204, 205, 304})
 _JSON: Final = b"application/json"
+
+
+class CallBrokenError(Exception):
+    """The function was cancelled, or raised something that is no `Exception`: how far it came is not known."""
+
+
+def contained(error: BaseException) -> Exception:
+    """What a function of the application raised, as an `Exception`, which concerns its own call only.
+
+    An extension module may raise what is no `Exception`, such as a panic of Rust code. Raises the error itself if it
+    is about the caller: its task is being cancelled, or a signal ends the process.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    if isinstance(error, GeneratorExit) or _cancels_caller(error) or _ends_process(error):
+        raise error
+    return CallBrokenError(type(error).__name__)
+
+
+def _cancels_caller(error: BaseException) -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without a loop
+        return False
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _ends_process(error: BaseException) -> bool:
+    """Whether the handler of a signal raised it; a function that calls `sys.exit()` ends only itself."""
+    if threading.current_thread() is not threading.main_thread():
+        return False  # signals are handled in the main thread
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @dataclass(frozen=True, slots=True)

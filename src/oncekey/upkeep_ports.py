@@ -239,7 +239,10 @@ class Reconcile(Protocol):
         """Write the verdict on evidence, once. False: it has one."""
 
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[AnnouncedCall, ...]]:
-        """Announced calls by the names that a provider has for them, the newest first."""
+        """Announced calls with one of these names, the newest first. Two accounts may use one id: for people only."""
+
+    def keys_named(self, source: str, provider_id: str) -> Flow[tuple[str, ...]]:
+        """The downstream keys of the calls for which this source gave this id; at most two."""
 
     def add_call(self, call: AnnouncedCall) -> Flow[bool]:
         """Store the call of an INLINE handler, which announces none, as of now. False: it was stored before."""

@@ -20,7 +20,7 @@ from oncekey.engine import upkeep
 from oncekey.flow import drive
 from oncekey.ops import doctor, doctor_servers
 from oncekey.ops.doctor import Level
-from oncekey.ops.stats import Queue, Roll, StoreStats, Waiting, Worker
+from oncekey.ops.stats import Queue, Roll, StoreStats, Waiting, Worker, troubled
 from oncekey.testing.claims import a_claim
 
 
@@ -90,6 +90,15 @@ def test_dead_workers_and_tasks_that_none_runs(shop, url):
     assert said[1]["seen"] == "no living worker runs sweeper or reaper"
     assert said[2]["seen"].startswith("host:7:dead was last seen")
     assert [one["level"] for one in about(examined(url, "--silent-after", "1h"), "workers")] == ["ok"]
+
+
+def test_a_task_that_does_not_work_is_found(shop, url):
+    beat(shop, tasks=("relay", "completer", troubled("sweeper", "ended with PanicException"), "reaper"))
+    said = about(examined(url), "workers", "warning")
+    assert [one["seen"] for one in said] == [
+        "host:7:aa cannot run sweeper (ended with PanicException)",
+        "no living worker runs sweeper",
+    ]
 
 
 def test_a_missing_index_is_an_error(tmp_path):

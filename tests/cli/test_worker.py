@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from harness.demo import get
-from harness.patience import wait_until
+from harness.patience import PATIENCE, wait_until
 from oncekey import Once
 from oncekey.cli.applications import load
 from oncekey.cli.worker import NOTHING_TO_DO, _place
@@ -53,6 +53,23 @@ once = Once("sqlite:///shop.db")
 @once.topic("charge")
 def charge(message):
     raise TimeoutError("away")
+"""
+
+
+STUBBORN = """
+import asyncio
+from oncekey import Once, Policy
+
+once = Once("sqlite:///shop.db", policy=Policy(call_timeout=600))
+
+@once.topic("charge")
+async def charge(message):
+    print("called", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except BaseException:
+            pass
 """
 
 
@@ -214,6 +231,27 @@ def test_a_worker_tells_how_its_tasks_are(shop):
     assert all(task["wrong"] is None for task in ready["tasks"].values())
     assert nowhere.status_code == 404
     assert worker.returncode == 0, told
+
+
+def test_the_grace_holds_for_a_function_that_swallows_its_cancellation(shop):
+    folder, engine = shop
+    (folder / "stubborn.py").write_text(STUBBORN)
+    parcel = deferred(engine)
+    with subprocess.Popen(
+        [str(ONCEKEY), "worker", "--grace", "0.1", "--app", "stubborn:once"],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert any(line == "called\n" for line in worker.stdout)
+        worker.send_signal(signal.SIGTERM)
+        _, told = worker.communicate(timeout=PATIENCE)
+
+    assert worker.returncode == 0, told
+    assert "1 functions ignore their cancellation" in told
+    assert engine.find(parcel.record_id).record.state is State.IN_PROGRESS  # left to its lease
 
 
 def _health_port(worker: subprocess.Popen) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlencode
 
 import pytest
 from starlette.applications import Starlette
@@ -10,6 +11,7 @@ from starlette.routing import Mount
 
 from console.trouble import INLINE_KEY, fill, opened
 from console.visiting import ANN, BOB, TOKENS, Visitor, console_on, said
+from harness.asgi import until
 from oncekey.console import Console, Operator, Role, Tokens
 from oncekey.console.access import ATTEMPTS, IDLE, LONGEST, Attempts, Sessions
 from oncekey.core.errors import ConfigurationError
@@ -174,6 +176,59 @@ async def test_an_open_page_alone_keeps_nobody_logged_in(url):
         for _ in range(3):
             clock.now += IDLE / 2
             assert (await visitor.get("records")).status_code == 200
+
+
+async def test_a_log_out_ends_every_copy_of_the_session_in_every_process(url):
+    secret = b"shared by two processes"
+    async with Visitor(console_on(url, secret=secret)) as visitor, Visitor(console_on(url, secret=secret)) as elsewhere:
+        await visitor.log_in()
+        copy, proof = dict(visitor.http.cookies), visitor.proof
+        elsewhere.http.cookies.update(copy)
+        assert (await elsewhere.get("records")).status_code == 200
+        assert (await visitor.post("logout")).status_code == 303
+        for other in (visitor, elsewhere):
+            other.http.cookies.clear()
+            other.http.cookies.update(copy)
+            assert (await other.get("records")).headers["location"].startswith("/login")
+            assert (await other.get("live", headers={"hx-request": "true"})).status_code == 401
+            assert (await other.post("find", proof=proof, key="abc")).status_code == 401
+        elsewhere.http.cookies.clear()
+        await elsewhere.log_in()
+        assert (await elsewhere.get("audit")).status_code == 200
+        assert "ann operator logged out of the console" in said(await elsewhere.get("audit"))
+
+
+async def test_guesses_are_counted_when_they_are_judged_and_not_when_they_begin(url):
+    console, begun, judged = console_on(url), 0, asyncio.Event()
+
+    async def guess(token):
+        """A log-in whose body comes when all of them have begun."""
+        nonlocal begun
+        body = urlencode({"token": token}).encode()
+        answers = []
+
+        async def receive():
+            nonlocal begun
+            begun += 1
+            await judged.wait()
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message):
+            answers.append(message)
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/x-www-form-urlencoded")]
+        scope = {"type": "http", "method": "POST", "path": "/login", "raw_path": b"/login", "query_string": b""}
+        scope |= {"scheme": "http", "root_path": "", "http_version": "1.1", "server": ("127.0.0.1", 80)}
+        await console({**scope, "headers": headers, "client": ("127.0.0.1", 50_000)}, receive, send)
+        return answers[0]["status"]
+
+    tokens = [f"wrong-token-{number:010}" for number in range(30)] + [ANN]
+    guesses = [asyncio.create_task(guess(token)) for token in tokens]
+    await until(lambda: begun == len(tokens))
+    judged.set()
+    statuses = [await one for one in guesses]
+    assert statuses == [401] * ATTEMPTS + [429] * (len(tokens) - ATTEMPTS)
+    await console.close()
 
 
 async def test_a_token_that_is_taken_away_ends_its_sessions(url):

@@ -42,6 +42,7 @@ class Promised(StoreContract):
     test_a_sweep_ends_a_lease_that_ran_out = None
     test_what_nobody_may_run_again_is_not_swept_to_retryable = None
     test_what_is_not_to_be_resumed_is_not_handed_back = None
+    test_a_stale_lease_that_counts_as_failed_is_an_operators_at_once = None
 
 
 class TestOlderVersion(Promised):  # R237

@@ -74,6 +74,27 @@ async def test_it_goes_on_for_many(small_bank: Bank) -> None:
     assert small_bank.provider.charges == 7
 
 
+class PanicException(BaseException):
+    pass
+
+
+async def test_a_handler_that_panics_concerns_its_own_request_only(
+    small_bank: Bank, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = [f"key-{number:016}" for number in range(3)]
+    async with small_bank.process() as dead, small_bank.process() as alive:
+        for key in keys:
+            dead.frozen = False
+            await dead.send_and_freeze("order", key=key)
+        small_bank.lease_over()
+        small_bank.provider.faults.append(PanicException("index out of bounds"))
+        completer = Completer(alive.once, concurrency=1)
+        assert await completer.run_once() == 3
+        assert completer.failed == 1
+    assert "PanicException" in caplog.text
+    assert small_bank.provider.charges == 3
+
+
 async def test_it_waits_where_only_the_client_may_go_on(small_bank: Bank) -> None:
     # H7: complete=False keeps nothing
     async with small_bank.process(complete=False) as dead, small_bank.process(complete=False) as alive:

@@ -48,6 +48,11 @@ def theirs(key="k1", provider_id="ch_1", **more):
         ([theirs("planted")], [], [DifferenceKind.ORPHAN]),
         ([theirs(None, "ch_9")], [ours()], [DifferenceKind.ORPHAN, DifferenceKind.MISSING]),
         ([theirs(None, "ch_9")], [ours(provider_id="ch_9")], []),
+        (  # two accounts use the same id, and the charge may be of either
+            [theirs(None, "1")],
+            [ours(provider_id="1"), ours("k2", provider_id="1")],
+            [DifferenceKind.ORPHAN, DifferenceKind.MISSING, DifferenceKind.MISSING],
+        ),
         ([], [ours()], [DifferenceKind.MISSING]),
         ([], [ours(belief=Belief.REFUSED), ours("k2", Belief.OPEN), ours("k3", Belief.GONE)], []),
         ([theirs(), theirs(provider_id="ch_2")], [ours()], [DifferenceKind.TWICE]),

@@ -24,6 +24,7 @@ QUESTIONS = {
     "evidence_about": {"downstream_key": "d7", "incarnation": NO_ONE, "since": 0},
     "open_evidence": {"after": 0, "limit": 100},
     "find_calls": {"downstream_key": "d7", "provider_id": "p7"},
+    "keys_named": {"source": "webhook", "provider_id": "p7"},
     "list_calls": {
         "since": ROWS - 10,
         "after_at": -1,
@@ -81,6 +82,7 @@ def test_postgresql(postgres, name):
         "evidence_about": {"evidence_open_key"},
         "open_evidence": {"evidence_open"},
         "find_calls": {"call_downstream_key", "call_provider_id"},
+        "keys_named": {"evidence_judged_provider"},
         "list_calls": {"call_at"},
     }
     # What is open is little: any of the indexes that hold only that will do.
@@ -103,6 +105,7 @@ def test_sqlite(tmp_path, name):
         "evidence_about": "oncekey_evidence_open",
         "open_evidence": "oncekey_evidence",
         "find_calls": "oncekey_call_downstream_key",
+        "keys_named": "oncekey_evidence_judged_provider",
         "list_calls": "oncekey_call_at",
     }
     text = "\n".join(steps)

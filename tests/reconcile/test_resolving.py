@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from oncekey.core.errors import ResultNotStorableError
 from oncekey.core.model import HOUR, MINUTE, SECOND, Doubtful, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
 from oncekey.core.operate import OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
@@ -310,3 +311,59 @@ async def test_a_record_that_turns_unknown_meanwhile_gets_no_answer_that_was_not
     assert await a_reconciler(world, resolvers).run_once() == 1
     response = world.record(claim.id).response
     assert (response.status, response.body) == (201, b'{"made_of":"ch_1"}')
+
+
+class PanicException(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_a_resolver_that_panics_concerns_its_record_only(world, caplog, blocking):
+    broken, fine = phased(world), phased(world)
+    resolvers = Resolvers()
+
+    def answer(question):
+        if question.downstream_key == key_of(broken):
+            raise PanicException("index out of bounds")
+        return Executed({"id": "ch_1"})
+
+    async def resolve(question):
+        return answer(question)
+
+    resolvers.resolver("pay")(answer if blocking else resolve)
+    reconciler = a_reconciler(world, resolvers)
+    assert await reconciler.run_once() == 1
+    assert [world.record(one.id).state for one in (broken, fine)] == [State.UNKNOWN, State.FAILED_RETRYABLE]
+    assert (reconciler.failed, reconciler.counts["postponed"]) == (1, 1)
+    assert "the resolver of pay failed with PanicException" in caplog.text
+
+
+async def test_a_record_that_cannot_be_tended_keeps_nobody_else_waiting(world, monkeypatch, caplog):
+    broken, fine = phased(world), phased(world)
+    resolvers, _ = resolving(Executed({"id": "ch_1"}))
+    reconciler = a_reconciler(world, resolvers, page=1)
+    tend = reconciler._tend
+
+    async def tended(record, at):
+        if record.id == broken.id:
+            raise PanicException("index out of bounds")
+        await tend(record, at)
+
+    monkeypatch.setattr(reconciler, "_tend", tended)
+    assert await reconciler.run_once() == 1
+    assert world.record(fine.id).state is State.FAILED_RETRYABLE
+    assert "failed with PanicException" in caplog.text
+
+
+async def test_an_answer_that_panics_leaves_the_message_as_evidence(world):
+    def panics(*_):
+        raise PanicException("index out of bounds")
+
+    claim = phased(world)
+    resolvers, _ = resolving(Undecided(), answer=panics)
+    with pytest.raises(ResultNotStorableError, match="PanicException"):
+        receive(world, claim, Executed({"id": "ch_1"}), resolvers=resolvers)
+    assert world.record(claim.id).state is State.UNKNOWN
+    reconciler = a_reconciler(world, resolvers)
+    assert await reconciler.run_once() == 0
+    assert reconciler.failed > 0

@@ -12,9 +12,11 @@ from oncekey.core.errors import RecordUnreadableError, StoreUnavailableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import HOUR, SECOND, Announcement, Effects, Proceed, Recovery, State
 from oncekey.core.policy import Policy
+from oncekey.core.rulings import FAILED_BY_LEASE
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import SWEEP_GRACE
 from oncekey.flow import Mode, Statement, Transaction
+from oncekey.observe.events import GivenUp
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.statements import execute
 from oncekey.testing.claims import LEASE, again, answered
@@ -34,6 +36,23 @@ from upkeep.keeping import (
     states,
     step,
 )
+
+
+@pytest.mark.parametrize("effects", [Effects.LOCAL, Effects.INLINE, Effects.PHASED, Effects.OUTBOX])
+async def test_a_lease_that_counts_as_failed_is_before_an_operator_at_once(world, caplog, effects):  # R147
+    claim, _ = running(world, effects, Recovery.FAIL)
+    world.advance(LEASE + SWEEP_GRACE)
+    told = []
+
+    assert await a_sweeper(world, notify=told.append).run_once() == 1
+
+    record = world.record(claim.id)
+    # Unknown without an instant is the operators' queue: `oncekey unknown list --given-up`.
+    assert (record.state, record.last_error, record.reconcile_after) == (UNKNOWN, FAILED_BY_LEASE, None)
+    assert [event.why for event in told if isinstance(event, GivenUp)] == [FAILED_BY_LEASE]
+    assert [line.levelname for line in caplog.records if "did not come back" in line.message] == ["ERROR"]
+    if world.store.reconcile is not None:
+        assert world.go(world.store.reconcile.due(10)).records == ()
 
 
 async def test_a_stale_lease_means_what_the_records_own_effects_say(world):

@@ -163,7 +163,7 @@ class TestSizes:
             looking = asyncio.create_task(keep_looking(relay))
             await until(lambda: len(running) == 20)
             # Two are called, and others were claimed meanwhile: as soon as there was room for half a batch.
-            await until(lambda: relay._in_hand > relay.size // 2)
+            await until(lambda: len(relay._held) > relay.size // 2)
             looking.cancel()
             gate.set()
             while await relay.run_once():
@@ -189,7 +189,7 @@ class TestSizes:
 
         async def held_up(driver, transaction):
             result = await driver.run(transaction)
-            if transaction.name == "due" and relay._in_hand:
+            if transaction.name == "due" and len(relay._held):
                 claimed.set()
                 await go_on.wait()
             return result
@@ -240,7 +240,7 @@ class TestOneOfMany:
         try:
             async with shop.relay(concurrency=2) as relay:
                 while await relay.run_once():
-                    await until(lambda: relay._in_hand == 1)
+                    await until(lambda: len(relay._held) == 1)
                 await until(lambda: len(told) == 5)
                 shop.sleeps.end(30.0)
                 await relay.shut_down()
@@ -266,7 +266,7 @@ class TestOneOfMany:
             await relay.run_once()
             await relay.shut_down()
 
-        assert (relay.failed, relay.ended, relay._in_hand) == (5, {}, 0)
+        assert (relay.failed, relay.ended, len(relay._held)) == (5, {}, 0)
         assert "5 parcels are left to their leases, because of a StoreUnavailableError" in caplog.text
         assert shop.claim() == ()
         shop.lease_passes()
@@ -365,7 +365,7 @@ class TestStopping:
             assert await relay.run_once() == 9
             await until(lambda: len(begun) == 2)
             stopping = asyncio.create_task(relay.stop(3600))
-            await until(lambda: relay._in_hand == 2)
+            await until(lambda: len(relay._held) == 2)
             held = shop.claim()  # at once, and not after a lease
             gate.set()
             await stopping

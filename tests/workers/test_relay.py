@@ -443,7 +443,7 @@ class TestMessages:
             assert await relay.run_once() == 2
             await until(lambda: relay._acks.waiting == 1)
             assert said == ["due", "sent", "due"]  # another one may be delivered soon
-            assert (len(told), relay._in_hand) == (5, 2)
+            assert (len(told), len(relay._held)) == (5, 2)
             shop.sleeps.end(0.05)
             await until(lambda: len(said) == 4)
             gate.set()

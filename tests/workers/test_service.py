@@ -10,7 +10,8 @@ import pytest
 
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.workers.service import Done, Pace, Service
+from oncekey.workers.health import report
+from oncekey.workers.service import RESTART, Done, Pace, Service
 
 NUMBERS = itertools.count()
 
@@ -32,7 +33,7 @@ class Task:
         self.looks += 1
         self.looked.set()
         found = self.finds.pop(0) if self.finds else 0
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found
 
@@ -141,6 +142,95 @@ async def test_an_outage_and_a_bug_are_survived_and_told_without_their_texts(cap
 
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
     assert "secret" not in caplog.text
+
+
+class PanicException(BaseException):
+    pass
+
+
+class Beats(Task):
+    """A task that is handed the troubles of the others, as the heartbeat is."""
+
+    troubles = None
+
+
+@pytest.mark.parametrize("error", [PanicException("secret card"), asyncio.CancelledError("secret"), SystemExit(1)])
+async def test_a_task_that_ended_is_logged_and_started_again_and_is_not_ready_meanwhile(caplog, error):
+    task, well, beats = Task([error, 1]), Task(), Beats()
+
+    async def test(service, pauses):
+        restart = None
+        while restart is None:
+            seconds, over = await pauses.next()
+            restart = over if seconds == RESTART else None
+        await until(lambda: well.looks)
+        assert (task.looks, service.ready) == (1, False)
+        assert report(service)["tasks"][task.name]["wrong"] == f"ended with {type(error).__name__}"
+        assert list(beats.troubles()) == [task.name]
+        restart.set()
+        await until(lambda: service.ready)
+        assert task.looks >= 2
+        assert beats.troubles() == {}
+
+    with caplog.at_level(logging.WARNING, "oncekey.worker"):
+        await running([task, well], test, presence=beats)
+
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert f"ended with {type(error).__name__}" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_look_that_takes_too_long_is_not_ready():
+    task = Task(pace=Pace(patience=0.0))
+    inside, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stuck():
+        inside.set()
+        await go_on.wait()
+        return 0
+
+    task.run_once = stuck
+
+    async def test(service, _):
+        await inside.wait()
+        assert not service.ready
+        assert report(service)["tasks"][task.name]["wrong"].startswith("a look has taken")
+        go_on.set()
+        await until(lambda: service.ready)
+
+    await running([task], test)
+
+
+async def test_a_stop_does_not_wait_for_what_swallows_its_cancellation(caplog):
+    task, inside, let_go = Task(), asyncio.Event(), asyncio.Event()
+
+    async def stubborn():
+        while not let_go.is_set():
+            inside.set()
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+        return 0
+
+    task.run_once = stubborn
+    sleeps = []
+
+    async def sleep(seconds):
+        sleeps.append(seconds)  # the grace is over at once
+
+    service = Service([task], sleep=sleep, grace=7.0)
+    run = asyncio.create_task(service.run())
+    await inside.wait()
+    loop = next(one for one in asyncio.all_tasks() if one.get_name() == f"oncekey-{task.name}")
+    service.stop()
+    await run
+
+    assert sleeps[0] > 7.0
+    assert f"oncekey-{task.name}" in caplog.text
+    assert loop not in asyncio.all_tasks()  # so `asyncio.run` does not wait for it either
+    let_go.set()
+    await loop
 
 
 async def test_a_stop_ends_every_task_with_its_grace():

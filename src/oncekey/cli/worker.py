@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +24,7 @@ from oncekey.flow import adrive
 from oncekey.observe.measuring import MetricsPage
 from oncekey.sealing import KEYS_VARIABLE, Seal, from_environment
 from oncekey.wire import called
+from oncekey.workers.calling import ABANDONED
 from oncekey.workers.health import health as serve_health
 from oncekey.workers.relay import CONCURRENCY, Relay
 from oncekey.workers.service import GRACE, Service, Task
@@ -80,7 +84,13 @@ def worker(
     def tasks() -> list[Task]:
         return tasks_for(found, topics=names, concurrency=concurrency, wanted=wanted)
 
-    if not asyncio.run(_serve(found, tasks, grace, health, app, only_once=once)):
+    well = asyncio.run(_serve(found, tasks, grace, health, app, only_once=once))
+    if ABANDONED:
+        # A function that swallows whatever is thrown at it would keep the interpreter from ending.
+        sys.stdout.flush()
+        logging.shutdown()
+        os._exit(0 if well else 1)
+    if not well:
         raise typer.Exit(1)
 
 

@@ -1,8 +1,9 @@
 """Who may use the console: tokens with roles, sessions in signed cookies, form tokens, and a limit on failed log-ins.
 
-The server keeps nothing but failed attempts: a session is its cookie. The cookie names the token with which the
-operator logged in, so the session ends when that token is removed. It is signed, so a client cannot forge one. Every
-instant comes from `clock`.
+A session is its cookie, which names the token with which the operator logged in, so the session ends when that token
+is removed. It is signed, so a client cannot forge one. A log-out is a line in the store's audit under the session's
+nonce: it ends every copy of the cookie, in every process. Failed attempts are counted in the process. Every instant
+comes from `clock`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Session:
 
     operator: Operator
     nonce: str
-    """The value from which the token in each form is made."""
+    """The session's own random value: the token in each form is made of it, and a log-out names it."""
     began: float
     seen: float
     ticket: str = ""

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote
 from weakref import WeakKeyDictionary
@@ -28,6 +29,8 @@ from oncekey.console.moves import Moves
 from oncekey.console.pages import Pages
 from oncekey.console.views import HEADERS, Handler, Refused, Views, Visit, base_of, readable
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
+from oncekey.core.transitions import Actor, Mover
+from oncekey.engine import operate
 from oncekey.engine.operate import NOT_HERE
 from oncekey.flow import Flow, adrive
 from oncekey.ops.stats import History, Recent
@@ -254,7 +257,9 @@ class Console:
         if self._authenticate is None:
             tokens = self.tokens
             assert tokens is not None
-            return self.sessions.read(cookie, lambda ticket, _: tokens.operator(ticket))
+            session = self.sessions.read(cookie, lambda ticket, _: tokens.operator(ticket))
+            ended = session is not None and await self.ask(partial(operate.has_ended, nonce=session.nonce))
+            return None if ended else session
         authenticated = self._authenticate(request)
         operator = await authenticated if inspect.isawaitable(authenticated) else authenticated
         if operator is None:
@@ -294,14 +299,15 @@ class Console:
         if self.tokens is None:
             raise HTTPException(404)
         source = request.client.host if request.client else "-"
+        form = await _form(request)
+        if not _from_here(request):
+            raise Refused(403, "This form is not from here", "Another site sent it. You were not logged in.")
+        # Nothing is awaited from here until the attempt is counted: others were judged while the form was read.
         wait = self._attempts.wait(source)
         if wait:
             answer = await self._show_login(request, f"Too many wrong tokens. Try again in {wait} seconds.", 429)
             answer.headers["retry-after"] = str(wait)
             return answer
-        form = await _form(request)
-        if not _from_here(request):
-            raise Refused(403, "This form is not from here", "Another site sent it. You were not logged in.")
         ticket = self.tokens.ticket(form.get("token", "").strip())
         operator = None if ticket is None else self.tokens.operator(ticket)
         if ticket is None or operator is None:
@@ -317,6 +323,10 @@ class Console:
         return answer
 
     async def _log_out(self, visit: Visit) -> Response:
+        session = visit.session
+        mover = Mover(Actor.OPERATOR, session.operator.name)
+        await self.ask(partial(operate.end_session, nonce=session.nonce, mover=mover))
+        log.info("console: %s logged out", session.operator.name)
         answer = RedirectResponse(f"{visit.base}/login", 303)
         answer.delete_cookie(COOKIE, path=visit.base or "/")
         return answer

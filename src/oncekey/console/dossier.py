@@ -44,6 +44,7 @@ TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(
         Trigger.REPLACE: "a result given by hand was replaced",
         Trigger.DISCARD: "given up",
         Trigger.DISCLOSE: "its contents were shown",
+        Trigger.LOG_OUT: "logged out of the console",
         Trigger.SETTLE: "settled",
         Trigger.HAND_BACK: "handed back",
     }

@@ -31,7 +31,7 @@ from oncekey.core.model import (
     StoredResponse,
     moment,
 )
-from oncekey.core.rulings import LEASE_RAN_OUT
+from oncekey.core.rulings import lease_error
 from oncekey.core.transitions import TRANSITIONS, Actor, Illegal, Transition, Trigger, find_transition
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def _judged(
     letter = next((one.id for one in deferred if one.dead), None)
     match row.number:
         case 14 | 15:
-            return Move(row, record, last_error=LEASE_RAN_OUT)
+            return Move(row, record, last_error=lease_error(record))
         case 19:
             missing = _ONLY_PHASED if command.result is not None else _NO_ANSWER if command.answer is None else None
             return Forbidden(missing) if missing else Move(row, record, answer=command.answer, letter=letter)

@@ -27,6 +27,7 @@ from oncekey.core.model import (
     Lease,
     Proceed,
     Record,
+    Recovery,
     Refuse,
     Replay,
     Snapshot,
@@ -147,6 +148,13 @@ Next = Proceed | Replay | Refuse | TakeOver | Supersede | Doubt | ClaimAgain
 
 LEASE_RAN_OUT = "in_progress_lock_expired"
 """The error code of a record whose owner let its lease run out."""
+FAILED_BY_LEASE = "failed_lock_expired"
+"""The same for a route with `on_lease_expired="fail"`: no resolver is asked, and an operator has to look at once."""
+
+
+def lease_error(record: Record) -> str:
+    """The error code of a record that is swept or doubted because its lease ran out."""
+    return FAILED_BY_LEASE if record.recovery is Recovery.FAIL else LEASE_RAN_OUT
 
 
 def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSITIONS) -> Next:
@@ -251,7 +259,7 @@ def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next
     facts = Facts(record, now, max_attempts=policy.max_attempts)
     if isinstance(find_transition(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Transition):
         return TakeOver(record)
-    return Doubt(record, LEASE_RAN_OUT)
+    return Doubt(record, lease_error(record))
 
 
 def _retry_after(record: Record, now: Instant) -> int:

@@ -77,6 +77,8 @@ class Trigger(StrEnum):
     REPLACE = "replace"
     DISCLOSE = "disclose"
     """An operator was shown the record's content: the record does not move, and the audit has a line about it."""
+    LOG_OUT = "log_out"
+    """An operator ended a session of the console: no record moves, and the line in the audit ends every copy of it."""
 
 
 class Proof(StrEnum):

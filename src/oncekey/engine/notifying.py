@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from oncekey.core import model
 from oncekey.core.errors import StoreBusyError, StoreError
+from oncekey.core.rulings import FAILED_BY_LEASE
 from oncekey.core.transitions import Actor
 from oncekey.observe import events
 
@@ -50,6 +51,8 @@ def of_sweep(
     yield events.Swept(about, to, by, late)
     if to is model.State.UNKNOWN:
         yield events.Doubted(about, why, by)
+        if why == FAILED_BY_LEASE:
+            yield events.GivenUp(about, 0, why)
 
 
 def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[events.Event]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import Code, Completed, Outcome, ParcelKind, State, StoredResponse
+from oncekey.core.model import Code, Completed, Outcome, ParcelKind, RecordId, State, StoredResponse
 from oncekey.core.operate import Forbidden, Move, Moved, Order, decide, trigger_of
 from oncekey.core.policy import Policy
 from oncekey.core.problems import render
@@ -19,16 +20,14 @@ from oncekey.flow import Mode, Transaction
 from oncekey.observe.events import About, Operated
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
-    from oncekey.core.model import DeadLetter, Record, RecordId, Snapshot
+    from oncekey.core.model import DeadLetter, Record, Snapshot
     from oncekey.core.operate import OperatorCommand, ParcelLocation
     from oncekey.core.resolution import Evidence
     from oncekey.core.transitions import Mover
     from oncekey.flow import Flow
     from oncekey.observe.events import Notify
     from oncekey.ops.stats import Roll, Tally
-    from oncekey.ports import Operate, Outbox, Store, Survey
+    from oncekey.ports import Audit, Operate, Outbox, Store, Survey
 
 NOT_HERE = "this store has nothing for operators to work with: `oncekey stores` says which have"
 NO_LETTER = "there is no dead letter of this id"
@@ -141,13 +140,38 @@ def given_up() -> Completed:
 
 def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[Snapshot]:
     """The record with all its content for an operator; the audit notes who asked before it is shown."""
-    audit, seen = store.audit, (yield from store.find(record_id))
-    if audit is None:
-        raise ConfigurationError(NOT_HERE)
+    audit, seen = _audit_of(store), (yield from store.find(record_id))
     if seen.record is not None:
         note = Note.of(seen.record, seen.record.state, Trigger.DISCLOSE, mover, why)
         yield Transaction("disclose", Mode.ATOMIC, partial(audit.noting, (note,)))
     return seen
+
+
+_CONSOLE: Final = "console"
+"""The scope of the console's own lines in the audit: no caller's scope looks like this."""
+
+
+def end_session(store: Store, nonce: str, mover: Mover) -> Flow[None]:
+    """Write into the audit that an operator logged out, for every process that serves the console."""
+    note = Note(
+        scope=_CONSOLE,
+        key_digest=key_digest(nonce),
+        incarnation=UUID(int=0),
+        operation=_CONSOLE,
+        fence=0,
+        source=None,
+        to=None,
+        trigger=Trigger.LOG_OUT,
+        actor=mover.actor,
+        who=mover.who,
+        why="logged out",
+    )
+    yield Transaction("end_session", Mode.ATOMIC, partial(_audit_of(store).noting, (note,)))
+
+
+def has_ended(store: Store, nonce: str) -> Flow[bool]:
+    """Whether the operator of this session has logged out, in any process."""
+    return bool((yield from _audit_of(store).history(RecordId(_CONSOLE, nonce), 1)))
 
 
 def operations_of(store: Store) -> Operate:
@@ -155,6 +179,12 @@ def operations_of(store: Store) -> Operate:
     if store.operate is None:
         raise ConfigurationError(NOT_HERE)
     return store.operate
+
+
+def _audit_of(store: Store) -> Audit:
+    if store.audit is None:
+        raise ConfigurationError(NOT_HERE)
+    return store.audit
 
 
 def box_of(store: Store) -> Outbox:

@@ -7,6 +7,7 @@ store is down it is lost, and the alarm in the log remains.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -69,6 +70,8 @@ class Became(StrEnum):
     """The record says the same."""
     CONTRADICTS = "contradicts"
     """The record says otherwise, and stays as it is: an operator has to look."""
+    UNCLEAR = "unclear"
+    """It may be about several calls, or about one that only others gave this id: kept for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +86,20 @@ class EvidenceTarget:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a message led to, and for which record; `repeated` if it was received before."""
+    """What a message led to, and for which record; `repeated` if it was received before.
+
+    `conflict`: another message came with the same event id.
+    """
 
     became: Became
     target: EvidenceTarget | None = None
     repeated: bool = False
+    conflict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Evidence that cannot be attributed to one call."""
 
 
 PolicyOf = Callable[[str], "Policy"]
@@ -146,14 +158,25 @@ def receive(
 ) -> Flow[Received]:
     """Store evidence, then apply it if its record is unknown; for a live record it waits (U3)."""
     evidence, new = yield from reconcile_of(store).add(report)
-    target = yield from _target(store, report, resolvers.inline_calls)
-    if target is None:
-        became = Became.KEPT if evidence.verdict is None else _became(evidence.verdict)
-        return Received(became, repeated=not new)
+    conflict = not new and _content(evidence.report) != _content(report)
+    if conflict:
+        # Another message has this event id. Stored under an id of its own, a repetition of this one is recognised, too.
+        digest = hashlib.sha256(repr(_content(report)).encode()).hexdigest()
+        evidence, new = yield from reconcile_of(store).add(replace(report, event_id=f"{report.event_id}#{digest}"))
+    target = yield from target_of(store, report, resolvers.inline_calls, name=True)
     if evidence.verdict is not None:
-        return Received(_became(evidence.verdict), target, repeated=not new)
-    became = yield from apply(store, evidence, target, mover, policy_of, resolvers, notify=notify)
-    return Received(became, target, repeated=not new)
+        became = _became(evidence.verdict)
+    elif isinstance(target, EvidenceTarget):
+        became = yield from apply(store, evidence, target, mover, policy_of, resolvers, notify=notify)
+    else:
+        became = Became.KEPT if target is None else Became.UNCLEAR
+    about = target if isinstance(target, EvidenceTarget) else None
+    return Received(became, about, repeated=not new, conflict=conflict)
+
+
+def _content(report: CallReport) -> tuple[str | None, ...]:
+    """What a message tells, and about which call."""
+    return report.downstream_key, report.provider_id, report.resolution
 
 
 def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
@@ -245,23 +268,42 @@ def _became(verdict: EvidenceVerdict) -> Became:
     return {EvidenceVerdict.SETTLED: Became.AGREES}.get(verdict) or Became(verdict.value)
 
 
-def _target(store: Store, report: CallReport, inline: Mapping[str, str]) -> Flow[EvidenceTarget | None]:
-    """The newest call with that downstream key; for INLINE, which announces none, the unknown record whose key fits."""
+def target_of(
+    store: Store, report: CallReport, inline: Mapping[str, str], *, name: bool = False
+) -> Flow[EvidenceTarget | Unclear | None]:
+    """The call that evidence names; None if it is not one of ours. `name` also stores the provider's id of the call.
+
+    The downstream key decides. Without one, the provider's id counts as its own source used it: every account of a
+    provider may number its charges from 1. Two candidates are never decided between.
+    """
     port = reconcile_of(store)
-    calls = yield from port.calls_of(report.downstream_key, report.provider_id)
-    if calls:
-        call = calls[0]
-        if report.provider_id is not None and call.provider_id is None:
-            yield from port.name(call, report.provider_id)
-        return EvidenceTarget(call.id, call.incarnation, call.phase, call.downstream_key)
-    if report.downstream_key is None:
-        return None
+    key = report.downstream_key
+    if key is None:
+        assert report.provider_id is not None
+        keys = yield from port.keys_named(report.source, report.provider_id)
+        if len(keys) != 1:
+            others = keys or (yield from port.calls_of(None, report.provider_id))
+            return Unclear() if others else None
+        (key,) = keys
+    calls = yield from port.calls_of(key, None)
+    if not calls:
+        return (yield from _inline_target(store, key, inline))
+    call = calls[0]  # the newest: the same request may have made the same call in an earlier incarnation
+    if any(one.id != call.id for one in calls):
+        return Unclear()
+    if name and report.provider_id is not None and call.provider_id is None:
+        yield from port.name(call, report.provider_id)
+    return EvidenceTarget(call.id, call.incarnation, call.phase, call.downstream_key)
+
+
+def _inline_target(store: Store, key: str, inline: Mapping[str, str]) -> Flow[EvidenceTarget | None]:
+    """For INLINE, which announces no calls, the unknown record whose downstream key fits."""
     for operation, phase in inline.items():
         wanted = Search(state=State.UNKNOWN, operation=operation, effects=Effects.INLINE)
         page = yield from operations_of(store).search(wanted, MOST_INLINE)
         for record in page.records:
-            if downstream_key(record.seed, phase) == report.downstream_key:
-                return EvidenceTarget(record.id, record.incarnation, phase, report.downstream_key)
+            if downstream_key(record.seed, phase) == key:
+                return EvidenceTarget(record.id, record.incarnation, phase, key)
     return None
 
 

@@ -21,7 +21,7 @@ from oncekey.core.memo import was_not_sent
 from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import Completed, MemoEntry, Outcome, Record, State
 from oncekey.core.policy import micros
-from oncekey.core.rulings import LEASE_RAN_OUT
+from oncekey.core.rulings import lease_error
 from oncekey.core.transitions import Note, Trigger
 from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Reaping, reaping_of, sweep_to, timed_out
 from oncekey.engine.sealed_store import Closing, ContentOwner, about_kept
@@ -64,8 +64,9 @@ def sweep(upkeep: Upkeep, page: Page, policy: Policy, mover: Mover) -> Flow[tupl
         to = sweep_to(record, page.now, max_attempts=policy.max_attempts)
         if to is None:
             continue
-        noting = _noting(policy, mover, Trigger.SWEEP, to, LEASE_RAN_OUT)
-        if (yield from upkeep.sweep(record, to, LEASE_RAN_OUT, noting)):
+        why = lease_error(record)
+        noting = _noting(policy, mover, Trigger.SWEEP, to, why)
+        if (yield from upkeep.sweep(record, to, why, noting)):
             moved.append(SweptRecord(record, to))
     return tuple(moved)
 

@@ -113,6 +113,16 @@ class WebhookReceiver:
         self._clock = clock
         self._mover = Mover(Actor.WEBHOOK, name if path is None else f"{name} at {path}")
 
+    def added_to(self, known: dict[str, tuple[bytes, ...]]) -> WebhookReceiver:
+        """Register the name with its secrets. A name is one account's: it scopes the provider's ids and event ids."""
+        there = known.setdefault(self._name, self._secrets)
+        if not set(there) & set(self._secrets):
+            raise ConfigurationError(
+                f"two webhooks with different secrets are both named {self._name!r}: give each account its own name, "
+                f'as in once.webhook(..., name="account-2"), because two accounts may use the same ids'
+            )
+        return self
+
     def verify(self, lines: Sequence[str], body: bytes | None) -> VerifiedEvent | WebhookReply:
         """Believe a request or not, before any store is asked; a body of None was too long to be read."""
         verified = self._verified(lines, body)
@@ -148,7 +158,7 @@ class WebhookReceiver:
             receiving = reconcile.receive(
                 store, report, self._mover, rules.policy_of, rules.resolvers, notify=rules.notify
             )
-            return self._reply_to((yield from receiving))
+            return self._reply_to(report, (yield from receiving))
         except ResultNotStorableError as error:
             log.error("oncekey: %s brought what cannot be stored: %s", self._mover.who, error)
             return WebhookReply(422, "The message cannot be applied.")
@@ -162,26 +172,32 @@ class WebhookReceiver:
         ours = resolution.provider_id if isinstance(resolution, Executed | Rejected) else None
         report = CallReport(
             source=self._name,
-            event_id=_short(sighting.event_id) or hashlib.sha256(body).hexdigest(),
+            event_id=_name(sighting.event_id, "event_id") or hashlib.sha256(body).hexdigest(),
             resolution=to_text(resolution, self._rules.policy),
-            downstream_key=_short(sighting.downstream_key),
-            provider_id=_short(sighting.provider_id or ours),
+            downstream_key=_name(sighting.downstream_key, "downstream_key"),
+            provider_id=_name(sighting.provider_id, "provider_id") or _name(ours, "provider_id"),
         )
         if report.downstream_key is None and report.provider_id is None:
             raise ResultNotStorableError("a sighting names a downstream_key or a provider_id")
         return report
 
-    def _reply_to(self, received: Received) -> WebhookReply:
+    def _reply_to(self, report: CallReport, received: Received) -> WebhookReply:
+        who = self._mover.who
         digest = "" if received.target is None else key_digest(received.target.id.key)
+        if received.conflict and not received.repeated:
+            log.error("oncekey: %s used event id %r for two different messages; both are kept", who, report.event_id)
         match received.became:
             case Became.CONTRADICTS:
-                log.error("oncekey: %s contradicts the record with digest %s; it stays", self._mover.who, digest)
+                log.error("oncekey: %s contradicts the record with digest %s; it stays", who, digest)
                 return WebhookReply(200, "Kept; the record says otherwise.")
             case Became.SETTLED:
-                log.info("oncekey: %s settled the record with digest %s", self._mover.who, digest)
+                log.info("oncekey: %s settled the record with digest %s", who, digest)
                 return WebhookReply(200, "Settled.")
             case Became.AGREES:
                 return WebhookReply(200, "Known.")
+            case Became.UNCLEAR:
+                log.error("oncekey: %s: event %r may be about several calls; an operator decides", who, report.event_id)
+                return WebhookReply(200, "Kept; it is not clear which call it is about.")
             case Became.KEPT:
                 return WebhookReply(200, "Kept.")
 
@@ -194,13 +210,19 @@ def _secrets(given: Secret | Sequence[Secret]) -> tuple[bytes, ...]:
     return secrets
 
 
-def _short(text: str | None) -> str | None:
-    """A name that fits into an index; a longer one is none of ours."""
-    if text is None:
+def _name(given: object, what: str) -> str | None:
+    """A name that fits into an index; whatever a sender put in its place is refused."""
+    if given is None:
         return None
-    if len(text) > _LONGEST_NAME or "\0" in text:
-        raise ResultNotStorableError("a name of a call or an event is text of at most 500 characters")
-    return text or None
+    if not isinstance(given, str):
+        raise ResultNotStorableError(f"{what} is a {type(given).__name__}, and has to be text")
+    try:
+        size = len(given.encode())
+    except UnicodeEncodeError:
+        raise ResultNotStorableError(f"{what} is not Unicode text: it has half of a surrogate pair") from None
+    if size > _LONGEST_NAME or "\0" in given:
+        raise ResultNotStorableError(f"{what} has a NUL, or more than {_LONGEST_NAME} bytes")
+    return given or None
 
 
 class BlockingHost(WebhookRules, Protocol):

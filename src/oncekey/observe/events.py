@@ -208,7 +208,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The reconciler no longer asks about an unknown outcome: an operator has to settle it."""
+    """No resolver is asked about an unknown outcome, any more or at all: an operator has to settle it."""
 
     about: About
     tries: int

@@ -257,6 +257,15 @@ def workers(roll: Roll, stats: StoreStats, limits: Limits = Limits()) -> Iterato
         )
     else:
         yield Finding(Level.OK, "workers", seen)
+    for one in living:
+        if one.troubled:
+            yield Finding(
+                Level.WARNING,
+                "workers",
+                f"{one.name} cannot run {', '.join(one.troubled)}",
+                "the last look of these tasks failed, or they ended and are started again",
+                "see the worker's log and its /readyz",
+            )
     missing = [task for task in _needed(stats) if not any(task in one.tasks for one in living)]
     if living and missing:
         yield Finding(

@@ -27,6 +27,7 @@ WHY: Final[Mapping[str, str]] = MappingProxyType(
         "commit_failed": "its transaction could not be committed",
         "dead_letter": "its call was tried as often as it may be, or may have been made and may not be repeated",
         "handler_raised": "its handler ended with an error",
+        "failed_lock_expired": "its owner did not come back before its lease ended, and an operator has to look",
         "in_progress_lock_expired": "its owner did not come back before its lease ended",
         "not_deferred_once": "its handler did not defer exactly one call",
         "not_executed": "its handler said that nothing was executed",

@@ -100,6 +100,11 @@ class StoreStats:
         return next((one for one in self.waiting if one.what == what), Waiting(what, 0, None))
 
 
+def troubled(task: str, wrong: str) -> str:
+    """How a heartbeat names a task that does not work: by this name nobody takes it for one that does."""
+    return f"{task} ({wrong})"
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A worker process, as its last heartbeat described it."""
@@ -112,6 +117,11 @@ class Worker:
     """The interval in which the worker promises its next heartbeat."""
     calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By operation, the calls of INLINE handlers, as the worker's application names them."""
+
+    @property
+    def troubled(self) -> tuple[str, ...]:
+        """The tasks that do not work, with what is wrong."""
+        return tuple(task for task in self.tasks if task.endswith(")"))
 
     def is_alive(self, now: Instant, silence: Duration | None = None) -> bool:
         """Whether its last heartbeat is recent: within `silence`, or else within `MISSED_BEATS` of its intervals."""

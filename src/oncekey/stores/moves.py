@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.core.guards import Facts
+from oncekey.core.rulings import FAILED_BY_LEASE
 from oncekey.core.transitions import ROWS, Proof, Transition, Trigger, upheld
 from oncekey.stores.rows import COLUMNS, record_of
 
@@ -133,7 +134,8 @@ def _supersede(cell: Cell, now: Instant, given: Cell) -> Cell:
 
 
 def _doubt(_: Cell, now: Instant, given: Cell) -> Cell:
-    return {**_FREE, "state": "unknown", "last_error": given["last_error"], "reconcile_after": now}
+    asked = None if given["last_error"] == FAILED_BY_LEASE else now
+    return {**_FREE, "state": "unknown", "last_error": given["last_error"], "reconcile_after": asked}
 
 
 def _fail(_: Cell, __: Instant, given: Cell) -> Cell:

@@ -32,6 +32,7 @@ STATEMENTS: tuple[str, ...] = (
     "open_evidence",
     "judge_evidence",
     "find_calls",
+    "keys_named",
     "add_call",
     "name_call",
     "list_calls",
@@ -120,9 +121,14 @@ class ReconcileStore:
         return bool((yield from self._write("judge_evidence", {"id": evidence.id, "verdict": verdict.value})))
 
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[AnnouncedCall, ...]]:
-        """Announced calls by the names that a provider has for them, the newest first."""
+        """Announced calls with one of these names, the newest first. Two accounts may use one id: for people only."""
         rows = yield from self._read("find_calls", {"downstream_key": downstream_key, "provider_id": provider_id})
         return tuple(call_of(row) for row in rows)
+
+    def keys_named(self, source: str, provider_id: str) -> Flow[tuple[str, ...]]:
+        """The downstream keys of the calls for which this source gave this id; at most two."""
+        rows = yield from self._read("keys_named", {"source": source, "provider_id": provider_id})
+        return tuple(row["downstream_key"] for row in rows)
 
     def add_call(self, call: AnnouncedCall) -> Flow[bool]:
         """Store the call of an INLINE handler, which announces none, as of now. False: it was stored before."""

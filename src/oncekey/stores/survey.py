@@ -135,7 +135,12 @@ class SurveyStore:
             ):
                 for one in names:
                     rows = yield self._statements.statement(name, {column: one, "limit": _MANY})
-                    found |= {evidence.id: evidence for evidence in map(evidence_of, rows)}
+                    # Another account may use the same id: evidence with a key is about the call with that key.
+                    found |= {
+                        evidence.id: evidence
+                        for evidence in map(evidence_of, rows)
+                        if evidence.report.downstream_key in {None, *downstream_keys}
+                    }
             return tuple(found[number] for number in sorted(found))
 
         return (yield from execute(Transaction("heard", Mode.READ, body)))

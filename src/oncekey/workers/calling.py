@@ -13,14 +13,12 @@ import contextvars
 import dis
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from oncekey.core.errors import NotExecutedError
-
-if TYPE_CHECKING:
-    from oncekey.topics import Message, Topic
+from oncekey.topics import CallBrokenError, Message, Topic, contained
 
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]
 Clock: TypeAlias = Callable[[], float]
@@ -34,14 +32,37 @@ class CallTimeoutError(TimeoutError):
     """The call did not return within its time; its later result is ignored."""
 
 
-class CallBrokenError(Exception):
-    """The function was cancelled, or raised something that is no `Exception`: how far it came is not known."""
+CANCELLED_WITHIN: Final = 1.0
+"""Seconds that a task has to end after its cancellation when a worker stops."""
+
+
+ABANDONED: Final[list[asyncio.Task[Any]]] = []
+"""Tasks that swallowed their cancellation. They are kept: one that is collected is thrown an error to swallow again."""
+
+
+async def abandon(tasks: Iterable[asyncio.Task[Any]]) -> int:
+    """Cancel tasks, and leave those that swallow it behind; how many. The event loop ends without them."""
+    open_tasks = {task for task in tasks if not task.done()}
+    for task in open_tasks:
+        task.cancel()
+    left = (await asyncio.wait(open_tasks, timeout=CANCELLED_WITHIN))[1] if open_tasks else set()
+    for task in left:
+        asyncio._unregister_task(task)  # noqa: SLF001  (documented for extensions: else `asyncio.run` waits for it for ever)
+    ABANDONED.extend(left)
+    return len(left)
 
 
 async def call(
-    topic: Topic, message: Message, *, limit: float, send_by: float | None, clock: Clock, sleep: Sleep
+    topic: Topic,
+    message: Message,
+    *,
+    limit: float,
+    send_by: float | None,
+    clock: Clock,
+    sleep: Sleep,
+    left_behind: set[asyncio.Task[Any]],
 ) -> object:
-    """The function's return value. `limit` is in seconds; a thread that takes longer is left behind."""
+    """The function's return value. `limit` is in seconds; a thread or a task that takes longer is left behind."""
 
     def in_time() -> Any:  # noqa: ANN401  (whatever the function returns)
         # Checked as late as possible: only the function itself comes between here and the send.
@@ -50,7 +71,12 @@ async def call(
         return topic.function(message)
 
     async def awaited() -> object:
-        return await in_time()
+        try:
+            return await in_time()
+        except Exception:
+            raise
+        except BaseException as error:
+            raise contained(error) from error
 
     made = _in_thread(in_time) if topic.blocking else asyncio.ensure_future(awaited())
     timer = asyncio.ensure_future(_slept(sleep, limit))
@@ -65,6 +91,9 @@ async def call(
         timer.cancel()
         made.add_done_callback(_take_result)
         made.cancel()
+        if isinstance(made, asyncio.Task) and not made.done():
+            left_behind.add(made)
+            made.add_done_callback(left_behind.discard)
 
 
 def awaits_nothing(function: Callable[..., Any]) -> bool:
@@ -83,21 +112,16 @@ def call_at_once(topic: Topic, message: Message) -> object:
         contextvars.copy_context().run(coroutine.send, None)
     except StopIteration as stop:
         return stop.value
-    except asyncio.CancelledError as error:
-        raise CallBrokenError("CancelledError") from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise contained(error) from error
     coroutine.close()
     raise CallBrokenError("it awaits something after all")
 
 
 async def _slept(sleep: Sleep, seconds: float) -> None:
     await sleep(seconds)
-
-
-def _tellable(error: BaseException) -> Exception:
-    """The error in a form that may be raised in the event loop without ending it."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return CallBrokenError(type(error).__name__)
 
 
 def _take_result(future: asyncio.Future[Any]) -> None:
@@ -125,7 +149,7 @@ def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
         try:
             result = context.run(function)
         except BaseException as error:  # noqa: BLE001  (raised where the call is awaited)
-            failure = _tellable(error)
+            failure = contained(error)
         with suppress(RuntimeError):  # the loop is closed: no caller is left
             loop.call_soon_threadsafe(notify, result, failure)
 
@@ -153,6 +177,7 @@ class Acks(Generic[T]):
         self._sleep = sleep
         self._most = most
         self._waiting: list[T] = []
+        self._writing: list[T] = []
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
 
@@ -160,6 +185,14 @@ class Acks(Generic[T]):
     def waiting(self) -> int:
         """How many are not being written yet."""
         return len(self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._writing)
+
+    def __iter__(self) -> Iterator[T]:
+        """Those that wait, or are being written."""
+        yield from self._waiting
+        yield from self._writing
 
     @property
     def busy(self) -> bool:
@@ -194,9 +227,10 @@ class Acks(Generic[T]):
     async def _written(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting, []
-                await self._write(batch)
+                self._writing, self._waiting = self._waiting, []
+                await self._write(self._writing)
         finally:
+            self._writing = []
             self._writer = None
 
     async def _later(self) -> None:

@@ -18,6 +18,8 @@ from oncekey.engine.kept_request import UnreadableError
 from oncekey.engine.notifying import notify_failure
 from oncekey.flow import adrive
 from oncekey.frameworks.resuming import resume
+from oncekey.topics import contained
+from oncekey.workers.calling import abandon
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
@@ -118,10 +120,10 @@ class Completer:
         self._served.quiesce()
         drained, timer = asyncio.ensure_future(self.shut_down()), asyncio.ensure_future(self._sleep(grace))
         await asyncio.wait({drained, timer}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (drained, timer, *self._going):
-            task.cancel()
-        if self._going:
-            await asyncio.wait(set(self._going))
+        drained.cancel()
+        timer.cancel()
+        if stubborn := await abandon(self._going):
+            log.warning("completer: %d handlers ignore their cancellation; the worker ends without them", stubborn)
 
     async def _all(self, page: tuple[Snapshot, ...]) -> int:
         tasks = {asyncio.create_task(self._go_on(snapshot), name="oncekey-completion") for snapshot in page}
@@ -165,9 +167,10 @@ class Completer:
             log.error("oncekey: completing %s failed: %s", record.operation, type(error).__name__)
             notify_failure(self._notify, self.name, error)
             return False
-        except Exception as error:  # noqa: BLE001  (the handler's own: its record says what it means)
+        except BaseException as raised:  # noqa: BLE001  (the handler's own: its record says what it means)
+            contained(raised)  # a cancellation of this task is raised again
             self.failed += 1
-            log.warning("oncekey: %s failed again while it was completed: %s", record.operation, type(error).__name__)
+            log.warning("oncekey: %s failed again while it was completed: %s", record.operation, type(raised).__name__)
         if await self._was_touched(record):
             self._resting.pop(record.incarnation, None)
             return True

@@ -21,6 +21,7 @@ from oncekey.core.model import SECOND
 from oncekey.engine.notifying import notify_failure
 from oncekey.flow import Transaction, adrive
 from oncekey.observe.events import Beat, Notify
+from oncekey.ops.stats import troubled
 from oncekey.runtimes import boottime
 from oncekey.workers.service import Pace, Service, Task, this_process
 
@@ -143,6 +144,7 @@ class Presence:
         self._calls = calls
         self._notify = notify
         self._every = round(every * SECOND)
+        self.troubles: Callable[[], Mapping[str, str]] = dict
         self._stopped = False
         self._writing = asyncio.Lock()
 
@@ -150,7 +152,9 @@ class Presence:
         """Write one heartbeat."""
         async with self._writing:
             if not self._stopped:
-                await adrive(self._store.beat(self.who, self._tasks, self._every, self._calls), self._run)
+                wrong = self.troubles()
+                tasks = tuple(troubled(name, wrong[name]) if name in wrong else name for name in self._tasks)
+                await adrive(self._store.beat(self.who, tasks, self._every, self._calls), self._run)
                 self._tells(leaving=False)
         return 0
 

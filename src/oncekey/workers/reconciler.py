@@ -37,8 +37,8 @@ from oncekey.engine.reconcile import Became, EvidenceTarget
 from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import About, GivenUp, Notify
 from oncekey.resolvers import Resolver, Resolvers, called_by, question_of
-from oncekey.topics import Message, Topic
-from oncekey.workers.calling import Sleep, call
+from oncekey.topics import CallBrokenError, Message, Topic
+from oncekey.workers.calling import Sleep, abandon, call
 from oncekey.workers.service import Pace, boot, this_process
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class Reconciler:
         self._first: OrderedDict[UnknownCall, Sight] = OrderedDict()
         self._rounds = 0
         self._stopped = False
+        self._left_behind: set[asyncio.Task[Any]] = set()
         self.counts: Counter[str] = Counter()
         """Records by what was done: `settled`, `postponed`, `waiting`, `exhausted`; `contradictions`."""
         self.failed = 0
@@ -148,9 +149,14 @@ class Reconciler:
             for start in range(0, len(page.records), CONCURRENCY):
                 some = page.records[start : start + CONCURRENCY]
                 ends = await asyncio.gather(*(self._tend(record, at) for record in some), return_exceptions=True)
-                for error in ends:
-                    if error is not None:
+                for record, error in zip(some, ends, strict=True):
+                    if isinstance(error, StoreError):
                         raise error
+                    if error is not None:
+                        self.failed += 1
+                        # Only the class is logged: an error's text may quote what a client sent.
+                        facts = (record.operation, key_digest(record.id.key), type(error).__name__)
+                        log.error("reconciler: %s (digest %s) failed with %s; the others go on", *facts)
             if len(page.records) < self._page:
                 break
             after = page.records[-1]
@@ -163,9 +169,10 @@ class Reconciler:
     async def shut_down(self) -> None:
         """Nothing to wait for: a round leaves nothing open."""
 
-    async def stop(self, grace: float) -> None:  # noqa: ARG002  (a question has a time of its own)
+    async def stop(self, grace: float) -> None:  # noqa: ARG002  (the service bounds the round that is under way)
         """Begin no further page."""
         self._stopped = True
+        await abandon(self._left_behind)
 
     async def _tend(self, record: Record, at: Sight) -> None:
         """Settle one record by its evidence, or else by its resolver's answer."""
@@ -223,8 +230,13 @@ class Reconciler:
         for evidence in await self._go(self._port.about(record, name)):
             resolver = self._resolvers.get(record.operation)
             phase = record.intent.phase if record.intent is not None else (resolver and resolver.call) or ""
-            report = evidence.report.downstream_key or name or ""
-            target = EvidenceTarget(record.id, record.incarnation, phase, report)
+            key = evidence.report.downstream_key
+            if key is None:
+                named = await self._go(reconcile.target_of(self._store, evidence.report, {}))
+                if not isinstance(named, EvidenceTarget) or named.downstream_key != name:
+                    continue  # the provider's id is another account's, or of several calls
+                key = named.downstream_key
+            target = EvidenceTarget(record.id, record.incarnation, phase, key)
             mover = Mover(Actor.WEBHOOK, self._mover.who)
             became = await self._applied(evidence, target, mover)
             if became is Became.SETTLED:
@@ -239,11 +251,9 @@ class Reconciler:
         while not self._stopped:
             page = await self._go(self._port.undecided(self._page, after))
             for evidence in page:
-                report = evidence.report
-                for one in await self._go(self._port.calls_of(report.downstream_key, report.provider_id)):
-                    target = EvidenceTarget(one.id, one.incarnation, one.phase, one.downstream_key)
+                target = await self._go(reconcile.target_of(self._store, evidence.report, {}))
+                if isinstance(target, EvidenceTarget):
                     await self._applied(evidence, target, Mover(Actor.WEBHOOK, self._mover.who))
-                    break
             if len(page) < self._page:
                 return
             after = page[-1].id
@@ -273,14 +283,24 @@ class Reconciler:
         limit = record.call_timeout / SECOND
         try:
             resolution = await call(
-                function, cast("Message", question), limit=limit, send_by=None, clock=_never, sleep=self._sleep
+                function,
+                cast("Message", question),
+                limit=limit,
+                send_by=None,
+                clock=_never,
+                sleep=self._sleep,
+                left_behind=self._left_behind,
             )
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001  (whatever a provider's client raises means: not known yet)
             self.failed += 1
             # Only the class is logged: an error's text may quote what a client sent.
-            resolution = Undecided(type(error).__name__)
+            name = str(error) if isinstance(error, CallBrokenError) else type(error).__name__
+            log.warning(
+                "reconciler: the resolver of %s failed with %s; it is asked again later", record.operation, name
+            )
+            resolution = Undecided(name)
         if not isinstance(resolution, Executed | Rejected | NotExecuted | Undecided):
             self.failed += 1
             log.error("reconciler: the resolver of %s answered a %s", record.operation, type(resolution).__name__)

@@ -20,7 +20,7 @@ import random
 import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
@@ -37,8 +37,8 @@ from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, ParcelEnded, 
 from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import About, Buried, Delivered, Doubted, Event, Notify
 from oncekey.runtimes import boottime
-from oncekey.topics import Message, Reply, Topics, reply_of
-from oncekey.workers.calling import MOST, Acks, Clock, Sleep, awaits_nothing, call, call_at_once
+from oncekey.topics import CallBrokenError, Message, Reply, Topics, contained, reply_of
+from oncekey.workers.calling import MOST, Acks, Clock, Sleep, abandon, awaits_nothing, call, call_at_once
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Batch:
     left: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InHand:
     """A parcel that this relay has claimed."""
 
@@ -127,7 +127,6 @@ class Relay:
         chance: Callable[[], float] = random.random,
         notify: Notify | None = None,
     ) -> None:
-        self.pace = pace or Pace()
         self.ended: Counter[ParcelEnded] = Counter()
         self._outbox = outbox
         self._run = run
@@ -144,13 +143,18 @@ class Relay:
         self._me = uuid.uuid4().hex
         self._claims = 0
         self._lease = lease_of(policy)
+        # Within a lease every place is given back: the call is over, or the parcel is left to its lease.
+        self.pace = replace(pace or Pace(), patience=2 * self._lease / _MICROS)
         self._limit = micros(policy.call_timeout)
         target = self._lease / _MICROS / SHARE
         self._bounds = Bounds(concurrency, max(concurrency, batch), target, HEAVIEST)
         self._size = concurrency
         self._waiting: deque[InHand] = deque()
         self._urgent: deque[InHand] = deque()
-        self._in_hand = self._at_most_concurrency = self._ordered = 0
+        self._held: set[InHand] = set()
+        self._working: set[InHand] = set()
+        self._at_most_concurrency = self._ordered = 0
+        self._left_behind: set[asyncio.Task[Any]] = set()
         self._senders: set[asyncio.Task[None]] = set()
         self._prompt: dict[str, bool] = {}
         self._changed = asyncio.Event()
@@ -202,11 +206,12 @@ class Relay:
         ending = asyncio.ensure_future(self._finish())
         timer = asyncio.ensure_future(self._sleep(grace))
         await asyncio.wait({ending, timer}, return_when=asyncio.FIRST_COMPLETED)
+        timer.cancel()
         left = set(self._senders)
-        for task in (timer, ending, *left):
-            task.cancel()
-        await asyncio.wait({ending, *left})
+        await abandon({ending, *left})
         self._acks.close()
+        if stubborn := await abandon(self._left_behind):
+            log.warning("relay: %d functions ignore their cancellation; the worker ends without them", stubborn)
         if left:
             log.warning("relay: stopped with %d calls open; their leases run out", len(left))
         if self.ended:
@@ -222,7 +227,8 @@ class Relay:
     async def _room(self) -> int:
         """Wait until a claim is worth its statement; how many parcels it may bring. 0: the relay stops."""
         while not self._stopping:
-            room = self._size - self._in_hand
+            self._reclaim()
+            room = self._size - len(self._held)
             # While calls are slow, every free place is filled at once; of quick ones, half of the batch is done first.
             enough = 1 if self._size == self._concurrency else self._size // 2
             self._changed.clear()
@@ -247,13 +253,25 @@ class Relay:
         span = (self._lease - self._limit - MARGIN) / _MICROS
         weight = sum(len(one.parcel.payload) for one in held)
         batch = Batch(asked, len(held), claimed_at, claimed_at + span, weight, left=len(held))
-        self._in_hand += len(held)
         for one in held:
             urgent = one.parcel.kind is ParcelKind.DEFER or one.attempts > 1
             self._at_most_concurrency += urgent
             self._ordered += one.parcel.order_by is not None
-            (self._urgent if urgent else self._waiting).append(InHand(one, batch, urgent))
+            parcel = InHand(one, batch, urgent)
+            self._held.add(parcel)
+            (self._urgent if urgent else self._waiting).append(parcel)
         self._add_sender()
+
+    def _reclaim(self) -> None:
+        """Find places that were not given back: their parcels wait for no turn, no sender and no acknowledgement."""
+        if len(self._held) == len(self._urgent) + len(self._waiting) + len(self._working) + len(self._acks):
+            return
+        lost = self._held.difference(self._urgent, self._waiting, self._working, self._acks)
+        if lost:
+            self._broken += len(lost)
+            log.error("relay: %d places were not given back; they are free again", len(lost))
+        for parcel in lost:
+            self._no_longer_held(parcel, None)
 
     def _add_sender(self) -> None:
         """Start one more sender, if parcels wait and there may be one more; a sender with a long call asks for it."""
@@ -272,13 +290,20 @@ class Relay:
                 turn_began = self._clock()
                 continue
             parcel = (self._urgent or self._waiting).popleft()
-            if now > parcel.batch.begin_by:
-                await self._too_late(parcel, now)
-            elif not self._delivered_at_once(parcel):
-                await self._work(parcel)
+            self._working.add(parcel)
+            try:
+                if now > parcel.batch.begin_by:
+                    await self._too_late(parcel, now)
+                elif not self._delivered_at_once(parcel):
+                    await self._work(parcel)
+            finally:
+                self._working.discard(parcel)
 
     def _let_go(self, sender: asyncio.Task[None]) -> None:
         self._senders.discard(sender)
+        if not sender.cancelled() and (error := sender.exception()) is not None:
+            log.error("relay: a sender ended with %s; another one is started", type(error).__name__)
+            self._changed.set()
         if not self._stopping:
             self._add_sender()  # for parcels that were claimed just as this sender ran out of work
         if not self._senders:
@@ -309,11 +334,11 @@ class Relay:
                 ended = await self._deferred(held)
             else:
                 ended = await self._message(held, parcel.error)
-        except asyncio.CancelledError:
+        except BaseException as error:  # noqa: BLE001  (the store's, or a mistake of ours: it concerns this parcel only)
+            if not isinstance(error, asyncio.CancelledError):
+                self._leave_to_lease((parcel,), error)
             self._no_longer_held(parcel, None)
-            raise
-        except Exception as error:  # noqa: BLE001  (the store's, or a mistake of ours: it concerns this parcel only)
-            self._leave_to_lease((parcel,), error)
+            contained(error)
             return
         if ended is None:
             self._acks.add(parcel)
@@ -322,8 +347,10 @@ class Relay:
 
     def _no_longer_held(self, parcel: InHand, ended: ParcelEnded | None) -> None:
         """Note that the relay no longer holds a parcel. None: it was handed back, or is left to its lease."""
+        if parcel not in self._held:
+            return
+        self._held.discard(parcel)
         batch = parcel.batch
-        self._in_hand -= 1
         self._at_most_concurrency -= parcel.at_most_concurrency
         self._ordered -= parcel.held.parcel.order_by is not None
         batch.left -= 1
@@ -347,7 +374,7 @@ class Relay:
                 parcel.held.attempts,
             )
 
-    def _leave_to_lease(self, parcels: Sequence[InHand], error: Exception) -> None:
+    def _leave_to_lease(self, parcels: Sequence[InHand], error: BaseException) -> None:
         self._broken += len(parcels)
         # Only the class is logged: an error's text may quote what a client sent.
         name = type(error).__name__
@@ -369,14 +396,18 @@ class Relay:
             waiting.clear()
             waiting.extend(kept)
         log.warning("relay: %d parcels waited too long for their turn, and are handed back", len(late))
-        await self._give_back(late)
+        self._working.update(late)
+        try:
+            await self._give_back(late)
+        finally:
+            self._working.difference_update(late)
 
     async def _give_back(self, parcels: Sequence[InHand]) -> None:
         if not parcels:
             return
         try:
             await self._drive(self._outbox.hand_back(*(one.held for one in parcels)))
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001  (the store's, or a mistake of ours)
             self._leave_to_lease(parcels, error)
             return
         for one in parcels:
@@ -385,7 +416,7 @@ class Relay:
     async def _acknowledge(self, delivered: list[InHand]) -> None:
         try:
             done = await self._drive(self._outbox.sent(*(one.held for one in delivered)))
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001  (the store's, or a mistake of ours)
             self._leave_to_lease(delivered, error)
             return
         for one in delivered:
@@ -469,7 +500,15 @@ class Relay:
         self._add_sender()
         seconds = limit / _MICROS
         return self._final(
-            await call(topic, message, limit=seconds, send_by=send_by, clock=self._clock, sleep=self._sleep)
+            await call(
+                topic,
+                message,
+                limit=seconds,
+                send_by=send_by,
+                clock=self._clock,
+                sleep=self._sleep,
+                left_behind=self._left_behind,
+            )
         )
 
     def _final(self, returned: object) -> object:
@@ -486,7 +525,7 @@ class Relay:
     def _failure(self, held: HeldParcel, error: Exception) -> CallFailed:
         seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_asked(error))
         # Only the class is logged: an error's text may quote what a client sent.
-        name = str(error) if isinstance(error, ReplyNotFinalError) else type(error).__name__
+        name = str(error) if isinstance(error, ReplyNotFinalError | CallBrokenError) else type(error).__name__
         return CallFailed(name, int(seconds * _MICROS), never_sent=self._proves_not_sent(error))
 
     def _proves_not_sent(self, error: Exception) -> bool:

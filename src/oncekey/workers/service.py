@@ -13,9 +13,10 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.core.errors import StoreError
@@ -23,6 +24,8 @@ from oncekey.core.model import SECOND, Duration, Instant
 from oncekey.core.upkeep import Trust
 from oncekey.engine.notifying import notify_failure
 from oncekey.runtimes import boottime
+from oncekey.topics import contained
+from oncekey.workers.calling import CANCELLED_WITHIN, abandon
 
 if TYPE_CHECKING:
     from oncekey.observe.events import Notify
@@ -33,6 +36,8 @@ log = logging.getLogger("oncekey.worker")
 
 GRACE: Final = 30.0
 """Seconds that a stop waits for open calls."""
+RESTART: Final = 1.0
+"""Seconds until a task that ended is started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Pace:
 
     shortest: float = 0.05
     longest: float = 2.0
+    patience: float = inf
+    """Seconds that a look may take; a task whose look takes longer is not ready."""
 
     @property
     def fixed(self) -> bool:
@@ -78,12 +85,27 @@ class Task(Protocol):
         """Begin nothing more, hand back what has not begun, and wait for the rest up to `grace` seconds."""
 
 
+class Heartbeat(Task, Protocol):
+    """The task that tells others how the tasks are."""
+
+    troubles: Callable[[], Mapping[str, str]]
+
+
 @dataclass(slots=True)
 class TaskHealth:
     """The looks of a task: when the last good one ended, and what has been wrong since."""
 
+    patience: float
     good_at: float | None = None
-    wrong: str | None = None
+    failed: str | None = None
+    began: float | None = None
+    """When the look that is under way began."""
+
+    @property
+    def wrong(self) -> str | None:
+        """What is wrong: the last look failed, or the one that is under way takes too long."""
+        taken = 0.0 if self.began is None else boottime() - self.began
+        return f"a look has taken {taken:.0f} s" if taken > self.patience else self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +124,7 @@ class Service:
         self,
         tasks: Iterable[Task],
         *,
-        presence: Task | None = None,
+        presence: Heartbeat | None = None,
         grace: float = GRACE,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
@@ -110,26 +132,45 @@ class Service:
     ) -> None:
         self.tasks = tuple(tasks)
         # Only a service that runs until it is stopped writes heartbeats; one that works off what is due ends too soon.
-        self._looking = self.tasks if presence is None else (*self.tasks, presence)
+        self._looking: tuple[Task, ...] = self.tasks if presence is None else (*self.tasks, presence)
+        if presence is not None:
+            presence.troubles = self.troubles
         self._grace = grace
         self._sleep = sleep
         self._chance = chance
         self._notify = notify
         self._stopping = asyncio.Event()
         self._wakes: dict[Task, asyncio.Event] = {}
-        self.looks: dict[str, TaskHealth] = {task.name: TaskHealth() for task in self._looking}
+        self.looks = {task.name: TaskHealth(task.pace.patience) for task in self._looking}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
         """Run until `stop`; then drain."""
         self._loop = asyncio.get_running_loop()
-        loops = [asyncio.create_task(self._keep_looking(task), name=f"oncekey-{task.name}") for task in self._looking]
+        loops = [asyncio.create_task(self._keep_alive(task), name=f"oncekey-{task.name}") for task in self._looking]
         try:
             await self._stopping.wait()
         finally:
-            # At the same time: a loop may be waiting for the room that its own task's stop makes.
-            await asyncio.gather(*(task.stop(self._grace) for task in self._looking))
-            await asyncio.gather(*loops)
+            await self._end(loops)
+
+    async def _end(self, loops: list[asyncio.Task[None]]) -> None:
+        # At the same time: a loop may be waiting for the room that its own task's stop makes.
+        stops = [asyncio.create_task(task.stop(self._grace), name=f"oncekey-{task.name}") for task in self._looking]
+        if not stops:
+            return
+        ending = asyncio.ensure_future(asyncio.wait({*stops, *loops}))
+        # A task takes a moment more than the grace: it cancels what is still open then.
+        timer = asyncio.ensure_future(self._sleep(self._grace + 2 * CANCELLED_WITHIN))
+        await asyncio.wait({ending, timer}, return_when=asyncio.FIRST_COMPLETED)
+        timer.cancel()
+        ending.cancel()
+        for task in stops:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                log.error("%s: failed with %s when it stopped", task.get_name(), type(error).__name__)
+        late = sorted({task.get_name() for task in (*stops, *loops) if not task.done()})
+        if late:
+            log.warning("stopped without waiting any longer for %s", ", ".join(late))
+        await abandon((*stops, *loops))
 
     async def once(self) -> Done:
         """Work until nothing is due any more, and stop; what one task did may be work for another."""
@@ -163,8 +204,21 @@ class Service:
             if self._stopping.is_set() or not task.pace.fixed:
                 wake.set()
 
-    async def _keep_looking(self, task: Task) -> None:
+    async def _keep_alive(self, task: Task) -> None:
+        """Run a task's loop until the stop. A loop that ends before is an error, and is started again after a pause."""
         wake = self._wakes[task] = asyncio.Event()
+        while not self._stopping.is_set():
+            try:
+                await self._keep_looking(task, wake)
+            except BaseException as raised:  # noqa: BLE001  (no caller would see it: logged here)
+                error = contained(raised)
+                look = self.looks[task.name]
+                look.began, look.failed = None, f"ended with {error}"
+                # Only the class is logged: an error's text may quote what a client sent.
+                log.error("%s: ended with %s; it is started again", task.name, type(raised).__name__)
+                await self._pause(wake, RESTART)
+
+    async def _keep_looking(self, task: Task, wake: asyncio.Event) -> None:
         idle = 0
         while not self._stopping.is_set():
             # Before the look: what is committed during the look needs another one.
@@ -178,20 +232,27 @@ class Service:
 
     async def _look(self, task: Task) -> int:
         look = self.looks[task.name]
+        look.began = boottime()
         try:
             did = await task.run_once()
         except StoreError as error:
-            look.wrong = type(error).__name__
+            look.failed = type(error).__name__
             log.warning("%s: the store did not answer (%s)", task.name, type(error).__name__)
             notify_failure(self._notify, task.name, error)
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
-            look.wrong = type(error).__name__
+            look.failed = type(error).__name__
             # Only the class is logged: an error's text may quote what a client sent.
             log.error("%s: failed with %s", task.name, type(error).__name__)
         else:
-            look.good_at, look.wrong = boottime(), None
+            look.good_at, look.failed = boottime(), None
             return did
+        finally:
+            look.began = None
         return 0
+
+    def troubles(self) -> dict[str, str]:
+        """By the names of tasks, what is wrong with them."""
+        return {name: look.wrong for name, look in self.looks.items() if look.wrong is not None}
 
     @property
     def ready(self) -> bool:

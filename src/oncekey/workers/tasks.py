@@ -68,7 +68,9 @@ def tasks_for(
     if once.topics.names:
         tasks.append(_relay(once, topics, concurrency))
     if _phased(once):
-        pace = Pace(longest=once.policy.complete_interval.total_seconds())
+        # A handler that is still not over at its deadline has lost its record: nobody waits for it any more.
+        patience = 2 * max(once.policy_of(name).deadline for name in once.enrolled).total_seconds()
+        pace = Pace(longest=once.policy.complete_interval.total_seconds(), patience=patience)
         tasks.append(Completer(once, pace=pace, notify=once.notify))
     if once.reconciles:
         tasks.append(reconciler_of(once))

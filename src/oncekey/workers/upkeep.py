@@ -29,7 +29,7 @@ from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND, Duration, Instant, Record, State
 from oncekey.core.pacing import Bounds, Worked
 from oncekey.core.policy import Policy, micros
-from oncekey.core.rulings import LEASE_RAN_OUT
+from oncekey.core.rulings import FAILED_BY_LEASE, lease_error
 from oncekey.core.transitions import Actor, Mover
 from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Gone, Page, ReapPosition, Retention, short_leases
 from oncekey.engine import upkeep
@@ -139,10 +139,11 @@ class Sweeper:
     def _notify(self, swept: upkeep.SweptRecord, now: Instant) -> None:
         record = swept.record
         if self._observed is not None:
-            for event in of_sweep(record, swept.to, Actor.SWEEPER, now, LEASE_RAN_OUT):
+            for event in of_sweep(record, swept.to, Actor.SWEEPER, now, lease_error(record)):
                 self._observed(event)
         self.counts[record.operation, swept.to] += 1
-        log.warning(
+        log.log(
+            logging.ERROR if lease_error(record) == FAILED_BY_LEASE else logging.WARNING,
             "sweeper: the owner of a key did not come back: %s is %s now (digest %s, attempt %d)",
             record.operation,
             swept.to,

@@ -7,9 +7,10 @@ CASE WHEN effects = 'phased'
             ELSE recovery = 'retry' AND memo IS NULL AND intent IS NULL END;
 
 -- part: doubted
+-- A failed lease (on_lease_expired="fail") is an operator's at once: no resolver is asked about it.
 UPDATE oncekey_record
 SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
-    last_error = :last_error, reconcile_after = {now}
+    last_error = :last_error, reconcile_after = CASE WHEN :last_error = 'failed_lock_expired' THEN NULL ELSE {now} END
 WHERE scope = :scope AND `key` = :key
   AND incarnation = :seen_incarnation AND version = :seen_version;
 

@@ -34,9 +34,9 @@ SELECT * FROM oncekey_evidence WHERE source = :source AND event_id = :event_id;
 SELECT evidence.* FROM oncekey_evidence AS evidence
 WHERE evidence.verdict IS NULL AND evidence.at >= :since
   AND (evidence.downstream_key = :downstream_key
-       OR evidence.provider_id IN (
+       OR (evidence.downstream_key IS NULL AND evidence.provider_id IN (
            SELECT called.provider_id FROM oncekey_call AS called
-           WHERE called.incarnation = :incarnation AND called.provider_id IS NOT NULL))
+           WHERE called.incarnation = :incarnation AND called.provider_id IS NOT NULL)))
 ORDER BY evidence.id
 LIMIT 20;
 
@@ -53,6 +53,17 @@ SELECT * FROM oncekey_call
 WHERE downstream_key = :downstream_key OR provider_id = :provider_id
 ORDER BY at DESC
 LIMIT 10;
+
+-- name: keys_named
+-- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider. Two are enough to see that it is not clear.
+SELECT heard.downstream_key FROM oncekey_evidence AS heard
+WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id AND heard.source = :source
+  AND heard.downstream_key IS NOT NULL
+UNION
+SELECT judged.downstream_key FROM oncekey_evidence AS judged
+WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id AND judged.source = :source
+  AND judged.downstream_key IS NOT NULL
+LIMIT 2;
 
 -- name: add_call
 INSERT INTO oncekey_call (incarnation, phase, downstream_key, scope, `key`, operation, at)

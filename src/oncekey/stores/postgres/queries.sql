@@ -84,8 +84,10 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND seen.scope = record.scope AND seen.key = record.key;
 
 -- part: as_unknown
-RETURNING clock.now, {hot}, record.memo_version,
-    seen.memo, seen.intent, seen.request, clock.now AS reconcile_after, seen.reconcile_tries
+-- A failed lease (on_lease_expired="fail") is an operator's at once: no resolver is asked about it.
+RETURNING clock.now, {hot}, record.memo_version, seen.memo, seen.intent, seen.request,
+    CASE WHEN record.last_error = 'failed_lock_expired' THEN NULL ELSE clock.now END AS reconcile_after,
+    seen.reconcile_tries
 ), {kept}
 SELECT written.* FROM written;
 

@@ -48,9 +48,9 @@ WHERE evidence.source = :source::text AND evidence.event_id = :event_id::text;
 SELECT evidence.* FROM oncekey.evidence AS evidence
 WHERE evidence.verdict IS NULL AND evidence.at >= :since::bigint
   AND (evidence.downstream_key = :downstream_key::text
-       OR evidence.provider_id IN (
+       OR (evidence.downstream_key IS NULL AND evidence.provider_id IN (
            SELECT call.provider_id FROM oncekey.call AS call
-           WHERE call.incarnation = :incarnation::uuid AND call.provider_id IS NOT NULL))
+           WHERE call.incarnation = :incarnation::uuid AND call.provider_id IS NOT NULL)))
 ORDER BY evidence.id
 LIMIT 20;
 
@@ -72,6 +72,17 @@ SELECT call.* FROM oncekey.call AS call
 WHERE call.downstream_key = :downstream_key::text OR call.provider_id = :provider_id::text
 ORDER BY call.at DESC
 LIMIT 10;
+
+-- name: keys_named
+-- Served by evidence_open_provider and evidence_judged_provider. Two are enough to see that it is not clear.
+SELECT heard.downstream_key FROM oncekey.evidence AS heard
+WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id::text AND heard.source = :source::text
+  AND heard.downstream_key IS NOT NULL
+UNION
+SELECT judged.downstream_key FROM oncekey.evidence AS judged
+WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id::text AND judged.source = :source::text
+  AND judged.downstream_key IS NOT NULL
+LIMIT 2;
 
 -- name: add_call
 INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)

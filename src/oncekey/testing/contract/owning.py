@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from oncekey.core import model
 from oncekey.core.memo import FINISHED
-from oncekey.core.rulings import LEASE_RAN_OUT
+from oncekey.core.rulings import FAILED_BY_LEASE, LEASE_RAN_OUT
 from oncekey.testing.claims import DEADLINE, LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
 from oncekey.testing.contract.world import SETTLEMENTS, STATES, World, forgeries, stand
 
@@ -289,6 +289,19 @@ class TakingOver:
             assert isinstance(verdict, model.Refuse)
             assert (verdict.code, verdict.record) == (model.Code.OUTCOME_UNKNOWN, doubted)
         assert world.record(claim.id) == doubted
+
+    def test_a_stale_lease_that_counts_as_failed_is_an_operators_at_once(self, world: World) -> None:
+        """It becomes unknown, and no resolver is asked about it (15)."""
+        claim = a_claim(effects=model.Effects.INLINE, recovery=model.Recovery.FAIL)
+        world.owned(claim)
+        world.advance(LEASE)
+
+        verdict = world.begin(again(claim))
+
+        assert isinstance(verdict, model.Refuse)
+        record = world.record(claim.id)
+        assert (record.state, record.last_error) == (model.State.UNKNOWN, FAILED_BY_LEASE)
+        assert record.reconcile_after is None
 
     def test_what_provably_did_not_happen_is_taken_over_at_once(self, world: World) -> None:
         """The error is forgotten, the fence is not (16)."""

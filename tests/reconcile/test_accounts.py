@@ -1,0 +1,118 @@
+"""Which call a message is about: two accounts may use the same ids, and one id may come with two messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oncekey.core.model import SECOND
+from oncekey.core.resolution import Executed, NotExecuted, Rejected, Undecided
+from oncekey.engine import reconcile
+from oncekey.engine.reconcile import Became
+from oncekey.resolvers import Resolvers
+from reconcile.doubts import POLICY, WEBHOOK, a_reconciler, announced, key_of, phased, report
+
+STATES = {"unknown": phased, "in_progress": lambda world: announced(world)[0]}
+
+
+def told(world, claim, resolution, source, event_id, **names):
+    """A message of one account's webhook."""
+    message = replace(report(claim, resolution, event_id, **names), source=source)
+    return world.go(reconcile.receive(world.store, message, WEBHOOK, lambda _: POLICY, Resolvers()))
+
+
+def both(claim, provider_id):
+    return {"downstream_key": key_of(claim), "provider_id": provider_id}
+
+
+def result_of(world, claim):
+    """The result of the settled call, or None while its outcome is unknown."""
+    record = world.record(claim.id)
+    return record.memo[-1].result if record.memo else None
+
+
+async def test_the_downstream_key_decides_whatever_another_account_calls_its_charges(world):
+    one = phased(world)
+    world.advance(SECOND)
+    two = phased(world)
+    # The newest call has this id, too, and it is another tenant's.
+    assert told(world, two, Undecided(), "account-2", "e1", **both(two, "1001")).became is Became.KEPT
+    assert told(world, one, Executed("one's"), "account-1", "e1", **both(one, "1001")).became is Became.SETTLED
+    assert await a_reconciler(world).run_once() == 0
+    assert (result_of(world, one), result_of(world, two)) == ('"one\'s"', None)
+
+
+async def test_a_providers_id_counts_within_its_account(world):
+    claim = phased(world)
+    told(world, claim, Undecided(), "account-2", "e1", **both(claim, "1001"))
+    assert told(world, claim, Executed(1), "account-1", "e2", provider_id="1001").became is Became.UNCLEAR
+    assert await a_reconciler(world).run_once() == 0
+    assert result_of(world, claim) is None
+    assert told(world, claim, Executed(2), "account-2", "e2", provider_id="1001").became is Became.SETTLED
+    assert result_of(world, claim) == "2"
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_two_candidates_are_left_to_an_operator(world, state):
+    one, two = STATES[state](world), STATES[state](world)
+    for claim in (one, two):
+        told(world, claim, Undecided(), "account-1", key_of(claim), **both(claim, "1001"))
+    assert told(world, one, Executed(1), "account-1", "e9", provider_id="1001").became is Became.UNCLEAR
+    assert await a_reconciler(world).run_once() == 0
+    assert (result_of(world, one), result_of(world, two)) == (None, None)
+
+
+def test_an_id_of_a_call_that_is_not_ours_is_kept(world):
+    claim = phased(world)
+    assert told(world, claim, Executed(1), "account-1", "e1", provider_id="77").became is Became.KEPT
+    assert told(world, claim, Executed(1), "account-1", "e2", downstream_key="another").became is Became.KEPT
+    assert result_of(world, claim) is None
+
+
+async def test_a_key_that_is_not_ours_is_not_replaced_by_an_id_that_is(world):
+    claim = phased(world)
+    told(world, claim, Undecided(), "account-1", "e1", **both(claim, "1001"))
+    names = {"downstream_key": "another", "provider_id": "1001"}
+    assert told(world, claim, Executed(1), "account-1", "e2", **names).became is Became.KEPT
+    assert await a_reconciler(world).run_once() == 0
+    assert result_of(world, claim) is None
+
+
+def test_the_same_event_with_the_same_content_is_a_repetition(world):
+    claim = phased(world)
+    first = told(world, claim, Undecided(), "account-1", "e1")
+    again = told(world, claim, Undecided(), "account-1", "e1")
+    assert [(one.became, one.repeated, one.conflict) for one in (first, again)] == [
+        (Became.KEPT, False, False),
+        (Became.KEPT, True, False),
+    ]
+
+
+def test_the_same_event_id_with_other_content_is_a_message_of_its_own(world):
+    claim = phased(world)
+    told(world, claim, Undecided(), "account-1", "e1")
+    second = told(world, claim, Executed("done"), "account-1", "e1")
+    assert (second.became, second.repeated, second.conflict) == (Became.SETTLED, False, True)
+    again = told(world, claim, Executed("done"), "account-1", "e1")
+    assert (again.became, again.repeated) == (Became.AGREES, True)
+    assert len(world.go(world.store.survey.reports_about((key_of(claim),), ()))) == 2
+
+
+@pytest.mark.parametrize("second", [Rejected("no"), NotExecuted(closed=True)])
+def test_one_event_id_about_two_calls_applies_to_each_what_was_told_of_it(world, second):
+    one, two = phased(world), phased(world)
+    assert told(world, one, Executed("one's"), "account-1", "e1").became is Became.SETTLED
+    assert told(world, two, second, "account-1", "e1").became is Became.SETTLED
+    assert result_of(world, one) == '"one\'s"'
+    assert "one's" not in str(result_of(world, two))
+
+
+async def test_what_waited_is_applied_to_the_call_that_it_names(world):
+    one, two = phased(world), phased(world)
+    told(world, two, Undecided(), "account-2", "e1", **both(two, "1001"))
+    # These wait for an outcome of calls that are not ours, under ids and events that ours have, too.
+    told(world, one, Executed("foreign"), "account-1", "e1", provider_id="1001")
+    told(world, one, Executed("foreign"), "account-2", "e1", downstream_key="another")
+    assert await a_reconciler(world).run_once() == 0
+    assert (result_of(world, one), result_of(world, two)) == (None, None)
