@@ -41,6 +41,11 @@ RAISED_SUCCESS: Final = (
     "oncekey: %s ended with a success (%s) whose rows were rolled back, because it was raised: return it, or call "
     "op.keep() before"
 )
+NO_PROOF: Final = (
+    "oncekey: %s answered %s, which does not prove that nothing was executed, so the client receives "
+    "idempotency_outcome_unknown instead: raise NotExecutedError, or list the status in not_executed_statuses, if "
+    "nothing was"
+)
 DEFER_ONCE: Final = "effects=OUTBOX means that a handler which succeeds has called op.defer exactly once"
 
 
@@ -126,6 +131,7 @@ def _record_of(run: Run) -> Record | None:
 def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
     """The answer that replaces the handler's if that would be untrue: its call is open, or not made yet."""
     progress, operation = ending.progress, run.enrolment.operation
+    reading = read(run.enrolment.effects, ending, run.policy)
     match decision.settlement:
         case Deferred():
             return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1, record=_record_of(run)))
@@ -134,6 +140,10 @@ def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
             return refused(run, Refuse(Code.EXECUTION_FAILED))
         case Doubtful() if progress.call_open:
             return refused(run, Refuse(Code.OUTCOME_UNKNOWN))
+        case Doubtful() if reading is Reading.NEVER_STORED:
+            # A client takes each of these statuses for a proof that nothing was executed (F5).
+            log.error(NO_PROOF, operation, ending.status)
+            return refused(run, Refuse(Code.OUTCOME_UNKNOWN))
         case HandedBack(last_error) if last_error == STOPPED:
             return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1))
         case HandedBack() if progress.call_open:
@@ -141,7 +151,7 @@ def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
         case Retryable(last_error) if last_error == NOT_DEFERRED:
             log.error("oncekey: %s: %s", operation, DEFER_ONCE)
             return refused(run, Refuse(Code.EXECUTION_FAILED))
-        case _ if read(run.enrolment.effects, ending, run.policy) is Reading.UNDONE:
+        case _ if reading is Reading.UNDONE:
             log.error(RAISED_SUCCESS, operation, ending.status)
             return refused(run, Refuse(Code.EXECUTION_FAILED))
         case _:
