@@ -245,9 +245,9 @@ def _walk(app: Any) -> Iterator[Served]:  # noqa: ANN401
         path, methods = _PART.sub(r"{\1}", rule.rule), frozenset(rule.methods or ())
         of_class = getattr(view, "view_class", None)
         if of_class is None:
-            yield Served(path, methods, view, patterns)
+            yield Served(path, methods, view, patterns, wsgi=True)
             continue
         for method in sorted(methods):
             handler = getattr(of_class, method.lower(), None) or getattr(of_class, "dispatch_request", None)
             if handler is not None:
-                yield Served(path, frozenset({method}), handler, patterns)
+                yield Served(path, frozenset({method}), handler, patterns, wsgi=True)
