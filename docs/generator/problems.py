@@ -57,10 +57,10 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "mistakes in the client.",
     ),
     Code.IN_PROGRESS: Advice(
-        "The request with this key is not finished: the first one still runs, or a worker resumes it. A repeat executed "
-        "nothing. The first request of a PHASED route receives it if the server stops while the handler runs: its "
-        "finished steps are stored. With `on_in_progress=accepted` the status is 202 and `Location` is the status "
-        "resource.",
+        "The request with this key is not finished: the first one still runs, or a worker resumes it. A repeat "
+        "executed nothing. The first request of a PHASED route receives it if the server stops while the handler "
+        "runs: its finished steps are stored. With `on_in_progress=accepted` the status is 202 and `Location` is the "
+        "status resource.",
         "Wait as long as `Retry-After` says, then send the same request with the same key.",
     ),
     Code.OUTCOME_UNKNOWN: Advice(
@@ -203,9 +203,16 @@ def _shape(form: ErrorFormat) -> str:
     return f'`error_format="{form.value}"`:\n\n{_example(Policy(error_format=form))}'
 
 
+_TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
 def _example(policy: Policy) -> str:
     code = Code.KEY_REUSED
     shown = render(
-        code, PROBLEMS[code].status_in(policy.flavor), policy, fault_id="5f0c2b7e9a614d3f8c1e0a9b7d6e5f40", trace_id=""
+        code,
+        PROBLEMS[code].status_in(policy.flavor),
+        policy,
+        fault_id="5f0c2b7e9a614d3f8c1e0a9b7d6e5f40",
+        trace_id=_TRACE,
     )
     return f"```http\nContent-Type: {shown.media_type.decode()}\n\n{shown.body.decode()}\n```"

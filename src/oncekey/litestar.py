@@ -31,7 +31,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.frameworks.asgi.claiming import by_request, caller_of
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer
+from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer, trace_of
 from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import UnsettledError, current, enrolment_of, layers
 from oncekey.frameworks.asgi.transactions import transaction_of
@@ -185,8 +185,9 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
         return [config.session_scope_key for config in used if self._shares(config)]
 
     def _too_slow(self, request: Request[Any, Any, Any], _: Exception) -> Response[Any]:
-        enrolment = enrolment_of(request.scope, self.once)  # type: ignore[arg-type]  # Litestar's scope is a TypedDict
-        return AnswerResponse(self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), enrolment))
+        scope: Any = request.scope  # Litestar's is a TypedDict
+        refused, enrolment = Refuse(Code.BODY_TOO_SLOW), enrolment_of(scope, self.once)
+        return AnswerResponse(self.installation.turn_away(refused, enrolment, trace_id=trace_of(scope)))
 
 
 def _await(handler: HTTPRouteHandler) -> None:
@@ -213,7 +214,8 @@ def _status_of(installation: Installation) -> Callable[..., Any]:
         path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
         key = unquote(path.partition(f"{installation.status_path}/")[2])
         runtime, site = installation.runtime_and_site()
-        return AnswerResponse(await runtime.drive(status_of(installation, site.store, caller, key)))
+        asking = status_of(installation, site.store, caller, key, trace_id=trace_of(scope))
+        return AnswerResponse(await runtime.drive(asking))
 
     return idempotency_key_status
 

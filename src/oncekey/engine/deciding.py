@@ -24,6 +24,7 @@ from oncekey.core.errors import NotExecutedError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Bypass, Code, Deferred, Doubtful, Effects, HandedBack, Proceed, Refuse, Replay, Retryable
 from oncekey.core.policy import On5xx, micros
+from oncekey.core.scope import names_of, shown_scope
 from oncekey.engine.local import record_as_claimed
 from oncekey.engine.phases import proves_nothing_sent
 
@@ -169,6 +170,7 @@ def refusal(
     claim: Claim | None = None,
     echo: bytes | None = None,
     status_url: str | None = None,
+    trace_id: str = "",
 ) -> Answer:
     """The answer to a request that is not executed; its instance stands in the answer and in the log."""
     instance = uuid4()
@@ -176,12 +178,14 @@ def refusal(
     if refused.code is Code.KEY_REUSED and claim is not None:
         known = fields_of("key_misuse", claim, instance=str(instance))
         security.warning(
-            "oncekey: a key was used for another request of %(operation)s in %(scope)s (digest %(key_digest)s, "
-            "instance %(instance)s)",
-            known,
+            "oncekey: a key of %s was used for another request of %s (digest %s, instance %s)",
+            shown_scope(claim.id.scope),
+            claim.operation,
+            known["key_digest"],
+            instance,
             extra={"oncekey": known},
         )
-    return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance.hex)
+    return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance.hex, trace_id=trace_id)
 
 
 def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
@@ -189,25 +193,35 @@ def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
     stored = verdict.record.response
     if stored is not None and stored.body is not None:
         return answers.replay(verdict, policy, echo=asker.echo)
-    return answers.replay(verdict, policy, echo=asker.echo, status_url=asker.status_url, fault_id=uuid4().hex)
+    return answers.replay(
+        verdict,
+        policy,
+        echo=asker.echo,
+        status_url=asker.status_url,
+        fault_id=uuid4().hex,
+        trace_id=asker.trace_id,
+    )
 
 
 def fields_of(event: str, claim: Claim, **more: str) -> dict[str, str]:
     """The fields of a log line about a request: never the key, only its digest."""
-    known = {"operation": claim.operation, "scope": claim.id.scope, "key_digest": key_digest(claim.id.key)}
+    known = {"operation": claim.operation, **names_of(claim.id.scope), "key_digest": key_digest(claim.id.key)}
     return {"event": event, **known, **more}
 
 
 def refused(run: Run, refuse: Refuse) -> Answer:
     """The refusal as the answer to the request of a run."""
-    return refusal(refuse, run.policy, claim=run.claim, echo=run.asker.echo, status_url=run.asker.status_url)
+    asker = run.asker
+    return refusal(
+        refuse, run.policy, claim=run.claim, echo=asker.echo, status_url=asker.status_url, trace_id=asker.trace_id
+    )
 
 
 def in_doubt(run: Run) -> Answer:
     """503 with the code of an unknown outcome: it may have happened, and the store cannot say so yet."""
     policy = run.policy.override(on_unknown=503)
-    unknown = Refuse(Code.OUTCOME_UNKNOWN, retry_after=1)
-    return refusal(unknown, policy, echo=run.asker.echo, status_url=run.asker.status_url)
+    unknown, asker = Refuse(Code.OUTCOME_UNKNOWN, retry_after=1), run.asker
+    return refusal(unknown, policy, echo=asker.echo, status_url=asker.status_url, trace_id=asker.trace_id)
 
 
 def answer_to(run: Run, verdict: Verdict) -> Answer:

@@ -48,18 +48,18 @@ _IN_FLIGHT = {
 _STYLE = "body{font:16px/1.6 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem}code{font-size:.9em}"
 
 
-def status_of(shared: ApplicationShared, store: Store, caller: Caller, key: str) -> Life[Answer]:
-    """The answer to a caller who asks about a key; the observers get an event of it."""
+def status_of(shared: ApplicationShared, store: Store, caller: Caller, key: str, *, trace_id: str = "") -> Life[Answer]:
+    """The response to a caller who asks about a key; the observers get an event of it."""
     began = time.monotonic()
     found = yield from _found(shared, store, caller, key)
-    return answered(shared, found, time.monotonic() - began)
+    return answered(shared, found, time.monotonic() - began, trace_id)
 
 
-def answered(shared: ApplicationShared, found: Shown | Refuse, seconds: float) -> Answer:
-    """What was found, or why nothing was, as an answer."""
+def answered(shared: ApplicationShared, found: Shown | Refuse, seconds: float, trace_id: str) -> Answer:
+    """What was found, or why nothing was, as a response."""
     if shared.notify is not None:
         shared.notify(LookedUp(found.code if isinstance(found, Refuse) else found.state, seconds))
-    return refusal(found, shared.policy) if isinstance(found, Refuse) else _answer(found)
+    return refusal(found, shared.policy, trace_id=trace_id) if isinstance(found, Refuse) else _answer(found)
 
 
 @dataclass(frozen=True, slots=True)

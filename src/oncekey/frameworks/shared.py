@@ -84,13 +84,19 @@ class ApplicationShared:
         return f"{root_path}{self.status_path}/{quote(key, safe='')}"
 
     def turn_away(
-        self, refused: Refuse, enrolment: Enrolment | None, *, echo: bytes | None = None, status_url: str | None = None
+        self,
+        refused: Refuse,
+        enrolment: Enrolment | None,
+        *,
+        trace_id: str,
+        echo: bytes | None = None,
+        status_url: str | None = None,
     ) -> Answer:
         """The answer to a request that is refused before it could claim; the observers get an event of it."""
         if self.notify is not None:
             self.notify(TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
         policy = self.policy if enrolment is None else enrolment.policy
-        return refusal(refused, policy, echo=echo, status_url=status_url)
+        return refusal(refused, policy, echo=echo, status_url=status_url, trace_id=trace_id)
 
     def site_of(self, engine: AsyncEngine | Engine, crowded: Callable[[bool], bool]) -> Site:
         """What the operations of one event loop, or of all threads of a process, share."""

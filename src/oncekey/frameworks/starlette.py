@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Host, Match, Mount, Route
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.asgi.claiming import by_request, caller_of
+from oncekey.frameworks.asgi.messages import trace_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.listing import NO_ROUTE, TWICE, Served
@@ -175,7 +176,8 @@ def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable
     async def idempotency_key_status(request: Request) -> Response:
         caller = await caller_of(installation, installation.policy, request.scope)
         runtime, site = installation.runtime_and_site()
-        return respond(await runtime.drive(status_of(installation, site.store, caller, request.path_params["key"])))
+        key, trace_id = request.path_params["key"], trace_of(request.scope)
+        return respond(await runtime.drive(status_of(installation, site.store, caller, key, trace_id=trace_id)))
 
     return idempotency_key_status
 

@@ -25,7 +25,7 @@ from oncekey.engine.notifying import notify_failure
 from oncekey.engine.run import Run
 from oncekey.engine.serve import end_after_bug, serve
 from oncekey.frameworks.asgi.claiming import read_claim_input
-from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured
+from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured, trace_of
 from oncekey.frameworks.asgi.nesting import (
     ExchangeState,
     UnsettledError,
@@ -279,6 +279,11 @@ class Exchange:
         """The address at which the client can read the state of the key."""
         return None if self._key is None else self.installation.status_url(self._root_path, self._key)
 
+    @property
+    def trace_id(self) -> str:
+        """The trace that the client's `traceparent` names."""
+        return trace_of(self.scope)
+
     # The end.
 
     async def finish(self, error: BaseException | None = None) -> bool:
@@ -350,7 +355,9 @@ class Exchange:
         self.state = ExchangeState.ANSWERED
 
     def _refusal(self, refused: Refuse, enrolment: Enrolment | None) -> Answer:
-        return self.installation.turn_away(refused, enrolment, echo=self.echo, status_url=self.status_url)
+        return self.installation.turn_away(
+            refused, enrolment, trace_id=self.trace_id, echo=self.echo, status_url=self.status_url
+        )
 
     def _remember_route(self, run: Run) -> None:
         """Remember where the request was routed, if a repeat can be answered without the application."""
