@@ -25,8 +25,8 @@ from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
 from oncekey.frameworks.blocking import BlockingExchange, Threads, current
+from oncekey.frameworks.consumer_page import is_served
 from oncekey.frameworks.listing import Served
-from oncekey.frameworks.resources import is_served
 from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying
 
 if TYPE_CHECKING:

@@ -35,9 +35,10 @@ from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send
 from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import UnsettledError, current, enrolment_of, layers
 from oncekey.frameworks.asgi.transactions import transaction_of
+from oncekey.frameworks.consumer_page import documentation, is_served
 from oncekey.frameworks.listing import Served, check_served
 from oncekey.frameworks.openapi import describe_one
-from oncekey.frameworks.resources import documentation, is_served, status_of
+from oncekey.frameworks.resources import status_of
 
 if TYPE_CHECKING:
     from litestar.config.app import AppConfig
@@ -116,7 +117,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
         app_config.exception_handlers.update({AnsweredError: answered, TooSlowError: self._too_slow})
         installation, policy = self.installation, self.once.policy
         if is_served(policy):
-            page = get(policy.docs_url, include_in_schema=False)(_documentation_of(documentation(policy)))
+            page = get(policy.docs_url, include_in_schema=False)(_documentation_of(installation))
             app_config.route_handlers.append(page)
         if installation.status_path is not None:
             path, guards = f"{installation.status_path}/{{key:path}}", list(self._status_guards)
@@ -200,9 +201,9 @@ def _request(scope: Any) -> Request[Any, Any, Any]:  # noqa: ANN401  (Litestar's
     return Request(scope)
 
 
-def _documentation_of(page: Answer) -> Callable[..., Any]:
+def _documentation_of(installation: Installation) -> Callable[..., Any]:
     async def idempotency_documentation() -> Response[bytes]:
-        return AnswerResponse(page)
+        return AnswerResponse(documentation(installation))
 
     return idempotency_documentation
 

@@ -389,6 +389,13 @@ def test_a_server_that_ends_the_worker_inside_of_a_view(alias: str) -> None:
     assert not connections[alias].in_atomic_block
 
 
+def test_the_page_for_api_consumers_lists_the_views(alias: str) -> None:
+    # R274
+    page = Client().get("/idempotency")
+    assert (page.status_code, page["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "POST /rest/by-function" in page.content.decode()
+
+
 def test_the_status_of_a_key_is_read_by_its_own_view(alias: str) -> None:
     key = new_key()
     post("/orders", key=key)

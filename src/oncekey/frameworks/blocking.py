@@ -37,8 +37,9 @@ from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Run, Site
 from oncekey.engine.serve import Unkeyed, end_after_bug, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
+from oncekey.frameworks.consumer_page import documentation
 from oncekey.frameworks.limits import Limits
-from oncekey.frameworks.resources import answered, documentation, status_of
+from oncekey.frameworks.resources import answered, status_of
 from oncekey.frameworks.resuming import Resumption, wsgi_door
 from oncekey.frameworks.shared import ApplicationShared, Engines
 from oncekey.runtimes.threads import ThreadRuntime
@@ -176,7 +177,7 @@ class Threads(ApplicationShared):
     def resource(self, asked: HttpRequest, path: str) -> Answer | None:
         """What a GET of this path is answered with, if it is no path of the application's."""
         if path == self.policy.docs_url:
-            return documentation(self.policy)
+            return documentation(self)
         if self.status_path is None or not path.startswith(f"{self.status_path}/"):
             return None
         return self._status(asked, path.removeprefix(f"{self.status_path}/"))

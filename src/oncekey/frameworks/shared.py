@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import FrontConnection
     from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.frameworks.listing import Served
 
 
 class Engines(Protocol):
@@ -67,6 +68,8 @@ class ApplicationShared:
         """Tells the workers of this process, if it has such, that parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
+        self.routes: Callable[[], Iterable[Served] | None] = _unlisted
+        """The routes of the application, if it lists them."""
         self.notify: Notify | None = None
         """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
@@ -132,6 +135,10 @@ def _line(front: Front, breaker: Breaker) -> FrontConnection:
     from oncekey.drivers.redis_line import RedisLine  # noqa: PLC0415  (an optional package)
 
     return RedisLine(front.place, front.patience, breaker)
+
+
+def _unlisted() -> None:
+    """The routes are not known."""
 
 
 def _nobody() -> None:

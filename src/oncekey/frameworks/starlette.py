@@ -24,8 +24,9 @@ from oncekey.frameworks.asgi.claiming import by_request, caller_of
 from oncekey.frameworks.asgi.messages import trace_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.consumer_page import documentation, is_served
 from oncekey.frameworks.listing import NO_ROUTE, TWICE, Served
-from oncekey.frameworks.resources import documentation, is_served, status_of
+from oncekey.frameworks.resources import status_of
 from oncekey.options import SINGLE_TENANT
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def add_documentation(app: Starlette, installation: Installation) -> None:
         return
 
     async def idempotency_documentation(_: Request) -> Response:
-        return respond(documentation(installation.policy))
+        return respond(documentation(installation))
 
     app.router.routes.append(Route(installation.policy.docs_url, idempotency_documentation, include_in_schema=False))
 
