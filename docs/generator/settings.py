@@ -30,6 +30,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "require_key": "A request without the header gets 400.",
         "pii_check": "What is done about a key that looks like an e-mail address, a telephone or a social security "
         "number: nothing, a line in the log (with the key's digest only), or 400.",
+        "guessable_check": "What is done about a key that is obviously not random (one unit repeated, a counter, a row "
+        "of letters): nothing, a warning of the logger `oncekey.security` (with the key's digest only), or 400.",
     },
     "Whose key it is, and which request it stands for": {
         "namespace": "One more part of the scope, for several applications that share one store.",

@@ -21,9 +21,9 @@ from oncekey.core.policy import (
     ExpiryMode,
     Flavor,
     InProgress,
+    KeyCheck,
     On5xx,
     OnExpired,
-    PiiCheck,
     Policy,
     StoreErrorPolicy,
     lifetime,
@@ -88,7 +88,8 @@ DEFAULTS = {
     "replay_headers": ("location", "content-type", "content-language", "etag"),
     "max_response_bytes": 1 << 20,
     "max_spool_bytes": 64 << 20,
-    "pii_check": PiiCheck.WARN,
+    "pii_check": KeyCheck.WARN,
+    "guessable_check": KeyCheck.WARN,
     "max_request_age": None,
     "audit": True,
     "audit_ttl": timedelta(days=90),
@@ -113,7 +114,8 @@ CHOICES = {
     "expiry_mode": ExpiryMode,
     "on_expired": OnExpired,
     "error_format": ErrorFormat,
-    "pii_check": PiiCheck,
+    "pii_check": KeyCheck,
+    "guessable_check": KeyCheck,
 }
 
 OF_THE_APPLICATION = {
@@ -125,6 +127,7 @@ OF_THE_APPLICATION = {
     "error_format",
     "expires_header",
     "flavor",
+    "guessable_check",
     "limits_storage",
     "max_json_depth",
     "max_key_length",

@@ -322,7 +322,7 @@ def test_twelve_threads_on_one_key(alias: str) -> None:
 
 
 def test_a_duplicate_that_waits_gets_the_answer_of_the_first(atomic: bool) -> None:
-    # R41: also while the transaction of ATOMIC_REQUESTS is open around it
+    # R82: also while the transaction of ATOMIC_REQUESTS is open around it
     from django_shop.site import world
 
     key, answers = new_key(), []

@@ -279,7 +279,7 @@ def test_killed_before_its_commit_and_sent_again(stage: Stage) -> None:
 
 @proves("PHASED", "resume", sqlite=KILLED_ON_SQLITE, one_server=True)
 def test_killed_after_each_step_and_sent_again(stage: Stage) -> None:
-    # R116, R117: kill -9; what was done is not done again
+    # R116, R117, R260: kill -9; what was done is not done again
     before, orders = stage.charges, {step: ({"die": step}, new_key()) for step in STEPS}
     for order, key in orders.values():
         stage.dies("/payments", order, key)
