@@ -137,6 +137,7 @@ class Asked:
         self.method = request.method
         self.echo = request.headers["idempotency-key"].encode("latin-1") if keyed else None
         self.token = request.headers.get("authorization", "")
+        self.query = request.query
         self.trace_id = trace_id_of(request.headers.get("traceparent"))
         self.resumption: Resumption | None = request.scope.get(RESUMPTION)
         self._limit = limit

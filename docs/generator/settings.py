@@ -36,6 +36,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "Whose key it is, and which request it stands for": {
         "namespace": "One more part of the scope, for several applications that share one store.",
         "bind_to": "Who shares a key: all of a tenant, one principal in it, or one `Authorization` header.",
+        "separate_operations": "Each operation has its own keys: one key on two routes is two independent requests "
+        "instead of 422, and the status resource takes `?operation=`.",
         "selection": "The fields of the body that count, `Selection(include=…)`, or those that do not, "
         "`Selection(exclude=…)`.",
         "secret": "Makes the fingerprint an HMAC, and the keys for outside calls unguessable.",

@@ -215,7 +215,8 @@ def _status_of(installation: Installation) -> Callable[..., Any]:
         path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
         key = unquote(path.partition(f"{installation.status_path}/")[2])
         runtime, site = installation.runtime_and_site()
-        asking = status_of(installation, site.store, caller, key, trace_id=trace_of(scope))
+        query, trace_id = scope["query_string"].decode("latin-1"), trace_of(scope)
+        asking = status_of(installation, site.store, caller, key, query=query, trace_id=trace_id)
         return AnswerResponse(await runtime.drive(asking))
 
     return idempotency_key_status

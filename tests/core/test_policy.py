@@ -90,6 +90,7 @@ DEFAULTS = {
     "max_spool_bytes": 64 << 20,
     "pii_check": KeyCheck.WARN,
     "guessable_check": KeyCheck.WARN,
+    "separate_operations": False,
     "max_request_age": None,
     "audit": True,
     "audit_ttl": timedelta(days=90),

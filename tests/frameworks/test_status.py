@@ -114,7 +114,7 @@ async def test_a_key_may_have_any_character_that_a_key_may_have() -> None:
     first = await shop.send("/orders", key=f'"{key}"'.replace("\\", "\\\\"))
     assert first.status == 201
     (installation,) = shop.once._installed.values()
-    place = installation.status_url("", key)
+    place = installation.status_url("", key, "order")
     assert place is not None
     assert (await shop.send(place, method="GET", key=None)).json()["key"] == key
 

@@ -137,6 +137,7 @@ class Policy:
     # Whose key it is, and which request it stands for
     namespace: str = field(default="", metadata=checks.text(100))
     bind_to: BindTo = field(default=BindTo.TENANT, metadata=checks.choice(BindTo))
+    separate_operations: bool = field(default=False, metadata=checks.flag())
     selection: Selection = field(default_factory=Selection, metadata=checks.a(Selection))
     secret: bytes | None = field(default=None, repr=False, metadata=checks.optional(checks.secret_bytes(at_least=16)))
     big_ints: BigInts = field(default=BigInts.EXACT, metadata=checks.choice(BigInts))

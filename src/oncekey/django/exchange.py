@@ -56,6 +56,7 @@ class Sent:
         self.method: str = request.method
         self.echo: bytes | None = None if limit is None else meta[KEY].encode("latin-1", "replace")
         self.token: str = meta.get("HTTP_AUTHORIZATION", "")
+        self.query: str = meta.get("QUERY_STRING", "")
         self.trace_id = trace_id_of(meta.get("HTTP_TRACEPARENT"))
         whence = getattr(request, "environ", None) or getattr(request, "scope", {})
         self.resumption: Resumption | None = whence.get(RESUMPTION)

@@ -46,6 +46,7 @@ PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 CALL: Final = "CALL"
 """The method of a function's call; its path is the name of its operation."""
 _FUNCTION: Final = "function"
+_OPERATION: Final = "operation"
 _JSON: Final = b"application/json"
 _TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
 _VERSION_4: Final = (4 << 76) | (0b10 << 62)
@@ -162,13 +163,17 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
 
 def claim_input_of(key: str, fingerprint: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
     """The input of a claim, by which a stored answer is found, too; from the key and the fingerprint of a request."""
-    tenant, principal, token = caller
-    bind_to, namespace = enrolment.policy.bind_to, enrolment.namespace
-    if bind_to is BindTo.TENANT:
-        scope = scope_of(namespace, tenant)
-    else:
-        scope = bound_scope(bind_to, namespace, tenant, principal=principal, token=token)
+    scope = scope_for(enrolment.policy, enrolment.namespace, caller, enrolment.operation)
     return ClaimInput(RecordId(scope, key), fingerprint, parts, caller)
+
+
+def scope_for(policy: Policy, namespace: str, caller: Caller, operation: str) -> str:
+    """Whose key it is: that of the caller, and of one operation if the policy separates them."""
+    tenant, principal, token = caller
+    owned = (namespace, tenant, _OPERATION, operation) if policy.separate_operations else (namespace, tenant)
+    if policy.bind_to is BindTo.TENANT:
+        return scope_of(*owned)
+    return bound_scope(policy.bind_to, *owned, principal=principal, token=token)
 
 
 def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:

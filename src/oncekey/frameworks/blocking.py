@@ -99,6 +99,10 @@ class HttpRequest(Protocol):
         """What it authenticates itself with."""
 
     @property
+    def query(self) -> str:
+        """Its query string."""
+
+    @property
     def trace_id(self) -> str:
         """The trace that its `traceparent` names; empty without one."""
 
@@ -186,7 +190,9 @@ class Threads(ApplicationShared):
         caller = self.caller_of(asked, self.policy)
         if not self.ready():
             return answered(self, UNAVAILABLE, 0.0, asked.trace_id)
-        return self.runtime.drive(status_of(self, self.site.store, caller, key, trace_id=asked.trace_id))
+        return self.runtime.drive(
+            status_of(self, self.site.store, caller, key, query=asked.query, trace_id=asked.trace_id)
+        )
 
     def stop(self, seconds: float = DRAIN_SECONDS) -> bool:
         """Begin no further step of phased handlers, and wait for what is under way; whether all of it ended."""
@@ -225,7 +231,8 @@ class BlockingExchange:
     @property
     def status_url(self) -> str | None:
         """Where the key's state can be read."""
-        return None if self.run is None else self.threads.status_url(self._root_path, self.run.claim.id.key)
+        claim = None if self.run is None else self.run.claim
+        return None if claim is None else self.threads.status_url(self._root_path, claim.id.key, claim.operation)
 
     # What a handler meets.
 

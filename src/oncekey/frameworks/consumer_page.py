@@ -102,12 +102,12 @@ request. The request is executed once, and each retry receives the original resp
 the first response, with <code>{escape(policy.replayed_header)}: true</code>;
 <code>{escape(policy.expires_header)}</code> names the end.</li>
 <li>The same key with another request receives {PROBLEMS[Code.KEY_REUSED].status_in(policy.flavor)}, and nothing is
-executed.</li>
+executed.{" Each operation has its own keys." if policy.separate_operations else ""}</li>
 </ul>
 {_routes(routes)}<h2 id="retry">When to retry</h2>
 {_table("What came back", "What to do", _REACTIONS)}
 <h2 id="status">The state of a request</h2>
-{_status(status_path)}
+{_status(status_path, policy)}
 <h2 id="expiry">After a key has expired</h2>
 {_expiry(policy)}
 <h2 id="problems">Problems</h2>
@@ -158,7 +158,7 @@ def _routes(routes: dict[str, Enrolment]) -> str:
     if not routes:
         return ""
     rows = "\n".join(
-        f"<tr><td><code>{escape(name)}</code></td>"
+        f"<tr><td><code>{escape(name)}</code>{_operation(one)}</td>"
         f'<td data-label="Key">{"required" if one.policy.require_key else "optional"}, {_key_rules(one.policy)}</td>'
         f'<td data-label="Valid for">{_span(one.policy.ttl)}</td>'
         f'<td data-label="While the first request runs">{_waiting(one)}</td></tr>'
@@ -170,6 +170,12 @@ def _routes(routes: dict[str, Enrolment]) -> str:
 {rows}
 </tbody></table>
 """
+
+
+def _operation(enrolment: Enrolment) -> str:
+    """The name that the status resource takes, where each operation has its own keys."""
+    named = f" operation <code>{escape(enrolment.operation)}</code>"
+    return named if enrolment.policy.separate_operations else ""
 
 
 def _waiting(enrolment: Enrolment) -> str:
@@ -186,13 +192,14 @@ def _waiting(enrolment: Enrolment) -> str:
             return f"the first request's response, for up to {seconds} seconds; then 409 with <code>Retry-After</code>"
 
 
-def _status(path: str | None) -> str:
+def _status(path: str | None, policy: Policy) -> str:
     if path is None:
         return "<p>Send the request again with the same key: the response tells what became of the first one.</p>"
     rows = [(f"<code>{name}</code>", meaning) for name, meaning in _STATES]
-    return f"""<p><code>GET {escape(path)}/{{key}}</code> returns the state of your request, with the credentials that
-you sent it with. The key is percent-encoded, without quotes. While the request is not finished the response has
-<code>Retry-After</code>.</p>
+    whose = "?operation={operation}" if policy.separate_operations else ""
+    return f"""<p><code>GET {escape(path)}/{{key}}{whose}</code> returns the state of your request, with the
+credentials that you sent it with. The key is percent-encoded, without quotes. While the request is not finished the
+response has <code>Retry-After</code>.</p>
 {_table("state", "Meaning", rows)}
 <p>404: there is no such key, it has expired, or it is another caller's.</p>"""
 

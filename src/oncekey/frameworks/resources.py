@@ -6,7 +6,8 @@ import json
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
 
 from oncekey.core.answers import Answer, retry_after
 from oncekey.core.envelopes import check_open
@@ -14,7 +15,7 @@ from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State
 from oncekey.core.onecommit import lock_number
 from oncekey.core.rulings import Situation, situate
-from oncekey.core.scope import bound_scope
+from oncekey.engine.claiming import scope_for
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import NO_NAMESPACE, SCHEMA
 from oncekey.engine.notifying import notify_failure
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oncekey")
 
+NO_OPERATION: Final = "In this API each operation has its own keys: add ?operation=NAME to the address."
 
-def status_of(shared: ApplicationShared, store: Store, caller: Caller, key: str, *, trace_id: str = "") -> Life[Answer]:
+
+def status_of(
+    shared: ApplicationShared, store: Store, caller: Caller, key: str, *, query: str = "", trace_id: str = ""
+) -> Life[Answer]:
     """The response to a caller who asks about a key; the observers get an event of it."""
     began = time.monotonic()
-    found = yield from _found(shared, store, caller, key)
+    found = yield from _found(shared, store, caller, key, query)
     return answered(shared, found, time.monotonic() - began, trace_id)
 
 
@@ -54,14 +59,18 @@ class Shown:
     wait: int | None
 
 
-def _found(shared: ApplicationShared, store: Store, caller: Caller, key: str) -> Life[Shown | Refuse]:
+def _found(shared: ApplicationShared, store: Store, caller: Caller, key: str, query: str) -> Life[Shown | Refuse]:
     """The key's state; a stranger's key, an expired one and one that never was are all the same 404."""
     policy = shared.policy
     if not (key.isascii() and key.isprintable()):
         # No request could have had such a key, and not every store can be asked for it.
         return Refuse(Code.KEY_NOT_FOUND)
-    tenant, principal, token = caller
-    scope = bound_scope(policy.bind_to, policy.namespace or NO_NAMESPACE, tenant, principal=principal, token=token)
+    operation = ""
+    if policy.separate_operations:
+        operation = parse_qs(query).get("operation", [""])[0]
+        if not operation:
+            return Refuse(Code.KEY_NOT_FOUND, detail=NO_OPERATION)
+    scope = scope_for(policy, policy.namespace or NO_NAMESPACE, caller, operation)
     turned_away = yield from shared.limits.looks_up(scope, policy)
     if turned_away is not None:
         return turned_away

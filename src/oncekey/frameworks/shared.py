@@ -80,11 +80,12 @@ class ApplicationShared:
         """Make room for an enrolment whose own settings are wider than the application's."""
         self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
 
-    def status_url(self, root_path: str, key: str) -> str | None:
+    def status_url(self, root_path: str, key: str, operation: str) -> str | None:
         """Where the key's state can be read."""
         if self.status_path is None:
             return None
-        return f"{root_path}{self.status_path}/{quote(key, safe='')}"
+        whose = f"?operation={quote(operation, safe='')}" if self.policy.separate_operations else ""
+        return f"{root_path}{self.status_path}/{quote(key, safe='')}{whose}"
 
     def turn_away(
         self,

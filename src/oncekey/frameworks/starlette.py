@@ -177,8 +177,9 @@ def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable
     async def idempotency_key_status(request: Request) -> Response:
         caller = await caller_of(installation, installation.policy, request.scope)
         runtime, site = installation.runtime_and_site()
-        key, trace_id = request.path_params["key"], trace_of(request.scope)
-        return respond(await runtime.drive(status_of(installation, site.store, caller, key, trace_id=trace_id)))
+        key, query, trace_id = request.path_params["key"], request.url.query, trace_of(request.scope)
+        asking = status_of(installation, site.store, caller, key, query=query, trace_id=trace_id)
+        return respond(await runtime.drive(asking))
 
     return idempotency_key_status
 

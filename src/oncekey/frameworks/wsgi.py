@@ -109,6 +109,7 @@ class Environ:
         self.method: str = environ["REQUEST_METHOD"]
         self.echo: bytes | None = None if limit is None else environ[KEY].encode("latin-1")
         self.token: str = environ.get("HTTP_AUTHORIZATION", "")
+        self.query: str = environ.get("QUERY_STRING", "")
         self.trace_id = trace_id_of(environ.get("HTTP_TRACEPARENT"))
         self.resumption: Resumption | None = environ.get(RESUMPTION)
         self._body = b"" if limit is None else read(environ, limit)

@@ -230,15 +230,14 @@ class Exchange:
                 self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path
             )
             if type(claim_input) is ClaimInput:
-                self._key = claim_input.id.key
+                self._key, self._enrolment = claim_input.id.key, enrolment
                 runtime, site = self.installation.runtime_and_site()
                 answer = await runtime.drive(recall(site, claim_input, enrolment.policy, self))
         if answer is None:
             route.leave(scope)
-            self._key = None
+            self._key = self._enrolment = None
             return False
         self.passage.claimed = True
-        self._enrolment = enrolment
         await self._deliver(answer)
         return True
 
@@ -277,7 +276,9 @@ class Exchange:
     @property
     def status_url(self) -> str | None:
         """The address at which the client can read the state of the key."""
-        return None if self._key is None else self.installation.status_url(self._root_path, self._key)
+        if self._key is None or self._enrolment is None:
+            return None
+        return self.installation.status_url(self._root_path, self._key, self._enrolment.operation)
 
     @property
     def trace_id(self) -> str:
