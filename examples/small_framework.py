@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from oncekey import Once
 from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import SAID_TO_US
+from oncekey.core.headers import trace_id_of
 from oncekey.core.model import Refuse
 from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
@@ -136,6 +137,8 @@ class Asked:
         self.method = request.method
         self.echo = request.headers["idempotency-key"].encode("latin-1") if keyed else None
         self.token = request.headers.get("authorization", "")
+        self.query = request.query
+        self.trace_id = trace_id_of(request.headers.get("traceparent"))
         self.resumption: Resumption | None = request.scope.get(RESUMPTION)
         self._limit = limit
 

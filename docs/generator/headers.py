@@ -16,7 +16,10 @@ _DEFAULT: Final = Policy()
 
 RESPONSE: Final[Mapping[str, tuple[str, str]]] = {
     KEY_HEADER: (
-        "every answer of a protected route to a request that sent the field once",
+        (
+            "first responses, replays and refusals, if the request sent the field once; not on a response that the "
+            "application sent before the handler was called, such as its own 401 or 422"
+        ),
         "The field as it was received, so that a client can tell which request is meant.",
     ),
     _DEFAULT.expires_header: (
@@ -94,6 +97,7 @@ def page() -> str:
                         "`max_request_age` is set."
                     ),
                 ),
+                ("`traceparent`", "Its trace id is `traceId` in a refusal of `error_format=fault`."),
                 ("`Authorization`", "Yours. With `bind_to=token` its digest is part of whose key it is."),
             ],
         ),

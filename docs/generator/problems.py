@@ -57,14 +57,17 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "mistakes in the client.",
     ),
     Code.IN_PROGRESS: Advice(
-        "Nothing was executed by this request. The first one with the key still runs. With `on_in_progress=accepted` "
-        "the status is 202 and `Location` leads to the status resource.",
+        "The request with this key is not finished: the first one still runs, or a worker resumes it. A repeat "
+        "executed nothing. The first request of a PHASED route receives it if the server stops while the handler "
+        "runs: its finished steps are stored. With `on_in_progress=accepted` the status is 202 and `Location` is the "
+        "status resource.",
         "Wait as long as `Retry-After` says, then send the same request with the same key.",
     ),
     Code.OUTCOME_UNKNOWN: Advice(
-        "Nothing was executed by this request. An earlier one may have been, which cannot be known: the process died "
-        "or the answer was lost after an outside call could have been made. No retry runs it again. `on_unknown` makes "
-        "the status 202 or 503; after a settlement that could not be written it is 503.",
+        "The operation may have been executed: the process died or a reply was lost after an outside call could have "
+        "been made, or an INLINE handler returned 401, 403, 408, 425 or 429, which does not prove the contrary. The "
+        "first request or a repeat receives it; a repeat executed nothing, and no retry runs the handler again. "
+        "`on_unknown` makes the status 202 or 503; after a settlement that could not be written it is 503.",
         "Ask again later with the same key, or read the status resource that `Location` names. Do not send it with a "
         "new key: that would run it again.",
     ),
@@ -122,8 +125,8 @@ MATRIX: Final = (
     ("2xx, 3xx", "no: done", "", ""),
     ("202 `idempotency_key_in_progress`", "yes", "same", "`Retry-After`, or follow `Location`"),
     ("400, 404, 413, 422 and other 4xx", "no: mend the request", "new", ""),
-    ("401, 403", "after signing in: nothing is stored under the key", "same", ""),
-    ("408, 425, 429", "yes", "same", "`Retry-After`, else back off"),
+    ("401, 403", "after signing in: no response is stored under the key", "same", ""),
+    ("408, 425, 429", "yes: no response is stored under the key", "same", "`Retry-After`, else back off"),
     ("409 `idempotency_key_in_progress`", "yes", "same", "`Retry-After`"),
     ("409 `idempotency_outcome_unknown`", "yes, slowly", "same", "`Retry-After`"),
     ("other 409", "no", "new, for a new request", ""),
@@ -159,6 +162,10 @@ def page() -> str:
         table(("Answer", "Retry?", "Key", "Wait"), MATRIX),
         "Stop before the key expires (`Idempotency-Key-Expires`). After that, find out what happened instead of "
         "sending again.",
+        "401, 403, 408, 425 and 429 are never stored, and a retry with the same key runs the handler or resumes it. If "
+        "an INLINE handler returns one of them, the status does not prove that nothing was executed: the client "
+        "receives `idempotency_outcome_unknown` instead, unless the handler raised `NotExecutedError` or the route "
+        "lists the status in `not_executed_statuses`.",
         "## The three shapes",
         "`error_format` chooses the body. This is a key that was used for another request:",
         *(_shape(form) for form in ErrorFormat),
@@ -196,9 +203,16 @@ def _shape(form: ErrorFormat) -> str:
     return f'`error_format="{form.value}"`:\n\n{_example(Policy(error_format=form))}'
 
 
+_TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
 def _example(policy: Policy) -> str:
     code = Code.KEY_REUSED
     shown = render(
-        code, PROBLEMS[code].status_in(policy.flavor), policy, fault_id="5f0c2b7e9a614d3f8c1e0a9b7d6e5f40", trace_id=""
+        code,
+        PROBLEMS[code].status_in(policy.flavor),
+        policy,
+        fault_id="5f0c2b7e9a614d3f8c1e0a9b7d6e5f40",
+        trace_id=_TRACE,
     )
     return f"```http\nContent-Type: {shown.media_type.decode()}\n\n{shown.body.decode()}\n```"

@@ -30,10 +30,14 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "require_key": "A request without the header gets 400.",
         "pii_check": "What is done about a key that looks like an e-mail address, a telephone or a social security "
         "number: nothing, a line in the log (with the key's digest only), or 400.",
+        "guessable_check": "What is done about a key that is obviously not random (one unit repeated, a counter, a row "
+        "of letters): nothing, a warning of the logger `oncekey.security` (with the key's digest only), or 400.",
     },
     "Whose key it is, and which request it stands for": {
         "namespace": "One more part of the scope, for several applications that share one store.",
         "bind_to": "Who shares a key: all of a tenant, one principal in it, or one `Authorization` header.",
+        "separate_operations": "Each operation has its own keys: one key on two routes is two independent requests "
+        "instead of 422, and the status resource takes `?operation=`.",
         "selection": "The fields of the body that count, `Selection(include=…)`, or those that do not, "
         "`Selection(exclude=…)`.",
         "secret": "Makes the fingerprint an HMAC, and the keys for outside calls unguessable.",

@@ -20,7 +20,7 @@ _MEANINGS: Final[Mapping[State, str]] = {
     State.COMPLETED: "Done, with an answer, be it a yes or a final no. Every retry gets this answer.",
     State.FAILED_RETRYABLE: "Proven to have done nothing, or stopped at a point that can be resumed. A retry runs.",
     State.UNKNOWN: "It may have happened. No retry runs it; a resolver or a person settles it.",
-    State.EXPIRED: "Completed once, kept for the record. The key may be used anew.",
+    State.EXPIRED: "Completed once, kept for the record. The key may be used anew, unless `on_expired=gone`.",
 }
 
 _SITUATIONS: Final[Mapping[Situation, str]] = {

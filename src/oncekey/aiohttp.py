@@ -38,8 +38,9 @@ from oncekey.frameworks.asgi.exchange import Exchange
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import ExchangeState, current, endpoint_of, layers, request_finders
+from oncekey.frameworks.consumer_page import documentation, is_served
 from oncekey.frameworks.listing import Served, check_served
-from oncekey.frameworks.resources import documentation, is_served, status_of
+from oncekey.frameworks.resources import status_of
 from oncekey.frameworks.resuming import RESUMPTION
 from oncekey.runtimes.aio import shielded
 
@@ -197,7 +198,7 @@ def _add_resources(app: web.Application, installation: Installation) -> None:
         return respond(await runtime.drive(status_of(installation, site.store, caller, request.match_info["key"])))
 
     async def idempotency_documentation(_: web.Request) -> web.Response:
-        return respond(documentation(installation.policy))
+        return respond(documentation(installation))
 
     if installation.status_path is not None:
         app.router.add_get(f"{installation.status_path}/{{key:.+}}", idempotency_key_status)

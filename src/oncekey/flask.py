@@ -25,8 +25,8 @@ from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
 from oncekey.frameworks.blocking import BlockingExchange, Threads, current
+from oncekey.frameworks.consumer_page import is_served
 from oncekey.frameworks.listing import Served
-from oncekey.frameworks.resources import is_served
 from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying
 
 if TYPE_CHECKING:
@@ -245,9 +245,9 @@ def _walk(app: Any) -> Iterator[Served]:  # noqa: ANN401
         path, methods = _PART.sub(r"{\1}", rule.rule), frozenset(rule.methods or ())
         of_class = getattr(view, "view_class", None)
         if of_class is None:
-            yield Served(path, methods, view, patterns)
+            yield Served(path, methods, view, patterns, wsgi=True)
             continue
         for method in sorted(methods):
             handler = getattr(of_class, method.lower(), None) or getattr(of_class, "dispatch_request", None)
             if handler is not None:
-                yield Served(path, frozenset({method}), handler, patterns)
+                yield Served(path, frozenset({method}), handler, patterns, wsgi=True)

@@ -31,13 +31,14 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.frameworks.asgi.claiming import by_request, caller_of
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer
+from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer, trace_of
 from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import UnsettledError, current, enrolment_of, layers
 from oncekey.frameworks.asgi.transactions import transaction_of
+from oncekey.frameworks.consumer_page import documentation, is_served
 from oncekey.frameworks.listing import Served, check_served
 from oncekey.frameworks.openapi import describe_one
-from oncekey.frameworks.resources import documentation, is_served, status_of
+from oncekey.frameworks.resources import status_of
 
 if TYPE_CHECKING:
     from litestar.config.app import AppConfig
@@ -116,7 +117,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
         app_config.exception_handlers.update({AnsweredError: answered, TooSlowError: self._too_slow})
         installation, policy = self.installation, self.once.policy
         if is_served(policy):
-            page = get(policy.docs_url, include_in_schema=False)(_documentation_of(documentation(policy)))
+            page = get(policy.docs_url, include_in_schema=False)(_documentation_of(installation))
             app_config.route_handlers.append(page)
         if installation.status_path is not None:
             path, guards = f"{installation.status_path}/{{key:path}}", list(self._status_guards)
@@ -185,8 +186,9 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
         return [config.session_scope_key for config in used if self._shares(config)]
 
     def _too_slow(self, request: Request[Any, Any, Any], _: Exception) -> Response[Any]:
-        enrolment = enrolment_of(request.scope, self.once)  # type: ignore[arg-type]  # Litestar's scope is a TypedDict
-        return AnswerResponse(self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), enrolment))
+        scope: Any = request.scope  # Litestar's is a TypedDict
+        refused, enrolment = Refuse(Code.BODY_TOO_SLOW), enrolment_of(scope, self.once)
+        return AnswerResponse(self.installation.turn_away(refused, enrolment, trace_id=trace_of(scope)))
 
 
 def _await(handler: HTTPRouteHandler) -> None:
@@ -199,9 +201,9 @@ def _request(scope: Any) -> Request[Any, Any, Any]:  # noqa: ANN401  (Litestar's
     return Request(scope)
 
 
-def _documentation_of(page: Answer) -> Callable[..., Any]:
+def _documentation_of(installation: Installation) -> Callable[..., Any]:
     async def idempotency_documentation() -> Response[bytes]:
-        return AnswerResponse(page)
+        return AnswerResponse(documentation(installation))
 
     return idempotency_documentation
 
@@ -213,7 +215,9 @@ def _status_of(installation: Installation) -> Callable[..., Any]:
         path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
         key = unquote(path.partition(f"{installation.status_path}/")[2])
         runtime, site = installation.runtime_and_site()
-        return AnswerResponse(await runtime.drive(status_of(installation, site.store, caller, key)))
+        query, trace_id = scope["query_string"].decode("latin-1"), trace_of(scope)
+        asking = status_of(installation, site.store, caller, key, query=query, trace_id=trace_id)
+        return AnswerResponse(await runtime.drive(asking))
 
     return idempotency_key_status
 

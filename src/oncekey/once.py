@@ -22,6 +22,7 @@ from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.blocking import Threads
+from oncekey.frameworks.listing import listed
 from oncekey.frameworks.shared import ApplicationShared, forget
 from oncekey.frameworks.webhook import Secret, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
 from oncekey.frameworks.wsgi import OncekeyWsgi
@@ -566,6 +567,7 @@ class Once:
             raise ConfigurationError(NO_WSGI_APP.format(called="adopt"))
         installation.inline_calls = lambda: self.resolvers.inline_calls
         installation.notify = self.notify
+        installation.routes = lambda: listed(app)
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:

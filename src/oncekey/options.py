@@ -205,6 +205,7 @@ _WHOLE: Final = frozenset(
         "reap_batch",
         "reap_interval",
         "reconcile_max_tries",
+        "separate_operations",
         "sweep_interval",
         "abandoned_ttl",
     }

@@ -87,7 +87,7 @@ def test_without_a_key_where_that_is_allowed(shop: Shop, kind: str) -> None:
 
 
 def test_the_status_of_a_key(shop: Shop, kind: str) -> None:
-    # R190, R228: who asks sees his own keys only
+    # R29, R84: who asks sees his own keys only
     with served(shop.application(kind)) as port:
         key = f"with/a slash//{new_key()}"
         assert send(port, "/local", {"item": "tea"}, key=f'"{key}"').status == 201

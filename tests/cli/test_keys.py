@@ -275,6 +275,16 @@ def test_release_of_what_was_left_behind(shop, url):
     assert shown(shop, url)["last_error"] == "in_progress_lock_expired"
 
 
+def test_release_of_what_is_done_changes_nothing(shop, url):
+    # R54
+    shop.settle(own(shop), answered())
+    before = shown(shop, url)
+    said = refused("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "impatient")
+    assert "only a key in progress whose owner did not come back is released" in said["why"]
+    after = shown(shop, url)
+    assert (after["version"], after["response"]) == (before["version"], before["response"])
+
+
 def test_bust_of_a_success_needs_a_second_word(shop, url):
     # R106, row 32
     shop.settle(own(shop), answered())

@@ -88,7 +88,7 @@ def test_every_step_of_a_flow_is_listed_with_its_protection(shop):  # R133
     assert found["POST", "/legacy/{name}"]["front"] is None
 
 
-def test_a_put_that_publishes_is_not_idempotent(shop):  # R16
+def test_a_put_that_publishes_is_not_idempotent(shop):  # R16, R267
     done = run("routes", "--app", "routed_shop:once", cwd=shop)
     assert done.returncode == 1
     assert "PUT /address: serve it by POST or PATCH with a key" in done.stdout

@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import Response
 
 from cli.operating import oncekey
 from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import KEY
 from harness.asgi import Caller
-from oncekey import Operation
+from oncekey import Operation, RejectedError
 from oncekey.core.model import INLINE, LOCAL, PHASED
 
 TENANT = "acme"
@@ -97,3 +98,34 @@ async def test_a_local_request_in_flight(database: Any) -> None:
             await running
         said, shown = await both(shop, KEY)
         assert said["state"] == shown["state"] == "completed"
+
+
+async def test_a_declined_payment_that_is_busted_is_not_asked_for_again(database: Any) -> None:
+    # R106: what `keys show` says of it before is what happens
+    shop, asked = RealShop(database), []
+
+    @shop.app.post("/payments", status_code=201)
+    @shop.once.protect(effects=PHASED)
+    async def pay(op: Operation) -> Response:
+        async def charge(key: str) -> None:
+            asked.append(key)
+            raise RejectedError({"reason": "insufficient_funds"})
+
+        try:
+            await op.call("charge", charge, repeatable=True)
+        except RejectedError:
+            return Response(status_code=402)
+        return Response(status_code=201)
+
+    where = ("--tenant", TENANT, "--store", shop.database.url)
+    async with shop.open():
+        assert (await shop.send("/payments", key=KEY)).status == 402
+        shown = await asyncio.to_thread(oncekey, "keys", "show", KEY, *where)
+        assert "a retry shall compute the response from the finished steps" in shown.stdout
+        assert "no provider is asked again" in " ".join(shown.stdout.split())
+        busted = await asyncio.to_thread(oncekey, "keys", "bust", KEY, *where, "--reason", "funds arrived")
+        assert "finished steps are not repeated" in busted.stdout
+        again = await shop.send("/payments", key=KEY)
+        assert (again.status, again.replayed, len(asked)) == (402, False, 1)
+        assert (await shop.send("/payments", key=f"{KEY}-new")).status == 402
+        assert len(asked) == 2

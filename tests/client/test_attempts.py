@@ -21,7 +21,7 @@ from oncekey.client.attempts import (
     drive,
 )
 from oncekey.client.exchange import Call, Failure, Loss, Reply
-from oncekey.client.profiles import ADYEN, PAYPAL, SQUARE, STRIPE
+from oncekey.client.profiles import ADYEN, AWS, PAYPAL, SQUARE, STRIPE
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code
 from oncekey.core.pacing import Backoff
@@ -146,6 +146,22 @@ def test_a_replayed_answer_is_final_whatever_its_status(status):
         (reply(422, {"fault": {"errors": [{"errorCode": "IDEMPOTENCY_CONFLICT"}]}}), RetryRules()),
         (reply(400, {"error": {"type": "idempotency_error", "message": "…"}}), RetryRules(STRIPE)),
         (reply(400, {"errors": [{"code": "IDEMPOTENCY_KEY_REUSED"}]}), RetryRules(SQUARE)),
+        # R270, in each of the forms in which its services send it
+        (reply(400, {"__type": "IdempotentParameterMismatch"}), RetryRules(AWS)),
+        (reply(400, {"__type": "com.amazonaws.ssm#IdempotentParameterMismatch"}), RetryRules(AWS)),
+        (reply(400, {"__type": "IdempotentParameterMismatchException"}), RetryRules(AWS)),
+        (
+            reply(400, {}, X_Amzn_Errortype="IdempotentParameterMismatch:http://internal.amazon.com/coral"),
+            RetryRules(AWS),
+        ),
+        (
+            Reply(
+                400,
+                (),
+                b"<Response><Errors><Error><Code>IdempotentParameterMismatch</Code></Error></Errors></Response>",
+            ),
+            RetryRules(AWS),
+        ),
         (reply(422, {"name": "X", "details": [{"issue": "DUPLICATE_REQUEST_ID"}]}), RetryRules(PAYPAL)),
     ],
 )

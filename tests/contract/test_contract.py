@@ -20,7 +20,7 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 
-class TestMemory(StoreContract):
+class TestMemory(StoreContract):  # R57, R59, R68, R118, R156: no domain, threads, the insert decides, long paths
     matrix = "memory"
 
     @pytest.fixture

@@ -458,7 +458,7 @@ class TestSent:
         assert settled(effects, ended(status, raised=True)) == Doubtful("handler_raised")
         assert settled(effects, ended(status)) == Doubtful("response_incomplete")
 
-    # R100, R102
+    # R100, R102, R108
     @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     def test_proof_that_nothing_was_sent_allows_a_retry(self, effects, status):
         assert settled(effects, ended(status, raised=True, not_executed=True)) == Retryable("not_executed")

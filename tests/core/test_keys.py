@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import uuid
 from itertools import islice
 
 import http_sf
@@ -18,6 +20,7 @@ from oncekey.core.keys import (
     KeyFormat,
     NotAStringItemError,
     key_digest,
+    looks_guessable,
     looks_personal,
     parse_key,
     parse_string_item,
@@ -581,3 +584,45 @@ def test_every_string_comes_back(key, before, after):  # R6
 def test_a_date_beyond_the_year_9999_is_still_a_parameter():
     # RFC 9651 asks for the years 1 to 9999 at least; the reference parser stops there, we need not.
     assert parse_string_item(b'"k";a=@999999999999999') == "k"
+
+
+GUESSABLE = [
+    "a" * 20,
+    "0000000000000042",
+    "order-000000000042",
+    "ACME:ORDER:000000000042",
+    "ab" * 10,
+    "abcdefg-abcdefg-abcdefg-",
+    "abcdefghijklmnop",
+    "zyxwvutsrqponmlk",
+    "1234567890123456",
+    "0123456789abcdef",
+    "00000000-0000-0000-0000-000000000000",
+    "00000000-0000-0000-0000-000000000001",
+]
+
+
+@pytest.mark.parametrize("key", GUESSABLE)
+def test_a_key_without_entropy_is_found(key):  # R269
+    assert looks_guessable(key)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "8e03978e-40d5-43e8-bc93-6894a57f9324",
+        "018f3c5e-7d2a-7b3c-9d4e-5f6a7b8c9d0e",
+        "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+        "V1StGXR8_Z5jdHi6B-myT",
+        "order-2026-0000-4711-key",
+        "cus_9s6XKzkNRiz8i3-invoice-7",
+    ],
+)
+def test_other_keys_are_not_guessable(key):  # R269, R4
+    assert not looks_guessable(key)
+
+
+def test_random_keys_are_not_guessable():  # R269
+    for _ in range(2000):
+        for key in (str(uuid.uuid4()), secrets.token_hex(8), secrets.token_urlsafe(12)):
+            assert not looks_guessable(key), key

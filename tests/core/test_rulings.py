@@ -80,7 +80,7 @@ def meaning(record) -> Situation:
     }[record.state]
 
 
-def test_rulings_are_total():
+def test_rulings_are_total():  # R58
     assert set(RULINGS) == set(Situation)
     assert all(set(rulings) == {True, False} for rulings in RULINGS.values())
     assert {ruling for rulings in RULINGS.values() for ruling in rulings.values()} == set(Ruling)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from core.properties import stable, thorough
 from oncekey.core import scope as scope_module
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.scope import MAX_SCOPE_LENGTH, BindTo, bound_scope, scope_of
+from oncekey.core.scope import MAX_SCOPE_LENGTH, BindTo, bound_scope, names_of, scope_of, shown_scope
 
 
 def test_a_scope_can_be_read():  # R24
@@ -165,3 +165,32 @@ def test_what_is_long_is_not_kept_in_memory():
     }
     assert scope_module._scope.cache_info().currsize == before
     assert scope_module._scope.cache_info().maxsize is not None
+
+
+@pytest.mark.parametrize(
+    ("parts", "names", "shown"),
+    [
+        (("-", "acme"), {"tenant": "acme"}, "acme"),
+        (("-", "Müller & Söhne"), {"tenant": "Müller & Söhne"}, "Müller & Söhne"),
+        (("shop", "acme"), {"tenant": "acme", "namespace": "shop"}, "acme, namespace shop"),
+        (
+            ("-", "acme", "principal", "alice"),
+            {"tenant": "acme", "principal": "alice"},
+            "acme, principal alice",
+        ),
+        (("-", "acme", "token", "5f0c"), {"tenant": "acme", "token_digest": "5f0c"}, "acme, token digest 5f0c"),
+        (("-", "acme", "function", "pay"), {"tenant": "acme", "function": "pay"}, "acme, function pay"),
+        # A name cannot begin a second line of the log.
+        (("-", "acme\noncekey: all is well"), {"tenant": "acme%0Aoncekey%3A%20all%20is%20well"}, None),
+    ],
+)
+def test_people_read_the_names_of_a_scope(parts, names, shown):
+    scope = scope_of(*parts)
+    assert names_of(scope) == names
+    assert shown_scope(scope) == (shown or names["tenant"])
+
+
+@pytest.mark.parametrize("scope", ["sha256:" + "0" * 64, "4:acme", "1:-4:acme9:principal", "not a scope"])
+def test_a_scope_without_names_is_shown_as_it_is(scope):
+    assert names_of(scope) == {"tenant": scope}
+    assert shown_scope(scope) == scope

@@ -87,7 +87,7 @@ def test_a_provider_that_deduplicates_has_one_charge_and_the_retry_gets_it(tmp_p
 
 
 def test_a_provider_that_does_not_is_asked_once_and_the_outcome_is_unknown(tmp_path: Path, store: str) -> None:
-    # R85, R118, R125, F6, F31
+    # R85, R117, R125, F6, F31
     routes = ("/payments", "/transfers", "/notifications")
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:
         keys = _killed_after_the_charges(demo, provider, routes, repeatable=False, dedup=False)
@@ -101,7 +101,7 @@ def test_a_provider_that_does_not_is_asked_once_and_the_outcome_is_unknown(tmp_p
 
 
 def test_what_the_client_wished_for_is_remembered_when_the_retry_lacks_it(tmp_path: Path) -> None:
-    # R118: the retry names no header, so by itself its call would be deduplicated.
+    # R117: the retry names no header, so by itself its call would be deduplicated.
     store = f"sqlite:///{tmp_path / 'demo.db'}"
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:
         keys = _killed_after_the_charges(demo, provider, ("/payments",), repeatable=True, dedup=False)

@@ -512,6 +512,7 @@ def site(alias: str) -> tuple[Once, list]:
         path("where", where),
         path("rest/conforming", Conforming.as_view()),
         path("idempotency-keys/<path:key>", once.status_view),
+        path("idempotency", once.docs_view),
         path("schema", SpectacularAPIView.as_view(permission_classes=[], authentication_classes=[])),
         path("admin/", admin.site.urls),
         path("", include(router.urls)),

@@ -322,7 +322,7 @@ def test_twelve_threads_on_one_key(alias: str) -> None:
 
 
 def test_a_duplicate_that_waits_gets_the_answer_of_the_first(atomic: bool) -> None:
-    # R41: also while the transaction of ATOMIC_REQUESTS is open around it
+    # R82: also while the transaction of ATOMIC_REQUESTS is open around it
     from django_shop.site import world
 
     key, answers = new_key(), []
@@ -387,6 +387,13 @@ def test_a_server_that_ends_the_worker_inside_of_a_view(alias: str) -> None:
         post("/orders", {"item": "tea", "does": "exit"})
     assert (sold(), stored(alias)) == ([], 0 if alias == "default" else 1)
     assert not connections[alias].in_atomic_block
+
+
+def test_the_page_for_api_consumers_lists_the_views(alias: str) -> None:
+    # R274
+    page = Client().get("/idempotency")
+    assert (page.status_code, page["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "POST /rest/by-function" in page.content.decode()
 
 
 def test_the_status_of_a_key_is_read_by_its_own_view(alias: str) -> None:

@@ -13,7 +13,7 @@ from oncekey.canonical.fingerprint import Request, Selection, fingerprint, finge
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Claim, Code, Effects, RecordId, Recovery, Refuse
-from oncekey.core.policy import PiiCheck, Policy, micros
+from oncekey.core.policy import KeyCheck, Policy, micros
 from oncekey.core.scope import BindTo, bound_scope
 from oncekey.engine.claiming import PROCESS, Caller, Parts, chosen_of, claim_of, fingerprint_for
 from oncekey.engine.enrolment import Enrolment
@@ -104,7 +104,8 @@ def test_a_fork_draws_other_names():  # P7
         ([KEY], {"header_syntax": HeaderSyntax.STRICT}, Code.KEY_MALFORMED),
         ([b'"%b"' % KEY], {"header_syntax": HeaderSyntax.BARE}, Code.KEY_MALFORMED),
         ([b"z" * 36], {"key_format": KeyFormat.UUID}, Code.KEY_MALFORMED),
-        ([b"bob@example.com-order-1"], {"pii_check": PiiCheck.REJECT}, Code.KEY_MALFORMED),
+        ([b"bob@example.com-order-1"], {"pii_check": KeyCheck.REJECT}, Code.KEY_MALFORMED),
+        ([b"a" * 20], {"guessable_check": KeyCheck.REJECT}, Code.KEY_MALFORMED),
     ],
 )
 def test_a_bad_key_is_refused_whatever_else_is_wrong(lines, settings, code):  # R77
@@ -121,7 +122,7 @@ def test_a_personal_key_is_taken_with_a_warning(caplog):  # R18, R195
     assert "personal data" in line
     assert "bob" not in line
     caplog.clear()
-    made(enrolment(pii_check=PiiCheck.OFF), lines=[b"bob@example.com-order-1"])
+    made(enrolment(pii_check=KeyCheck.OFF), lines=[b"bob@example.com-order-1"])
     assert caplog.messages == []
 
 

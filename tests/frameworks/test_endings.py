@@ -119,7 +119,13 @@ async def test_how_an_inline_handler_ends(status: int, way: str, state: str) -> 
     shop = declining_shop(INLINE)
     target = f"/orders?status={status}&way={way}"
     first = await shop.send(target)
-    assert (first.status, shop.state) == (status, state)
+    assert shop.state == state
+    if state == "unknown" and status < 500:
+        # Clients take these for a proof that nothing was executed (R113, R221).
+        assert (first.status, first.code) == (409, "idempotency_outcome_unknown")
+        assert int(first.header("retry-after") or 0) >= 1
+    else:
+        assert first.status == status
     again = await shop.send(target)
     assert len(shop.runs) == 1
     if state == "completed":

@@ -338,7 +338,7 @@ GUARDS = [
 
 @pytest.mark.parametrize(("make", "how"), GUARDS, ids=[how for _, how in GUARDS])
 async def test_who_may_say_no_is_asked_for_every_repeat(make: Any, how: str) -> None:
-    # R13: a stored answer is as well guarded as the handler that gave it
+    # R198: a stored answer is as well guarded as the handler that gave it
     shop = Shop(install=False)
     shop.app = make(shop.once, how)
     good = [("x-token", "good"), ("cookie", "session=good"), ("host", "good")]

@@ -12,8 +12,9 @@ from pydantic import BaseModel
 from frameworks.shop import KEY, Shop, new_key
 from oncekey.canonical.fingerprint import Selection
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.keys import key_digest
 from oncekey.core.model import INLINE, LOCAL
-from oncekey.core.policy import PiiCheck, Policy
+from oncekey.core.policy import KeyCheck, Policy
 from oncekey.core.scope import BindTo
 from oncekey.engine.operation import Operation, SyncOperation
 
@@ -119,8 +120,24 @@ async def test_a_key_that_looks_personal_is_warned_of_and_not_written_into_the_l
     assert (await shop.send("/orders", {"amount": 1}, key="alice@example.com-1234567")).status == 201
     assert "looks like personal data" in caplog.text
     assert "alice" not in caplog.text
-    strict = ordering(policy=Policy(pii_check=PiiCheck.REJECT))
+    strict = ordering(policy=Policy(pii_check=KeyCheck.REJECT))
     reply = await strict.send("/orders", {"amount": 1}, key="alice@example.com-1234567")
+    assert (reply.status, reply.code, strict.runs) == (400, "idempotency_key_malformed", [])
+
+
+async def test_a_key_that_can_be_guessed_is_reported_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    # R269: by policy; the security log has its digest only
+    key = "a" * 20
+    shop = ordering()
+    assert (await shop.send("/orders", {"amount": 1}, key=key)).status == 201
+    [line] = [record for record in caplog.records if record.name == "oncekey.security"]
+    assert f"can be guessed (digest {key_digest(key)})" in line.getMessage()
+    assert key not in caplog.text
+    caplog.clear()
+    assert (await ordering(policy=Policy(guessable_check="off")).send("/orders", {"amount": 1}, key=key)).status == 201
+    assert "can be guessed" not in caplog.text
+    strict = ordering(policy=Policy(guessable_check="reject"))
+    reply = await strict.send("/orders", {"amount": 1}, key=key)
     assert (reply.status, reply.code, strict.runs) == (400, "idempotency_key_malformed", [])
 
 
@@ -546,7 +563,7 @@ async def test_authorisation_comes_before_a_replay() -> None:
     assert (await shop.send("/orders")).replayed
 
 
-async def test_a_tenant_that_nobody_set_is_named_in_the_error() -> None:  # R30
+async def test_a_tenant_that_nobody_set_is_named_in_the_error() -> None:  # R25
     # wrong use gives the sentence that fixes it
     shop = Shop(tenant=lambda request: request.state.tenant)
 

@@ -16,6 +16,7 @@ from oncekey.core.keys import key_digest
 from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation
 
+TENANT = "acme"
 INSTANCE = re.compile(r"urn:uuid:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 
@@ -54,6 +55,8 @@ async def test_a_key_for_another_request_is_told_as_misuse(shop: RealShop, caplo
     (instance,) = INSTANCE.fullmatch(refused.json()["instance"]).groups()  # type: ignore[union-attr]
     assert (name, level) == ("oncekey.security", logging.WARNING)
     assert (known["operation"], known["key_digest"]) == ("create_order", key_digest(key))
+    assert (known["tenant"], "scope" in known) == (TENANT, False)
+    assert f"a key of {TENANT} was used for another request of create_order" in message
     assert known["instance"] == instance
     assert instance in message
     assert key not in caplog.text
@@ -79,6 +82,6 @@ async def test_an_outcome_that_turns_unknown_is_an_error_in_the_log(shop: RealSh
         await Caller(shop.app, "POST", "/calls", headers=[("Idempotency-Key", key)]).run()
     ((_, level, known, message),) = lines(caplog, "unknown")
     assert (level, known["operation"], known["key_digest"]) == (logging.ERROR, "call_bank", key_digest(key))
-    assert "call_bank is unknown" in message
+    assert f"call_bank for {TENANT} is unknown" in message
     assert key not in message
     assert "4111" not in message

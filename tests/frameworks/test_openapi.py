@@ -16,10 +16,14 @@ from fastapi import FastAPI
 from openapi_spec_validator import validate
 
 from oncekey import INLINE, LOCAL, OUTBOX, SINGLE_TENANT, Once, Operation, Policy, SyncOperation, cli
+from oncekey.core.answers import refuse
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.policy import Flavor
+from oncekey.core.model import Code, Effects, Refuse
+from oncekey.core.policy import ErrorFormat, Flavor
+from oncekey.core.problems import PROBLEMS
+from oncekey.engine.enrolment import Enrolment
 from oncekey.frameworks.listing import listed
-from oncekey.frameworks.openapi import transformed
+from oncekey.frameworks.openapi import describe_one, transformed
 
 DOCUMENT: dict[str, Any] = {
     "openapi": "3.0.3",
@@ -125,6 +129,87 @@ def test_what_fastapi_makes_is_valid_and_complete() -> None:
         responses = document["paths"][path]["post"]["responses"]
         assert {"202", "400", "409", "413", "422", "503"} <= set(responses)
         assert {"Retry-After", "Location"} <= set(responses["202"]["headers"])
+
+
+EVERYTHING = {"on_expired": "gone", "max_request_age": 3600, "max_live_keys": 1000, "problem_types": "https://e.org/"}
+ELSEWHERE = {Code.KEY_NOT_FOUND: "of the status resource alone"}
+"""The only problems that no route answers, with the reason."""
+
+
+def documented(responses: dict[str, Any]) -> set[tuple[str, str]]:
+    """The problems of an operation by name, each with its status."""
+    return {
+        (name, status)
+        for status, response in responses.items()
+        for media in response.get("content", {}).values()
+        for name in media.get("examples", {})
+        if name.startswith("idempotency_")
+    }
+
+
+@pytest.mark.parametrize("wsgi", [False, True])
+@pytest.mark.parametrize("effects", list(Effects))
+@pytest.mark.parametrize("error_format", list(ErrorFormat))
+@pytest.mark.parametrize("flavor", list(Flavor))
+def test_every_problem_of_a_route_is_under_its_status(
+    flavor: Flavor, error_format: ErrorFormat, effects: Effects, wsgi: bool
+) -> None:
+    # R229: compared with the table of problems and with what is really answered
+    policy = Policy(flavor=flavor, error_format=error_format, **EVERYTHING)
+    about: dict[str, Any] = {}
+    describe_one(about, Enrolment("pay", effects, policy, None), wsgi=wsgi)
+    validate({"openapi": "3.1.0", "info": DOCUMENT["info"], "paths": {"/pay": {"post": about}}})
+    found = documented(about["responses"])
+    absent = {*ELSEWHERE, Code.BODY_TOO_SLOW if wsgi else Code.BODY_LENGTH_MISSING}
+    absent |= set() if effects is Effects.OUTBOX else {Code.TIMED_OUT}
+    assert {name for name, _ in found} == {code.value for code in PROBLEMS if code not in absent}
+    for code in PROBLEMS.keys() - absent:
+        answer = refuse(Refuse(code), policy)
+        status = policy.abandoned_status if code is Code.TIMED_OUT else answer.status
+        assert (code.value, str(status)) in found
+        response = about["responses"][str(status)]
+        media = dict(answer.headers)[b"content-type"].decode()
+        shown = response["content"][media]["examples"][code.value]["value"]
+        assert shown.keys() >= json.loads(answer.body).keys()
+        assert (b"retry-after" in dict(answer.headers)) <= ("Retry-After" in response.get("headers", {}))
+    assert ("idempotency_key_reused_with_different_payload", "400" if flavor is Flavor.STRIPE else "422") in found
+    assert {status for name, status in found if name == "idempotency_outcome_unknown"} == {"409", "503"}
+    running = {status for name, status in found if name == "idempotency_key_in_progress"}
+    assert running == ({"202", "409"} if effects is Effects.OUTBOX else {"409"})
+
+
+@pytest.mark.parametrize(
+    ("options", "gone", "there"),
+    [
+        ({}, {Code.KEY_EXPIRED, Code.RATE_LIMITED, Code.REQUEST_TOO_OLD}, set()),
+        ({"require_key": False}, {Code.KEY_MISSING}, set()),
+        ({"on_in_progress": "accepted"}, set(), {(Code.IN_PROGRESS, "202")}),
+        ({"on_unknown": 202}, set(), {(Code.OUTCOME_UNKNOWN, "202"), (Code.OUTCOME_UNKNOWN, "503")}),
+        ({"max_new_keys_per_second": 1}, set(), {(Code.RATE_LIMITED, "429")}),
+    ],
+)
+def test_a_problem_that_the_settings_rule_out_is_not_described(
+    options: dict[str, Any], gone: set[Code], there: set[tuple[Code, str]]
+) -> None:
+    about: dict[str, Any] = {}
+    describe_one(about, Enrolment("pay", INLINE, Policy(**options), None))
+    found = documented(about["responses"])
+    assert not {name for name, _ in found} & {code.value for code in gone}
+    assert {(code.value, status) for code, status in there} <= found
+
+
+def test_the_examples_of_the_application_stay() -> None:
+    about: dict[str, Any] = {
+        "responses": {
+            "409": {"description": "Taken", "content": {"application/problem+json": {"example": {"code": "taken"}}}}
+        }
+    }
+    describe_one(about, Enrolment("pay", INLINE, Policy(), None))
+    taken = about["responses"]["409"]
+    assert taken["description"] == "Taken"
+    examples = taken["content"]["application/problem+json"]["examples"]
+    assert examples["example"] == {"value": {"code": "taken"}}
+    assert {"idempotency_key_in_progress", "idempotency_outcome_unknown"} <= examples.keys()
 
 
 @pytest.mark.parametrize("version", ["2.0", "4.0.0", "?"])

@@ -141,7 +141,7 @@ def shop_of(world: Any, effects: Any) -> Shop:
 
 
 async def test_the_first_caller_and_its_duplicates_hear_the_same(world: Any) -> None:
-    # R83, R122, R123, R124, O1: the rows and the parcel are committed, and no provider was called
+    # R44, R83, R122, R123, R124, O1: the rows and the parcel are committed, and no provider was called
     async with shop_of(world, OUTBOX).open() as shop:
         replies = [await shop.send() for _ in range(3)]
         assert {(reply.status, reply.body) for reply in replies} == {(ACCEPTED, replies[0].body)}
@@ -157,7 +157,7 @@ async def test_the_first_caller_and_its_duplicates_hear_the_same(world: Any) -> 
 
 
 async def test_once_pending_the_handler_never_runs_again(world: Any) -> None:
-    # F29, O2, P6: neither after its lease nor after its expiry
+    # R134, F29, O2, P6: neither after its lease nor after its expiry
     async with shop_of(world, OUTBOX).open() as shop:
         await shop.send()
         for hours in (1, 30, 300):

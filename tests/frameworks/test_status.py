@@ -93,7 +93,7 @@ async def test_a_running_operation_says_when_to_ask_again() -> None:
 
 
 async def test_nobody_learns_of_a_strangers_key() -> None:
-    # R29, R84, C18: foreign, unknown and expired are one and the same answer
+    # R29, R84, R194, C18: foreign, unknown and expired are one and the same answer
     shop = ordering()
     await shop.send("/orders")
     foreign = await status(shop, headers=[("X-Tenant", "globex")])
@@ -114,7 +114,7 @@ async def test_a_key_may_have_any_character_that_a_key_may_have() -> None:
     first = await shop.send("/orders", key=f'"{key}"'.replace("\\", "\\\\"))
     assert first.status == 201
     (installation,) = shop.once._installed.values()
-    place = installation.status_url("", key)
+    place = installation.status_url("", key, "order")
     assert place is not None
     assert (await shop.send(place, method="GET", key=None)).json()["key"] == key
 

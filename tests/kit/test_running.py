@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import typer
 import yaml
 from kubernetes_validate import ValidationError, latest_version, validate
 
+from cli.operating import oncekey
 from harness.checkers import VARIABLES, CheckerMissingError, program, verify
+from harness.pages import ROOT
 from oncekey.cli.app import make_app
 from oncekey.kit.making import ALERTS, MANIFESTS, OPERATOR_RULES, UNITS, made
 from oncekey.kit.settings import SETTINGS, Part, chosen
+from oncekey.wire import connect
 from oncekey.workers.service import GRACE
 
 OF_THE_OPERATOR = {"PodMonitor", "PrometheusRule"}
@@ -47,12 +53,8 @@ def _units(files: dict[str, str]) -> list[list[str]]:
 
 def _containers(files: dict[str, str]) -> list[dict[str, Any]]:
     shapes = [shape for name in MANIFESTS for shape in yaml.safe_load_all(files[name])]
-    return [
-        one
-        for shape in shapes
-        if "template" in shape["spec"]
-        for one in shape["spec"]["template"]["spec"]["containers"]
-    ]
+    specs = [shape["spec"].get("jobTemplate", shape)["spec"] for shape in shapes]
+    return [one for spec in specs if "template" in spec for one in spec["template"]["spec"]["containers"]]
 
 
 def _told(files: dict[str, str]) -> list[list[str]]:
@@ -71,8 +73,13 @@ def test_the_command_takes_every_line_of_units_manifests_and_alerts(monkeypatch:
         ["migrate", "up"],
         ["sweep", "--once"],
         ["reap", "--once"],
+        ["reconcile", "ledger"],
     ]
-    assert [line[:2] for line in containers] == [["oncekey", "worker"], ["oncekey", "migrate"]]
+    assert [line[:2] for line in containers] == [
+        ["oncekey", "worker"],
+        ["oncekey", "migrate"],
+        ["oncekey", "reconcile"],
+    ]
     assert len(told) > 8
     for line in [*units, *containers, *told]:
         accepted(line, monkeypatch)
@@ -131,7 +138,7 @@ def _unit(text: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_units_hold_no_secret_and_are_shut_in() -> None:
-    for name in UNITS[:3]:
+    for name in (one for one in UNITS if one.endswith(".service")):
         service = dict(_unit(kit()[name])["Service"])
         assert service["EnvironmentFile"] == "/etc/oncekey/environment"
         assert {service[one] for one in ("NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}
@@ -153,7 +160,7 @@ def _shapes(files: dict[str, str]) -> list[dict[str, Any]]:
 def test_kubernetes_finds_nothing_wrong() -> None:
     shapes = _shapes(kit())
     assert [shape["kind"] for shape in shapes] == [
-        "Deployment", "PodDisruptionBudget", "Job", "PodMonitor", "PrometheusRule",
+        "Deployment", "PodDisruptionBudget", "Job", "PodMonitor", "CronJob", "PrometheusRule",
     ]  # fmt: skip
     for shape in shapes:
         if shape["kind"] in OF_THE_OPERATOR:
@@ -165,7 +172,7 @@ def test_kubernetes_finds_nothing_wrong() -> None:
 
 
 def test_selectors_find_the_pods_and_ports_are_those_that_are_named() -> None:
-    deployment, budget, _, monitor, _ = _shapes(kit("health-port=9100"))
+    deployment, budget, _, monitor, *_ = _shapes(kit("health-port=9100"))
     labels = deployment["spec"]["template"]["metadata"]["labels"].items()
     for selector in (deployment["spec"]["selector"], budget["spec"]["selector"], monitor["spec"]["selector"]):
         assert selector["matchLabels"].items() <= labels
@@ -192,7 +199,69 @@ def test_the_stores_url_comes_from_a_secret_and_nothing_runs_as_root() -> None:
         assert not own["allowPrivilegeEscalation"]
         assert own["capabilities"] == {"drop": ["ALL"]}
         assert "memory" in container["resources"]["limits"]
-    for shape in _shapes(kit())[:3:2]:
-        pod = shape["spec"]["template"]["spec"]
+    for shape in _shapes(kit()):
+        spec = shape["spec"].get("jobTemplate", shape)["spec"]
+        if "template" not in spec:
+            continue
+        pod = spec["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"]
         assert not pod["automountServiceAccountToken"]
+
+
+# The nightly comparison of ledgers
+
+
+class _Charges(BaseHTTPRequestHandler):
+    """The provider's export."""
+
+    charges: ClassVar[list[dict[str, str]]] = []
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.charges).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("scheduled", ["systemd", "kubernetes"])
+def test_the_command_of_the_nightly_comparison_runs(
+    scheduled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # R271: the words of the unit and of the CronJob, against a store and a ledger that agree, and one that does not
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ONCEKEY_STORE", "sqlite:///shop.db")
+    module = f"shop_by_{scheduled}"
+    made_up = 'from oncekey import Once\n\nonce = Once("sqlite:///shop.db", migrate=True)\n'
+    (tmp_path / f"{module}.py").write_text(made_up)
+    connect("sqlite:///shop.db").migrate()
+    served = ThreadingHTTPServer(("127.0.0.1", 0), type("Charges", (_Charges,), {"charges": []}))
+    thread = threading.Thread(target=served.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        files = kit(f"ledger=http://127.0.0.1:{served.server_port}/charges", f"app={module}:once")
+        if scheduled == "systemd":
+            (words,) = [one[1:] for one in _units(files) if "ledger" in one]
+        else:
+            (words,) = [one["args"] for one in _containers(files) if one["name"] == "ledger"]
+        agreed = oncekey(*words)
+        served.RequestHandlerClass.charges.append({"provider_id": "ch_1", "amount": "5.00"})  # type: ignore[attr-defined]
+        differing = oncekey(*words)
+    finally:
+        served.shutdown()
+        thread.join()
+        served.server_close()
+    assert (agreed.exit_code, json.loads(agreed.stdout)["agree"]) == (0, True)
+    told = json.loads(differing.stdout)
+    assert (differing.exit_code, [one["kind"] for one in told["differences"]]) == (1, ["orphan_charge"])
+
+
+def test_the_nightly_comparison_is_a_line_of_the_checklist() -> None:
+    # R271
+    checklist = (ROOT / "docs" / "howto" / "production-checklist.md").read_text("utf-8")
+    assert "oncekey-ledger.timer" in checklist
+    assert "CronJob" in checklist

@@ -205,7 +205,7 @@ def test_a_killed_client_frees_its_key(driver, empty_either):
 
 
 def test_a_killed_server_keeps_what_it_committed(crashable):
-    """R75, R76: what was acknowledged is there after kill -9; what was under way is not."""
+    """R75: what was acknowledged is there after kill -9; what was under way is not."""
     url = migrated(crashable.create_database("crash"))
     with closing(PymysqlDriver(url)) as driver:
         done, under_way = a_claim("done"), a_claim("under-way")

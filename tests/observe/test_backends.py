@@ -46,7 +46,7 @@ from oncekey.observe.logs import JsonLines, Logs, fields_of, level_of
 from oncekey.observe.measuring import OTHERS, Tenants
 from oncekey.observe.prometheus import Prometheus
 
-KEY = "a-key-that-nobody-may-see-01"
+KEY = "a-key-that-nobody-may-see-0f"
 LIFE = uuid4()
 
 

@@ -43,7 +43,7 @@ from oncekey.observe.events import (
     Unsettled,
 )
 
-KEY = "a-key-that-nobody-may-see-01"
+KEY = "a-key-that-nobody-may-see-0f"
 SECRET = b"a secret of sixteen bytes and more"
 
 

@@ -37,7 +37,7 @@ from oncekey.observe.events import (
 )
 from oncekey.workers.tasks import presence_of
 
-KEY = "a-key-that-nobody-may-see-01"
+KEY = "a-key-that-nobody-may-see-0f"
 JSON = {"Content-Type": "application/json", "Tenant": "acme"}
 KEYED = {**JSON, "Idempotency-Key": KEY}
 

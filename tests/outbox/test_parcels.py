@@ -63,7 +63,7 @@ def test_what_waits_longest_comes_first(post):
     assert [held.parcel for held in post.claim(2)] == [third]
 
 
-def test_many_claimers_get_each_parcel_once(post):  # SKIP LOCKED
+def test_many_claimers_get_each_parcel_once(post):  # R51, SKIP LOCKED
     parcels = post.put(*(post.parcel(position=n) for n in range(60)))
     got, start = [], threading.Barrier(6)
 

@@ -1,6 +1,6 @@
 """The lifecycle itself, cut off before and after every action and every statement, on both stores, then retried.
 
-R71, R75, R116, R117, R123, R125, R127: a death. R103, R118: a cancellation, with the clock standing still.
+R71, R75, R116, R117, R123, R125, R127: a death. R72, R101: a cancellation, with the clock standing still.
 """
 
 from __future__ import annotations

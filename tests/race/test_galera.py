@@ -69,7 +69,7 @@ class _Node(MariadbServer):
 
 
 def test_one_key_on_two_primaries_is_executed_once_and_a_killed_node_stops_nobody(nodes):
-    """R75, R76: certification lets one of two commit, with its business row; the other hears it as a conflict."""
+    """R62, R71: certification lets one of two commit, with its business row; the other hears it as a conflict."""
     store = MariadbStore()
     migrated(nodes[0].create_database("shop"))
     nodes[0].say("CREATE TABLE effect (id BIGINT AUTO_INCREMENT PRIMARY KEY, item VARCHAR(64))", "shop")

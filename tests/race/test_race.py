@@ -1,4 +1,4 @@
-"""Many processes, one key, one moment: exactly one executes, round after round (R50, R52, R62, F14).
+"""Many processes, one key, one moment: exactly one executes, round after round (R50, R52, R62, R185, F14).
 
 `make race` does the same for thousands of rounds, on every store.
 """

@@ -15,13 +15,18 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
-from oncekey.core.policy import Policy
+from oncekey.core.policy import ErrorFormat, Policy
 from skins.rows import SKINS
 from skins.service import Service
 
 SKIN, STORE, PROVIDER, SOCKET = "SKIN", "SKIN_STORE", "SKIN_PROVIDER", "SKIN_SOCKET"
+ERRORS = "SKIN_ERRORS"
 
-POLICY = Policy(complete_interval=timedelta(seconds=0.2), send_window=timedelta(seconds=0.5))
+POLICY = Policy(
+    complete_interval=timedelta(seconds=0.2),
+    send_window=timedelta(seconds=0.5),
+    error_format=ErrorFormat(os.environ.get(ERRORS, "problem")),
+)
 """Nobody is waited for long: here what is dead stays dead."""
 
 

@@ -161,7 +161,7 @@ def transfer(asked: Asked) -> Doing:
 def charge_card(asked: Asked) -> Doing:
     yield from _behave(asked)
     charge = yield Charge("charge", announced=False)
-    return Said(201, {"charge": charge["id"]})
+    return Said(asked.order.get("status", 201), {"charge": charge["id"]})
 
 
 def export(asked: Asked) -> Doing:

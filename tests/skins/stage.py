@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from harness.provider import Provider
 from harness.proxy import Proxy
 from harness.served import Wire
 from skins.rows import SKINS, Skin
-from skins.served import PROVIDER, SKIN, SOCKET, STORE
+from skins.served import ERRORS, PROVIDER, SKIN, SOCKET, STORE
 from skins.service import TABLES, WRITER, execute
 from wsgi.shop import Reply, send
 
@@ -69,9 +69,10 @@ class Stage:
         *,
         proxy: Proxy | None = None,
         options: tuple[str, ...] = (),
+        errors: str = "problem",
     ) -> None:
         self.skin, self.url, self.folder = skin, url, folder
-        self._options = options
+        self._options, self._errors = options, errors
         self.provider, self.proxy = provider, proxy
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listening.getsockname()[1]
@@ -82,7 +83,7 @@ class Stage:
     @property
     def environment(self) -> dict[str, str]:
         """What tells a process which application it is."""
-        said = {SKIN: self.skin.name, STORE: self.store, PROVIDER: self.provider.url}
+        said = {SKIN: self.skin.name, STORE: self.store, PROVIDER: self.provider.url, ERRORS: self._errors}
         return {**os.environ, **said, SOCKET: str(self._listening.fileno()), "PYTHONPATH": PLACES}
 
     @property
@@ -145,10 +146,12 @@ class Stage:
 
     # Clients
 
-    def send(self, path: str, order: Any, *, key: str | None = None, token: str = WRITER) -> Reply:
+    def send(
+        self, path: str, order: Any, *, key: str | None = None, token: str = WRITER, headers: Mapping[str, str] = {}
+    ) -> Reply:
         """A POST with a key of its own, or with this one; "" sends none."""
         chosen = new_key() if key is None else key or None
-        return send(self.port, path, order, key=chosen, Authorization=f"Bearer {token}")
+        return send(self.port, path, order, key=chosen, Authorization=f"Bearer {token}", **headers)
 
     def send_chunks(self, path: str, *pieces: bytes, key: str) -> Reply:
         """A POST that does not say how long it is."""

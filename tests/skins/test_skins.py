@@ -156,6 +156,18 @@ def test_while_the_first_request_runs(stage: Stage) -> None:
     assert (first.status, again.body, again.replayed, stage.charges - before) == (201, first.body, True, 1)
 
 
+@proves("INLINE")
+def test_a_status_that_clients_take_for_a_proof_is_not_sent(stage: Stage) -> None:
+    # F5, R101, R113: the charge was made, and the second provider of the handler had enough
+    before = stage.charges
+    for status in (401, 403, 408, 425, 429):
+        key, order = new_key(), {"status": status}
+        for reply in (stage.send("/charges", order, key=key), stage.send("/charges", order, key=key)):
+            assert (reply.status, reply.json()["code"]) == (409, "idempotency_outcome_unknown"), stage.log
+            assert int(reply.headers["retry-after"]) > 0
+    assert stage.charges - before == 5
+
+
 @proves("wait")
 def test_who_waits_gets_the_answer(stage: Stage) -> None:
     # R82
@@ -295,7 +307,7 @@ def test_killed_before_its_commit_and_sent_again(stage: Stage) -> None:
 
 @proves("PHASED", "resume", sqlite=KILLED_ON_SQLITE, one_server=True)
 def test_killed_after_each_step_and_sent_again(stage: Stage) -> None:
-    # R116, R117: kill -9; what was done is not done again
+    # R116, R117, R260: kill -9; what was done is not done again
     before, orders = stage.charges, {step: ({"die": step}, new_key()) for step in STEPS}
     for order, key in orders.values():
         stage.dies("/payments", order, key)

@@ -138,6 +138,7 @@ def test_an_operation_has_to_say_that_little_is_at_stake():  # R75
 
     async def pay() -> None: ...
 
+    # R184
     with pytest.raises(ConfigurationError, match=r"pay: Redis can forget .* say low_stakes=True") as raised:
         once.protect(effects=INLINE, operation="pay")(pay)
     assert "\n" not in str(raised.value)

@@ -49,7 +49,7 @@ def surroundings(folder: Path) -> dict[str, str]:
 
 
 def test_sqlite_for_programs(tmp_path: Path) -> None:
-    # R99-R134 at large: S1-S4, S7-S10, S14-S16 over four kinds of effects, processes that die, a provider that fails
+    # R116, R117, R125, R130, R246: S1-S4, S7-S10, S14-S16; processes that die, and a provider that fails
     done = run(tmp_path, "--store", "sqlite:///torture.db", "--seconds", "3", "--seed", "5", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
@@ -72,7 +72,7 @@ def test_sqlite_for_programs(tmp_path: Path) -> None:
 
 
 def test_mariadb_and_mysql(tmp_path: Path, either_url: str, either_server: MariadbServer) -> None:
-    # R75, R76 at large: the same shop, and a proxy that loses replies of COMMITs
+    # R75: the same shop, and a proxy that loses replies of COMMITs
     done = run(tmp_path, "--store", either_url, "--seconds", "5", "--seed", "7", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)

@@ -63,7 +63,7 @@ def one_of_each(world):
 
 async def test_of_one_row_per_state_only_the_finished_ones_vanish(world, caplog):
     """All are long expired; R166 forbids to go by their age."""
-    # R165, R166, R171, R216, F3, row 18
+    # R165, R166, R171, R216, R261, F3, row 18
     caplog.set_level(logging.INFO, "oncekey.worker")
     claims = one_of_each(world)
     world.advance(LONG)

@@ -150,6 +150,7 @@ class TestBesideOthers:
 
     @pytest.mark.parametrize("sql_world", ["psycopg"], indirect=True)
     async def test_what_somebody_else_has_locked_is_passed_by(self, sql_world, empty_dsn):
+        # R254
         world = sql_world
         claims = [completed(world) for _ in range(5)]
         world.advance(LONG)

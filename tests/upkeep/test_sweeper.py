@@ -57,7 +57,7 @@ async def test_a_lease_that_counts_as_failed_is_before_an_operator_at_once(world
 
 async def test_a_stale_lease_means_what_the_records_own_effects_say(world):
     """Rows 14 and 15, each effect and each recovery that a policy can have stored."""
-    # R146, R147, R55
+    # R146, R147, R55, R142, R151
     local, _ = running(world)
     strict, _ = running(world, Effects.LOCAL, Recovery.UNKNOWN)
     inline, _ = running(world, Effects.INLINE, Recovery.UNKNOWN)
@@ -341,7 +341,7 @@ async def test_it_stops_between_two_pages(world):
 
 
 async def test_it_comes_every_minute(world):
-    # R148
+    # R148, R153, R256: the bound is a lease, its grace and a minute
     assert a_sweeper(world).pace.pause(0, 1.0) == 60
 
 

@@ -331,8 +331,10 @@ def bust(
 
     For an answer that should never have been stored: a failure whose cause is mended. A stored success needs
     --runs-again: LOCAL and INLINE are executed from the beginning, as if they had never been; PHASED keeps its
-    finished steps, repeats none of them, and computes its answer anew. An OUTBOX answer is not busted, because its
-    handler must not run twice. Refused while parcels of the record wait or lie with the dead letters.
+    finished steps, repeats none of them, and computes its answer anew; a call that the provider declined is a finished
+    step, so the provider is not asked again: for another attempt the client needs a new key. An OUTBOX answer is not
+    busted, because its handler must not run twice. Refused while parcels of the record wait or lie with the
+    dead letters.
 
     Applications with a shared `replay_cache` would replay the answer for up to its `life`: --replay-cache removes it
     there first. The copies that processes keep in their own memory last until their `life` is over.

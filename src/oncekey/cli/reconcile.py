@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from oncekey.cli import applications, options, printing
 from oncekey.cli.keys_show import in_doubt
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import State
+from oncekey.core.model import SECOND, Instant, State
 from oncekey.core.operate import Search
 from oncekey.core.scope import shown_scope
 from oncekey.engine import operate
@@ -178,7 +179,8 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
         typer.Option("--ledger", metavar="FILE|URL", help="The provider's charges: CSV, or JSON from a file or URL."),
     ],
     since: Annotated[
-        str | None, typer.Option(help="Only calls of ours since then, as 2026-11-16T00:00:00Z.", metavar="INSTANT")
+        str | None,
+        typer.Option(help="Only calls of ours since then: 2026-11-16T00:00:00Z, or 25h ago.", metavar="INSTANT|SPAN"),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -223,7 +225,7 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
         if name not in FIELDS:
             raise ConfigurationError(f"--column {name}=...: a field is one of {', '.join(FIELDS)}")
     ours = Books(
-        since=0 if since is None else options.instant(since),
+        since=0 if since is None else _since(since),
         pointers=Pointers(_pointer(amount, "--amount"), _pointer(currency, "--currency")),
         inline={**inline_calls(app), **option_pairs(inline, "--inline")},
     )
@@ -235,6 +237,13 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
         _show(report)
     if not report.agree:
         raise typer.Exit(1)
+
+
+def _since(text: str) -> Instant:
+    """An instant, or a span before now."""
+    if text[-1:].isalpha() and text[:-1].isdigit():
+        return round(time.time() * SECOND) - options.span(text)
+    return options.instant(text)
 
 
 def _read(store: str, ours: Books) -> list[Expected]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _QUOTABLE: Final = re.compile(r"[\x20-\x7e]+", re.ASCII)
+_XML_CODE: Final = re.compile(rb"<Code>([A-Za-z.]{1,100})</Code>")
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
@@ -70,6 +71,8 @@ _WORDS: Final[Mapping[str, Sign]] = {
     "lock_timeout": Sign.RETRY,  # Stripe
     "IDEMPOTENCY_KEY_REUSED": Sign.MISMATCH,  # Square
     "DUPLICATE_REQUEST_ID": Sign.MISMATCH,  # PayPal
+    "IdempotentParameterMismatch": Sign.MISMATCH,  # AWS
+    "IdempotentParameterMismatchException": Sign.MISMATCH,
 }
 # Stripe's type covers both a used key and one in use, so it counts only if no code says more.
 _LAST_WORDS: Final[Mapping[str, Sign]] = {"idempotency_error": Sign.MISMATCH}
@@ -124,7 +127,7 @@ class Profile:
                 return Sign.RETRY if value == "true" else Sign.FINAL
         if self.transient is not None and (reply.field(self.transient) or "").lower() == "true":
             return Sign.RETRY
-        words = list(_words(reply.body))
+        words = [*_words(reply.body), *_aws_words(reply)]
         if self.busy is not None and self.busy in words:
             return Sign.IN_PROGRESS
         said_first = (_WORDS[word] for word in words if word in _WORDS)
@@ -149,8 +152,10 @@ PAYPAL: Final = Profile("paypal", KeyPlace.BARE, "PayPal-Request-Id", max_length
 ADYEN: Final = Profile("adyen", KeyPlace.BARE, max_length=64, transient="Transient-Error", busy="704")
 # The shortest time of its endpoints is taken, so that a key is valid for all of them.
 SQUARE: Final = Profile("square", KeyPlace.BODY, "idempotency_key", max_length=45)
+# The services that speak JSON; each names its own token (clientToken, ClientRequestToken): replace(AWS, field=...).
+AWS: Final = Profile("aws", KeyPlace.BODY, "ClientToken", max_length=64)
 
-PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (IETF, STRIPE, PAYPAL, ADYEN, SQUARE)}
+PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (IETF, STRIPE, PAYPAL, ADYEN, SQUARE, AWS)}
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -182,6 +187,16 @@ def _words(body: bytes) -> Iterator[str]:
             for name in ("code", "errorCode", "issue", "name", "title", "type"):
                 if isinstance(word := members.get(name), str):
                     yield word
+
+
+def _aws_words(reply: Reply) -> Iterator[str]:
+    """The error code of an AWS service: a header field or `__type` of JSON, with a prefix or a URL; `Code` of XML."""
+    kinds = [reply.field("x-amzn-errortype"), _object(reply.body).get("__type")]
+    for kind in kinds:
+        if isinstance(kind, str):
+            yield kind.rpartition("#")[2].partition(":")[0]
+    for code in _XML_CODE.findall(reply.body):
+        yield code.decode()
 
 
 class NextMove(StrEnum):

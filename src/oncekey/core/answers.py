@@ -71,6 +71,7 @@ def replay(
     echo: bytes | None = None,
     status_url: str | None = None,
     fault_id: str = "",
+    trace_id: str = "",
 ) -> Answer:
     """The stored answer, byte for byte, marked as a replay."""
     record, stored = verdict.record, verdict.record.response
@@ -80,7 +81,8 @@ def replay(
     )
     if stored is None or stored.body is None:
         kept: Headers = () if stored is None else stored.headers
-        return _tombstone(verdict, policy, kept, marked, status_url, fault_id)
+        lost = refuse(Refuse(Code.RESPONSE_NOT_STORED), policy, fault_id=fault_id, trace_id=trace_id)
+        return _tombstone(lost, verdict, kept, marked, status_url)
     headers, caching_said = list(stored.headers), False
     for name, _ in stored.headers:
         caching_said = caching_said or name.lower() == b"cache-control"
@@ -167,11 +169,8 @@ def _accepted(refusal: Refuse, record: Record, policy: Policy, echo: bytes | Non
     return Answer(_ACCEPTED, headers, given.body, refusal)
 
 
-def _tombstone(  # noqa: PLR0917  (what a replay knows)
-    verdict: Replay, policy: Policy, kept: Headers, marked: Headers, status_url: str | None, fault_id: str
-) -> Answer:
+def _tombstone(answer: Answer, verdict: Replay, kept: Headers, marked: Headers, status_url: str | None) -> Answer:
     """The answer for a completed record whose body was not kept: where to read the result, and not to retry (A4)."""
-    answer = refuse(Refuse(Code.RESPONSE_NOT_STORED), policy, fault_id=fault_id)
     place = first(kept, b"location") or (None if status_url is None else target(status_url))
     where: Headers = () if place is None else ((b"location", place),)
     return Answer(answer.status, (*answer.headers, *where, *marked), answer.body, verdict)

@@ -46,6 +46,10 @@ NEVER_KEPT: Final = frozenset(
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
 """Values that may be echoed: without characters that could end the field and begin another one."""
+_TRACE_PARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
+)
+TRACE_PARENT: Final = b"traceparent"
 _URI_MARKS: Final = ":/?#[]@!$&'()*+,;=%-._~"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -61,6 +65,15 @@ def is_field_name(name: str) -> bool:
 def field_name(name: str) -> bytes:
     """A checked field name as it is sent."""
     return name.lower().encode("ascii")
+
+
+def trace_id_of(traceparent: bytes | str | None) -> str:
+    """The trace id in a `traceparent` (W3C Trace Context); empty if there is none, or it cannot be parsed."""
+    if traceparent is None:
+        return ""
+    value = traceparent.decode("latin-1") if isinstance(traceparent, bytes) else traceparent
+    found = _TRACE_PARENT.fullmatch(value.strip())
+    return "" if found is None else found[1]
 
 
 def target(url: str) -> bytes:

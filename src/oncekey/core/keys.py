@@ -103,6 +103,13 @@ _GROUPS: Final = re.compile(r"[0-9][ .-][0-9]{4}")
 """How every number ends that is not international: no other key has to be looked at more closely."""
 _LONGEST_ALONE: Final = len("555-123-4567")
 _DIGEST_LENGTH: Final = 16
+_FEW_CHARACTERS: Final = 4
+_UUID_LENGTH: Final = 36
+_COUNTER: Final = re.compile(r"(?:(?:[a-z]+|[A-Z]+)[-_.:#/])+[0-9]{1,20}|0{4,}[0-9]*")
+"""Words and a number, or a number that is filled up with zeros: `order-000042`, `ACME:ORDER:42`, `0000000000000042`."""
+_ROW: Final = "0123456789" * 8 + "abcdefghijklmnopqrstuvwxyz0123456789"
+_ROWS: Final = f"{_ROW}\n{_ROW[::-1]}"
+"""What a hand types in the order of the alphabet, forwards and backwards."""
 
 
 class HeaderSyntax(StrEnum):
@@ -188,6 +195,23 @@ def looks_personal(key: str) -> bool:
     if "+" not in key and not _GROUPS.search(key):
         return False
     return _PHONE.search(key) is not None or _SOCIAL_SECURITY.search(key) is not None
+
+
+def looks_guessable(key: str) -> bool:
+    """Whether the key is obviously not random: a repeated unit, a row of characters, or a counter.
+
+    A key that is not found is not proven to be random. A random key of 16 characters or more is found once in a
+    billion.
+    """
+    if len(key) == _UUID_LENGTH and key[8] == "-" and len(set(key[:8])) > _FEW_CHARACTERS:
+        return False  # as nearly all are
+    distinct = len(set(key))
+    if distinct <= _FEW_CHARACTERS or _COUNTER.fullmatch(key):
+        return True
+    if key[:_FEW_CHARACTERS] in key[1:] and key in (key + key)[1:-1]:
+        return True  # a unit that is repeated
+    plain = key.replace("-", "")
+    return (distinct >= len(plain) or plain.isdigit()) and plain.lower() in _ROWS
 
 
 def key_digest(key: str) -> str:

@@ -43,6 +43,11 @@ UNSEEN_OWNER: Final[Duration] = 5 * MINUTE
 """How long after the end of its lease an INLINE owner whose process stood still may yet send."""
 RESULT: Final = "JSON"
 """Stands for a call's result where an order is shown."""
+STEPS_STAY: Final = (
+    "The finished steps and their results stay, so no provider is asked again: a payment that was declined is declined "
+    "again. For another attempt at the provider the client sends the request with a new key."
+)
+"""What `keys bust` does to a record of a PHASED handler."""
 BUSTED: Final = "busted"
 """The error code of a record whose answer an operator took back."""
 
@@ -242,12 +247,18 @@ def possible(
         if command.order not in found and _objection(command, record, now, parcels) is None:
             decided = _judged(command, record, now, parcels)
             if isinstance(decided, Move) and decided.row.to is not None:
-                note = (
-                    f"or without --closed, asked after {moment(believed_from(record, lag))}" if command.closed else ""
-                )
-                row, to = decided.row.number, decided.row.to
+                row, to, note = decided.row.number, decided.row.to, _note(command, record)
                 found[command.order] = Possibility(command.order, row, to, options, note, decided.letter)
     return tuple(found.values())
+
+
+def _note(command: OperatorCommand, record: Record) -> str:
+    """What the operator has to know before using the order."""
+    if command.closed:
+        return f"or without --closed, asked after {moment(believed_from(record, command.lag))}"
+    if command.order is Order.BUST and record.memo:
+        return STEPS_STAY
+    return ""
 
 
 def believed_from(record: Record, lag: Duration) -> Instant:

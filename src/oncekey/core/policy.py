@@ -80,8 +80,8 @@ class ErrorFormat(StrEnum):
     CODE = "code"
 
 
-class PiiCheck(StrEnum):
-    """What is done about a key that looks like an e-mail address or a telephone number."""
+class KeyCheck(StrEnum):
+    """What is done about a key that looks personal or guessable."""
 
     OFF = "off"
     WARN = "warn"
@@ -130,12 +130,14 @@ class Policy:
     min_key_length: int | None = field(default=None, metadata=checks.optional(checks.whole(1, 255)))
     max_key_length: int = field(default=255, metadata=checks.whole(1, 255))
     require_key: bool = field(default=True, metadata=checks.flag())
-    pii_check: PiiCheck = field(default=PiiCheck.WARN, metadata=checks.choice(PiiCheck))
+    pii_check: KeyCheck = field(default=KeyCheck.WARN, metadata=checks.choice(KeyCheck))
+    guessable_check: KeyCheck = field(default=KeyCheck.WARN, metadata=checks.choice(KeyCheck))
     max_request_age: timedelta | None = field(default=None, metadata=checks.optional(checks.span()))
 
     # Whose key it is, and which request it stands for
     namespace: str = field(default="", metadata=checks.text(100))
     bind_to: BindTo = field(default=BindTo.TENANT, metadata=checks.choice(BindTo))
+    separate_operations: bool = field(default=False, metadata=checks.flag())
     selection: Selection = field(default_factory=Selection, metadata=checks.a(Selection))
     secret: bytes | None = field(default=None, repr=False, metadata=checks.optional(checks.secret_bytes(at_least=16)))
     big_ints: BigInts = field(default=BigInts.EXACT, metadata=checks.choice(BigInts))

@@ -22,13 +22,14 @@ from oncekey.core.errors import (
     RecordUnreadableError,
     StoreUnavailableError,
 )
-from oncekey.core.model import SECOND, Code, Refuse
-from oncekey.core.policy import ErrorFormat, Flavor, Policy, micros
+from oncekey.core.model import SECOND, Code, Effects, Refuse
+from oncekey.core.policy import ErrorFormat, Flavor, InProgress, OnExpired, Policy, micros
 
 PROBLEM_JSON: Final = b"application/problem+json"
 JSON: Final = b"application/json"
 
 _ACCEPTED: Final = 202
+_UNAVAILABLE: Final = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,39 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
     }
 )
 """Every code has its problem; a test checks it."""
+
+
+def statuses_of(code: Code, policy: Policy, effects: Effects, *, wsgi: bool = False) -> tuple[int, ...]:
+    """The statuses with which a route may answer this problem; none if it cannot occur there."""
+    status = PROBLEMS[code].status_in(policy.flavor)
+    occurs = True
+    match code:
+        case Code.KEY_MISSING:
+            occurs = policy.require_key
+        case Code.KEY_NOT_FOUND:
+            occurs = False  # only the status resource answers it
+        case Code.BODY_LENGTH_MISSING:
+            occurs = wsgi
+        case Code.BODY_TOO_SLOW:
+            occurs = not wsgi  # a WSGI server reads the body, and has its own time limit
+        case Code.KEY_EXPIRED:
+            occurs = policy.on_expired is OnExpired.GONE
+        case Code.RATE_LIMITED:
+            occurs = (policy.max_new_keys_per_second or policy.max_live_keys) is not None
+        case Code.REQUEST_TOO_OLD:
+            occurs = policy.max_request_age is not None
+        case Code.IN_PROGRESS if effects is Effects.OUTBOX:
+            return (_ACCEPTED,) if policy.on_in_progress is InProgress.ACCEPTED else (_ACCEPTED, status)
+        case Code.IN_PROGRESS if policy.on_in_progress is InProgress.ACCEPTED:
+            status = _ACCEPTED
+        case Code.OUTCOME_UNKNOWN:
+            # 503: the outcome could not be written, whatever the setting is.
+            return (policy.on_unknown,) if policy.on_unknown == _UNAVAILABLE else (policy.on_unknown, _UNAVAILABLE)
+        case Code.TIMED_OUT:
+            occurs, status = effects is Effects.OUTBOX, policy.abandoned_status
+        case _:
+            pass
+    return (status,) if occurs else ()
 
 
 def wait_of(refusal: Refuse, policy: Policy) -> int:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final, assert_never
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from oncekey.canonical.digests import frame, raw
 from oncekey.core.errors import ConfigurationError
@@ -21,6 +21,7 @@ MAX_SCOPE_LENGTH: Final = 200
 NO_NAMESPACE: Final = "-"
 """What stands in a scope for the namespace of a policy that has none."""
 _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
+_NAMES: Final = {"token": "token_digest"}
 _LENGTH: Final = re.compile(r"([0-9]+):")
 
 
@@ -94,13 +95,27 @@ def tenant_of(scope: str) -> str:
     return parts[1] if len(parts) > 1 else scope
 
 
-def shown_scope(scope: str) -> str:
-    """A scope for people: the tenant, if the scope has no other part."""
-    match parts_of(scope):
-        case [namespace, tenant] if namespace == NO_NAMESPACE:
-            return tenant
+def names_of(scope: str) -> dict[str, str]:
+    """The names in a caller's scope, for log lines: the tenant first, then what else the scope has.
+
+    Keys are `tenant`, and where there is one `principal`, `token_digest`, `function` or `namespace`. A scope that
+    cannot be read is the tenant's name.
+    """
+    parts = [part if part.isprintable() else quote(part) for part in parts_of(scope)]
+    match parts:
+        case [namespace, tenant, *more] if len(more) % 2 == 0:
+            bound = {_NAMES.get(kind, kind): name for kind, name in zip(more[::2], more[1::2], strict=True)}
+            named = {} if namespace == NO_NAMESPACE else {"namespace": namespace}
+            return {"tenant": tenant, **bound, **named}
         case _:
-            return scope
+            return {"tenant": scope}
+
+
+def shown_scope(scope: str) -> str:
+    """A scope for people: the tenant, and after it whatever else the scope has, as `acme, principal alice`."""
+    names = names_of(scope)
+    tenant = names.pop("tenant")
+    return ", ".join((tenant, *(f"{kind.replace('_', ' ')} {name}" for kind, name in names.items())))
 
 
 def _require(part: object, number: int) -> str:

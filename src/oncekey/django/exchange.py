@@ -18,6 +18,7 @@ from django.http import HttpResponse
 
 from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.headers import trace_id_of
 from oncekey.core.model import UNAVAILABLE, Claim, Code, Effects, Refuse
 from oncekey.django.database import NESTED, Database, DjangoTransaction
 from oncekey.engine.actions import Action, Call, Interrupted, Life, Sleep, Tx
@@ -55,6 +56,8 @@ class Sent:
         self.method: str = request.method
         self.echo: bytes | None = None if limit is None else meta[KEY].encode("latin-1", "replace")
         self.token: str = meta.get("HTTP_AUTHORIZATION", "")
+        self.query: str = meta.get("QUERY_STRING", "")
+        self.trace_id = trace_id_of(meta.get("HTTP_TRACEPARENT"))
         whence = getattr(request, "environ", None) or getattr(request, "scope", {})
         self.resumption: Resumption | None = whence.get(RESUMPTION)
         self._request = request
@@ -168,7 +171,7 @@ class DjangoExchange(blocking.BlockingExchange):
                 return None
         except StoreError as error:
             notify_failure(self.threads.notify, "begin", error)
-        return made(self.threads.turn_away(UNAVAILABLE, enrolment, echo=self.echo))
+        return made(self.threads.turn_away(UNAVAILABLE, enrolment, trace_id=self.trace_id, echo=self.echo))
 
     def call(
         self,
@@ -210,7 +213,7 @@ class DjangoExchange(blocking.BlockingExchange):
 
         if not self.keyed:
             if self.asked.method not in SAFE and enrolment.policy.require_key:
-                return made(self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment))
+                return made(self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=self.trace_id))
             return await self._aunkeyed(invoke, enrolment, None)
         await _in_its_thread(self._claim, enrolment)
         if self.answer is not None:
@@ -248,7 +251,7 @@ class DjangoExchange(blocking.BlockingExchange):
             notify_failure(self.threads.notify, "begin", error.why)
             run = None
         if run is None:
-            return made(self.threads.turn_away(UNAVAILABLE, enrolment))
+            return made(self.threads.turn_away(UNAVAILABLE, enrolment, trace_id=self.trace_id))
         flow = serve_unkeyed(run)
         await _in_its_thread(runtime.run, flow)
         op = blocking.unkeyed_operation(Operation, claim, run)

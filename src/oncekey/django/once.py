@@ -17,6 +17,7 @@ from oncekey.django.exchange import DjangoExchange, DjangoThreads, Sent, made, r
 from oncekey.django.project import Application, check_order
 from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
 from oncekey.frameworks.blocking import current
+from oncekey.frameworks.consumer_page import documentation
 from oncekey.once import Once as Framework
 from oncekey.options import NO_WSGI_APP
 from oncekey.wire import Source, has_threads
@@ -116,6 +117,10 @@ class Once(Framework):
                 database.alias,
             }
         return cast("F", wrapper)
+
+    def docs_view(self, _: Any) -> Any:  # noqa: ANN401  (Django has no types)
+        """The page for API consumers that refusals link to: `path("idempotency", once.docs_view)`."""
+        return made(documentation(self.threads))
 
     def status_view(self, request: Any, key: str) -> Any:  # noqa: ANN401  (Django has no types)
         """Say what became of a key: `path("idempotency-keys/<path:key>", once.status_view)`, below your own login."""

@@ -166,7 +166,7 @@ def served() -> Iterator[Served]:
             continue
         for methods, handler in _handlers(view):
             endpoint = next((layer for layer in inner(handler) if hasattr(layer, "__oncekey__")), handler)
-            yield Served(path, methods, endpoint, patterns)
+            yield Served(path, methods, endpoint, patterns, wsgi=True)
 
 
 def _walk(found: Any, before: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401

@@ -22,9 +22,9 @@ from uuid import UUID
 
 from oncekey.canonical.fingerprint import Request
 from oncekey.core.errors import BodyInvalidError, KeyMalformedError
-from oncekey.core.keys import check_given, key_digest, looks_personal, parse_key
+from oncekey.core.keys import check_given, key_digest, looks_guessable, looks_personal, parse_key
 from oncekey.core.model import Claim, Code, RecordId, Refuse
-from oncekey.core.policy import PiiCheck
+from oncekey.core.policy import KeyCheck
 from oncekey.core.scope import BindTo, bound_scope, scope_of
 from oncekey.engine.kept_request import about_of, kept_request_of, to_stored
 
@@ -38,12 +38,15 @@ if TYPE_CHECKING:
 Chosen: TypeAlias = "Mapping[str, object] | bytes"
 
 log = logging.getLogger("oncekey")
+security = logging.getLogger("oncekey.security")
+GUESSABLE: Final = "oncekey: a key of %s can be guessed (digest %s): clients should send random keys, such as UUIDs"
 
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 """The owner of the claims of this process. Read it from the module: a forked process has another one."""
 CALL: Final = "CALL"
 """The method of a function's call; its path is the name of its operation."""
 _FUNCTION: Final = "function"
+_OPERATION: Final = "operation"
 _JSON: Final = b"application/json"
 _TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
 _VERSION_4: Final = (4 << 76) | (0b10 << 62)
@@ -116,11 +119,15 @@ def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
         return Refuse(Code.KEY_MALFORMED, detail=str(error))
     if key is None:
         return Refuse(Code.KEY_MISSING)
-    return _personal(key, policy) if policy.pii_check is not PiiCheck.OFF and looks_personal(key) else key
+    if policy.guessable_check is not KeyCheck.OFF and looks_guessable(key):
+        if policy.guessable_check is KeyCheck.REJECT:
+            return Refuse(Code.KEY_MALFORMED, detail="The key can be guessed; use a random value, such as a UUID.")
+        security.warning(GUESSABLE, enrolment.operation, key_digest(key))
+    return _personal(key, policy) if policy.pii_check is not KeyCheck.OFF and looks_personal(key) else key
 
 
 def _personal(key: str, policy: Policy) -> str | Refuse:
-    if policy.pii_check is PiiCheck.REJECT:
+    if policy.pii_check is KeyCheck.REJECT:
         return Refuse(Code.KEY_MALFORMED, detail="The key looks like personal data; use a random value.")
     log.warning("oncekey: a key looks like personal data (digest %s): use random keys", key_digest(key))
     return key
@@ -156,13 +163,17 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
 
 def claim_input_of(key: str, fingerprint: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
     """The input of a claim, by which a stored answer is found, too; from the key and the fingerprint of a request."""
-    tenant, principal, token = caller
-    bind_to, namespace = enrolment.policy.bind_to, enrolment.namespace
-    if bind_to is BindTo.TENANT:
-        scope = scope_of(namespace, tenant)
-    else:
-        scope = bound_scope(bind_to, namespace, tenant, principal=principal, token=token)
+    scope = scope_for(enrolment.policy, enrolment.namespace, caller, enrolment.operation)
     return ClaimInput(RecordId(scope, key), fingerprint, parts, caller)
+
+
+def scope_for(policy: Policy, namespace: str, caller: Caller, operation: str) -> str:
+    """Whose key it is: that of the caller, and of one operation if the policy separates them."""
+    tenant, principal, token = caller
+    owned = (namespace, tenant, _OPERATION, operation) if policy.separate_operations else (namespace, tenant)
+    if policy.bind_to is BindTo.TENANT:
+        return scope_of(*owned)
+    return bound_scope(policy.bind_to, *owned, principal=principal, token=token)
 
 
 def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
@@ -204,7 +215,7 @@ def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: s
         given = check_given(key, min_length=policy.min_key_length or 1, max_length=policy.max_key_length)
     except KeyMalformedError as error:
         return Refuse(Code.KEY_MALFORMED, detail=str(error))
-    named = _personal(given, policy) if policy.pii_check is not PiiCheck.OFF and looks_personal(given) else given
+    named = _personal(given, policy) if policy.pii_check is not KeyCheck.OFF and looks_personal(given) else given
     if isinstance(named, Refuse):
         return named
     parts = Parts(CALL, enrolment.operation, b"", ((b"content-type", _JSON),), _JSON, arguments)

@@ -36,6 +36,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.policy import On5xx, micros
+from oncekey.core.scope import names_of, shown_scope
 from oncekey.engine.inner import is_inner, operation_begins
 from oncekey.engine.local import record_as_claimed
 from oncekey.engine.phases import proves_nothing_sent
@@ -53,6 +54,11 @@ log = logging.getLogger("oncekey")
 RAISED_SUCCESS: Final = (
     "oncekey: %s ended with a success (%s) whose rows were rolled back, because it was raised: return it, or call "
     "op.keep() before"
+)
+NO_PROOF: Final = (
+    "oncekey: %s answered %s, which does not prove that nothing was executed, so the client receives "
+    "idempotency_outcome_unknown instead: raise NotExecutedError, or list the status in not_executed_statuses, if "
+    "nothing was"
 )
 DEFER_ONCE: Final = "effects=OUTBOX means that a handler which succeeds has called op.defer exactly once"
 
@@ -146,6 +152,7 @@ def _record_of(run: Run) -> Record:
 def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
     """The answer that replaces the handler's if that would be untrue: its call is open, or not made yet."""
     progress, operation = ending.progress, run.enrolment.operation
+    reading = read(run.enrolment.effects, ending, run.policy)
     match decision.settlement:
         case Deferred(accepted=accepted):
             record = replace(_record_of(run), state=State.PENDING, request=accepted)
@@ -155,6 +162,10 @@ def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
             return refused(run, Refuse(Code.EXECUTION_FAILED))
         case Doubtful() if progress.call_open:
             return refused(run, Refuse(Code.OUTCOME_UNKNOWN))
+        case Doubtful() if reading is Reading.NEVER_STORED:
+            # A client takes each of these statuses for a proof that nothing was executed (F5).
+            log.error(NO_PROOF, operation, ending.status)
+            return refused(run, Refuse(Code.OUTCOME_UNKNOWN))
         case HandedBack(last_error) if last_error == STOPPED:
             return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1))
         case HandedBack() if progress.call_open:
@@ -162,7 +173,7 @@ def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
         case Retryable(last_error) if last_error == NOT_DEFERRED:
             log.error("oncekey: %s: %s", operation, DEFER_ONCE)
             return refused(run, Refuse(Code.EXECUTION_FAILED))
-        case _ if read(run.enrolment.effects, ending, run.policy) is Reading.UNDONE:
+        case _ if reading is Reading.UNDONE:
             log.error(RAISED_SUCCESS, operation, ending.status)
             return refused(run, Refuse(Code.EXECUTION_FAILED))
         case _:
@@ -180,6 +191,7 @@ def refusal(
     claim: Claim | None = None,
     echo: bytes | None = None,
     status_url: str | None = None,
+    trace_id: str = "",
 ) -> Answer:
     """The answer to a request that is not executed; its instance stands in the answer and in the log."""
     instance = uuid4()
@@ -187,12 +199,14 @@ def refusal(
     if refused.code is Code.KEY_REUSED and claim is not None:
         known = fields_of("key_misuse", claim, instance=str(instance))
         security.warning(
-            "oncekey: a key was used for another request of %(operation)s in %(scope)s (digest %(key_digest)s, "
-            "instance %(instance)s)",
-            known,
+            "oncekey: a key of %s was used for another request of %s (digest %s, instance %s)",
+            shown_scope(claim.id.scope),
+            claim.operation,
+            known["key_digest"],
+            instance,
             extra={"oncekey": known},
         )
-    return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance.hex)
+    return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance.hex, trace_id=trace_id)
 
 
 def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
@@ -200,25 +214,35 @@ def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
     stored = verdict.record.response
     if stored is not None and stored.body is not None:
         return answers.replay(verdict, policy, echo=asker.echo)
-    return answers.replay(verdict, policy, echo=asker.echo, status_url=asker.status_url, fault_id=uuid4().hex)
+    return answers.replay(
+        verdict,
+        policy,
+        echo=asker.echo,
+        status_url=asker.status_url,
+        fault_id=uuid4().hex,
+        trace_id=asker.trace_id,
+    )
 
 
 def fields_of(event: str, claim: Claim, **more: str) -> dict[str, str]:
     """The fields of a log line about a request: never the key, only its digest."""
-    known = {"operation": claim.operation, "scope": claim.id.scope, "key_digest": key_digest(claim.id.key)}
+    known = {"operation": claim.operation, **names_of(claim.id.scope), "key_digest": key_digest(claim.id.key)}
     return {"event": event, **known, **more}
 
 
 def refused(run: Run, refuse: Refuse) -> Answer:
     """The refusal as the answer to the request of a run."""
-    return refusal(refuse, run.policy, claim=run.claim, echo=run.asker.echo, status_url=run.asker.status_url)
+    asker = run.asker
+    return refusal(
+        refuse, run.policy, claim=run.claim, echo=asker.echo, status_url=asker.status_url, trace_id=asker.trace_id
+    )
 
 
 def in_doubt(run: Run) -> Answer:
     """503 with the code of an unknown outcome: it may have happened, and the store cannot say so yet."""
     policy = run.policy.override(on_unknown=503)
-    unknown = Refuse(Code.OUTCOME_UNKNOWN, retry_after=1)
-    return refusal(unknown, policy, echo=run.asker.echo, status_url=run.asker.status_url)
+    unknown, asker = Refuse(Code.OUTCOME_UNKNOWN, retry_after=1), run.asker
+    return refusal(unknown, policy, echo=asker.echo, status_url=asker.status_url, trace_id=asker.trace_id)
 
 
 def answer_to(run: Run, verdict: Verdict) -> Answer:

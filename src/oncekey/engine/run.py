@@ -69,6 +69,10 @@ class Asker(Protocol):
     def status_url(self) -> str | None:
         """The URL of the key's status resource."""
 
+    @property
+    def trace_id(self) -> str:
+        """The trace that the client's `traceparent` names; empty without one."""
+
 
 class Run:
     """The state of one operation. The flow writes it; the adapter, the handler and its steps read it."""

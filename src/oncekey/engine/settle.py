@@ -90,7 +90,7 @@ COMMIT_FAILED: Final = "commit_failed"
 NOT_ENTERED: Final = "not_entered"
 ROLLED_BACK: Final = "rolled_back_by_handler"
 NO_ROWS: Final = "oncekey: a success is not stored, because its rows were rolled back (digest %s): %s"
-UNKNOWN: Final = "oncekey: the outcome of %(operation)s is unknown: %(why)s (digest %(key_digest)s)"
+UNKNOWN: Final = "oncekey: the outcome of %(operation)s for %(tenant)s is unknown: %(why)s (digest %(key_digest)s)"
 
 
 def settle(run: Run, decision: Decision) -> Life[Answer | None]:

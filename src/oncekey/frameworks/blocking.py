@@ -37,8 +37,9 @@ from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Run, Site
 from oncekey.engine.serve import Unkeyed, end_after_bug, serve, serve_unkeyed
 from oncekey.engine.steps import Stepping
+from oncekey.frameworks.consumer_page import documentation
 from oncekey.frameworks.limits import Limits
-from oncekey.frameworks.resources import answered, documentation, status_of
+from oncekey.frameworks.resources import answered, status_of
 from oncekey.frameworks.resuming import Resumption, wsgi_door
 from oncekey.frameworks.shared import ApplicationShared, Engines
 from oncekey.runtimes.threads import ThreadRuntime
@@ -96,6 +97,14 @@ class HttpRequest(Protocol):
     @property
     def token(self) -> str:
         """What it authenticates itself with."""
+
+    @property
+    def query(self) -> str:
+        """Its query string."""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that its `traceparent` names; empty without one."""
 
     def instead(self, answer: Answer, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
         """What a handler returns that was not called, in its framework's own terms."""
@@ -172,7 +181,7 @@ class Threads(ApplicationShared):
     def resource(self, asked: HttpRequest, path: str) -> Answer | None:
         """What a GET of this path is answered with, if it is no path of the application's."""
         if path == self.policy.docs_url:
-            return documentation(self.policy)
+            return documentation(self)
         if self.status_path is None or not path.startswith(f"{self.status_path}/"):
             return None
         return self._status(asked, path.removeprefix(f"{self.status_path}/"))
@@ -180,8 +189,10 @@ class Threads(ApplicationShared):
     def _status(self, asked: HttpRequest, key: str) -> Answer:
         caller = self.caller_of(asked, self.policy)
         if not self.ready():
-            return answered(self, UNAVAILABLE, 0.0)
-        return self.runtime.drive(status_of(self, self.site.store, caller, key))
+            return answered(self, UNAVAILABLE, 0.0, asked.trace_id)
+        return self.runtime.drive(
+            status_of(self, self.site.store, caller, key, query=asked.query, trace_id=asked.trace_id)
+        )
 
     def stop(self, seconds: float = DRAIN_SECONDS) -> bool:
         """Begin no further step of phased handlers, and wait for what is under way; whether all of it ended."""
@@ -206,6 +217,7 @@ class BlockingExchange:
         self.threads = threads
         self.asked = asked
         self.echo = asked.echo
+        self.trace_id = asked.trace_id
         self.ended = HandlerEnded()
         self.run: Run | None = None
         self.capture: Capture | None = None
@@ -219,7 +231,8 @@ class BlockingExchange:
     @property
     def status_url(self) -> str | None:
         """Where the key's state can be read."""
-        return None if self.run is None else self.threads.status_url(self._root_path, self.run.claim.id.key)
+        claim = None if self.run is None else self.run.claim
+        return None if claim is None else self.threads.status_url(self._root_path, claim.id.key, claim.operation)
 
     # What a handler meets.
 
@@ -230,7 +243,7 @@ class BlockingExchange:
             self._claim(enrolment)
             self.ended.entered = True
         elif enrolment.policy.require_key:
-            self.answer = self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment)
+            self.answer = self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=self.trace_id)
 
     def call(
         self,
@@ -254,7 +267,9 @@ class BlockingExchange:
         safe = self.asked.method in SAFE
         if safe or self.echo is None:
             if not safe and enrolment.policy.require_key:
-                return self.asked.instead(self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment), args)
+                return self.asked.instead(
+                    self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=self.trace_id), args
+                )
             return self._unkeyed(invoke, enrolment, None, args)
         self._claim(enrolment)
         if self.answer is not None:
@@ -296,7 +311,7 @@ class BlockingExchange:
                 return run_blocking(invoke, enrolment, self.without_record(claim), self.threads.runtime)
         except NoConnectionError as error:
             notify_failure(self.threads.notify, "begin", error.why)
-        return self.asked.instead(self.threads.turn_away(UNAVAILABLE, enrolment), args)
+        return self.asked.instead(self.threads.turn_away(UNAVAILABLE, enrolment, trace_id=self.trace_id), args)
 
     def without_record(self, claim: Claim | None) -> Unkeyed:
         """The run of a LOCAL handler that has no record; a skin may have its transaction open already."""
@@ -315,7 +330,7 @@ class BlockingExchange:
         claim: Claim | Refuse = parts if isinstance(parts, Refuse) else self._claim_of(parts, enrolment)
         if isinstance(parts, Refuse) or isinstance(claim, Refuse) or not threads.ready():
             refused = claim if isinstance(claim, Refuse) else UNAVAILABLE
-            self.answer = threads.turn_away(refused, enrolment, echo=self.echo)
+            self.answer = threads.turn_away(refused, enrolment, trace_id=self.trace_id, echo=self.echo)
             return
         self._root_path = parts.root_path
         site, limits = threads.site, None

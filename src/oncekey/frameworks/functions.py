@@ -313,6 +313,7 @@ class Calling:
         self.refused: str | None = None
         self.echo: bytes | None = None
         self.status_url: str | None = None
+        self.trace_id = ""
 
     @property
     def unsettled(self) -> bool:

@@ -44,6 +44,8 @@ class Served:
     endpoint: Callable[..., Any]
     patterns: tuple[Patterns, ...] = ()
     """What is enrolled by path on the way to it, from the outside in."""
+    wsgi: bool = False
+    """Whether a WSGI server may serve it, which does not pass on every body without a Content-Length."""
 
     def enrolment(self, method: str) -> Enrolment | None:
         """How it is protected: by its decorator, below whatever others, or by its path."""

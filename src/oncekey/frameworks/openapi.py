@@ -1,40 +1,36 @@
 """OpenAPI: what a protected operation takes and answers, written into any document of OpenAPI 3.0 or 3.1.
 
-Each operation gets the header that it takes, with the validity that is really configured, the refusals that it may
-answer with in the flavour and format of its policy, and the headers of its answers. What the document says already
-stays, and so does a response that another document describes.
+Each operation gets the header that it takes, with the validity that is really configured, every problem that it may
+return, under its status, in the flavour and format of its policy, and the headers of its responses. What the document
+contains already stays, and so does a response that another document describes.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
+from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
-from oncekey.core.model import Code, Effects
-from oncekey.core.policy import ErrorFormat, InProgress, Policy
-from oncekey.core.problems import PROBLEMS
+from oncekey.core.model import Code
+from oncekey.core.policy import Policy
+from oncekey.core.problems import PROBLEMS, render, statuses_of
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.listing import Served
 
-PROBLEM = "application/problem+json"
 EXAMPLE = "8e03978e-40d5-43e8-bc93-6894a57f9324"
-DOCUMENTED = (
-    Code.KEY_MISSING,
-    Code.IN_PROGRESS,
-    Code.BODY_TOO_LARGE,
-    Code.KEY_REUSED,
-    Code.STORE_UNAVAILABLE,
-)
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 KNOWN: Final = re.compile(r"3\.[01]\.\d+(?:-.*)?")
 NOT_KNOWN: Final = "this is a document of OpenAPI {version}, and 3.0 and 3.1 are known: convert it first"
+_ACCEPTED: Final = 202
 _NAMED: Final = re.compile(r"\{[^{}]*\}")
 
 
@@ -72,16 +68,20 @@ def describe(document: dict[str, Any], routes: Iterable[Served]) -> list[str]:
             if about is None:
                 missing.append(f"{method} {route.path}")
             else:
-                describe_one(about, enrolment, document)
+                describe_one(about, enrolment, document, wsgi=route.wsgi)
     return missing
 
 
 def describe_one(
-    about: dict[str, Any], enrolment: Enrolment, document: Mapping[str, Any] = MappingProxyType({})
+    about: dict[str, Any],
+    enrolment: Enrolment,
+    document: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    wsgi: bool = False,
 ) -> None:
     """Write it into the description of one operation, once; `document` is where its references lead."""
     if "x-oncekey" not in about:
-        _describe(about, enrolment, document)
+        _describe(about, enrolment, document, wsgi=wsgi)
 
 
 def _operation(
@@ -126,7 +126,7 @@ def _is_key(parameter: Any, policy: Policy, document: Mapping[str, Any]) -> bool
     return found.get("in") == "header" and str(found.get("name", "")).lower() == policy.key_header.lower()
 
 
-def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str, Any]) -> None:
+def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str, Any], *, wsgi: bool) -> None:
     policy = enrolment.policy
     about["x-oncekey"] = {"effects": enrolment.effects.value, "operation": enrolment.operation}
     parameters = about.setdefault("parameters", [])
@@ -135,35 +135,42 @@ def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str
     responses = about["responses"] = {
         str(status): _own(response, document) for status, response in about.get("responses", {}).items()
     }
-    media = PROBLEM if policy.error_format is ErrorFormat.PROBLEM else "application/json"
-    for code in DOCUMENTED:
-        problem = PROBLEMS[code]
-        response = responses.setdefault(str(problem.status_in(policy.flavor)), {"description": problem.title})
-        if "$ref" in response:
-            continue
-        # A status may be the application's own as well: add a media type, replace nothing.
-        response.setdefault("content", {}).setdefault(
-            media, {"schema": {"type": "object"}, "example": {"code": code.value, "title": problem.title}}
-        )
-        if problem.waiting_helps:
-            response.setdefault("headers", {})["Retry-After"] = _header(
-                "Seconds to wait before the same request again."
-            )
-    if policy.on_in_progress is InProgress.ACCEPTED or enrolment.effects is Effects.OUTBOX:
-        running = responses.setdefault("202", {"description": PROBLEMS[Code.IN_PROGRESS].title})
-        if "$ref" not in running:
-            running.setdefault("headers", {}).update(
-                {
-                    "Retry-After": _header("Seconds to wait before the same request again."),
-                    "Location": _header("Where the state of the first request can be read."),
-                }
-            )
+    ours: dict[str, list[str]] = {}
+    """The titles of the problems under each status that the document did not have."""
+    for code, problem in PROBLEMS.items():
+        for status in statuses_of(code, policy, enrolment.effects, wsgi=wsgi):
+            name = str(status)
+            if name not in responses:
+                ours[name] = []
+            if name in ours:
+                ours[name].append(problem.title)
+            _add_problem(responses.setdefault(name, {}), code, status, policy)
+    for name, titles in ours.items():
+        responses[name]["description"] = "; or: ".join(titles)
     for status, response in responses.items():
         if status.startswith("2") and "$ref" not in response:
             headers = response.setdefault("headers", {})
             headers[policy.key_header] = _header("The key, as it was received.")
             headers[policy.expires_header] = _header("Until when a repeat gets this same answer.")
             headers[policy.replayed_header] = _header("`true` if this answer was stored by an earlier request.")
+
+
+def _add_problem(response: dict[str, Any], code: Code, status: int, policy: Policy) -> None:
+    """Add a problem to a response, which may be the application's own as well: nothing of that is replaced."""
+    if "$ref" in response:
+        return
+    page = render(code, status, policy, fault_id=UUID(EXAMPLE).hex, trace_id=TRACE)
+    media = response.setdefault("content", {}).setdefault(page.media_type.decode(), {"schema": {"type": "object"}})
+    if "$ref" not in media:
+        if "example" in media:  # a document has one example or several, not both
+            media["examples"] = {"example": {"value": media.pop("example")}}
+        media.setdefault("examples", {}).setdefault(
+            code.value, {"summary": PROBLEMS[code].title, "value": json.loads(page.body)}
+        )
+    if PROBLEMS[code].waiting_helps:
+        response.setdefault("headers", {})["Retry-After"] = _header("Seconds to wait before the same request again.")
+    if status == _ACCEPTED or code is Code.OUTCOME_UNKNOWN:
+        response.setdefault("headers", {})["Location"] = _header("Where the state of the request can be read.")
 
 
 def _parameter(policy: Policy) -> dict[str, Any]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import FrontConnection
     from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.frameworks.listing import Served
 
 
 class Engines(Protocol):
@@ -67,6 +68,8 @@ class ApplicationShared:
         """Tells the workers of this process, if it has such, that parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
+        self.routes: Callable[[], Iterable[Served] | None] = _unlisted
+        """The routes of the application, if it lists them."""
         self.notify: Notify | None = None
         """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
@@ -77,20 +80,27 @@ class ApplicationShared:
         """Make room for an enrolment whose own settings are wider than the application's."""
         self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
 
-    def status_url(self, root_path: str, key: str) -> str | None:
+    def status_url(self, root_path: str, key: str, operation: str) -> str | None:
         """Where the key's state can be read."""
         if self.status_path is None:
             return None
-        return f"{root_path}{self.status_path}/{quote(key, safe='')}"
+        whose = f"?operation={quote(operation, safe='')}" if self.policy.separate_operations else ""
+        return f"{root_path}{self.status_path}/{quote(key, safe='')}{whose}"
 
     def turn_away(
-        self, refused: Refuse, enrolment: Enrolment | None, *, echo: bytes | None = None, status_url: str | None = None
+        self,
+        refused: Refuse,
+        enrolment: Enrolment | None,
+        *,
+        trace_id: str,
+        echo: bytes | None = None,
+        status_url: str | None = None,
     ) -> Answer:
         """The answer to a request that is refused before it could claim; the observers get an event of it."""
         if self.notify is not None:
             self.notify(TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
         policy = self.policy if enrolment is None else enrolment.policy
-        return refusal(refused, policy, echo=echo, status_url=status_url)
+        return refusal(refused, policy, echo=echo, status_url=status_url, trace_id=trace_id)
 
     def site_of(self, engine: AsyncEngine | Engine, crowded: Callable[[bool], bool]) -> Site:
         """What the operations of one event loop, or of all threads of a process, share."""
@@ -126,6 +136,10 @@ def _line(front: Front, breaker: Breaker) -> FrontConnection:
     from oncekey.drivers.redis_line import RedisLine  # noqa: PLC0415  (an optional package)
 
     return RedisLine(front.place, front.patience, breaker)
+
+
+def _unlisted() -> None:
+    """The routes are not known."""
 
 
 def _nobody() -> None:

@@ -21,10 +21,12 @@ from starlette.routing import BaseRoute, Host, Match, Mount, Route
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.asgi.claiming import by_request, caller_of
+from oncekey.frameworks.asgi.messages import trace_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.consumer_page import documentation, is_served
 from oncekey.frameworks.listing import NO_ROUTE, TWICE, Served
-from oncekey.frameworks.resources import documentation, is_served, status_of
+from oncekey.frameworks.resources import status_of
 from oncekey.options import SINGLE_TENANT
 
 if TYPE_CHECKING:
@@ -164,7 +166,7 @@ def add_documentation(app: Starlette, installation: Installation) -> None:
         return
 
     async def idempotency_documentation(_: Request) -> Response:
-        return respond(documentation(installation.policy))
+        return respond(documentation(installation))
 
     app.router.routes.append(Route(installation.policy.docs_url, idempotency_documentation, include_in_schema=False))
 
@@ -175,7 +177,9 @@ def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable
     async def idempotency_key_status(request: Request) -> Response:
         caller = await caller_of(installation, installation.policy, request.scope)
         runtime, site = installation.runtime_and_site()
-        return respond(await runtime.drive(status_of(installation, site.store, caller, request.path_params["key"])))
+        key, query, trace_id = request.path_params["key"], request.url.query, trace_of(request.scope)
+        asking = status_of(installation, site.store, caller, key, query=query, trace_id=trace_id)
+        return respond(await runtime.drive(asking))
 
     return idempotency_key_status
 

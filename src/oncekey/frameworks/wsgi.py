@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import SAID_TO_US
+from oncekey.core.headers import trace_id_of
 from oncekey.core.model import Refuse
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
@@ -108,6 +109,8 @@ class Environ:
         self.method: str = environ["REQUEST_METHOD"]
         self.echo: bytes | None = None if limit is None else environ[KEY].encode("latin-1")
         self.token: str = environ.get("HTTP_AUTHORIZATION", "")
+        self.query: str = environ.get("QUERY_STRING", "")
+        self.trace_id = trace_id_of(environ.get("HTTP_TRACEPARENT"))
         self.resumption: Resumption | None = environ.get(RESUMPTION)
         self._body = b"" if limit is None else read(environ, limit)
 

@@ -25,8 +25,15 @@ UNITS: Final = (
     "systemd/oncekey-migrate.service",
     "systemd/oncekey-upkeep.service",
     "systemd/oncekey-upkeep.timer",
+    "systemd/oncekey-ledger.service",
+    "systemd/oncekey-ledger.timer",
 )
-MANIFESTS: Final = ("kubernetes/worker.yaml", "kubernetes/migrate.yaml", "kubernetes/podmonitor.yaml")
+MANIFESTS: Final = (
+    "kubernetes/worker.yaml",
+    "kubernetes/migrate.yaml",
+    "kubernetes/podmonitor.yaml",
+    "kubernetes/ledger.yaml",
+)
 OPERATOR_RULES: Final = "kubernetes/prometheusrule.yaml"
 _BLANK: Final = re.compile(r"\[\[([a-z.-]+)\]\]")
 

@@ -105,6 +105,8 @@ def purpose(order: Order, record: Record) -> str:
     if order in {Order.EXECUTED, Order.DECLINED} and record.intent is None and record.memo:
         what = "was something else" if order is Order.EXECUTED else "was a final no"
         return f"The result that was given by hand is wrong, and {what}"
+    if order is Order.BUST and record.memo:
+        return "The handler's mistake is mended, and a retry shall compute the response from the finished steps"
     return _PURPOSES[order]
 
 

@@ -314,6 +314,7 @@ class Unasked:
 
     echo: bytes | None = None
     status_url: str | None = None
+    trace_id: str = ""
 
 
 def request(store: Store, teller: Notifier, effects: Effects, key: str) -> Life[CallReport]:

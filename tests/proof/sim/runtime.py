@@ -77,6 +77,7 @@ class Asked:
     waits: bool = False
     echo: bytes | None = None
     status_url: str | None = None
+    trace_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

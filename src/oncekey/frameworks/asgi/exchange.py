@@ -26,7 +26,7 @@ from oncekey.engine.notifying import notify_failure
 from oncekey.engine.run import Run
 from oncekey.engine.serve import end_after_bug, serve
 from oncekey.frameworks.asgi.claiming import read_claim_input
-from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured
+from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured, trace_of
 from oncekey.frameworks.asgi.nesting import (
     ExchangeState,
     UnsettledError,
@@ -231,15 +231,14 @@ class Exchange:
                 self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path
             )
             if type(claim_input) is ClaimInput:
-                self._key = claim_input.id.key
+                self._key, self._enrolment = claim_input.id.key, enrolment
                 runtime, site = self.installation.runtime_and_site()
                 answer = await runtime.drive(recall(site, claim_input, enrolment.policy, self))
         if answer is None:
             route.leave(scope)
-            self._key = None
+            self._key = self._enrolment = None
             return False
         self.passage.claimed = True
-        self._enrolment = enrolment
         await self._deliver(answer)
         return True
 
@@ -280,7 +279,14 @@ class Exchange:
     @property
     def status_url(self) -> str | None:
         """The address at which the client can read the state of the key."""
-        return None if self._key is None else self.installation.status_url(self._root_path, self._key)
+        if self._key is None or self._enrolment is None:
+            return None
+        return self.installation.status_url(self._root_path, self._key, self._enrolment.operation)
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that the client's `traceparent` names."""
+        return trace_of(self.scope)
 
     # The end.
 
@@ -353,7 +359,9 @@ class Exchange:
         self.state = ExchangeState.ANSWERED
 
     def _refusal(self, refused: Refuse, enrolment: Enrolment | None) -> Answer:
-        return self.installation.turn_away(refused, enrolment, echo=self.echo, status_url=self.status_url)
+        return self.installation.turn_away(
+            refused, enrolment, trace_id=self.trace_id, echo=self.echo, status_url=self.status_url
+        )
 
     def _remember_route(self, run: Run) -> None:
         """Remember where the request was routed, if a repeat can be answered without the application."""

@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from oncekey.core.answers import marked_lines
+from oncekey.core.headers import TRACE_PARENT, first, trace_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.core.policy import Policy
     from oncekey.engine.capture import Capture
-    from oncekey.frameworks.asgi import Message, Receive, Send
+    from oncekey.frameworks.asgi import Message, Receive, Scope, Send
 
 
 class ClientLeftError(Exception):
@@ -186,6 +187,11 @@ class _Begun:
                     return cast("Message", ended.value)
             else:
                 return (yield from self._waiting)
+
+
+def trace_of(scope: Scope) -> str:
+    """The trace that the `traceparent` of a request names; empty without one."""
+    return trace_id_of(first(scope["headers"], TRACE_PARENT))
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

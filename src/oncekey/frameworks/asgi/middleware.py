@@ -26,7 +26,7 @@ from oncekey.core.model import Code, Refuse
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.exchange import Exchange
-from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer
+from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer, trace_of
 from oncekey.frameworks.asgi.nesting import (
     ExchangeState,
     UnkeyedRequest,
@@ -100,7 +100,9 @@ class OncekeyMiddleware:
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send, enrolment: Enrolment | None) -> None:
         if enrolment is not None and enrolment.policy.require_key:
-            await send_answer(send, self.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment))
+            await send_answer(
+                send, self.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=trace_of(scope))
+            )
             return
         passage = passage_of(scope)
         unkeyed = UnkeyedRequest(self.installation, scope, receive, passage, enclosing(passage))
@@ -111,7 +113,9 @@ class OncekeyMiddleware:
             pass
         except TooSlowError:
             chosen = enrolment_of(scope, self.installation.engines)
-            await send_answer(send, self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), chosen))
+            await send_answer(
+                send, self.installation.turn_away(Refuse(Code.BODY_TOO_SLOW), chosen, trace_id=trace_of(scope))
+            )
         finally:
             current.reset(token)
             if unkeyed.transaction is not None:

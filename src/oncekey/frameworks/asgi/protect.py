@@ -31,6 +31,7 @@ from oncekey.engine.steps import Stepping
 from oncekey.frameworks import blocking
 from oncekey.frameworks.asgi.exchange import Exchange
 from oncekey.frameworks.asgi.installation import in_thread
+from oncekey.frameworks.asgi.messages import trace_of
 from oncekey.frameworks.asgi.nesting import (
     ExchangeState,
     UnkeyedRequest,
@@ -209,7 +210,7 @@ async def _without_key(
 ) -> Any:
     """Refuse a request without a key if the policy requires one; otherwise run the handler unprotected."""
     if enrolment.policy.require_key and request.scope["method"] not in SAFE:
-        return _respond(request.installation, request.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment))
+        return _turned_away(request, Refuse(Code.KEY_MISSING), enrolment)
     return await _unkeyed(request, enrolment, invoke, None)
 
 
@@ -220,7 +221,12 @@ async def _unkeyed(
         return await run_unkeyed(invoke, enrolment, request, claim)
     except NoConnectionError as error:
         notify_failure(request.installation.notify, "begin", error.why)
-        return _respond(request.installation, request.installation.turn_away(UNAVAILABLE, enrolment))
+        return _turned_away(request, UNAVAILABLE, enrolment)
+
+
+def _turned_away(request: Exchange | UnkeyedRequest, refused: Refuse, enrolment: Enrolment) -> Any:
+    installation = request.installation
+    return _respond(installation, installation.turn_away(refused, enrolment, trace_id=trace_of(request.scope)))
 
 
 def _invocation(handler: Callable[..., Any], name: str | None, args: Any, kwargs: Any) -> Callable[[object], Any]:
