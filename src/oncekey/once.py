@@ -528,7 +528,7 @@ class Once:
             return None if app is None else self._threaded[app].door(app)
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
         app = starting.serving(self, handler, routed)
-        return cast("App | None", app if app is None else self._installed[app].door or app)
+        return cast("App | None", app)
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""

@@ -28,7 +28,6 @@ LISTERS: Final[Mapping[str, str]] = MappingProxyType(
         "litestar": "oncekey.litestar",
         "starlette": "oncekey.frameworks.starlette",
         "flask": "oncekey.flask",
-        "aiohttp": "oncekey.aiohttp",
         "django": "oncekey.django.project",
     }
 )

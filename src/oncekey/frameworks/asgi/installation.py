@@ -78,12 +78,6 @@ class Installation(ApplicationShared):
         """Called when the application reports that it has started; raises if something that it needs has not."""
         self.check: Callable[[], None] | None = None
         """Called when the application starts; raises if its routes and enrolments do not fit together."""
-        self.door: App | None = None
-        """The ASGI application to which the completer sends its requests, if the installed one is not ASGI itself."""
-        self.answers: tuple[type[Exception], ...] = ()
-        """Exceptions that are successful answers: handlers of this framework may raise them instead of returning."""
-        self.seen: Callable[[Any], Any] = _as_it_is
-        """From a handler's response to an object with `status_code`, or to one as Flask returns it."""
         self.interruptible: set[Interruptible] = set()
         self._pairs: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._last_pair: tuple[AsyncRuntime, Site] | None = None
@@ -161,10 +155,6 @@ class Installation(ApplicationShared):
     def _interrupt(self) -> None:
         for running in tuple(self.interruptible):
             running.interrupt()
-
-
-def _as_it_is(response: Any) -> Any:  # noqa: ANN401  (of any framework)
-    return response
 
 
 def _nobody() -> None:

@@ -18,7 +18,7 @@ from oncekey.frameworks.asgi.messages import Intake, TooLargeError
 from oncekey.frameworks.blocking import ONE_OPERATION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.transactions import RequestTransaction
-
-    RequestScope = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 NOT_INSTALLED: Final = (
     "{operation} is protected by a Once that is not installed here: call install(app, tenant=...) of that Once, on the "
@@ -47,18 +45,8 @@ _MARK: Final = "oncekey"
 _DEEPEST: Final = 50
 _ASGI: Final = ["scope", "receive", "send"]
 
-request_finders: Final[list[Callable[[Enrolment, tuple[Any, ...]], RequestScope | None]]] = []
-"""For frameworks that are not ASGI: each function finds its framework's request in a handler's arguments."""
-
 current: ContextVar[Exchange | UnkeyedRequest | None] = ContextVar("oncekey", default=None)
 """The request in the innermost installation that it has reached."""
-
-
-def request_scope_of(enrolment: Enrolment, args: tuple[Any, ...]) -> RequestScope | None:
-    """The entrance that a framework without ASGI needs around the call of a handler; None: it needs none."""
-    if current.get() is not None:
-        return None
-    return next((found for find in request_finders if (found := find(enrolment, args)) is not None), None)
 
 
 class Passage:
