@@ -59,13 +59,10 @@ TWINS: Final = (
         "mariadb/pymysql.py",
         names={"aiomysql": "pymysql", "Aiomysql": "Pymysql"},
         phrases={
-            "through aiomysql, for asyncio, and": "through PyMySQL, for threads, and",
+            "through aiomysql, for asyncio.": "through PyMySQL, for threads.",
             "under asyncio. One for each event loop.": "from any number of threads.",
             "Sessions for one event loop.": "Sessions for threads.",
             "an `async def` handler": "a blocking handler",
-            "`aiomysql.Connection`": "`pymysql.Connection`",
-            "of aiomysql's, or one that a pool lent": "of PyMySQL's",
-            "aiomysql refuses a second statement": "PyMySQL mixes up the replies to two threads",
         },
     ),
     Twin(
@@ -73,10 +70,9 @@ TWINS: Final = (
         "postgres/psycopg.py",
         names={"psycopg_async": "psycopg"},
         phrases={
-            "through psycopg, for asyncio, and": "through psycopg, for threads, and",
+            "through psycopg, for asyncio.": "through psycopg, for threads.",
             "in the caller's own task": "in the caller's own thread",
             "under asyncio. One for each event loop.": "from any number of threads.",
-            "`psycopg.AsyncConnection`": "`psycopg.Connection`",
             "Connections for asyncio.": "Connections for threads.",
         },
     ),
