@@ -221,7 +221,7 @@ def log_protection(owner: Once) -> None:
     from oncekey.surveying import summary, survey  # noqa: PLC0415  (read only where it is logged)
 
     owner.survey = False
-    log.info("oncekey: %s", summary(one.line for one in survey([owner], owner.served)))
+    log.info("oncekey: %s", summary(survey([owner], owner.served)))
 
 
 def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401

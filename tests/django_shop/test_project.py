@@ -208,7 +208,7 @@ def lines() -> dict[str, str]:
     from django_shop import on_default
     from oncekey.surveying import survey
 
-    return {one.line.named: str(one.line.verdict) for one in survey([on_default.once], on_default.once.served)}
+    return {line.named: str(line.verdict) for line in survey([on_default.once], on_default.once.served)}
 
 
 def test_every_route_is_listed_with_its_protection(postgres: str) -> None:
