@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import inspect
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Lock
@@ -312,6 +313,10 @@ class Once:
         It runs `lifespan` itself, around the application's own: a server needs to know of nothing else.
         """
         installation = Installation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
+        if "starlette" in sys.modules:
+            from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+
+            starlette.enrol_routes(app, installation)
         wrapped = OncekeyMiddleware(app, installation, self.lifespan)
         self.adopt(wrapped, installation)
         return wrapped

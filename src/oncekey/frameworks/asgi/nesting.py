@@ -60,12 +60,12 @@ class Passage:
         """Whether an exchange of the request has begun a claim: from then on a handler may have run."""
 
     def intake(self, receive: Receive, limit: int) -> Intake:
-        """An intake for an exchange. It repeats what an earlier intake has read from the same `receive`."""
+        """An intake for an exchange. It repeats what an earlier one has read from the same `receive`, or recorded."""
         earlier = None
         for one in self._intakes:
-            if one.source == receive:  # bound methods of one object are equal without being identical
+            if receive in (one.source, one.receive):  # bound methods of one object are equal without being identical
                 earlier = one
-        intake = Intake(receive, limit, again=earlier)
+        intake = Intake(receive if earlier is None else earlier.source, limit, again=earlier)
         if earlier is not None:
             self._intakes.remove(earlier)
         self._intakes.append(intake)
