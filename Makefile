@@ -203,7 +203,7 @@ $(VENV)/.run: $(VENV)/.made requirements/run.txt pyproject.toml
 	@touch $@
 
 # What the lowest versions are tried on: each extra where it touches another package's interface.
-LOWEST_TESTS = tests/frameworks tests/flask_apps tests/django_shop tests/litestar_server tests/aiohttp_server tests/drivers --ignore=tests/drivers/postgres/test_every_byte.py \
+LOWEST_TESTS = tests/frameworks tests/flask_apps tests/django_shop tests/litestar_server tests/drivers --ignore=tests/drivers/postgres/test_every_byte.py \
 	tests/client/test_aiohttp.py tests/client/test_httpx.py tests/client/test_requests.py \
 	tests/console/test_access.py tests/console/test_pages.py \
 	tests/contract/test_dynamodb_contract.py::TestAiobotocoreOnDynalite \

@@ -35,7 +35,6 @@ PLACES = {
     "Starlette, uvicorn": ("starlette", "uvicorn"),
     "ASGI by path, uvicorn": ("asgi", "uvicorn"),
     "Litestar, uvicorn": ("litestar", "uvicorn"),
-    "aiohttp, its own server": ("aiohttp", "aiohttp"),
     "Django, gunicorn gthread": ("django", "gunicorn"),
     "Flask, gunicorn gthread": ("flask", "gunicorn"),
     "Flask, waitress": ("flask", "waitress"),
@@ -69,7 +68,6 @@ def application(framework: str) -> Any:
         "starlette": _starlette,
         "asgi": _by_path,
         "litestar": _litestar,
-        "aiohttp": _aiohttp,
         "django": _django,
         "flask": _flask,
         "wsgi": _routed,
@@ -140,23 +138,6 @@ def _litestar(once: Any, protect: Any) -> Any:
     return Litestar(handlers, plugins=[OncePlugin(once, tenant=SINGLE_TENANT)], logging_config=None)
 
 
-def _aiohttp(once: Any, protect: Any) -> Any:
-    from aiohttp import web  # noqa: PLC0415
-
-    from oncekey import SINGLE_TENANT  # noqa: PLC0415
-    from oncekey.aiohttp import install  # noqa: PLC0415
-
-    async def order(request: web.Request) -> web.Response:
-        await request.json()
-        return web.json_response({"status": "created"}, status=201)
-
-    app = web.Application()
-    app.router.add_post("/unprotected", order)
-    app.router.add_post("/protected", protect(order))
-    install(once, app, tenant=SINGLE_TENANT)
-    return app
-
-
 def _django(once: Any, protect: Any) -> Any:
     from django.conf import settings  # noqa: PLC0415
     from django.core.wsgi import get_wsgi_application  # noqa: PLC0415
@@ -225,10 +206,6 @@ def serve(framework: str, server: str, listening: socket.socket) -> None:
             import uvicorn  # noqa: PLC0415
 
             uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_keep_alive=_IDLE)).run([listening])
-        case "aiohttp":
-            from aiohttp import web  # noqa: PLC0415
-
-            web.run_app(app, sock=listening, keepalive_timeout=_IDLE, access_log=None, print=None)
         case _:
             import waitress  # noqa: PLC0415
 

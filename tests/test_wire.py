@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 import sys
 import traceback
-from contextlib import closing
 
 import pytest
 
@@ -17,7 +15,6 @@ from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.sqlite.files import repaired_module
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.once import Once
 from oncekey.stores.memory import MemoryStore
@@ -244,66 +241,6 @@ def test_the_migrations_of_a_url_need_no_database():
     assert "oncekey.record" in wire.migrations_for(NOBODY).script()
     with pytest.raises(ConfigurationError, match="nothing to migrate"):
         wire.migrations_for("memory:")
-
-
-# Inside a caller's transaction
-
-
-@pytest.mark.parametrize("module", [sqlite3, repaired_module()], ids=lambda module: module.__name__)
-def test_a_connection_of_sqlite_is_joined(module, tmp_path):
-    with closing(module.connect(tmp_path / "a.db", isolation_level=None)) as connection:
-        connection.executescript(wire.migrations_for("sqlite:///a.db").script())
-        connection.execute("BEGIN")
-        clock = ManualClock()
-        verdict = wire.within(connection, clock=clock).begin(a_claim(), Policy())
-        assert isinstance(verdict, Proceed)
-        assert verdict.record.created_at == clock.now
-        connection.execute("ROLLBACK")
-        assert connection.execute("SELECT count(*) FROM oncekey_record").fetchone() == (0,)
-
-
-def test_a_connection_of_psycopg_is_joined(postgres_dsn):
-    import psycopg
-
-    with psycopg.connect(postgres_dsn) as connection:
-        connection.execute(wire.migrations_for(postgres_dsn).script())
-        assert isinstance(wire.within(connection).begin(a_claim(), Policy()), Proceed)
-        connection.rollback()
-        assert connection.execute("SELECT count(*) FROM oncekey.record").fetchone() == (0,)
-
-
-async def test_a_connection_of_asyncpg_is_joined(postgres_dsn):
-    import asyncpg
-
-    connection = await asyncpg.connect(postgres_dsn)
-    await connection.execute(wire.migrations_for(postgres_dsn).script())
-    transaction = connection.transaction()
-    await transaction.start()
-    assert isinstance(await wire.awithin(connection).begin(a_claim(), Policy()), Proceed)
-    await transaction.rollback()
-    assert await connection.fetchval("SELECT count(*) FROM oncekey.record") == 0
-    await connection.close()
-
-
-async def test_an_asyncio_connection_of_psycopg_is_joined(postgres_dsn):
-    import psycopg
-
-    async with await psycopg.AsyncConnection.connect(postgres_dsn) as connection:
-        await connection.execute(wire.migrations_for(postgres_dsn).script())
-        assert isinstance(await wire.awithin(connection).begin(a_claim(), Policy()), Proceed)
-        with pytest.raises(ConfigurationError, match="no blocking connection"):
-            wire.within(connection)
-        await connection.rollback()
-
-
-def test_what_is_no_connection_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"builtins\.str is no blocking connection"):
-        wire.within("sqlite:///a.db")
-    with (
-        closing(sqlite3.connect(tmp_path / "a.db")) as connection,
-        pytest.raises(ConfigurationError, match=r"sqlite3\.Connection is no asyncio connection"),
-    ):
-        wire.awithin(connection)
 
 
 def test_importing_it_imports_no_optional_package():

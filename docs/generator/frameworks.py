@@ -43,9 +43,7 @@ def page() -> str:
         table(("Ability", "What it is"), list(MEANS.items())),
         "An application that is enrolled by path is handed no transaction and no operation, so it is INLINE; that "
         "holds for every framework. Plain WSGI has no list of routes, so none can be shown. Under WSGI, Django takes a "
-        "body in chunks for an empty one, so such a request is refused with 411 if it has a key. aiohttp sends a "
-        "`web.StreamResponse` while its handler runs, before it could be stored, so that is refused; a `web.Response` "
-        "whose body is an iterator is captured.",
+        "body in chunks for an empty one, so such a request is refused with 411 if it has a key.",
     )
 
 

@@ -38,7 +38,6 @@ MODULES: Final[Mapping[str, str]] = {
     "oncekey.client.aiohttp": "The client on aiohttp.",
     "oncekey.django": "Django and Django REST framework.",
     "oncekey.litestar": "The plugin for Litestar.",
-    "oncekey.aiohttp": "aiohttp's server.",
     "oncekey.mcp": "Tools of an MCP server.",
     "oncekey.alembic": "Our tables in revisions of yours.",
     "oncekey.sealing": "Encryption of what is stored.",

@@ -26,7 +26,7 @@ from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
 from oncekey.frameworks.blocking import BlockingExchange, Threads, current
 from oncekey.frameworks.consumer_page import is_served
-from oncekey.frameworks.listing import Served
+from oncekey.frameworks.listing import Served, check_patterns
 from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ ABOVE_THE_ROUTE: Final = (
 )
 _METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
 ASYNC_PHASED: Final = "{operation} is PHASED and `async def`, whose steps Flask cannot await: make it a plain `def`"
+OVERRIDDEN: Final = (
+    "middleware inside of oncekey made {method} of {sent}, which asks for no key: call once.flask(app) before the "
+    "middleware is put around app.wsgi_app"
+)
 _PART: Final = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
 _OWN: Final = frozenset({"static", "idempotency_resource"})
 
@@ -85,10 +89,25 @@ def place(
         return saying(answer)
 
     vars(app)["ensure_sync"] = as_it_is
+    if threads.patterns.patterns:
+        vars(app)["dispatch_request"] = functools.partial(_dispatched, app.dispatch_request)
     if threads.status_path is not None:
         app.add_url_rule(f"{threads.status_path}/<path:key>", view_func=idempotency_resource)
     if is_served(threads.policy):
         app.add_url_rule(threads.policy.docs_url, view_func=idempotency_resource)
+
+
+def _dispatched(dispatch: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  (as Flask's)
+    """Claim for a view that is enrolled by its path: Flask has routed it, however the path was spelled."""
+    exchange, request = current.get(), flask.request
+    assert isinstance(exchange, _FlaskExchange)
+    rule = None if request.routing_exception is not None else request.url_rule
+    enrolment = None if rule is None else exchange.threads.patterns.find(request.method, _template(rule))
+    if enrolment is None:
+        return dispatch(*args)
+    flask.after_this_request(exchange.settle)
+    exchange.enter(enrolment)
+    return dispatch(*args) if exchange.answer is None else flask.Response(status=exchange.answer.status)
 
 
 def _claimed(
@@ -125,6 +144,8 @@ class _FlaskExchange(BlockingExchange):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
+        if self.asked.method in SAFE and flask.request.method not in SAFE:
+            raise ConfigurationError(OVERRIDDEN.format(sent=self.asked.method, method=flask.request.method))
         check_entry = getattr(getattr(self.threads.engines, "store", None), "check_entry", None)
         if check_entry is not None and self.asked.method not in SAFE:
             check_entry()
@@ -200,12 +221,16 @@ class _FlaskWsgi(OncekeyWsgi):
             self._checked = True
         return super().__call__(environ, start_response)
 
+    def enrolled(self, _: str, __: str) -> None:
+        """Nothing is enrolled before Flask has routed it."""
+
     def start(self) -> None:
         """The same, where Flask-SQLAlchemy knows its engine."""
         with self._flask.app_context():
             super().start()
 
     def _check(self) -> None:
+        check_patterns(list(_walk(self._flask)), self.threads.patterns)
         served = {id(layer) for view in self._flask.view_functions.values() for layer in _layers(view)}
         for operation, handler in self._enrolled.items():
             enrolment: Enrolment = handler.__oncekey__  # type: ignore[attr-defined]
@@ -235,6 +260,11 @@ def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401  (an applicatio
     return _walk(app) if hasattr(app, "url_map") and hasattr(app, "view_functions") else None
 
 
+def _template(rule: Any) -> str:  # noqa: ANN401  (of werkzeug)
+    """A rule's path as OpenAPI writes it."""
+    return _PART.sub(r"{\1}", rule.rule)
+
+
 def _walk(app: Any) -> Iterator[Served]:  # noqa: ANN401
     inner = app.wsgi_app
     patterns = (inner.threads.patterns,) if isinstance(inner, OncekeyWsgi) else ()
@@ -242,7 +272,7 @@ def _walk(app: Any) -> Iterator[Served]:  # noqa: ANN401
         view = app.view_functions.get(rule.endpoint)
         if view is None or rule.endpoint in _OWN:
             continue
-        path, methods = _PART.sub(r"{\1}", rule.rule), frozenset(rule.methods or ())
+        path, methods = _template(rule), frozenset(rule.methods or ())
         of_class = getattr(view, "view_class", None)
         if of_class is None:
             yield Served(path, methods, view, patterns, wsgi=True)

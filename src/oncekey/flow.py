@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from oncekey.core.errors import StoreError
 
@@ -28,7 +28,6 @@ Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Row]
 Command: TypeAlias = str | Callable[..., Rows]
 """SQL with `:name` placeholders, or, for stores without SQL, a function that executes it or yields verbs that do."""
-NOT_BEGUN: Final = "begin a transaction on the connection first: what is written here must commit with your own rows"
 
 
 class Mode(StrEnum):
@@ -156,7 +155,7 @@ class Within:
     """A driver that runs everything in the caller's own connection and open transaction.
 
     It begins, commits and repeats nothing, and sets no savepoint: the transaction is the caller's, and the result of a
-    flow is provisional until the caller commits (L7). The package of a database says how one statement is executed.
+    flow is provisional until the caller commits. `execute` runs one statement.
     """
 
     def __init__(self, execute: Callable[[Statement], Rows]) -> None:
@@ -165,20 +164,3 @@ class Within:
     def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction's statements in the caller's."""
         return run_body(transaction.body(), self._execute)
-
-    def close(self) -> None:
-        """Nothing to close: the connection is the caller's."""
-
-
-class AsyncWithin:
-    """The same for asyncio."""
-
-    def __init__(self, execute: Callable[[Statement], Awaitable[Rows]]) -> None:
-        self._execute = execute
-
-    async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction's statements in the caller's."""
-        return await arun_body(transaction.body(), self._execute)
-
-    async def close(self) -> None:
-        """Nothing to close: the connection is the caller's."""

@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 
 from litestar import Litestar, Request, Response, get
 from litestar.exceptions import LitestarException
+from litestar.handlers import HTTPRouteHandler
 from litestar.plugins import InitPlugin, ReceiveRoutePlugin
 from litestar.response import ServerSentEvent
 from litestar.routes import BaseRoute, HTTPRoute
@@ -33,7 +34,7 @@ from oncekey.frameworks.asgi.claiming import by_request, caller_of
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer, trace_of
 from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
-from oncekey.frameworks.asgi.nesting import UnsettledError, current, enrolment_of, layers
+from oncekey.frameworks.asgi.nesting import UnsettledError, current, enrolment_of, layers, passage_of
 from oncekey.frameworks.asgi.transactions import transaction_of
 from oncekey.frameworks.consumer_page import documentation, is_served
 from oncekey.frameworks.listing import Served, check_served
@@ -42,10 +43,9 @@ from oncekey.frameworks.resources import status_of
 
 if TYPE_CHECKING:
     from litestar.config.app import AppConfig
-    from litestar.handlers import HTTPRouteHandler
 
     from oncekey.core.answers import Answer
-    from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment, Patterns
     from oncekey.frameworks.asgi import App, Receive, Scope, Send
     from oncekey.once import Once
 
@@ -104,6 +104,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             respond=respond,
             keep_headers=keep_headers,
         )
+        self.installation.enrolled = functools.partial(_by_route, self.installation.patterns)
         self._app: Litestar | None = None
         self._placed: set[HTTPRouteHandler] = set()
 
@@ -114,6 +115,8 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             app_config.plugins.append(self)  # Litestar comes to it again when it has asked the others
             return app_config
         app_config.lifespan.append(self.once.lifespan)
+        recorder: Any = functools.partial(BodyRecorder, plugin=self)  # Litestar's types for messages are its own
+        app_config.middleware.insert(0, recorder)
         app_config.exception_handlers.update({AnsweredError: answered, TooSlowError: self._too_slow})
         installation, policy = self.installation, self.once.policy
         if is_served(policy):
@@ -197,6 +200,11 @@ def _await(handler: HTTPRouteHandler) -> None:
     handler._fn = getattr(handler.fn, "func", handler.fn)  # noqa: SLF001  (what `sync_to_thread=True` has wrapped)
 
 
+def _by_route(patterns: Patterns, scope: Any) -> Enrolment | None:  # noqa: ANN401  (Litestar's scope is a TypedDict)
+    """The enrolment by path of the route that Litestar has taken."""
+    return patterns.find(scope["method"], scope["path_template"])
+
+
 def _request(scope: Any) -> Request[Any, Any, Any]:  # noqa: ANN401  (Litestar's scope is a TypedDict)
     return Request(scope)
 
@@ -232,6 +240,29 @@ def _described(operation: type[Any], enrolment: Enrolment) -> type[Any]:
 
 
 # The middleware of one route handler, and answers of ours as responses of Litestar's.
+
+
+class BodyRecorder:
+    """Outside of all other middleware: records the body, which Litestar's own logging reads before our middleware can.
+
+    What a middleware has read through `receive` is not received again, and Litestar keeps it in places of its own.
+    """
+
+    def __init__(self, app: App, plugin: OncePlugin) -> None:
+        self._app = app
+        self._plugin = plugin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; the installation's intake repeats what is recorded."""
+        if scope["type"] == "http" and self._concerns(scope):
+            receive = passage_of(scope).intake(receive, self._plugin.installation.max_request_bytes).receive
+        await self._app(scope, receive, send)
+
+    def _concerns(self, scope: Scope) -> bool:
+        if any(name == KEY_FIELD for name, _ in scope["headers"]):
+            return True
+        handler = scope.get("route_handler")
+        return isinstance(handler, HTTPRouteHandler) and enrolment_by(self._plugin.once, handler) is not None
 
 
 class HandlerMiddleware(OncekeyMiddleware):

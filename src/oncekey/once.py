@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import inspect
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Lock
@@ -310,6 +311,10 @@ class Once:
         It runs `lifespan` itself, around the application's own: a server needs to know of nothing else.
         """
         installation = Installation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
+        if "starlette" in sys.modules:
+            from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
+
+            starlette.enrol_routes(app, installation)
         wrapped = OncekeyMiddleware(app, installation, self.lifespan)
         self.adopt(wrapped, installation)
         return wrapped
@@ -526,7 +531,7 @@ class Once:
             return None if app is None else self._threaded[app].door(app)
         routed = [app for app, installation in self._installed.items() if installation.respond is not None]
         app = starting.serving(self, handler, routed)
-        return cast("App | None", app if app is None else self._installed[app].door or app)
+        return cast("App | None", app)
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""

@@ -40,14 +40,17 @@ NO_AWAITING = (
 )
 ABOVE_A_LOGIN = (
     "{handler}: @once.protect(...) is above {decorator}, so a stored answer would be given to every caller who has the "
-    "key, without a login: put @once.protect directly above the function"
+    "key, without its check: put @once.protect directly above the function, below every other decorator"
 )
-LOGINS = frozenset(
-    {"authlib", "flask_httpauth", "flask_jwt_extended", "flask_login", "flask_principal", "flask_security"}
+LOGINS = (
+    *("authlib", "flask_httpauth", "flask_jwt_extended", "flask_login", "flask_principal", "flask_security"),
+    "starlette.authentication",
 )
-"""Packages whose decorators say who may call a view."""
+"""Packages and modules whose decorators decide who may call a handler."""
+_WHO = r"(?:login|auth\w*|jwt|token|permissions?|roles?|scopes?|fresh|admin|staff|superuser|users?|access)"
 _LOGIN = re.compile(
-    r"(?:login|auth\w*|jwt|token|permissions?|roles?|scopes?|fresh)_(?:required|accepted)|requires?_(?:login|auth)"
+    rf"(?:\w+_)?{_WHO}_(?:required|accepted|only)|(?:requires?|needs?|has|checks?|ensures?|verify)_(?:\w+_)?{_WHO}"
+    r"|requires|authori[sz]ed?|authenticated?|user_passes_test"
 )
 _NAMELESS = (lambda: None).__code__
 
@@ -160,9 +163,11 @@ def _check_order(handler: Callable[..., Any]) -> None:
     for layer in layers(handler):
         if not hasattr(layer, "__wrapped__"):
             return  # the function itself, whatever it is called
-        package = getattr(layer, "__globals__", {}).get("__name__", "").partition(".")[0]
-        named = [part for part in getattr(layer, "__code__", _NAMELESS).co_qualname.split(".") if _LOGIN.search(part)]
-        if package in LOGINS or named:
+        module = getattr(layer, "__globals__", {}).get("__name__", "")
+        package = next((one for one in LOGINS if f"{module}.".startswith(f"{one}.")), None)
+        parts = getattr(layer, "__code__", _NAMELESS).co_qualname.split(".")
+        named = [part for part in parts if _LOGIN.fullmatch(part.strip("_"))]
+        if package is not None or named:
             decorator = named[0] if named else f"the decorator of {package}"
             raise ConfigurationError(ABOVE_A_LOGIN.format(handler=handler.__qualname__, decorator=decorator))
 
@@ -221,7 +226,7 @@ def log_protection(owner: Once) -> None:
     from oncekey.surveying import summary, survey  # noqa: PLC0415  (read only where it is logged)
 
     owner.survey = False
-    log.info("oncekey: %s", summary(one.line for one in survey([owner], owner.served)))
+    log.info("oncekey: %s", summary(survey([owner], owner.served)))
 
 
 def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.frameworks.listing import Served, listed
-from oncekey.outside_calls import OutsideCall, outside_calls
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
@@ -26,6 +25,11 @@ if TYPE_CHECKING:
 IDEMPOTENT: Final = frozenset({"PUT", "DELETE"})
 """Methods whose repetition is harmless by definition (RFC 9110, 9.2.2), unless the handler breaks that."""
 STAGING: Final = frozenset({"emit", "defer"})
+SENDING: Final = STAGING | {
+    *("post", "publish", "send", "produce", "enqueue", "delay", "apply_async", "urlopen"),
+    *("send_message", "send_messages", "send_email", "send_mail", "sendmail"),
+}
+"""Names of functions and methods with which a handler publishes a message or calls out."""
 CALL: Final = "CALL"
 """The method of what is no route: a protected function, a consumer of messages."""
 
@@ -40,7 +44,7 @@ class Protection(StrEnum):
     OPEN = "open"
     """POST or PATCH without protection: sent again it happens again."""
     PUBLISHES = "publishes"
-    """PUT or DELETE that writes parcels: sent again it publishes again, so it is not idempotent."""
+    """PUT or DELETE that publishes or calls out: sent again it does so again, so it is not idempotent."""
 
     @property
     def is_finding(self) -> bool:
@@ -51,17 +55,9 @@ class Protection(StrEnum):
 TODO: Final[Mapping[Protection, str]] = MappingProxyType(
     {
         Protection.OPEN: "protect it: @once.protect(effects=...) above the handler; or say --open",
-        Protection.PUBLISHES: "serve it by POST or PATCH with a key: each PUT or DELETE publishes once more",
+        Protection.PUBLISHES: "serve it by POST or PATCH with a key: as PUT or DELETE it publishes again when repeated",
     }
 )
-UNANNOUNCED: Final[Mapping[Effects, str]] = MappingProxyType(
-    {
-        Effects.LOCAL: "a LOCAL handler only writes through its transaction: make it PHASED, and call by op.call",
-        Effects.PHASED: "call it by op.call(name, fn), which stores its result and gives it a key",
-        Effects.OUTBOX: "leave the call to a worker: op.defer(topic, payload)",
-    }
-)
-"""What to do about an outside call that the effects of its handler do not allow. INLINE is what makes such calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,36 +94,20 @@ class Surveyed(Protocol):
         """The enrolment of an operation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Surveying:
-    """A line, and the code behind it."""
-
-    line: RouteLine
-    handler: Callable[..., Any] | None
-    enrolment: Enrolment | None
-
-    @property
-    def unannounced(self) -> list[OutsideCall]:
-        """Outside calls that nothing announces, as far as the source shows."""
-        if self.handler is None or self.enrolment is None or self.enrolment.effects not in UNANNOUNCED:
-            return []
-        return [one for one in outside_calls(self.handler) if not one.announced]
-
-
-def survey(onces: Iterable[Surveyed], apps: Iterable[Any], declared: frozenset[str] = frozenset()) -> list[Surveying]:
+def survey(onces: Iterable[Surveyed], apps: Iterable[Any], declared: frozenset[str] = frozenset()) -> list[RouteLine]:
     """Every method of every route that may change something, in the order of their paths; then functions."""
     onces = list(onces)
-    found: dict[tuple[str, str], Surveying] = {}
+    found: dict[tuple[str, str], RouteLine] = {}
     for app in apps:
-        for one in _of_app(app, onces, declared):
-            found[one.line.path, one.line.method] = one
+        for line in _of_app(app, onces, declared):
+            found[line.path, line.method] = line
     for once in onces:
-        for operation, function in once.functions.items():
+        for operation in once.functions:
             enrolment = once.enrolment_of(operation)
             if enrolment is not None:
                 line = RouteLine(CALL, operation, Protection.PROTECTED, operation, enrolment.effects.value, "required")
-                found["~" + operation, CALL] = Surveying(line, function, enrolment)  # after all paths
-    unknown = declared - {one.line.named for one in found.values()}
+                found["~" + operation, CALL] = line  # after all paths
+    unknown = declared - {line.named for line in found.values()}
     if unknown:
         raise ConfigurationError(f"--open {min(unknown)!r}: no route is served there")
     return [found[place] for place in sorted(found)]
@@ -146,7 +126,7 @@ def summary(lines: Iterable[RouteLine]) -> str:
 _NAMED: Final = 5
 
 
-def _of_app(app: Any, onces: list[Surveyed], declared: frozenset[str]) -> Iterator[Surveying]:  # noqa: ANN401
+def _of_app(app: Any, onces: list[Surveyed], declared: frozenset[str]) -> Iterator[RouteLine]:  # noqa: ANN401
     routes = listed(app)
     if routes is not None:
         for route in routes:
@@ -161,19 +141,20 @@ def _of_app(app: Any, onces: list[Surveyed], declared: frozenset[str]) -> Iterat
         for pattern in shared.patterns.patterns:
             enrolment = shared.patterns.find(pattern.method, pattern.sample)
             if enrolment is not None:
-                yield Surveying(_protected(pattern.method, pattern.text.partition(" ")[2], enrolment), None, enrolment)
+                yield _protected(pattern.method, pattern.text.partition(" ")[2], enrolment)
 
 
-def _surveyed(route: Served, method: str, declared: frozenset[str]) -> Surveying:
+def _surveyed(route: Served, method: str, declared: frozenset[str]) -> RouteLine:
     enrolment = route.enrolment(method)
-    publishes = method in IDEMPOTENT and _stages_parcels(route.endpoint, enrolment)
-    if enrolment is None:
-        verdict = Protection.IDEMPOTENT if method in IDEMPOTENT else Protection.OPEN
-        if verdict is Protection.OPEN and f"{method} {route.path}" in declared:
-            verdict = Protection.DECLARED
-        return Surveying(RouteLine(method, route.path, verdict), route.endpoint, None)
-    verdict = Protection.PUBLISHES if publishes else Protection.PROTECTED
-    return Surveying(_protected(method, route.path, enrolment, verdict), route.endpoint, enrolment)
+    publishes = method in IDEMPOTENT and _publishes(route.endpoint, enrolment)
+    if enrolment is not None:
+        return _protected(method, route.path, enrolment, Protection.PUBLISHES if publishes else Protection.PROTECTED)
+    verdict = Protection.OPEN
+    if method in IDEMPOTENT:
+        verdict = Protection.PUBLISHES if publishes else Protection.IDEMPOTENT
+    if verdict.is_finding and f"{method} {route.path}" in declared:
+        verdict = Protection.DECLARED
+    return RouteLine(method, route.path, verdict)
 
 
 def _protected(method: str, path: str, enrolment: Enrolment, verdict: Protection = Protection.PROTECTED) -> RouteLine:
@@ -187,12 +168,13 @@ def _front(policy: Policy) -> str | None:
     return ", ".join(shown) or None
 
 
-def _stages_parcels(endpoint: Callable[..., Any], enrolment: Enrolment | None) -> bool:
-    """Whether a handler writes parcels, as far as its own code shows: a function that it calls is not followed."""
+def _publishes(endpoint: Callable[..., Any], enrolment: Enrolment | None) -> bool:
+    """Whether a handler publishes, or without a key calls out: by the names in its own code, which is not followed."""
     if enrolment is not None and enrolment.effects is Effects.OUTBOX:
         return True
+    names = SENDING if enrolment is None else STAGING
     code = getattr(inspect.unwrap(endpoint), "__code__", None)
-    return enrolment is not None and code is not None and any(STAGING & set(one.co_names) for one in _codes(code))
+    return code is not None and any(names & set(one.co_names) for one in _codes(code))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

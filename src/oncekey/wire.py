@@ -23,7 +23,6 @@ from oncekey import addresses
 from oncekey.addresses import Address, Kind
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.flow import AsyncWithin, Within
 from oncekey.ports import AsyncShares, Borrowed, Shares, Store
 from oncekey.stores import mariadb, postgres, sqlite
 from oncekey.stores.cells import CellStore, DynamoStore
@@ -53,7 +52,6 @@ __all__ = [
     "aconnect",
     "aconnect_sqlalchemy",
     "aconnect_to",
-    "awithin",
     "called",
     "check_stakes",
     "connect",
@@ -63,7 +61,6 @@ __all__ = [
     "migrations_for",
     "source_of",
     "understand",
-    "within",
 ]
 
 Clock: TypeAlias = "Callable[[], Instant] | None"
@@ -480,34 +477,6 @@ def _is_sqlalchemys(engine: object) -> bool:
     return hasattr(engine, "dialect") and "sqlalchemy" in _packages(engine)
 
 
-def within(connection: Any, *, clock: Clock = None) -> Engine:  # noqa: ANN401  (any of many)
-    """An engine inside a connection's open transaction, which its owner commits: `sqlite3`, `psycopg`, PyMySQL."""
-    packages = _packages(connection)
-    if packages & {"sqlite3", "pysqlite3"}:
-        execute = _driver("sqlite.execute").sqlite_execute(connection)
-        return Engine(SqliteStore(clock=clock), Within(execute))
-    if "psycopg" in packages and hasattr(connection, "__enter__"):
-        return Engine(PostgresStore(clock=clock), _psycopg("psycopg").PsycopgWithin(connection))
-    if "pymysql" in packages:
-        return Engine(MariadbStore(clock=clock), _mysql("pymysql").PymysqlWithin(connection))
-    raise ConfigurationError(f"{_kind(connection)} is no blocking connection of sqlite3, psycopg or PyMySQL")
-
-
-def awithin(connection: Any, *, clock: Clock = None) -> AsyncEngine:  # noqa: ANN401
-    """The same for asyncio: `asyncpg`, `psycopg`, `aiosqlite`, `aiomysql`."""
-    packages = _packages(connection)
-    if "aiosqlite" in packages:
-        execute = _driver("sqlite.execute").aiosqlite_execute(connection)
-        return AsyncEngine(SqliteStore(clock=clock), AsyncWithin(execute))
-    if "asyncpg" in packages:
-        return AsyncEngine(PostgresStore(clock=clock), _driver("postgres.asyncpg").AsyncpgWithin(connection))
-    if "psycopg" in packages and hasattr(connection, "__aenter__"):
-        return AsyncEngine(PostgresStore(clock=clock), _psycopg("psycopg_async").AsyncPsycopgWithin(connection))
-    if "aiomysql" in packages:
-        return AsyncEngine(MariadbStore(clock=clock), _mysql("aiomysql").AiomysqlWithin(connection))
-    raise ConfigurationError(f"{_kind(connection)} is no asyncio connection of asyncpg, psycopg, aiosqlite or aiomysql")
-
-
 def migrations_for(url: str) -> SqlSchema:
     """The tables of a URL's store, without connecting to it."""
     row = declared(understand(url).kind)
@@ -561,10 +530,6 @@ def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> Modul
 def _packages(connection: object) -> set[str]:
     """Where a connection comes from, its own class or one that it extends; nothing needs to be imported."""
     return {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
-
-
-def _kind(connection: object) -> str:
-    return f"{type(connection).__module__}.{type(connection).__qualname__}"
 
 
 def _safely(url: str) -> str:

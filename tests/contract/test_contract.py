@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 
 import pysqlite3.dbapi2 as pysqlite3
 import pytest
@@ -11,10 +10,9 @@ import pytest
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.sqlite.execute import sqlite_execute
 from oncekey.drivers.threads import threaded
 from oncekey.engine import upkeep
-from oncekey.flow import Within, drive
+from oncekey.flow import drive
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
@@ -85,30 +83,4 @@ class TestThreadedSqlite(StoreContract):
     @pytest.fixture
     def world(self, sqlite_file, module):
         with under_asyncio(SqliteStore, threaded(SqliteDriver(sqlite_file, module=module))) as world:
-            yield world
-
-
-class InCallersTransaction:
-    """A caller that wraps each piece of work in a transaction of its own, on a connection of its own."""
-
-    def __init__(self, path, module):
-        self._path, self._module = path, module
-
-    def run(self, transaction):
-        with closing(self._module.connect(self._path, timeout=30, isolation_level=None)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            result = Within(sqlite_execute(connection)).run(transaction)
-            connection.execute("COMMIT")
-            return result
-
-    def close(self):
-        pass
-
-
-class TestWithinSqlite(StoreContract):
-    matrix = "SQLite"
-
-    @pytest.fixture
-    def world(self, sqlite_file, module):
-        with blocking(SqliteStore, InCallersTransaction(sqlite_file, module)) as world:
             yield world

@@ -208,7 +208,7 @@ def lines() -> dict[str, str]:
     from django_shop import on_default
     from oncekey.surveying import survey
 
-    return {one.line.named: str(one.line.verdict) for one in survey([on_default.once], on_default.once.served)}
+    return {line.named: str(line.verdict) for line in survey([on_default.once], on_default.once.served)}
 
 
 def test_every_route_is_listed_with_its_protection(postgres: str) -> None:
@@ -270,22 +270,6 @@ def test_administrators_look_and_change_nothing(postgres: str) -> None:
     with pytest.raises(TypeError, match="written by oncekey only"):
         Record.objects.using("default").get(key=key).save()
     assert sold() == ["inline", "tea"]
-
-
-def test_enrolling_by_path(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_shop import on_default
-    from django_shop.site import world
-    from oncekey import INLINE
-    from oncekey.engine.enrolment import Patterns
-
-    once, key = on_default.once, new_key()
-    monkeypatch.setattr(
-        once.threads, "patterns", Patterns({"POST /legacy/{number}": once.by_path(effects=INLINE, operation="legacy")})
-    )
-    first, again = post("/legacy/5", {}, key=key), post("/legacy/5", {}, key=key)
-    assert (first.status_code, again.headers["Idempotent-Replayed"], world.runs) == (201, "true", ["legacy"])
-    assert post("/legacy/5", {}, key=None).json()["code"] == "idempotency_key_missing"
-    assert lines()["POST /legacy/{number}"] == "protected"
 
 
 def test_what_is_phased_is_taken_out_of_atomic_requests(postgres: str) -> None:

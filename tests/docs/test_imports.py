@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 OF_THEIR_OWN = (
-    "oncekey.aiohttp",
     "oncekey.alembic",
     "oncekey.client",
     "oncekey.console",

@@ -9,7 +9,9 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from litestar import post as litestar_post
+from starlette.authentication import requires
 from starlette.endpoints import HTTPEndpoint
 
 from frameworks import plain_annotations, postponed_annotations
@@ -354,6 +356,52 @@ def test_a_path_can_only_be_enrolled_as_inline() -> None:
     # adr 0007
     with pytest.raises(ConfigurationError, match="so its effects can only be INLINE"):
         a_once().by_path(effects=LOCAL, operation="x")
+
+
+def checked_by(name: str) -> Any:
+    """A decorator of this name that decides who may call."""
+
+    def decorator(handler: Any) -> Any:
+        @functools.wraps(handler)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await handler(*args, **kwargs)
+
+        wrapper.__code__ = wrapper.__code__.replace(co_qualname=f"{name}.<locals>.decorator.<locals>.wrapper")
+        return wrapper
+
+    return decorator
+
+
+async def secret(request: Request) -> Response:
+    return Response("salaries")
+
+
+def plain_secret(request: Request) -> Response:
+    return Response("salaries")
+
+
+@pytest.mark.parametrize("handler", [secret, plain_secret])
+@pytest.mark.parametrize("framework", ["starlette", "fastapi", "litestar"])
+def test_above_what_decides_who_may_call_is_refused(handler: Any, framework: str) -> None:
+    # R23: a clerk would get the stored answer of an admin. It is refused where it is decorated, in every framework.
+    once = a_once()
+    route: Any = {"starlette": lambda view: view, "fastapi": FastAPI().post("/x"), "litestar": litestar_post("/x")}
+    with pytest.raises(ConfigurationError, match=r"is above requires, .* directly above the function"):
+        route[framework](once.protect(effects=INLINE)(requires("admin")(handler)))
+    requires("admin")(once.protect(effects=INLINE)(handler))  # as it should be
+
+
+@pytest.mark.parametrize(
+    "name", ["require_role", "has_permission", "admin_only", "roles_accepted", "fresh_jwt_required", "authenticated"]
+)
+def test_above_a_check_of_ones_own_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"is above {name}, "):
+        a_once().protect(effects=INLINE)(checked_by(name)(secret))
+
+
+@pytest.mark.parametrize("name", ["logged", "retry", "require_POST", "author", "timed"])
+def test_other_decorators_may_be_below(name: str) -> None:
+    a_once().protect(effects=INLINE)(checked_by(name)(secret))
 
 
 # ------------------------------------------------------------------------------------------------ at start-up

@@ -228,7 +228,10 @@ async def test_any_application_can_be_protected_by_its_paths() -> None:
     ("pattern", "method", "path", "enrolled"),
     [
         ("POST /orders", "POST", "/orders", True),
-        ("POST /orders", "POST", "/orders/", False),
+        ("POST /orders", "POST", "/orders/", True),
+        ("POST /orders", "POST", "//orders", True),
+        ("POST /orders/", "POST", "/orders", True),
+        ("POST /orders/{rest:path}", "POST", "/orders/", True),
         ("POST /orders", "PATCH", "/orders", False),
         ("POST /orders/{id}", "POST", "/orders/7", True),
         ("POST /orders/{id}", "POST", "/orders/7/items", False),

@@ -220,7 +220,7 @@ async def test_all_other_middleware_is_fresh_on_every_replay(shop: Shop) -> None
     for name in ("x-app", "x-router", "x-controller", "x-handler"):
         assert int(again.all(name)[0]) > int(first.all(name)[0])
         assert len(again.all(name)) == 1
-    assert [one.line.path for one in survey([once], once.served)] == ["/v1/orders/{number}"]
+    assert [line.path for line in survey([once], once.served)] == ["/v1/orders/{number}"]
 
 
 @pytest.mark.filterwarnings("ignore:Use of a synchronous callable")

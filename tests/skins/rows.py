@@ -24,7 +24,6 @@ TABLE: dict[str, Any] = {
 sys.path.append(str(ROOT / "examples"))  # one of the skins is an example
 
 UVICORN, WAITRESS, STANDARD = ("uvicorn",), ("waitress",), ("http.server",)
-RUN_APP = ("aiohttp.web",)
 SYNC = ("gunicorn", "--worker-class", "sync", "--workers", "4")
 GTHREAD = ("gunicorn", "--worker-class", "gthread", "--workers", "2", "--threads", "8")
 
@@ -46,7 +45,7 @@ class Skin:
     @property
     def blocking(self) -> bool:
         """Whether it is served in threads, by WSGI."""
-        return self.server not in {UVICORN, RUN_APP}
+        return self.server != UVICORN
 
     def once(self, url: str, **options: Any) -> Once:
         once: Once = getattr(import_module(self.module), "once", Once)(url, **options)
@@ -69,7 +68,6 @@ SKINS = {
         Skin("wsgi", "WSGI", "skins.on_wsgi", WAITRESS),
         Skin("example", "your own (the guide's example)", "skins.on_example", STANDARD),
         Skin("litestar", "Litestar", "skins.on_litestar", UVICORN),
-        Skin("aiohttp", "aiohttp", "skins.on_aiohttp", RUN_APP),
     )
 }
 

@@ -1,6 +1,6 @@
 """A skin's application in a process of its own: `skins.served:app` and `skins.served:once`, as the environment says.
 
-`python -m skins.served` serves it by uvicorn, waitress or aiohttp on a socket that it was handed. It serves in a child,
+`python -m skins.served` serves it by uvicorn or waitress on a socket that it was handed. It serves in a child,
 and when that is killed, in the next one: the frameworks are imported once, and all else is as in a process that was
 started.
 """
@@ -51,10 +51,6 @@ def serve(listening: socket.socket) -> None:
             import waitress
 
             waitress.create_server(app, sockets=[listening], threads=8).run()
-        case ("aiohttp.web",):
-            from aiohttp import web
-
-            web.run_app(app, sock=listening, access_log=None, print=None)
         case _:
             app.serve(listening)  # a framework that brings its own
 

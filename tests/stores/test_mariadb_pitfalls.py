@@ -16,10 +16,8 @@ import pytest
 
 from harness.patience import wait_until
 from local.databases import lock_for
-from oncekey import wire
 from oncekey.core.model import HOUR, MINUTE, Effects, Lease
 from oncekey.core.onecommit import WriteKind, WriteTarget
-from oncekey.core.policy import Policy
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.stores.mariadb import MariadbStore
@@ -132,13 +130,6 @@ def test_a_write_that_changes_nothing_has_a_row(driver, session, empty_either, e
         return (yield Statement("same", f"{same};\nSELECT 1 AS told FROM DUAL WHERE ROW_COUNT() > 0"))
 
     assert len(driver.run(Transaction("same", Mode.ATOMIC, body))) == 1
-    # On a connection of the application's, a heartbeat that leaves the lease as it is counts nevertheless.
-    with either_server.connect(empty_either.rpartition("/")[2], autocommit=False) as connection:
-        engine = wire.within(connection)
-        lease = engine.begin(a_claim("within"), Policy()).lease
-        assert engine.renew(lease, 0) == engine.renew(lease, 0)
-        assert engine.renew(lease, 0) is not None
-        connection.rollback()
 
 
 def test_no_lease_becomes_null_by_a_maximum(driver, session):

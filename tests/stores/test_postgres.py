@@ -7,6 +7,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pytest
@@ -31,10 +32,10 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import Policy
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres.psycopg import PsycopgWithin
+from oncekey.drivers.postgres.psycopg_transactions import execute
 from oncekey.engine import request
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.flow import drive
+from oncekey.flow import Mode, Within, drive
 from oncekey.stores.keystore import STATEMENTS
 from oncekey.stores.phases import STATEMENTS as PHASES
 from oncekey.stores.postgres import PostgresStore
@@ -43,6 +44,11 @@ from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, ManualClock, a
 
 COMMANDS = PostgresStore()._statements._commands
 ROW = "SELECT ctid, xmin, xmax, * FROM oncekey.record WHERE key = %s"
+
+
+def within(connection):
+    """Statements in the open transaction of a connection of the test's own."""
+    return Within(partial(execute, connection, Mode.ATOMIC))
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +174,7 @@ class TestCost:
         claim = completed(engine)
         with psycopg.connect(dsn) as connection:
             flow = request.begin(PostgresStore(clock=ManualClock()), again(claim), Policy())
-            assert isinstance(drive(flow, PsycopgWithin(connection).run), Replay)
+            assert isinstance(drive(flow, within(connection).run), Replay)
             assert connection.execute("SELECT pg_current_xact_id_if_assigned()").fetchone() == (None,)
 
 
@@ -274,9 +280,9 @@ class TestTraps:
         claim = a_claim()
         with psycopg.connect(dsn) as connection:
             began = connection.execute("SELECT (extract(epoch FROM now()) * 1000000)::bigint").fetchone()[0]
-            verdict = drive(request.begin(PostgresStore(), claim, Policy()), PsycopgWithin(connection).run)
+            verdict = drive(request.begin(PostgresStore(), claim, Policy()), within(connection).run)
             assert isinstance(verdict, Proceed)
-            settled = drive(PostgresStore().settle(verdict.lease, answered()), PsycopgWithin(connection).run)
+            settled = drive(PostgresStore().settle(verdict.lease, answered()), within(connection).run)
         assert began < verdict.record.created_at < settled.snapshot.record.finished_at
         assert verdict.lease.lease_until == verdict.record.created_at + claim.lease
 

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "audit": ("routes", "Find routes without protection, and calls that nothing announces."),
+        "audit": ("routes", "Find routes without protection, for CI."),
         "check": ("check", "Try whether an API keeps the promises of its keys."),
         "client": ("client", "Look into a client's journal, and finish what it began."),
         "console": ("console", "Serve the operators' pages: what waits, what happened, what to do."),

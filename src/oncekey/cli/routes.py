@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from oncekey.cli import printing
 from oncekey.cli.applications import named
 from oncekey.core.errors import ConfigurationError
-from oncekey.surveying import TODO, UNANNOUNCED, Surveying, summary, survey
+from oncekey.surveying import TODO, RouteLine, summary, survey
 
 if TYPE_CHECKING:
     from oncekey.once import Once
@@ -50,13 +49,13 @@ def routes(
 ) -> None:
     """List the routes and functions that change something, and which of them a key protects.
 
-    Every step of a flow has to be protected, and a PUT or DELETE that publishes messages is not idempotent. Functions
-    and consumers have the method CALL. `oncekey audit` looks into the handlers, too.
+    Every step of a flow has to be protected, and a PUT or DELETE that publishes or calls out is not idempotent.
+    Functions and consumers have the method CALL. `oncekey audit` compares the findings with a baseline.
     JSON: {"now", "items": [{"method", "path", "verdict", "operation", "effects", "key", "front"}], "next"};
     `front` is what is asked before the store: `replay_cache`, `lock_hint`.
     Exit code: 0 nothing to do; 1 a POST or PATCH is open, or a PUT or DELETE publishes; 2 a mistake.
     """
-    lines = [one.line for one in survey(*applications(app), frozenset(declared or ()))]
+    lines = survey(*applications(app), frozenset(declared or ()))
     if json_wanted:
         printing.as_list([asdict(line) for line in lines])
     else:
@@ -88,19 +87,14 @@ def applications(place: str) -> tuple[list[Once], list[Any]]:
     return onces, [found]
 
 
-BEYOND_SOURCE: Final = (
-    "Outside calls are seen in a handler and in the functions of its own module, through packages that are known; what "
-    "other modules do, or objects that are passed in without an annotation, is not seen."
-)
 VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """Something for a developer to do. Its name stays the same when lines of the code move."""
+    """A route that has to be changed, as `verdict METHOD /path`, and what to do."""
 
     id: str
-    where: str
     todo: str
 
 
@@ -116,20 +110,21 @@ def audit(
     ] = False,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check that every route that changes something is protected, and that handlers announce their outside calls.
+    """Check that every route that changes something is protected.
 
-    Findings: a POST or PATCH without a key (open), a PUT or DELETE that publishes, a call through httpx, requests,
-    stripe or the like that a LOCAL, PHASED or OUTBOX handler makes beside op.call and op.defer (unannounced). With a
-    baseline only new ones fail, and those that are gone are named.
+    Findings: a POST or PATCH without a key (open); a PUT or DELETE whose handler publishes or calls out (publishes), by
+    the names in its own code, such as emit, publish, post and send. With a baseline only new findings fail, and those
+    that are gone are named.
 
-    JSON: {"lines": [{"method", "path", "verdict", "operation", "effects", "key", "calls": [{"what", "file", "line",
-    "announced"}]}], "findings": [{"id", "where", "todo", "known"}], "gone": [id]}. Exit code: 0 nothing new; 1 a new
-    finding; 2 a mistake.
+    JSON: {"lines": [{"method", "path", "verdict", "operation", "effects", "key", "front"}], "findings": [{"id", "todo",
+    "known"}], "gone": [id]}. Exit code: 0 nothing new; 1 a new finding; 2 a mistake.
     """
     if write_baseline and baseline is None:
         raise ConfigurationError("--write-baseline needs --baseline FILE")
-    surveyed = survey(*applications(app), frozenset(declared or ()))
-    findings = [finding for one in surveyed for finding in _findings(one)]
+    lines = survey(*applications(app), frozenset(declared or ()))
+    findings = [
+        AuditFinding(f"{line.verdict} {line.named}", TODO[line.verdict]) for line in lines if line.verdict.is_finding
+    ]
     if write_baseline and baseline is not None:
         ids = sorted({one.id for one in findings})
         baseline.write_text(json.dumps({"version": VERSION, "findings": ids}, indent=2) + "\n", "utf-8")
@@ -139,52 +134,23 @@ def audit(
     gone = sorted(known - {one.id for one in findings})
     fresh = [one for one in findings if one.id not in known]
     if json_wanted:
-        _tell_programs(surveyed, findings, known, gone)
+        shown = [{**asdict(one), "known": one.id in known} for one in findings]
+        printing.as_json({"lines": [asdict(line) for line in lines], "findings": shown, "gone": gone})
     else:
-        _notify(surveyed, findings, known, gone)
+        _print_audit(lines, findings, known, gone)
     if fresh:
         raise typer.Exit(1)
 
 
-def _findings(one: Surveying) -> Iterator[AuditFinding]:
-    line = one.line
-    if line.verdict.is_finding:
-        yield AuditFinding(f"{line.verdict} {line.named}", line.named, TODO[line.verdict])
-    for call in one.unannounced:
-        assert one.enrolment is not None
-        todo = UNANNOUNCED[one.enrolment.effects]
-        yield AuditFinding(f"unannounced {line.named} {call.what}", f"{call.file}:{call.line}", todo)
-
-
-def _tell_programs(
-    surveyed: list[Surveying], findings: list[AuditFinding], known: frozenset[str], gone: list[str]
-) -> None:
-    from oncekey.outside_calls import outside_calls
-
-    def calls(one: Surveying) -> list[dict[str, Any]]:
-        return [] if one.handler is None else [asdict(call) for call in outside_calls(one.handler)]
-
-    printing.as_json(
-        {
-            "lines": [{**asdict(one.line), "calls": calls(one)} for one in surveyed],
-            "findings": [{**asdict(one), "known": one.id in known} for one in findings],
-            "gone": gone,
-        }
-    )
-
-
-def _notify(surveyed: list[Surveying], findings: list[AuditFinding], known: frozenset[str], gone: list[str]) -> None:
-    lines = [one.line for one in surveyed]
+def _print_audit(lines: list[RouteLine], findings: list[AuditFinding], known: frozenset[str], gone: list[str]) -> None:
     rows = [(line.method, line.path, line.verdict, line.operation, line.effects, line.key) for line in lines]
     head = ("method", "path", "verdict", "operation", "effects", "key")
     printing.table(head, rows, empty="nothing changes anything", first=("path", "method", "verdict"))
     typer.echo(summary(lines) + ".")
     for one in findings:
-        place = f"{printing.plain(one.id)} ({printing.plain(one.where)})"
-        typer.echo(f"{'known' if one.id in known else 'FINDING'}: {place}\n  {one.todo}")
+        typer.echo(f"{'known' if one.id in known else 'FINDING'}: {printing.plain(one.id)}\n  {one.todo}")
     for name in gone:
         typer.echo(f"gone: {printing.plain(name)}: take it out of the baseline (--write-baseline)")
-    typer.echo(BEYOND_SOURCE)
 
 
 def _known_findings(file: Path) -> frozenset[str]:

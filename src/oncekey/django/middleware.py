@@ -15,7 +15,7 @@ from django.http import HttpResponse
 from oncekey.core.errors import SAID_TO_US
 from oncekey.django.exchange import DjangoExchange, Sent
 from oncekey.django.project import enrolment_of, once_of_project
-from oncekey.engine.enrolment import SAFE, Enrolment
+from oncekey.engine.enrolment import SAFE
 from oncekey.engine.inner import is_inner
 from oncekey.frameworks.blocking import current
 from oncekey.frameworks.wsgi import KEY
@@ -65,20 +65,16 @@ class Middleware:
         ours = isinstance(error, SAID_TO_US) and not is_inner(error, exchange.ended.began)
         return HttpResponse(status=500) if ours else None
 
-    def _begun(self, request: Any) -> tuple[DjangoExchange, Enrolment | None]:  # noqa: ANN401
-        threads = self._threads
-        enrolment = threads.patterns.find(request.method, request.path_info)
-        # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
-        keyed = KEY in request.META and (enrolment is not None or request.method not in SAFE)
-        return DjangoExchange(threads, Sent(request, threads.max_request_bytes if keyed else None)), enrolment
+    def _begun(self, request: Any) -> DjangoExchange:  # noqa: ANN401
+        # On safe methods a key has no effect, whatever it looks like.
+        keyed = KEY in request.META and request.method not in SAFE
+        return DjangoExchange(self._threads, Sent(request, self._threads.max_request_bytes if keyed else None))
 
     def _serve(self, request: Any) -> Any:  # noqa: ANN401
-        exchange, enrolment = self._begun(request)
+        exchange = self._begun(request)
         token = current.set(exchange)
         try:
-            if enrolment is not None:
-                exchange.enter(enrolment)
-            response = self.get_response(request) if exchange.answer is None else HttpResponse()
+            response = self.get_response(request)
             if exchange.capture is not None:
                 error = exchange.failing(response)
                 if error is None:
@@ -108,13 +104,11 @@ class Middleware:
         return work.result()
 
     async def _aserve(self, request: Any) -> Any:  # noqa: ANN401
-        exchange, enrolment = self._begun(request)
+        exchange = self._begun(request)
         current.set(exchange)  # in a task of its own, so nobody else sees it
         settle = sync_to_async(exchange.finish, thread_sensitive=True)
         try:
-            if enrolment is not None:
-                await sync_to_async(exchange.enter, thread_sensitive=True)(enrolment)
-            response = await self.get_response(request) if exchange.answer is None else HttpResponse()
+            response = await self.get_response(request)
             if exchange.capture is not None:
                 error = exchange.failing(response)
                 if error is None:

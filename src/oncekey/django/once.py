@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from asgiref.sync import sync_to_async
@@ -42,7 +42,7 @@ class Once(Framework):
 
     `store` is a `Database`, of which the default one is taken if none is named, or a URL as with `oncekey.Once`.
     `tenant` and `principal` are functions that are handed the request, REST framework's where a view has that.
-    `status` is the path below which `status_view` is routed, if it is; `enrol` enrols by path what cannot be decorated.
+    `status` is the path below which `status_view` is routed, if it is.
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class Once(Framework):
         tenant: Callable[[Any], str] | None = None,
         principal: Callable[[Any], str] | None = None,
         status: str | None = None,
-        enrol: Mapping[str, Enrolment] | None = None,
         keep_headers: Sequence[str] = (),
         **options: Any,  # noqa: ANN401
     ) -> None:
@@ -66,7 +65,6 @@ class Once(Framework):
             tenant=tenant or _no_tenant,
             principal=principal,
             status_path=status,
-            enrol=enrol,
             keep_headers=keep_headers,
         )
         self.adopt(Application(), self.threads)

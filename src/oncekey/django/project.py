@@ -160,13 +160,12 @@ def views() -> Iterator[Any]:
 
 def served() -> Iterator[Served]:
     """Every route of the project."""
-    patterns = (once_of_project().threads.patterns,)
     for path, view in _walk(get_resolver().url_patterns, "/"):
         if getattr(view, "__module__", "").startswith(_OWN) or _class_of(view) is RedirectView:
             continue
         for methods, handler in _handlers(view):
             endpoint = next((layer for layer in inner(handler) if hasattr(layer, "__oncekey__")), handler)
-            yield Served(path, methods, endpoint, patterns, wsgi=True)
+            yield Served(path, methods, endpoint, wsgi=True)
 
 
 def _walk(found: Any, before: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oncekey.canonical.digests import Seeds
 from oncekey.canonical.fingerprint import Fingerprints
@@ -40,6 +40,7 @@ NO_NAMESPACE = "-"
 """What stands in a scope if the policy names no namespace."""
 
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+_SLASHES = re.compile("/{2,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,8 @@ class Pattern:
     text: str
     method: str
     template: re.Pattern[str]
+    spelled: re.Pattern[str]
+    """The same for a path in its plain spelling."""
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
@@ -150,7 +153,7 @@ class Pattern:
         method, _, path = text.partition(" ")
         if not method.isupper() or not path.startswith("/"):
             raise ConfigurationError(f"{text!r} is no enrolment pattern: write it as 'POST /path/{{name}}'")
-        return cls(text, method, _template(path))
+        return cls(text, method, _template(path), _template(plain(path), spelled=True))
 
     @property
     def sample(self) -> str:
@@ -169,27 +172,56 @@ class Patterns:
         self._patterns = tuple((Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
         self.patterns = tuple(pattern for pattern, _ in self._patterns)
         """The patterns that were enrolled."""
+        self.methods = frozenset(pattern.method for pattern in self.patterns)
+        """The methods that they name."""
 
     def __iter__(self) -> Iterator[Enrolment]:
         return iter([enrolment for _, enrolment in self._patterns])
 
     def find(self, method: str, path: str) -> Enrolment | None:
-        """The enrolment of a request, if it has one."""
+        """The enrolment of a route, by its path as the application writes it, such as `/legacy/{id}`."""
         for pattern, enrolment in self._patterns:
             if pattern.matches(method, path):
                 return enrolment
         return None
 
+    def find_spelled(self, method: str, *paths: str) -> Enrolment | None:
+        """The enrolment of a request to an application whose router cannot be asked, by any spelling of its path.
+
+        An application may serve `//jobs` and `/jobs/` as `/jobs`. So they are protected, too: a request that needs no
+        key is asked for one rather than a handler executed twice.
+        """
+        if method not in self.methods:
+            return None
+        for path in paths:
+            found = self.find(method, path)
+            if found is not None:
+                return found
+        for pattern, enrolment in self._patterns:
+            if pattern.method == method and any(pattern.spelled.fullmatch(plain(path)) for path in paths):
+                return enrolment
+        return None
+
+
+def plain(path: str) -> str:
+    """A path without what many routers ignore: repeated slashes, the last one, and a newline at the end."""
+    return _SLASHES.sub("/", path.removesuffix("\n")).rstrip("/") or "/"
+
 
 @lru_cache(maxsize=256)
-def _template(path: str) -> re.Pattern[str]:
+def _template(path: str, *, spelled: bool = False) -> re.Pattern[str]:
     parts = _PARAMETER.split(path)
     pattern = "".join(
         re.escape(part or "") if index % 3 == 0 else ("" if index % 3 == 2 else _segment(parts[index + 1]))  # noqa: PLR2004
         for index, part in enumerate(parts)
     )
-    return re.compile(pattern)
+    if spelled:
+        pattern = pattern.replace(f"/{_REST}", "(?:/.*)?")  # which may be empty, and its slash is gone then
+    return re.compile(pattern, re.DOTALL)
+
+
+_REST: Final = ".+"
 
 
 def _segment(kind: str | None) -> str:
-    return ".+" if kind == ":path" else "[^/]+"
+    return _REST if kind == ":path" else "[^/]+"

@@ -28,7 +28,6 @@ LISTERS: Final[Mapping[str, str]] = MappingProxyType(
         "litestar": "oncekey.litestar",
         "starlette": "oncekey.frameworks.starlette",
         "flask": "oncekey.flask",
-        "aiohttp": "oncekey.aiohttp",
         "django": "oncekey.django.project",
     }
 )
@@ -101,8 +100,8 @@ ONLY_SAFE: Final = (
 )
 TWICE: Final = "{method} {path} is enrolled twice, by its path and by @once.protect: leave one of them out"
 NO_ROUTE: Final = (
-    "enrol={{{pattern!r}: ...}} protects nothing: no route of the application matches it; write the path as the routes "
-    "do, without root_path, and add the routes before the application starts"
+    "enrol={{{pattern!r}: ...}} protects nothing: no route of the application matches it; write the path as the route "
+    "does, with {{name}} for each parameter and without root_path, and add the routes before the application starts"
 )
 STRANGER: Final = (
     "{operation} is served at {path}, and the Once that protects it is not installed there: install that Once in this "
@@ -146,12 +145,19 @@ def check_served(served: Sequence[Served], patterns: Patterns, owners: Iterable[
     """Refuse an application whose routes and enrolments do not fit together, or that an owner is not installed in."""
     known = {id(owner) for owner in owners}
     for route in served:
+        for enrolment in map(route.enrolment, route.methods):
+            if enrolment is not None and id(enrolment.owner) not in known:
+                raise ConfigurationError(STRANGER.format(operation=enrolment.operation, path=route.path))
+    check_patterns(served, patterns)
+
+
+def check_patterns(served: Sequence[Served], patterns: Patterns) -> None:
+    """Refuse a route that is enrolled by path and by decorator, and a pattern that no route matches."""
+    for route in served:
         for method in route.methods:
             enrolment, by_path = route.enrolment(method), patterns.find(method, route.path)
             if enrolment is not None and enrolment is not by_path and by_path is not None:
                 raise ConfigurationError(TWICE.format(method=method, path=route.path))
-            if enrolment is not None and id(enrolment.owner) not in known:
-                raise ConfigurationError(STRANGER.format(operation=enrolment.operation, path=route.path))
     for pattern in patterns.patterns:
         if not any(pattern.matches(method, route.path) for route in served for method in route.methods):
             raise ConfigurationError(NO_ROUTE.format(pattern=pattern.text))

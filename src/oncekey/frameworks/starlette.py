@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -71,6 +71,39 @@ def place(app: Starlette, installation: Installation) -> None:
         raise ConfigurationError(DOCS_TAKEN.format(path=installation.policy.docs_url))
     app.user_middleware.append(Middleware(OncekeyMiddleware, installation=installation))
     installation.direct = Directness(app)
+    enrol_routes(app, installation)
+
+
+def enrol_routes(app: Any, installation: Installation) -> None:  # noqa: ANN401  (an application of any kind)
+    """Enrol by the route that the router takes, where an application has one: a path has more than one spelling."""
+    patterns, by_spelling = installation.patterns, installation.enrolled
+
+    def enrolled(scope: Scope) -> Enrolment | None:
+        if scope["method"] not in patterns.methods:
+            return None
+        path = _taken(app, {**scope, "root_path": str(scope.get("root_path", "")).rstrip("/")})
+        return by_spelling(scope) if path is None else patterns.find(scope["method"], path)
+
+    installation.enrolled = enrolled
+
+
+def _taken(app: Any, scope: Scope, prefix: str = "") -> str | None:  # noqa: ANN401
+    """The path of the route that a request takes, as it is written; "" for none, None for a mount without routes."""
+    app, _ = _unwrapped(app, ())
+    routes = _routes(app)
+    if routes is None:
+        return None
+    if getattr(app, "root_path", ""):
+        scope = {**scope, "root_path": app.root_path}  # as FastAPI does
+    for context in _contexts(routes):
+        match, child = context.matches(scope)
+        if match is not Match.FULL:
+            continue
+        route = getattr(context, "original_route", context)
+        if isinstance(route, Mount | Host):
+            return _taken(route.app, {**scope, **child}, prefix + (getattr(context, "path", None) or ""))
+        return prefix + (getattr(context, "path_format", None) or getattr(context, "path", None) or "")
+    return ""
 
 
 class Directness:
@@ -289,8 +322,8 @@ def check_patterns(app: Any, served: Iterable[Routed], installation: Installatio
             if route.enrolment is not None and installation.patterns.find(method, route.path) is not None:
                 raise ConfigurationError(TWICE.format(method=method, path=route.path))
     for pattern in installation.patterns.patterns:
-        known = any(_meant(pattern, route) for route in served)
-        if not known and not _leads(app, pattern.method, pattern.sample):
+        scope = {"type": "http", "method": pattern.method, "path": pattern.sample, "headers": []}
+        if not any(_meant(pattern, route) for route in served) and _taken(app, scope) is not None:
             raise ConfigurationError(NO_ROUTE.format(pattern=pattern.text))
 
 
@@ -299,25 +332,10 @@ def _meant(pattern: Pattern, route: Routed) -> bool:
     return any(pattern.matches(method, route.path) for method in methods)
 
 
-def _leads(app: Any, method: str, path: str) -> bool:  # noqa: ANN401
-    """Whether a request would be routed, as far as can be seen: what is mounted and has no routes may take it."""
-    app, _ = _unwrapped(app, ())
+def _routes(app: Any) -> Sequence[BaseRoute] | None:  # noqa: ANN401
+    """The routes of a Starlette application or router; None: it is of another kind, and cannot be asked."""
     routes = getattr(app, "routes", None)
-    if routes is None:
-        return True
-    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": [], "path_params": {}}
-    for route in routes:
-        if not isinstance(route, BaseRoute):
-            return True
-        match, child = route.matches(scope)
-        if match is not Match.FULL:
-            continue
-        if not isinstance(route, Mount | Host):
-            return True
-        inner = path.removeprefix(child.get("root_path", ""))
-        if _leads(route.app, method, inner):
-            return True
-    return False
+    return routes if isinstance(routes, list) and all(isinstance(route, BaseRoute) for route in routes) else None
 
 
 def _walk(app: Any, prefix: str, passed: tuple[Installation, ...]) -> Iterator[Routed]:  # noqa: ANN401

@@ -46,13 +46,13 @@ class OncekeyWsgi:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
-        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO") or "/"
+        method, path = environ["REQUEST_METHOD"], decoded(environ.get("PATH_INFO", "")) or "/"
         own = self._serves_resources and method == "GET" and self.threads.resource(self.asked(environ), path)
         if own:
             return saying(own)(environ, start_response)
-        enrolment = self.threads.patterns.find(method, path)
+        enrolment = self.enrolled(method, path)
         # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
-        keyed = KEY in environ and (enrolment is not None or method not in SAFE)
+        keyed = KEY in environ and (method not in SAFE or method in self.threads.patterns.methods)
         if keyed and not self.threads.started:
             self.start()
         exchange = self.exchange(self.threads, self.asked(environ, self.threads.max_request_bytes if keyed else None))
@@ -64,6 +64,10 @@ class OncekeyWsgi:
         finally:
             current.reset(token)  # a server uses the thread for its next request
             exchange.close()
+
+    def enrolled(self, method: str, path: str) -> Enrolment | None:
+        """How a request is enrolled by its path, before the application runs."""
+        return self.threads.patterns.find_spelled(method, path)
 
     def start(self) -> None:
         """Check everything before the application runs.
@@ -124,10 +128,10 @@ class Environ:
         environ, body = self.environ, self._body
         if isinstance(body, Refuse):
             return body
-        root = _path(environ.get("SCRIPT_NAME", ""))
+        root = decoded(environ.get("SCRIPT_NAME", ""))
         return Parts(
             method=self.method,
-            path=root + _path(environ.get("PATH_INFO", "")),
+            path=root + decoded(environ.get("PATH_INFO", "")),
             query=environ.get("QUERY_STRING", "").encode("latin-1"),
             headers=lines_of(environ),
             content_type=environ.get("CONTENT_TYPE", "").encode("latin-1") or None,
@@ -161,7 +165,7 @@ def lines_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in names]
 
 
-def _path(text: str) -> str:
+def decoded(text: str) -> str:
     """A path as other servers give it: WSGI has its bytes as latin-1."""
     return text.encode("latin-1").decode("utf-8", "replace")
 

@@ -1,18 +1,17 @@
-"""The driver for MariaDB and MySQL through aiomysql, for asyncio, and inside the caller's transaction.
+"""The driver for MariaDB and MySQL through aiomysql, for asyncio.
 
 What is sent and what the replies mean is in `messages`; how a connection waits for them, in `sessions`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import aiomysql
 
-from oncekey.core.errors import ConfigurationError, TransactionControlError
+from oncekey.core.errors import TransactionControlError
 from oncekey.drivers.handler_sql import ENDED, OVER, ConnectionUse
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
@@ -20,7 +19,7 @@ from oncekey.drivers.mariadb.handler_connection import AsyncMariadbHandlerConnec
 from oncekey.drivers.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, AsyncSession, greeting
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.flow import NOT_BEGUN, AsyncWithin, Body, Rows, Statement, Transaction
+from oncekey.flow import Body, Transaction
 
 T = TypeVar("T")
 
@@ -219,19 +218,3 @@ class AiomysqlTransaction:
                 raise
         finally:
             self._pool.give(session, business=True)
-
-
-class AiomysqlWithin(AsyncWithin):
-    """Runs everything in the open transaction of the caller's `aiomysql.Connection`."""
-
-    def __init__(self, connection: Any) -> None:  # noqa: ANN401  (a connection of aiomysql's, or one that a pool lent)
-        session = AsyncSession(connection, b"")
-        if connection.get_autocommit() and not session.in_transaction:
-            raise ConfigurationError(NOT_BEGUN)
-        turn = asyncio.Lock()  # aiomysql refuses a second statement
-
-        async def say(statement: Statement) -> Rows:
-            async with turn:
-                return await session.talk(messages.within(statement), None)
-
-        super().__init__(say)

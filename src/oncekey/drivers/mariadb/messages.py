@@ -160,20 +160,6 @@ def undoing() -> Talk[None]:
         yield ROLLBACK
 
 
-def within(statement: Statement) -> Talk[Rows]:
-    """One statement in the caller's own transaction, sentence by sentence: its connection may take one at a time."""
-    rows: Rows = []
-    try:
-        for sentence in _sentences(_text(statement)):
-            for result in (yield rendered(sentence, statement.params)):
-                rows = rows if result.columns is None else named(result)
-    except FAILURES as error:
-        if is_answer(number_of(error), _text(statement), at_once=statement.at_once):
-            return []
-        raise statement_error(error, Mode.ATOMIC, statement.name) from cause(error)
-    return rows
-
-
 def _running_body(body: Body[T], mode: Mode, manner: Manner) -> Talk[T]:
     try:
         statement = next(body)

@@ -1,19 +1,18 @@
 # Generated from aiomysql.py by `python -m tools.twins`: edit that one.
-"""The driver for MariaDB and MySQL through PyMySQL, for threads, and inside the caller's transaction.
+"""The driver for MariaDB and MySQL through PyMySQL, for threads.
 
 What is sent and what the replies mean is in `messages`; how a connection waits for them, in `sessions`.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pymysql
 
-from oncekey.core.errors import ConfigurationError, TransactionControlError
+from oncekey.core.errors import TransactionControlError
 from oncekey.drivers.handler_sql import ENDED, OVER, ConnectionUse
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
@@ -21,7 +20,7 @@ from oncekey.drivers.mariadb.handler_connection import MariadbHandlerConnection
 from oncekey.drivers.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, Session, greeting
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
-from oncekey.flow import NOT_BEGUN, Body, Rows, Statement, Transaction, Within
+from oncekey.flow import Body, Transaction
 
 T = TypeVar("T")
 
@@ -210,19 +209,3 @@ class PymysqlTransaction:
                 raise
         finally:
             self._pool.give(session, business=True)
-
-
-class PymysqlWithin(Within):
-    """Runs everything in the open transaction of the caller's `pymysql.Connection`."""
-
-    def __init__(self, connection: Any) -> None:  # noqa: ANN401  (a connection of PyMySQL's)
-        session = Session(connection, b"")
-        if connection.get_autocommit() and not session.in_transaction:
-            raise ConfigurationError(NOT_BEGUN)
-        turn = threading.Lock()  # PyMySQL mixes up the replies to two threads
-
-        def say(statement: Statement) -> Rows:
-            with turn:
-                return session.talk(messages.within(statement), None)
-
-        super().__init__(say)

@@ -1,4 +1,4 @@
-"""The driver for PostgreSQL through asyncpg, and asyncpg inside the caller's transaction.
+"""The driver for PostgreSQL through asyncpg.
 
 Statements are prepared once per connection and kept, which halves their round trips. Behind a pooler that lends
 server connections per transaction, say so in the address (`?pgbouncer=1`): then no statement is kept.
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import asyncpg
 
-from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres import asyncpg_connections as connections
 from oncekey.drivers.postgres import asyncpg_transactions as transactions
 from oncekey.drivers.postgres import server
@@ -23,10 +22,10 @@ from oncekey.drivers.postgres.unconfirmed import CONFIRM, AsyncConfirming, Uncon
 from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, Failures, LostError, aretrying, is_last
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.flow import NOT_BEGUN, AsyncWithin, Mode, arun_body
+from oncekey.flow import Mode, arun_body
 
 if TYPE_CHECKING:
-    from oncekey.flow import Body, Rows, Statement, Transaction
+    from oncekey.flow import Body, Statement, Transaction
 
 T = TypeVar("T")
 
@@ -178,22 +177,6 @@ class AsyncpgDriver:
                 return transactions.AsyncpgTransaction(
                     self._pool, connection, begun, self._limit, resets_session=self._resets_session
                 )
-
-
-class AsyncpgWithin(AsyncWithin):
-    """Runs everything in the open transaction of the caller's `asyncpg.Connection`."""
-
-    def __init__(self, connection: Any) -> None:  # noqa: ANN401  (a connection, or one that a pool lent)
-        if not connection.is_in_transaction():
-            raise ConfigurationError(NOT_BEGUN)
-        # asyncpg refuses a second statement while the first is under way.
-        turn = asyncio.Lock()
-
-        async def say(statement: Statement) -> Rows:
-            async with turn:
-                return await transactions.execute(connection, None, Mode.ATOMIC, statement)
-
-        super().__init__(say)
 
 
 class AsyncpgPool:

@@ -1,5 +1,5 @@
 # Generated from psycopg_async.py by `python -m tools.twins`: edit that one.
-"""The driver for PostgreSQL through psycopg, for threads, and inside the caller's transaction.
+"""The driver for PostgreSQL through psycopg, for threads.
 
 It works behind a pooler that lends server connections per transaction: nothing is set beyond a transaction, and
 nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) asks for it.
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import psycopg
 
@@ -27,7 +27,7 @@ from oncekey.drivers.postgres.unconfirmed import CONFIRM, Confirming, Unconfirme
 from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
-from oncekey.flow import Mode, Statement, Within, run_body
+from oncekey.flow import Mode, Statement, run_body
 
 if TYPE_CHECKING:
     from oncekey.flow import Body, Rows, Transaction
@@ -129,14 +129,6 @@ class PsycopgDriver:
         return transactions.PsycopgTransaction(
             self._pool, connection, self._limit, resets_session=self._resets_session
         ), rows
-
-
-class PsycopgWithin(Within):
-    """Runs everything in the open transaction of the caller's `psycopg.Connection`."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        replies.refuse_autocommit(connection)
-        super().__init__(partial(transactions.execute, connection, Mode.ATOMIC))
 
 
 class Pool:

@@ -1,4 +1,4 @@
-"""The driver for PostgreSQL through psycopg, for asyncio, and inside the caller's transaction.
+"""The driver for PostgreSQL through psycopg, for asyncio.
 
 It works behind a pooler that lends server connections per transaction: nothing is set beyond a transaction, and
 nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) asks for it.
@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import psycopg
 
@@ -26,7 +26,7 @@ from oncekey.drivers.postgres.unconfirmed import CONFIRM, AsyncConfirming, Uncon
 from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.flow import AsyncWithin, Mode, Statement, arun_body
+from oncekey.flow import Mode, Statement, arun_body
 
 if TYPE_CHECKING:
     from oncekey.flow import Body, Rows, Transaction
@@ -147,14 +147,6 @@ class AsyncPsycopgDriver:
         return transactions.AsyncPsycopgTransaction(
             self._pool, connection, self._limit, resets_session=self._resets_session
         ), rows
-
-
-class AsyncPsycopgWithin(AsyncWithin):
-    """Runs everything in the open transaction of the caller's `psycopg.AsyncConnection`."""
-
-    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        replies.refuse_autocommit(connection)
-        super().__init__(partial(transactions.execute, connection, Mode.ATOMIC))
 
 
 class AsyncPool:

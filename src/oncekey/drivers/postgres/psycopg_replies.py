@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import psycopg
 from psycopg.pq import ExecStatus, TransactionStatus
 
-from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.errors import StoreError
 from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.psycopg_connections import AsyncStoreConnection, StoreConnection
 from oncekey.drivers.retries import lost, lost_commit
-from oncekey.flow import NOT_BEGUN, Mode
+from oncekey.flow import Mode
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
@@ -156,12 +156,6 @@ def may_be_undone(connection: StoreConnection | AsyncStoreConnection) -> bool:
         TransactionStatus.INTRANS,
         TransactionStatus.INERROR,
     }
-
-
-def refuse_autocommit(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Raise for a connection with autocommit, on which every statement would be a transaction of its own."""
-    if connection.autocommit and connection.pgconn.transaction_status == TransactionStatus.IDLE:
-        raise ConfigurationError(NOT_BEGUN)
 
 
 def first_line(error: psycopg.Error) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from oncekey.core import errors
 from oncekey.drivers.placeholders import marked
-from oncekey.flow import NOT_BEGUN, Rows, Statement
+from oncekey.flow import Rows, Statement
 
 if TYPE_CHECKING:
     import sqlite3
@@ -92,50 +90,3 @@ def say(module: ModuleType, connection: sqlite3.Connection, sql: str, what: str)
         connection.execute(sql)
     except module.Error as error:
         raise store_error(error, what) from error
-
-
-def sqlite_execute(connection: sqlite3.Connection) -> Callable[[Statement], Rows]:
-    """The adapter for a connection of `sqlite3` or a module like it, whatever its rows look like."""
-    if not connection.in_transaction and connection.isolation_level is None:
-        raise errors.ConfigurationError(NOT_BEGUN)
-    return partial(_execute_theirs, connection)
-
-
-def aiosqlite_execute(connection: Any) -> Callable[[Statement], Awaitable[Rows]]:  # noqa: ANN401  (duck-typed)
-    """The adapter for a connection like `sqlite3`'s whose methods are awaited, as those of `aiosqlite` are."""
-    if not connection.in_transaction and connection.isolation_level is None:
-        raise errors.ConfigurationError(NOT_BEGUN)
-    return partial(_execute_awaited, connection)
-
-
-def _execute_theirs(connection: sqlite3.Connection, statement: Statement) -> Rows:
-    assert isinstance(statement.command, str)
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    try:
-        cursor.execute(statement.command, statement.params)
-        return _named(cursor.description, cursor.fetchall())
-    except connection.Error as error:
-        raise store_error(error, statement.name) from error
-    except (OverflowError, ValueError) as error:
-        # Such an error repeats the value that could not be bound, so it is not shown.
-        raise store_error(error, statement.name) from None
-    finally:
-        cursor.close()
-
-
-async def _execute_awaited(connection: Any, statement: Statement) -> Rows:  # noqa: ANN401  (duck-typed)
-    try:
-        cursor = await connection.execute(statement.command, statement.params)
-        rows = await cursor.fetchall()
-        await cursor.close()
-    except Exception as error:
-        if not hasattr(error, "sqlite_errorname"):
-            raise
-        raise store_error(error, statement.name) from error
-    return _named(cursor.description, rows)
-
-
-def _named(description: Any, rows: list[Any]) -> Rows:  # noqa: ANN401  (as the DB-API describes columns)
-    names = [column[0] for column in description or ()]
-    return [dict(zip(names, row, strict=True)) for row in rows]

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.messages import Intake
 
+READ_BEFORE: Final = (
+    "middleware around oncekey has consumed the body of a request with a key, so it cannot be compared with that of a "
+    "repeat: let the middleware pass on what it reads, as `await request.body()` does in BaseHTTPMiddleware"
+)
 SMALL_BODY: Final = 32 * 1024
 """Bodies above this are compared in a thread: a megabyte of short numbers takes a second of Python."""
 
@@ -49,6 +53,8 @@ async def read_claim_input(
     except TooSlowError:
         return Refuse(Code.BODY_TOO_SLOW)
     headers = scope["headers"]
+    if not body and _field(headers, b"content-length").lstrip(b"0"):
+        raise ConfigurationError(READ_BEFORE)
     content_type = _field(headers, b"content-type") or None
     parts = Parts(
         scope["method"], scope["path"], scope.get("query_string", b""), headers, content_type, body, root_path

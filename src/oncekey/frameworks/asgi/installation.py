@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
 from oncekey.frameworks.shared import ApplicationShared
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
-    from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.enrolment import Enrolment, Patterns
     from oncekey.engine.run import Site
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Body
@@ -78,12 +80,8 @@ class Installation(ApplicationShared):
         """Called when the application reports that it has started; raises if something that it needs has not."""
         self.check: Callable[[], None] | None = None
         """Called when the application starts; raises if its routes and enrolments do not fit together."""
-        self.door: App | None = None
-        """The ASGI application to which the completer sends its requests, if the installed one is not ASGI itself."""
-        self.answers: tuple[type[Exception], ...] = ()
-        """Exceptions that are successful answers: handlers of this framework may raise them instead of returning."""
-        self.seen: Callable[[Any], Any] = _as_it_is
-        """From a handler's response to an object with `status_code`, or to one as Flask returns it."""
+        self.enrolled: Callable[[Scope], Enrolment | None] = functools.partial(by_spelling, self.patterns)
+        """How a request is enrolled by path. An adapter replaces it where the framework's router can be asked."""
         self.interruptible: set[Interruptible] = set()
         self._pairs: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._last_pair: tuple[AsyncRuntime, Site] | None = None
@@ -163,8 +161,22 @@ class Installation(ApplicationShared):
             running.interrupt()
 
 
-def _as_it_is(response: Any) -> Any:  # noqa: ANN401  (of any framework)
-    return response
+def by_spelling(patterns: Patterns, scope: Scope) -> Enrolment | None:
+    """The enrolment of a request by its path, decoded as a whole and segment by segment: `%2F` may separate or not."""
+    spellings = [route_path(scope)]
+    raw = (scope.get("raw_path") or b"").partition(b"?")[0]
+    if b"%" in raw:
+        segments = (unquote(segment).replace("/", "_") for segment in raw.decode("latin-1").split("/"))
+        spellings.append(route_path({**scope, "path": "/".join(segments)}))
+    return patterns.find_spelled(scope["method"], *spellings)
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the application's own routes know it: without the mount path, which some servers leave in front."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    if root and (path == root or path.startswith(f"{root}/")):
+        path = path[len(root) :]
+    return path or "/"
 
 
 def _nobody() -> None:

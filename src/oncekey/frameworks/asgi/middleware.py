@@ -64,7 +64,7 @@ class OncekeyMiddleware:
     ) -> None:
         self.app = app
         self.installation = installation
-        self._patterns = installation.patterns
+        self._by_path = bool(installation.patterns.patterns)
         self._keyed_routes = installation.keyed_routes.known
         self._lifespan = lifespan
         """If given, it runs around the application's own lifespan: an application in `once.asgi` need not start us."""
@@ -77,7 +77,7 @@ class OncekeyMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        enrolment = self._patterns.find(scope["method"], route_path(scope)) if self._patterns.patterns else None
+        enrolment = self.installation.enrolled(scope) if self._by_path else None
         lines = []
         # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
         if enrolment is not None or scope["method"] not in SAFE:
@@ -167,14 +167,6 @@ class OncekeyMiddleware:
             return False
         exchange.ended.entered = True
         return True
-
-
-def route_path(scope: Scope) -> str:
-    """The path as the application's own routes know it: without the mount path, which some servers leave in front."""
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    if root and (path == root or path.startswith(f"{root}/")):
-        path = path[len(root) :]
-    return path or "/"
 
 
 class LifespanFailedError(Exception):

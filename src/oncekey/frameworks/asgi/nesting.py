@@ -18,7 +18,7 @@ from oncekey.frameworks.asgi.messages import Intake, TooLargeError
 from oncekey.frameworks.blocking import ONE_OPERATION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.transactions import RequestTransaction
-
-    RequestScope = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 NOT_INSTALLED: Final = (
     "{operation} is protected by a Once that is not installed here: call install(app, tenant=...) of that Once, on the "
@@ -47,18 +45,8 @@ _MARK: Final = "oncekey"
 _DEEPEST: Final = 50
 _ASGI: Final = ["scope", "receive", "send"]
 
-request_finders: Final[list[Callable[[Enrolment, tuple[Any, ...]], RequestScope | None]]] = []
-"""For frameworks that are not ASGI: each function finds its framework's request in a handler's arguments."""
-
 current: ContextVar[Exchange | UnkeyedRequest | None] = ContextVar("oncekey", default=None)
 """The request in the innermost installation that it has reached."""
-
-
-def request_scope_of(enrolment: Enrolment, args: tuple[Any, ...]) -> RequestScope | None:
-    """The entrance that a framework without ASGI needs around the call of a handler; None: it needs none."""
-    if current.get() is not None:
-        return None
-    return next((found for find in request_finders if (found := find(enrolment, args)) is not None), None)
 
 
 class Passage:
@@ -72,12 +60,12 @@ class Passage:
         """Whether an exchange of the request has begun a claim: from then on a handler may have run."""
 
     def intake(self, receive: Receive, limit: int) -> Intake:
-        """An intake for an exchange. It repeats what an earlier intake has read from the same `receive`."""
+        """An intake for an exchange. It repeats what an earlier one has read from the same `receive`, or recorded."""
         earlier = None
         for one in self._intakes:
-            if one.source == receive:  # bound methods of one object are equal without being identical
+            if receive in (one.source, one.receive):  # bound methods of one object are equal without being identical
                 earlier = one
-        intake = Intake(receive, limit, again=earlier)
+        intake = Intake(receive if earlier is None else earlier.source, limit, again=earlier)
         if earlier is not None:
             self._intakes.remove(earlier)
         self._intakes.append(intake)

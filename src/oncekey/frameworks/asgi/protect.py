@@ -36,9 +36,7 @@ from oncekey.frameworks.asgi.nesting import (
     ExchangeState,
     UnkeyedRequest,
     current,
-    request_finders,
     request_for,
-    request_scope_of,
 )
 from oncekey.frameworks.asgi.transactions import RequestRuntime, transaction_of
 from oncekey.frameworks.blocking import (
@@ -75,9 +73,6 @@ def protect(handler: F, enrolment: Enrolment) -> F:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if (args or name in kwargs) and has_operation(name, args, kwargs):
             return await _plainly(handler, args, kwargs)
-        enter = request_scope_of(enrolment, args) if request_finders else None
-        if enter is not None:
-            return await enter(lambda: awaited(*args, **kwargs))
         request = request_for(enrolment)
         if type(request) is not Exchange or request.scope["method"] in SAFE:
             return await _without_key(request, enrolment, _invocation(handler, name, args, kwargs))
@@ -179,8 +174,6 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
         ended.entered = True
         try:
             result = await handler(*args, **kwargs)
-        except exchange.installation.answers as answer:
-            result = answer
         finally:
             ended.kept, ended.rolled_back = op.kept, op.rolled_back
         if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
@@ -339,11 +332,8 @@ async def run_unkeyed(
     operation = unkeyed_operation(Operation, claim, run)
     try:
         transaction_of(request).joins(run.tx, enrolment)
-        try:
-            result = await invoke(operation)
-        except installation.answers as answer:
-            result = answer
-        rows = rows_of(enrolment, operation, installation.seen(result), raised=False)
+        result = await invoke(operation)
+        rows = rows_of(enrolment, operation, result, raised=False)
     except BaseException as error:
         # The roll-back is shielded: in a cancelled scope it would be cancelled, too.
         await shielded(runtime.finish(flow, rows_of(enrolment, operation, error, raised=True)))

@@ -1,4 +1,4 @@
-"""Shops on SQLite and PostgreSQL, behind Litestar and aiohttp."""
+"""Shops on SQLite and PostgreSQL, behind Litestar."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from async_skins.shop import KINDS, Shop
+from litestar_server.shop import Shop
 from wsgi.shop import TABLE, execute
 
 
@@ -20,13 +20,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         url = dsn.replace("postgresql://", "postgresql+psycopg://")
     execute(url, TABLE)
     return url
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    """Which framework serves."""
-    name: str = request.param
-    return name
 
 
 @pytest.fixture

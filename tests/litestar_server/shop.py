@@ -1,21 +1,17 @@
-"""A shop behind Litestar and behind aiohttp's own server, over real sockets."""
+"""A shop behind Litestar, over real sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
-from aiohttp import web
 from litestar import Litestar, Request, Response, post
 
 from harness.patience import PATIENCE
-from harness.served import Served
-from oncekey import aiohttp as ours
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.core.policy import Policy
 from oncekey.engine.operation import Operation
@@ -24,13 +20,12 @@ from oncekey.once import Once
 from oncekey.topics import Message, Reply
 from wsgi.shop import execute
 
-KINDS = ("litestar", "aiohttp")
 Handler = Callable[[Operation[Any], dict[str, Any]], Any]
 
 
 @dataclass
 class Shop:
-    """What the handlers of both kinds of applications do."""
+    """What the handlers do."""
 
     url: str
     policy: Policy = field(default_factory=Policy)
@@ -106,8 +101,6 @@ class Shop:
             case _:
                 pass
 
-    # Applications
-
     @property
     def routes(self) -> dict[str, tuple[Handler, dict[str, Any]]]:
         return {
@@ -118,12 +111,8 @@ class Shop:
             "/outbox": (self.outbox, {"effects": OUTBOX}),
         }
 
-    def application(self, kind: str) -> Any:
-        """An application, protected."""
-        return {"litestar": self.litestar, "aiohttp": self.aiohttp}[kind]()
-
-    def litestar(self) -> Litestar:
-        """Route handlers of Litestar."""
+    def application(self) -> Litestar:
+        """Its route handlers, protected."""
 
         def routed(path: str, handler: Handler, options: dict[str, Any]) -> Any:
             @post(path)
@@ -137,82 +126,3 @@ class Shop:
         handlers = [routed(path, *route) for path, route in self.routes.items()]
         plugin = OncePlugin(self.once, tenant=lambda request: request.headers.get("tenant", "acme"))
         return Litestar(handlers, plugins=[plugin], logging_config=None)
-
-    def aiohttp(self) -> web.Application:
-        """Handlers of aiohttp."""
-        app = web.Application()
-
-        def routed(handler: Handler, path: str, options: dict[str, Any]) -> Any:
-            @self.once.protect(operation=path, **options)
-            async def view(request: web.Request, op: Operation[Any]) -> web.Response:
-                body, status = await handler(op, await request.json())
-                return web.json_response(body, status=status)
-
-            return view
-
-        for path, (handler, options) in self.routes.items():
-            app.router.add_post(path, routed(handler, path, options))
-        ours.install(self.once, app, tenant=lambda request: request.headers.get("tenant", "acme"))
-        return app
-
-
-class Runner:
-    """An application of aiohttp's behind its own server, in a thread of this process."""
-
-    def __init__(self, app: web.Application, **options: Any) -> None:
-        self._app = app
-        self._options = options
-        self._ready, self._ended = threading.Event(), threading.Event()
-        self._stop: Callable[[], object] = lambda: None
-        self._error: BaseException | None = None
-        self.port = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._ready.wait(PATIENCE)
-        if self._error is not None:
-            raise self._error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-
-    def stop(self) -> None:
-        """What a SIGTERM does."""
-        self._stop()
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        over = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self._stop = lambda: loop.is_closed() or loop.call_soon_threadsafe(over.set)
-        runner = web.AppRunner(self._app, access_log=None, **self._options)
-        try:
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            self.port = runner.addresses[0][1]
-            self._ready.set()
-            await over.wait()
-        except BaseException as error:
-            self._error = error
-        finally:
-            await runner.cleanup()
-            self._ready.set()
-
-
-def server_of(app: Any, **options: Any) -> Runner | Served:
-    """A real server on loopback: uvicorn for ASGI, or aiohttp's own."""
-    return Runner(app, **options) if isinstance(app, web.Application) else Served(app, **options)
-
-
-@contextmanager
-def served(app: Any, **options: Any) -> Iterator[int]:
-    """The same, while it serves; its port."""
-    with server_of(app, **options) as server:
-        yield server.port
