@@ -116,10 +116,6 @@ def behave(alias: str, does: str) -> HttpResponse | None:  # noqa: PLR0912  (a l
         case "raw_commit":
             with connection.cursor() as cursor:
                 cursor.execute("/*x*/ end")
-        case "driver_commit":
-            connection.connection.commit()
-        case "executescript":
-            connection.connection.executescript("SELECT 1;")
         case "search_path":
             with connection.cursor() as cursor:
                 cursor.execute("SET search_path TO public")

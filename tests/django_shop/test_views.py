@@ -131,14 +131,6 @@ def test_a_view_cannot_end_the_transaction(alias: str, does: str) -> None:
     assert (response.status_code, sold()) == (500, [])
 
 
-def test_what_ends_it_behind_djangos_back_is_reported(alias: str, caplog: pytest.LogCaptureFixture) -> None:
-    # Pitfall 5: the rows are in already, so the record follows them.
-    does = "driver_commit" if alias == "default" else "executescript"
-    response = post("/orders", {"item": "tea", "does": does})
-    assert (response.status_code, sold(), stored(alias)) == (201, ["tea"], 1)
-    assert "ended its own transaction" in caplog.text
-
-
 def test_the_connection_is_the_applications_own(postgres: str) -> None:
     # Pitfall 5: django-tenants sets the search path on it.
     assert post("/orders", {"item": "tea", "does": "search_path"}).status_code == 201

@@ -8,7 +8,6 @@ run of a key does so; the next one writes its row and returns. `GET /refused` te
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator
@@ -100,7 +99,8 @@ class Notes:
         if run > 1:
             return
         with contextlib.suppress(Exception):  # "no coupon then"
-            yield from WAYS[family][way]
+            for step in WAYS[family][way]:  # noqa: UP028  (a list cannot be sent the results)
+                yield step
         if then != "return":
             try:
                 yield sql("INSERT INTO orders (item) VALUES ('after')")
@@ -475,13 +475,13 @@ def django_app(shop: Shop, url: str) -> Any:
         ONCEKEY=f"{__name__}.once",
     )
     django.setup()
-    call_command("migrate", verbosity=0)
     from oncekey.django import Database
     from oncekey.django import Once as DjangosOnce
 
     global once
     once = DjangosOnce(Database("default"), tenant=SINGLE_TENANT, survey=False)
     once.topic("parcel", repeatable=True)(lambda message: None)
+    call_command("migrate", verbosity=0)
 
     def view(name: str) -> Callable[..., Any]:
         def work(request: Any, op: SyncOperation, way: str, then: str) -> Any:
@@ -543,7 +543,7 @@ def main() -> None:
         import waitress
 
         server = waitress.create_server(app, host="127.0.0.1", port=0, threads=8)
-        print(json.dumps(server.effective_port), flush=True)
+        print(server.effective_port, flush=True)
         server.run()
         return
     import socket
@@ -551,7 +551,7 @@ def main() -> None:
     import uvicorn
 
     listener = socket.create_server(("127.0.0.1", 0))
-    print(json.dumps(listener.getsockname()[1]), flush=True)
+    print(listener.getsockname()[1], flush=True)
     uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="warning")).run(sockets=[listener])
 
 

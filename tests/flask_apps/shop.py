@@ -320,8 +320,6 @@ class Shop:
                 flask.abort(418)
             case "commit as text":
                 session.execute(text("commit"))
-            case "commit below":
-                session.connection().connection.driver_connection.commit()
             case "commit the connection":
                 session.connection().commit()
             case "roll back":

@@ -101,20 +101,6 @@ def test_a_commit_of_the_handlers_own_is_refused(shop: Shop, does: str, caplog: 
     assert items(shop) == []
 
 
-def test_a_commit_below_sqlalchemy_is_told(
-    open_shop: Callable[..., Shop], postgres_dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    # F16: the rows are there already, so the record follows them, and somebody hears of it
-    from flask_apps.conftest import with_tables
-
-    shop = open_shop(with_tables(postgres_dsn.replace("postgresql:", "postgresql+psycopg:")))
-    client, headers = shop.app.test_client(), sent()
-    for _ in range(2):
-        assert client.post("/orders", json={"item": "tea", "does": "commit below"}, headers=headers).status_code == 201
-    assert "ended its own transaction" in caplog.text
-    assert (items(shop), shop.runs) == (["tea"], ["local"])
-
-
 @pytest.mark.parametrize("does", ["roll back", "swallow", "remove"])
 def test_a_success_without_its_rows_is_never_stored(shop: Shop, does: str, caplog: pytest.LogCaptureFixture) -> None:
     # F20, ADR 0023: the handler says 201, and its rows are gone

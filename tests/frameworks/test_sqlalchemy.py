@@ -227,34 +227,6 @@ on_mariadb = pytest.mark.parametrize("place", [("mariadb", "aiomysql"), ("mysql"
 
 
 @on_mariadb
-async def test_a_success_after_a_deadlock_is_refused(dsn: str, dialect: str, caplog: pytest.LogCaptureFixture) -> None:
-    # storeshape 4.10: 1213 has undone everything, and no later answer of the server says so
-    def routes(shop: SqlShop) -> None:
-        @shop.post(effects=LOCAL)
-        async def create(order: OrderIn, session: shop.session) -> None:
-            shop.runs.append(order.item)
-            await session.execute(text("UPDATE orders SET item = 'two' WHERE id = 2"))
-            if len(shop.runs) > 1:
-                return
-            async with shop.engine.connect() as other:
-                await other.execute(text("UPDATE orders SET item = 'one' WHERE id = 1"))
-                await other.execute(insert(Order), [{"item": f"more {number}"} for number in range(100)])
-                waiting = asyncio.create_task(other.execute(text("UPDATE orders SET item = '2' WHERE id = 2")))
-                with suppress(OperationalError):
-                    await session.execute(text("UPDATE orders SET item = 'ours' WHERE id = 1"))
-                await waiting
-
-    async with opened(dsn, dialect, routes) as shop:
-        async with shop.engine.begin() as connection:
-            await connection.execute(insert(Order), [{"item": "1"}, {"item": "2"}])
-        assert (await shop.send()).code == "idempotency_execution_failed"
-        assert "to end a deadlock" in caplog.text
-        assert await shop.states() == []  # nothing of it ever happened
-        assert (await shop.send()).status == 201
-        assert await shop.items() == ["1", "two"]
-
-
-@on_mariadb
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from http import HTTPStatus
@@ -248,25 +247,6 @@ async def test_an_answer_can_be_had_while_all_connections_are_in_handlers_hands(
             assert [reply.status for reply in replies] == [201, 409, 503]
             assert replies[0].replayed
         assert shop.rows == ["coffee", "tea"]
-
-
-async def test_who_commits_by_himself_is_reported_and_remembered(
-    way: str, postgres_dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    # F16, L5: around the guard
-    async with Shop(way, postgres_dsn).open() as shop:
-        shop.inside = lambda op: op.connection._raw.execute("COMMIT")
-        if not shop.blocking:
-            shop.inside = commit_behind
-        with caplog.at_level(logging.ERROR, "oncekey"):
-            reply = await shop.send()
-        assert (reply.status, shop.rows, shop.states) == (201, ["tea"], ["completed"])
-        assert any("ended its own transaction" in line.message for line in caplog.records)
-        assert (await shop.send()).replayed
-
-
-async def commit_behind(op: Any) -> None:
-    await op.connection._raw.execute("COMMIT")
 
 
 async def test_a_number_that_somebody_else_locked_is_a_409_and_then_a_success(way: str, postgres_dsn: str) -> None:

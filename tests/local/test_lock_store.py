@@ -393,21 +393,6 @@ async def test_an_outbox_request_that_is_declined_is_one_record(package: str, ds
         assert at.record() == ("completed", 1, 1, 1, str(claim.incarnation), b"no", "outbox")
 
 
-async def test_a_handler_that_commits_by_itself_is_noticed(package: str, dsn: str) -> None:
-    # L5, F16: the guard refuses the word, so a test goes around it
-    async with desk(package, dsn) as at:
-        claim = a_claim()
-        entry, tx = await at.enter(claim)
-        assert isinstance(entry, LockHeld)
-        await write(at.engine, tx.connection, claim.id.key)
-        await tx._raw.execute("COMMIT")  # type: ignore[attr-defined]
-        sealed = await tx.run(at.locks.completing(claim, entry.target, answered(), entry.begun))
-        await tx.commit()
-        assert sealed is not None
-        assert not sealed.in_one_commit
-        assert (at.record()[0], at.effects) == ("completed", 1)
-
-
 async def test_the_transaction_has_the_leases_time_outs(package: str, dsn: str) -> None:
     # L4, F15
     ((name,),) = rows(dsn, "SELECT current_database()")

@@ -19,7 +19,6 @@ import pytest
 
 from harness.patience import PATIENCE
 from local.databases import lock_for
-from oncekey import wire
 from oncekey.core.errors import RolledBackError, StoreBusyError, StoreError, TransactionControlError
 from oncekey.core.model import (
     HOUR,
@@ -229,43 +228,6 @@ async def test_a_deferred_answer_is_one_commit_with_its_parcel(path: Path, modul
             await tx.commit()
         assert at.rows() == [("pending", 2, 2, 1, None, "outbox"), ("pending", 1, 1, 1, None, "outbox")]
         assert len(at.rows("SELECT 1 FROM oncekey_outbox")) == 2
-
-
-async def test_a_handler_that_ends_its_own_transaction_is_noticed(
-    path: Path, module: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:  # L5, F16
-    async with desk(path, module) as at:
-        claim = a_claim()
-        entry, tx = await at.enter(claim)
-        await tx.connection.execute(INSERT, ("by itself",))
-        tx._sqlite._raw.execute("COMMIT")
-        assert await at.finish(claim, entry, tx) == Stored(START + TTL, in_one_commit=False)
-        assert "ended its own transaction" in caplog.text
-        assert isinstance(await at.look(again(claim)), Replay)
-
-        other = a_claim()
-        entry, tx = await at.enter(other)
-        tx._sqlite._raw.execute("COMMIT")
-        assert await folded(at, other, entry, tx) == Stored(START + TTL, in_one_commit=False)
-        third = a_claim()
-        assert await folded(at, third, *await at.enter(third)) == Stored(START + TTL)
-
-
-async def test_a_place_that_was_taken_meanwhile_rolls_the_business_back(path: Path, module: ModuleType) -> None:
-    # L3, F16: only a handler that ended its own transaction lets anybody else write in between
-    async with desk(path, module) as at:
-        claim = a_claim()
-        for way in ("in two", "in one"):
-            entry, tx = await at.enter(claim)
-            tx._sqlite._raw.execute("COMMIT")
-            with closing(module.connect(path)) as hand:
-                hand.execute("BEGIN")
-                wire.within(hand, clock=at.clock).begin(again(claim), Policy())
-                hand.commit()
-            assert await (at.finish(claim, entry, tx) if way == "in two" else folded(at, claim, entry, tx)) is None
-            with closing(module.connect(path)) as hand, hand:
-                hand.execute("DELETE FROM oncekey_record")
-        assert (at.effects, at.driver.crowded) == (0, False)
 
 
 # One turn of the thread

@@ -180,7 +180,6 @@ class TestRecords:
                 if wrong_by:
                     store.locks._guess._ahead += wrong_by
                 told = await sealed(tx, look, claim, store=store)
-                assert told.in_one_commit
                 assert told.expires_at // SECOND == columns(raw, claim)["expires_at"] // SECOND
 
     async def test_what_is_as_it_was_guessed_is_not_told(self, kind, dsn):
@@ -327,7 +326,9 @@ class TestTaken:
 
 async def performed_without_lock(raw, claim) -> bool:
     fold = PostgresStore().locks.completing_at_commit(claim, NEW, answered(b"theirs"), 0)
-    raw.execute(as_text(fold.statement).encode())
+    with raw.transaction():
+        raw.execute("SET LOCAL oncekey.begun = '0'")
+        raw.execute(as_text(fold.statement).encode())
     return there(raw, claim)[0] == 1
 
 
@@ -357,16 +358,18 @@ class TestRefusals:
             assert there(raw, claim, item) == (0, 0)
             assert await performed(driver, claim, item)
 
-    async def test_a_handler_that_committed_by_itself(self, kind, dsn, raw):  # F16
+    async def test_a_handler_that_began_another_transaction(self, kind, dsn, raw):  # L5, F16
         async with opened(kind, dsn, pool_size=1) as driver:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
-            await ask(tx, insert(item))
             behind = raw_of(tx)
-            await (asyncio.to_thread(behind.execute, "COMMIT") if kind == PSYCOPG else behind.execute("COMMIT"))
-            told = await sealed(tx, look, claim)
-            assert not told.in_one_commit
-            assert there(raw, claim, item) == (1, 1)
+            for word in ("COMMIT", "BEGIN"):
+                await (asyncio.to_thread(behind.execute, word) if kind == PSYCOPG else behind.execute(word))
+            await ask(tx, insert(item))
+            with pytest.raises(RolledBackError, match="the next one was rolled back"):
+                await sealed(tx, look, claim)
+            assert there(raw, claim, item) == (0, 0)
+            assert await performed(driver, claim, item)
 
     async def test_a_server_that_only_reads(self, kind, dsn, raw):
         mark = "&" if "?" in dsn else "?"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import uuid
 
 import asyncpg
@@ -21,7 +20,6 @@ from drivers.postgres.drivers import (
     engine,
     notify,
     opened,
-    raw_of,
     saying,
 )
 from harness.asgi import until
@@ -217,31 +215,6 @@ class TestGuard:
             await transaction.commit()
         assert ordered(kept)
         assert not ordered(undone)
-
-    async def test_a_commit_that_slipped_through_is_found_and_the_record_follows(
-        self, kind, dsn, ordered, caplog
-    ):  # F16
-        item = order()
-        async with opened(kind, dsn, pool_size=2) as driver:
-            lease, transaction = await claimed(driver), await driver.begin()
-            await ask(transaction, insert(item))
-            await notify(raw_of(transaction), "COMMIT", transaction)
-            with caplog.at_level(logging.ERROR, "oncekey"):
-                assert (await engine(driver).settle_within(transaction, lease, answered())).ours
-            assert "ended its own transaction" in caplog.text
-            await transaction.commit()
-            assert ordered(item)
-            assert await state_of(driver, lease) is State.COMPLETED
-            await (await driver.begin()).rollback()
-
-    async def test_a_commit_of_nothing_says_so(self, kind, dsn, caplog):
-        async with opened(kind, dsn, pool_size=1) as driver:
-            transaction = await driver.begin()
-            await notify(raw_of(transaction), "ROLLBACK", transaction)
-            with caplog.at_level(logging.ERROR, "oncekey"):
-                await transaction.commit()
-            assert "nothing left to commit" in caplog.text
-            await (await driver.begin()).rollback()
 
     @pytest.mark.parametrize(
         ("kind", "name", "arguments"),

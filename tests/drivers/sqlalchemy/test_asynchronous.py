@@ -279,21 +279,6 @@ async def test_a_commit_by_a_back_door_is_a_rollback(dsn: str, dialect: str, how
 
 
 @each_dialect
-async def test_a_commit_below_sqlalchemy_is_told(dsn: str, dialect: str, caplog: pytest.LogCaptureFixture) -> None:
-    # L5, F16: the rows are in, so the record follows them, and somebody hears of it
-    async with driving(dsn, dialect) as (driver, _):
-        tx = await driver.begin()
-        await tx.run(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
-        assert caplog.text == ""
-        raw = tx.connection.sync_connection.connection.driver_connection
-        await raw.execute("COMMIT")
-        await tx.run(steps("INSERT INTO orders (item) VALUES ('record') RETURNING id"))
-        await tx.commit()
-        assert "ended its own transaction" in caplog.text
-        assert await items(driver) == ["tea", "record"]
-
-
-@each_dialect
 async def test_a_session_of_the_applications_own_joins(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect) as (driver, _):
         tx = await driver.begin()

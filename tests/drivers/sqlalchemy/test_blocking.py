@@ -262,19 +262,6 @@ def test_a_commit_by_a_back_door_is_a_rollback(url: str, how: str) -> None:
                 assert connection.scalar(text("SELECT count(*) FROM orders")) == 0
 
 
-def test_a_commit_below_sqlalchemy_is_told(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    # L5, F16: the rows are in, so the record follows them, and somebody hears of it
-    with driving(engine_url(dsn)) as (driver, _):
-        tx = driver.begin()
-        tx.run(steps("INSERT INTO orders (item) VALUES ('tea') RETURNING id"))
-        raw: Any = tx.connection.connection.driver_connection
-        raw.execute("COMMIT")
-        tx.run(steps("INSERT INTO orders (item) VALUES ('record') RETURNING id"))
-        tx.commit()
-        assert "ended its own transaction" in caplog.text
-        assert items(driver) == ["tea", "record"]
-
-
 def test_a_session_of_the_applications_own_joins(url: str) -> None:
     with driving(url) as (driver, _):
         for end in ("rollback", "commit"):

@@ -178,20 +178,6 @@ async def test_no_text_ends_the_transaction(url: str, sql: str) -> None:
         await tx.rollback()
 
 
-async def test_a_commit_below_sqlalchemy_is_told(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    # L5, F16: the rows are in, so the record follows them, and somebody hears of it
-    async with driving(url) as (driver, _):
-        tx = await driver.begin()
-        await tx.run(steps("INSERT INTO orders (item) VALUES ('tea')"))
-        assert caplog.text == ""
-        raw: Any = tx.connection.sync_connection.connection.driver_connection  # type: ignore[union-attr]
-        await raw.query("COMMIT")
-        await tx.run(steps("INSERT INTO orders (item) VALUES ('record')"))
-        await tx.commit()
-        assert "ended its own transaction" in caplog.text
-        assert await items(driver) == ["tea", "record"]
-
-
 async def test_a_connection_that_ended_in_the_pool_is_replaced(url: str, either_server: MariadbServer) -> None:
     async with driving(url) as (driver, _):
         for _ in range(2):

@@ -362,7 +362,7 @@ async def test_a_lost_transaction_frees_the_lane(driver):
     with pytest.raises(tx.connection.IntegrityError):
         await tx.connection.execute("INSERT OR ROLLBACK INTO orders (item) VALUES ('tea')")
 
-    with pytest.raises(StoreUnavailableError, match="rolled the transaction back"):
+    with pytest.raises(TransactionControlError, match="the database rolled it back"):
         await tx.commit()
     await tx.rollback()
 
