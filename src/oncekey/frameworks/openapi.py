@@ -33,6 +33,13 @@ DOCUMENTED = (
     Code.KEY_REUSED,
     Code.STORE_UNAVAILABLE,
 )
+ACCEPTED: Final = "Accepted: the request is committed, and a worker does the rest."
+PENDING: Final = {
+    "type": "object",
+    "properties": {"state": {"type": "string", "const": "pending"}, "status_url": {"type": "string"}},
+    "required": ["state"],
+}
+"""The body of a 202 whose handler returns nothing."""
 KNOWN: Final = re.compile(r"3\.[01]\.\d+(?:-.*)?")
 NOT_KNOWN: Final = "this is a document of OpenAPI {version}, and 3.0 and 3.1 are known: convert it first"
 _NAMED: Final = re.compile(r"\{[^{}]*\}")
@@ -150,8 +157,14 @@ def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str
                 "Seconds to wait before the same request again."
             )
     if policy.on_in_progress is InProgress.ACCEPTED or enrolment.effects is Effects.OUTBOX:
-        running = responses.setdefault("202", {"description": PROBLEMS[Code.IN_PROGRESS].title})
+        accepted = enrolment.effects is Effects.OUTBOX
+        running = responses.setdefault(
+            "202", {"description": ACCEPTED if accepted else PROBLEMS[Code.IN_PROGRESS].title}
+        )
         if "$ref" not in running:
+            if accepted:
+                # The handler's own body if it is described; else what a handler that returns nothing leads to.
+                running.setdefault("content", {}).setdefault("application/json", {"schema": PENDING})
             running.setdefault("headers", {}).update(
                 {
                     "Retry-After": _header("Seconds to wait before the same request again."),
