@@ -21,7 +21,7 @@ from oncekey.client.attempts import (
     drive,
 )
 from oncekey.client.exchange import Call, Failure, Loss, Reply
-from oncekey.client.profiles import ADYEN, AWS, PAYPAL, SQUARE, STRIPE
+from oncekey.client.profiles import ADYEN, AWS, IETF, PAYPAL, SQUARE, STRIPE
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code
 from oncekey.core.pacing import Backoff
@@ -292,6 +292,15 @@ def test_accepted_work_is_polled_where_it_points_and_its_answer_fetched_with_the
     look = play.sent[1]
     assert (look.field("Authorization"), look.field("Idempotency-Key"), look.body) == ("Bearer t", None, b"")
     assert play.waits[:2] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("body", [{"state": "pending", "status_url": "/keys/k"}, {"transfer": 7}])
+def test_the_answer_of_an_accepted_request_is_fetched_with_the_key(body):
+    accepted, key = reply(202, body, Location="/keys/k", Retry_After="1"), IETF.key_of(CALL)
+    working = reply(200, {"key": key, "state": "pending"}, Retry_After="1")
+    play = Play([accepted, working, reply(200, {"key": key, "state": "completed"}), DONE])
+    assert play.run() == Answered(DONE)
+    assert [sent.method for sent in play.sent] == ["POST", "GET", "GET", "POST"]
 
 
 def test_the_last_page_of_somebody_elses_job_is_the_answer():

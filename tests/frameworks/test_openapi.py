@@ -123,12 +123,20 @@ def test_what_fastapi_makes_is_valid_and_complete() -> None:
     async def outbox(body: dict[str, Any], op: Operation) -> None:
         op.defer("x", body)
 
+    @app.post("/silent", status_code=204)
+    @once.protect(effects=OUTBOX)
+    async def silent(body: dict[str, Any], op: Operation) -> None:
+        op.defer("x", body)
+
     document = app.openapi()
     validate(document)
-    for path in ("/inline", "/outbox"):
+    for path in ("/inline", "/outbox", "/silent"):
         responses = document["paths"][path]["post"]["responses"]
         assert {"202", "400", "409", "413", "422", "503"} <= set(responses)
         assert {"Retry-After", "Location"} <= set(responses["202"]["headers"])
+    accepted = document["paths"]["/silent"]["post"]["responses"]["202"]
+    assert accepted["description"] == "Accepted: the request is committed, and a worker does the rest."
+    assert accepted["content"]["application/json"]["schema"]["required"] == ["state"]
 
 
 EVERYTHING = {"on_expired": "gone", "max_request_age": 3600, "max_live_keys": 1000, "problem_types": "https://e.org/"}

@@ -55,9 +55,10 @@ class Shop:
 
         @app.post("/outbox")
         @once.protect(effects=OUTBOX)
-        async def outbox(body: dict[str, Any], op: Operation) -> None:
+        async def outbox(body: dict[str, Any], op: Operation) -> dict[str, Any]:
             self.runs.append("outbox")
             op.defer("charge", body)
+            return {"accepted": body}
 
         @app.post("/phased")
         @once.protect(effects=PHASED)

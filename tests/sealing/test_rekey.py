@@ -55,6 +55,8 @@ async def test_keys_rotate_under_load(url):
                 assert again.replayed
             # What was begun under the old key, or without one, goes on from its stored steps.
             assert (await shop.post("/phased", f"{start}-begun-0000000000")).status == 200
+            accepted = await shop.post("/outbox", f"{start}-outbox-0000000000")
+            assert (accepted.status, accepted.json()) == (202, {"accepted": {"name": MARK}})
         assert "first" not in shop.runs
         await shop.work()
         assert len(shop.told) == 2

@@ -32,6 +32,9 @@ async def test_a_database_shows_nothing_and_replays_everything(url):
         replies = await everything(shop, "sealed")
         assert shown(url) == []
         runs = list(shop.runs)
+        accepted = await shop.post("/outbox", "sealed-outbox-0000000000")
+        assert (accepted.status, accepted.json()) == (202, {"accepted": {"name": MARK}})
+        assert accepted.body == replies["outbox"].body
         for path in ("local", "inline", "phased"):
             again = await shop.post(f"/{path}", f"sealed-{path}-0000000000")
             assert (again.replayed, again.status, again.body) == (True, replies[path].status, replies[path].body)
@@ -56,6 +59,8 @@ async def test_without_its_key_a_record_is_refused_and_not_run_again(url):
                 refused = await other.post(f"/{path}", f"known-{path}-0000000000")
                 assert (refused.status, refused.code) == (500, "idempotency_record_unreadable")
             assert (await other.post("/phased", "known-begun-0000000000")).code == "idempotency_record_unreadable"
+            accepted = await other.post("/outbox", "known-outbox-0000000000")
+            assert (accepted.status, accepted.json()["state"]) == (202, "pending")  # true, though its body is sealed
             mismatch = await other.post("/local", "known-local-0000000000", other=1)
             assert mismatch.status == 422  # whose key it is, and for what, needs no seal
             await other.work()

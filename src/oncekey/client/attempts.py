@@ -27,7 +27,7 @@ from oncekey.client.exchange import (
     same_origin,
 )
 from oncekey.client.journal import Journal, JournalEntry
-from oncekey.client.profiles import IETF, NextMove, Profile, is_ours, next_move, polled
+from oncekey.client.profiles import IETF, NextMove, Profile, is_ours, is_status_of, next_move, polled
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import looks_personal
 from oncekey.core.pacing import Backoff, parse_retry_after
@@ -180,7 +180,8 @@ def _poll(
         assert seen is not None
         if isinstance(seen, Reply) and polled(seen) is NextMove.ACCEPT:
             # The status resource of oncekey only reports; the answer itself is fetched with the key.
-            fetch = is_ours(accepted, profile) or not _is_success(seen)
+            ours = is_ours(accepted, profile) or is_status_of(seen, profile.key_of(call))
+            fetch = ours or not _is_success(seen)
             return patience.briefly() if fetch else seen
         pause = patience.while_working(seen)
     return None

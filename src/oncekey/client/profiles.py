@@ -317,6 +317,12 @@ def is_ours(reply: Reply, profile: Profile) -> bool:
             assert_never(sign)
 
 
+def is_status_of(seen: Reply, key: str | None) -> bool:
+    """Whether this is oncekey's status resource of the key: it reports the state, and the answer is under the key."""
+    page = _object(seen.body)
+    return key is not None and page.get("key") == key and "state" in page
+
+
 def _unfinished(reply: Reply, profile: Profile) -> bool:
     """Whether the operation is not finished; a 202 that does not say when to come back is the final answer."""
     return reply.field("Retry-After") is not None or is_ours(reply, profile)

@@ -273,8 +273,6 @@ def statuses_of(code: Code, policy: Policy, effects: Effects, *, wsgi: bool = Fa
             occurs = (policy.max_new_keys_per_second or policy.max_live_keys) is not None
         case Code.REQUEST_TOO_OLD:
             occurs = policy.max_request_age is not None
-        case Code.IN_PROGRESS if effects is Effects.OUTBOX:
-            return (_ACCEPTED,) if policy.on_in_progress is InProgress.ACCEPTED else (_ACCEPTED, status)
         case Code.IN_PROGRESS if policy.on_in_progress is InProgress.ACCEPTED:
             status = _ACCEPTED
         case Code.OUTCOME_UNKNOWN:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
-from oncekey.core.model import Code
+from oncekey.core.model import Code, Effects
 from oncekey.core.policy import Policy
 from oncekey.core.problems import PROBLEMS, render, statuses_of
 
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 EXAMPLE = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+ACCEPTED: Final = "Accepted: the request is committed, and a worker does the rest."
+PENDING: Final = {
+    "type": "object",
+    "properties": {"state": {"type": "string", "const": "pending"}, "status_url": {"type": "string"}},
+    "required": ["state"],
+}
+"""The body of a 202 whose handler returns nothing."""
 KNOWN: Final = re.compile(r"3\.[01]\.\d+(?:-.*)?")
 NOT_KNOWN: Final = "this is a document of OpenAPI {version}, and 3.0 and 3.1 are known: convert it first"
 _ACCEPTED: Final = 202
@@ -135,6 +142,8 @@ def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str
     responses = about["responses"] = {
         str(status): _own(response, document) for status, response in about.get("responses", {}).items()
     }
+    if enrolment.effects is Effects.OUTBOX:
+        _add_accepted(responses.setdefault(str(_ACCEPTED), {"description": ACCEPTED}))
     ours: dict[str, list[str]] = {}
     """The titles of the problems under each status that the document did not have."""
     for code, problem in PROBLEMS.items():
@@ -153,6 +162,19 @@ def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str
             headers[policy.key_header] = _header("The key, as it was received.")
             headers[policy.expires_header] = _header("Until when a repeat gets this same answer.")
             headers[policy.replayed_header] = _header("`true` if this answer was stored by an earlier request.")
+
+
+def _add_accepted(response: dict[str, Any]) -> None:
+    """Describe the 202 of an OUTBOX route: the handler's own body if it is described, else the default one."""
+    if "$ref" in response:
+        return
+    response.setdefault("content", {}).setdefault("application/json", {"schema": PENDING})
+    response.setdefault("headers", {}).update(
+        {
+            "Retry-After": _header("Seconds to wait before the same request again."),
+            "Location": _header("Where the state of the request can be read."),
+        }
+    )
 
 
 def _add_problem(response: dict[str, Any], code: Code, status: int, policy: Policy) -> None:
