@@ -183,7 +183,7 @@ def test_every_problem_of_a_route_is_under_its_status(
     assert ("idempotency_key_reused_with_different_payload", "400" if flavor is Flavor.STRIPE else "422") in found
     assert {status for name, status in found if name == "idempotency_outcome_unknown"} == {"409", "503"}
     running = {status for name, status in found if name == "idempotency_key_in_progress"}
-    assert running == ({"202", "409"} if effects is Effects.OUTBOX else {"409"})
+    assert running == {"409"}
 
 
 @pytest.mark.parametrize(
