@@ -463,9 +463,8 @@ class TestCleaning:
             tx, look = await entered(driver, claim)
             session = await ask(tx, "SELECT pg_backend_pid()")
             await ask(tx, insert(item))
-            monkeypatch.setattr(asyncpg_transactions, "RESET", "SELECT 1 / 0")
-            for module in (psycopg_transactions, psycopg_async_transactions):
-                monkeypatch.setattr(module, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
+            for module in (asyncpg_transactions, psycopg_transactions, psycopg_async_transactions):
+                monkeypatch.setattr(module, "RESET", "SELECT 1 / 0")
             assert await sealed(tx, look, claim)
             assert there(raw, claim, item) == (1, 1)
             # A session that may not be clean is nobody's any more.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
 from oncekey.drivers.handler_sql import (
+    AS_HANDLER,
+    AS_OPENED,
     ENDED_EARLY,
     NOTHING_LEFT,
     OVER,
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger("oncekey")
+
+_LASTING: Final = frozenset(
+    {"add_query_logger", "add_termination_listener", "reset_type_codec", "set_builtin_type_codec", "set_type_codec"}
+)
+"""Methods that change asyncpg's own side of a connection, and not the session."""
 
 
 class AsyncpgTransaction:
@@ -90,7 +97,13 @@ class AsyncpgTransaction:
             # The handler has committed its rows already, so the record has to follow them.
             _log.error(ENDED_EARLY)
             await self._begin_again()
-        return await arun_body(body, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+        self._raw.handled = self._use.used
+        if not self._use.sets:
+            return await arun_body(body, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+        await self._say(";".join(AS_OPENED))
+        result = await arun_body(body, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+        await self._say(AS_HANDLER)
+        return result
 
     async def commit(self) -> None:
         """Commit, and return the connection."""
@@ -122,8 +135,11 @@ class AsyncpgTransaction:
                 await self._begin_again()
             self._committed = True
             self._take_back()
+            self._raw.handled = self._use.used
             resets_session = self._use.used and self._resets_session
-            rows = await commit_with(self._raw, last, self._limit, server.WHAT, resets_session=resets_session)
+            rows = await commit_with(
+                self._raw, last, self._limit, server.WHAT, resets_session=resets_session, sets=self._use.sets
+            )
             self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
             self._over = rows is not None and self._pool.returned_at_once(self._raw)
         except TransactionControlError:
@@ -158,9 +174,12 @@ class AsyncpgTransaction:
         return not self._raw.is_closed() and not self._raw.is_in_transaction()
 
     async def _begin_again(self) -> None:
+        # asyncpg does not know that its transaction ended, and will send COMMIT for this one.
+        await self._say(server.BEGIN)
+
+    async def _say(self, text: str) -> None:
         try:
-            # asyncpg does not know that its transaction ended, and will send COMMIT for this one.
-            await self._raw.execute(server.BEGIN, timeout=self._limit)
+            await self._raw.execute(text, timeout=self._limit)
         except connections.FAILURES as error:
             raise connections.statement_error(error, self._raw, Mode.ATOMIC, server.WHAT) from connections.cause(error)
 
@@ -175,7 +194,10 @@ class AsyncpgHandlerConnection:
         self._use = use
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever asyncpg has there)
-        return getattr(self._open(), name)
+        raw = self._open()
+        if name in _LASTING:
+            raw.generation = None  # a pool does not keep it: asyncpg has no way to undo this
+        return getattr(raw, name)
 
     def __repr__(self) -> str:
         return f"<guarded {self._raw!r}>"
@@ -229,7 +251,8 @@ class AsyncpgHandlerConnection:
         raise refusal("reset()")
 
     def _checked(self, query: str) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
-        refuse_transaction_control(query)
+        if refuse_transaction_control(query):
+            self._use.sets = True
         self._use.check()
         return self._raw
 
@@ -285,7 +308,13 @@ async def commit(connection: Any, transaction: Any, limit: float | None, what: s
 
 
 async def commit_with(
-    connection: connections.StoreConnection, last: Statement, limit: float, what: str, *, resets_session: bool
+    connection: connections.StoreConnection,
+    last: Statement,
+    limit: float,
+    what: str,
+    *,
+    resets_session: bool,
+    sets: bool,
 ) -> Rows | None:
     """Send a last statement, COMMIT, and the session's clean-up in one message.
 
@@ -300,7 +329,7 @@ async def commit_with(
       the last statement would have failed, too.
     """
     try:
-        await connection.finish(f"{server.as_text(last)};COMMIT;{RESET if resets_session else ''}", limit)
+        await connection.finish(server.sealing(last, sets=sets) + (RESET if resets_session else ""), limit)
     except connections.FAILURES as error:
         if connections.was_lost(error, connection) and not connections.was_never_sent(error, connection):
             raise connections.commit_error(error, connection, what) from connections.cause(error)

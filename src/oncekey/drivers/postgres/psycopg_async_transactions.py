@@ -6,13 +6,21 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.handler_sql import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
+from oncekey.drivers.handler_sql import (
+    AS_HANDLER,
+    AS_OPENED,
+    ENDED_EARLY,
+    NOTHING_LEFT,
+    OVER,
+    RESET,
+    ConnectionUse,
+)
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -26,9 +34,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Body, Rows, Statement
 
 T = TypeVar("T")
-
-COMMIT: Final = "COMMIT"
-COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
 
 _log = logging.getLogger("oncekey")
 
@@ -66,7 +71,13 @@ class AsyncPsycopgTransaction:
                 # The handler has committed its rows already, so the record has to follow them.
                 _log.error(ENDED_EARLY)
                 await begin(connection, server.BEGIN, server.WHAT)
-            return await arun_body(body, partial(execute, connection, Mode.ATOMIC))
+            connection.handled = self._use.used
+            if not self._use.sets:
+                return await arun_body(body, partial(execute, connection, Mode.ATOMIC))
+            await begin(connection, ";".join(AS_OPENED), server.WHAT)
+            result = await arun_body(body, partial(execute, connection, Mode.ATOMIC))
+            await begin(connection, AS_HANDLER, server.WHAT)
+            return result
         finally:
             connection.limit = None
 
@@ -99,8 +110,9 @@ class AsyncPsycopgTransaction:
                 _log.error(ENDED_EARLY)
                 await begin(connection, server.BEGIN, server.WHAT)
             self._use.over = True
+            connection.handled = self._use.used
             resets_session = self._use.used and self._resets_session
-            rows = await commit_with(connection, last, server.WHAT, resets_session=resets_session)
+            rows = await commit_with(connection, last, server.WHAT, resets_session=resets_session, sets=self._use.sets)
             self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
         finally:
             await self.rollback()
@@ -224,7 +236,7 @@ async def execute_alone(connection: connections.AsyncStoreConnection, mode: Mode
 
 
 async def begin(connection: connections.AsyncStoreConnection, text: str, what: str) -> None:
-    """Begin a transaction, with the settings in the text if there are any."""
+    """Begin a transaction, with the settings in the text if there are any, or only set them."""
     try:
         await connection.execute(text, prepare=False)  # PostgreSQL prepares one command, and this may be two
     except psycopg.Error as error:
@@ -253,7 +265,7 @@ async def begin_with(connection: connections.AsyncStoreConnection, first: Statem
 
 
 async def commit_with(
-    connection: connections.AsyncStoreConnection, last: Statement, what: str, *, resets_session: bool
+    connection: connections.AsyncStoreConnection, last: Statement, what: str, *, resets_session: bool, sets: bool
 ) -> Rows | None:
     """Send a last statement, COMMIT, and the session's clean-up in one message.
 
@@ -261,9 +273,7 @@ async def commit_with(
     """
     connection.unsure, connection.notice = False, None
     try:
-        results = await execute_text(
-            connection, f"{server.as_text(last)};{COMMIT_CLEANED if resets_session else COMMIT}"
-        )
+        results = await execute_text(connection, server.sealing(last, sets=sets) + (RESET if resets_session else ""))
     except replies.FAILURES as error:
         raise replies.commit_error(error, connection, what) from replies.cause(error)
     return replies.ended(connection, results, last.name, what)

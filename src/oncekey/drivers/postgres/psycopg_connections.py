@@ -69,6 +69,8 @@ class _State:
     unsure = False
     notice: str | None = None
     suspect = False
+    handled = False
+    """Whether a handler used the transaction that is open."""
     born = 0.0
     threshold: int | None = None
     cleaning = False
@@ -161,6 +163,7 @@ def lent(connection: C, use: ConnectionUse) -> C:
     view = copy(connection)
     view.use = use
     view.limit = None
+    view._adapters = None  # what a handler registers ends with its object  # noqa: SLF001
     view._pool = None  # psycopg's mark of a connection that need not be closed before it is forgotten  # noqa: SLF001
     return view
 
@@ -168,6 +171,7 @@ def lent(connection: C, use: ConnectionUse) -> C:
 def taken_back(connection: C) -> None:
     """Undo what a handler changed in the state that its object shares with ours."""
     connection.limit, connection.prepare_threshold = None, connection.threshold
+    connection.handled = False
     del connection._notice_handlers[1:]  # the first one is our own  # noqa: SLF001
     connection._notify_handlers.clear()  # noqa: SLF001
     if connection._notifies_backlog:  # noqa: SLF001
@@ -400,7 +404,8 @@ class PsycopgProxy(HandlerProxy):
 
     def _check(self, query: Any) -> None:  # noqa: ANN401  (text, bytes, or whatever composes a statement)
         self._use.check()
-        refuse_transaction_control(_text(query, self._raw))
+        if refuse_transaction_control(_text(query, self._raw)):
+            self._use.sets = True
 
 
 class PsycopgConnectionProxy(PsycopgProxy):

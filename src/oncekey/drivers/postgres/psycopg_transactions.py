@@ -7,13 +7,21 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.handler_sql import ENDED_EARLY, NOTHING_LEFT, OVER, RESET, ConnectionUse
+from oncekey.drivers.handler_sql import (
+    AS_HANDLER,
+    AS_OPENED,
+    ENDED_EARLY,
+    NOTHING_LEFT,
+    OVER,
+    RESET,
+    ConnectionUse,
+)
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -27,9 +35,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Body, Rows, Statement
 
 T = TypeVar("T")
-
-COMMIT: Final = "COMMIT"
-COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
 
 _log = logging.getLogger("oncekey")
 
@@ -67,7 +72,13 @@ class PsycopgTransaction:
                 # The handler has committed its rows already, so the record has to follow them.
                 _log.error(ENDED_EARLY)
                 begin(connection, server.BEGIN, server.WHAT)
-            return run_body(body, partial(execute, connection, Mode.ATOMIC))
+            connection.handled = self._use.used
+            if not self._use.sets:
+                return run_body(body, partial(execute, connection, Mode.ATOMIC))
+            begin(connection, ";".join(AS_OPENED), server.WHAT)
+            result = run_body(body, partial(execute, connection, Mode.ATOMIC))
+            begin(connection, AS_HANDLER, server.WHAT)
+            return result
         finally:
             connection.limit = None
 
@@ -100,8 +111,9 @@ class PsycopgTransaction:
                 _log.error(ENDED_EARLY)
                 begin(connection, server.BEGIN, server.WHAT)
             self._use.over = True
+            connection.handled = self._use.used
             resets_session = self._use.used and self._resets_session
-            rows = commit_with(connection, last, server.WHAT, resets_session=resets_session)
+            rows = commit_with(connection, last, server.WHAT, resets_session=resets_session, sets=self._use.sets)
             self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
         finally:
             self.rollback()
@@ -225,7 +237,7 @@ def execute_alone(connection: connections.StoreConnection, mode: Mode, statement
 
 
 def begin(connection: connections.StoreConnection, text: str, what: str) -> None:
-    """Begin a transaction, with the settings in the text if there are any."""
+    """Begin a transaction, with the settings in the text if there are any, or only set them."""
     try:
         connection.execute(text, prepare=False)  # PostgreSQL prepares one command, and this may be two
     except psycopg.Error as error:
@@ -254,7 +266,7 @@ def begin_with(connection: connections.StoreConnection, first: Statement) -> Row
 
 
 def commit_with(
-    connection: connections.StoreConnection, last: Statement, what: str, *, resets_session: bool
+    connection: connections.StoreConnection, last: Statement, what: str, *, resets_session: bool, sets: bool
 ) -> Rows | None:
     """Send a last statement, COMMIT, and the session's clean-up in one message.
 
@@ -262,7 +274,7 @@ def commit_with(
     """
     connection.unsure, connection.notice = False, None
     try:
-        results = execute_text(connection, f"{server.as_text(last)};{COMMIT_CLEANED if resets_session else COMMIT}")
+        results = execute_text(connection, server.sealing(last, sets=sets) + (RESET if resets_session else ""))
     except replies.FAILURES as error:
         raise replies.commit_error(error, connection, what) from replies.cause(error)
     return replies.ended(connection, results, last.name, what)

@@ -100,7 +100,7 @@ class SqliteDriver:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         self._writer.take(self._file.busy_timeout)
         try:
-            with self._file.lent() as connection:
+            with self._file.lent(writes=True) as connection:
                 yield connection
         finally:
             self._writer.leave()
@@ -127,7 +127,7 @@ class SqliteTransaction:
         self._raw: sqlite3.Connection | None = None
         self._over = False
         self._lost = False
-        self._temporary = False
+        self._temporary = self._altered = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
         self._facade = SqliteHandlerConnection(self)
 
@@ -180,8 +180,10 @@ class SqliteTransaction:
 
     def executed(self, sql: str, *, failed: bool) -> None:
         """Check after a statement: SQLite itself rolls back after some errors, and then nothing more is executed."""
-        # A handler cannot make anything temporary without this word in its text.
-        self._temporary = self._temporary or "temp" in sql.casefold()
+        # A handler cannot make anything temporary, or change a setting, without one of these words in its text.
+        said = sql.casefold()
+        self._temporary = self._temporary or "temp" in said
+        self._altered = self._altered or "pragma" in said
         if failed and self._raw is not None and not self._raw.in_transaction:
             self._lost = True
 
@@ -219,6 +221,7 @@ class SqliteTransaction:
             _log.error("a handler ended its own transaction; there was nothing left to commit")
             return
         self._patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
+        self._file.check(connection)
 
     def _say_commit(self, connection: sqlite3.Connection) -> None:
         try:
@@ -291,7 +294,8 @@ class SqliteTransaction:
             if connection.in_transaction:
                 with suppress(self._file.module.Error):
                     connection.execute("ROLLBACK")
-            if connection.in_transaction or (self._temporary and has_temporaries(self._file.module, connection)):
+            left = self._altered or (self._temporary and has_temporaries(self._file.module, connection))
+            if connection.in_transaction or left:  # SQLite has no statement that resets a connection
                 self._file.discard(connection)
             else:
                 self._give_back(connection)

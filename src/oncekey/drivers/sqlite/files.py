@@ -4,6 +4,12 @@ SQLite has one writer at a time, so its transaction is the lock of the key that 
 that is. So all threads and event loops of this process that write to a file share one `Writer`: they queue for its
 turn, and a transaction notes there which key it locks. So a duplicate is recognised at once, and does not have to queue
 behind its own first request. Writers of other processes are known to SQLite alone.
+
+A connection stays on the file that it has opened. If that file was deleted or replaced since, by a restore for example,
+SQLite goes on writing to the unlinked one as long as it has a write-ahead log, and every commit is lost. So each
+connection remembers the device and the inode of its file. They are compared when it is borrowed and after each commit:
+a commit into an unlinked file is never acknowledged, a file that was replaced is opened anew, and one that was deleted
+is not created again.
 """
 
 from __future__ import annotations
@@ -16,8 +22,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from types import ModuleType
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 from oncekey.core.errors import ConfigurationError, StoreBusyError, StoreUnavailableError
@@ -34,7 +42,12 @@ LOOK_AFTER: Final = 0.25
 LONGEST_JOURNAL: Final = 1024 * 1024
 """Bytes of a journal that are kept for the next transaction; a longer one is truncated."""
 
+GONE: Final = "the SQLite file was deleted or moved away: put it back, or restart this process to create a new one"
+REPLACED: Final = "the SQLite file was replaced while it was in use: nothing was stored in the new one"
+READ_ONLY: Final = "the SQLite file is read-only for this process"
+
 Version: TypeAlias = tuple[int, int, int]
+Identity: TypeAlias = tuple[int, int]
 
 FIXED: Version = (3, 51, 3)
 BACKPORTS: dict[tuple[int, int], int] = {(3, 44): 6, (3, 50): 7}
@@ -75,6 +88,33 @@ def repaired_module() -> ModuleType:
     return cast("ModuleType", repaired)
 
 
+def identity_of(path: str) -> Identity | None:
+    """The device and the inode of the file at a path; None if there is no file."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  (twice for each transaction, and a Path takes longer)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def is_writable(path: str) -> bool:
+    """Whether this process may write to a file: SQLite opens it for reading only if not, and reports no error."""
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def check_file(opened: Identity | None, path: str) -> None:
+    """Raise unless the file at the path is the one that a connection has opened."""
+    found = identity_of(path)
+    if found != opened:
+        raise StoreUnavailableError(GONE if found is None else REPLACED)
+
+
+@cache
+def _connection_class(module: ModuleType) -> type[sqlite3.Connection]:
+    """The module's own class, with room for the identity of the file and whether it was opened for writing."""
+    return type("FileConnection", (module.Connection,), {"identity": None, "writable": True})
+
+
 class SqliteFile:
     """One database file. Connections are opened when there is none to lend, and kept for the next."""
 
@@ -86,32 +126,38 @@ class SqliteFile:
         module: ModuleType,
         look_after: float = LOOK_AFTER,
     ) -> None:
-        self.path = os.fspath(path)
-        if self.path in {"", ":memory:"}:
+        if os.fspath(path) in {"", ":memory:"}:
             raise ConfigurationError("SQLite needs a file that all connections share; `memory:` needs none")
+        self.path = str(Path(path).absolute())
         self.module = module
         self.busy_timeout = busy_timeout
         self.look_after = min(look_after, busy_timeout)
         self._keep = 8
         self._idle: list[sqlite3.Connection] = []
         self._business: list[sqlite3.Connection] = []
+        self._identity: Identity | None = None
+        """The file that the kept connections have opened, once there was any."""
         self._pid = os.getpid()
         self._guard = threading.Lock()
         self._closed = False
 
     @contextmanager
-    def lent(self) -> Iterator[sqlite3.Connection]:
+    def lent(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection for one piece of work; whatever goes wrong with it, the next borrower gets another."""
-        connection = self.take()
+        connection = self.take(writes=writes)
         try:
             yield connection
+            if writes:
+                self.check(connection)
         except BaseException:
             self.discard(connection)
             raise
         self.give_back(connection)
 
-    def take(self, *, business: bool = False) -> sqlite3.Connection:
+    def take(self, *, business: bool = False, writes: bool = False) -> sqlite3.Connection:
         """A connection for the caller alone, until it is given back.
+
+        If it `writes`, or is for business, the file must be writable: nothing is executed that could not be stored.
 
         One for business transactions waits for other processes for `look_after` only; a caller with more patience tries
         again. It is never used for reads alone: what it has cached of the file is still true when it writes next.
@@ -122,16 +168,26 @@ class SqliteFile:
                 self._idle, self._business, self._pid = [], [], os.getpid()
             if self._closed:
                 raise StoreUnavailableError("the driver of the SQLite file was closed")
+            self._notice_replacement()
             idle = self._business if business else self._idle
             if idle:
                 return idle.pop()
-        return self._open(self.look_after if business else self.busy_timeout)
+        connection = self._open(self.look_after if business else self.busy_timeout)
+        if (business or writes) and not _is_writable(connection):
+            connection.close()
+            raise StoreUnavailableError(READ_ONLY)
+        return connection
+
+    def check(self, connection: sqlite3.Connection) -> None:
+        """Raise if the file was deleted or replaced: what the connection has committed is in no file then."""
+        check_file(_identity(connection), self.path)
 
     def give_back(self, connection: sqlite3.Connection, *, business: bool = False) -> None:
         """Keep it for the next borrower, unless there are enough."""
         with self._guard:
             idle = self._business if business else self._idle
-            if not self._closed and len(idle) < self._keep:
+            kept = _is_writable(connection) and _identity(connection) == self._identity
+            if kept and not self._closed and len(idle) < self._keep:
                 idle.append(connection)
                 return
         connection.close()
@@ -149,19 +205,54 @@ class SqliteFile:
         for connection in idle:
             connection.close()
 
+    def _notice_replacement(self) -> None:
+        """Close what was kept of a file that is no longer there; if there is none in its place, refuse to go on."""
+        if self._identity is None:
+            return
+        found = identity_of(self.path)
+        if found == self._identity:
+            return
+        for connection in (*self._idle, *self._business):
+            self.discard(connection)
+        self._idle, self._business = [], []
+        if found is None:
+            raise StoreUnavailableError(GONE)
+        _log.error("oncekey: %s was replaced by another file, which is used from now on", self.path)
+        self._identity = None
+
     def _open(self, timeout: float) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = None
+        connection: Any = None  # of a class of the module in use
+        before = identity_of(self.path)
+        if before is None and self._identity is not None:
+            raise StoreUnavailableError(GONE)
         try:
-            connection = self.module.connect(self.path, timeout=timeout, isolation_level=None, check_same_thread=False)
+            connection = self.module.connect(
+                self.path,
+                timeout=timeout,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=_connection_class(self.module),
+            )
             connection.row_factory = self.module.Row
             self._make_durable(connection)
+            self._identify(connection, before)
         except (self.module.Error, StoreUnavailableError) as error:
             if connection is not None:
                 connection.close()
             if isinstance(error, StoreUnavailableError):
                 raise
             raise store_error(error, "opening the store") from error
-        return connection
+        opened: sqlite3.Connection = connection
+        return opened
+
+    def _identify(self, connection: Any, before: Identity | None) -> None:  # noqa: ANN401  (of the module in use)
+        """Note which file it has opened. One that was replaced meanwhile may be either, so it is not used."""
+        found = identity_of(self.path)
+        if found is None or before not in {None, found}:
+            raise StoreUnavailableError(REPLACED)
+        connection.identity, connection.writable = found, is_writable(self.path)
+        with self._guard:
+            self._identity = found
 
     def _make_durable(self, connection: sqlite3.Connection) -> None:
         """Set the journal mode so that an acknowledged commit survives a power cut, with or without a WAL.
@@ -216,6 +307,15 @@ class SqliteFile:
             "sqlite+pysqlite3:// with pip install 'oncekey[sqlite]' uses a repaired SQLite",
             version,
         )
+
+
+def _identity(connection: sqlite3.Connection) -> Identity | None:
+    found: Identity | None = getattr(connection, "identity", None)
+    return found
+
+
+def _is_writable(connection: sqlite3.Connection) -> bool:
+    return bool(getattr(connection, "writable", True))
 
 
 def _is_busy(error: Exception) -> bool:
