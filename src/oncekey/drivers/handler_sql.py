@@ -27,8 +27,8 @@ OVER: Final = "the transaction of this operation is over: write before answering
 ENDED_EARLY: Final = "a handler ended its own transaction; the key's record is stored in another one"
 NOTHING_LEFT: Final = "a handler ended its own transaction; there was nothing left to commit"
 LEFT_BEHIND: Final = (
-    "a task or a thread that the handler left behind is using op.connection while its transaction is to be ended: wait "
-    "for everything that you started before you answer"
+    "a task, a thread or an open stream that the handler left behind is using op.connection while its transaction is "
+    "to be ended: wait for everything that you started, and close what you opened, before you answer"
 )
 
 RESET: Final = (
@@ -41,6 +41,11 @@ DISCARD ALL would be one statement, but it also drops every prepared statement, 
 and every plan, which makes the next request slower than this message. RESET ROLE comes after the session's user,
 because that one ends the role which an address may have asked for, too.
 """
+
+LEFT_OPEN: Final = (
+    "the handler left a COPY or a pipeline open on op.connection, so its transaction cannot be ended: use it in a "
+    "`with` block"
+)
 
 AS_OPENED: Final = (
     "SELECT set_config('oncekey.acting', current_setting('role'), true)",

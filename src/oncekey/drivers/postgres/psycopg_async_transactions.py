@@ -16,6 +16,8 @@ from oncekey.drivers.handler_sql import (
     AS_HANDLER,
     AS_OPENED,
     ENDED_EARLY,
+    LEFT_BEHIND,
+    LEFT_OPEN,
     NOTHING_LEFT,
     OVER,
     RESET,
@@ -67,6 +69,7 @@ class AsyncPsycopgTransaction:
             raise TransactionControlError(OVER)
         connection.limit = self._limit
         try:
+            await self._refuse_if_used(connection)
             if replies.was_ended(connection):
                 # The handler has committed its rows already, so the record has to follow them.
                 _log.error(ENDED_EARLY)
@@ -86,6 +89,7 @@ class AsyncPsycopgTransaction:
         if self._raw is None:
             return
         try:
+            await self._refuse_if_used(self._raw)
             if replies.was_ended(self._raw):
                 _log.error(NOTHING_LEFT)
             else:
@@ -106,6 +110,7 @@ class AsyncPsycopgTransaction:
             raise TransactionControlError(OVER)
         try:
             connection.limit = self._limit
+            await self._refuse_if_used(connection)
             if replies.was_ended(connection):
                 _log.error(ENDED_EARLY)
                 await begin(connection, server.BEGIN, server.WHAT)
@@ -133,6 +138,13 @@ class AsyncPsycopgTransaction:
         finally:
             # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
             self._pool.give(connection, used=self._use.used and self._resets_session)
+
+    async def _refuse_if_used(self, connection: connections.AsyncStoreConnection) -> None:
+        """Refuse to end a transaction in which the handler left a statement, a stream, a COPY or a pipeline open."""
+        if connection.lock.locked() and not await connection.is_free(self._limit):
+            raise TransactionControlError(LEFT_BEHIND)
+        if not connection.closed and replies.is_left_open(connection):
+            raise TransactionControlError(LEFT_OPEN)
 
 
 def _only(statement: Statement) -> Body[Rows]:

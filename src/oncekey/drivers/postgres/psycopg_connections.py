@@ -26,6 +26,7 @@ from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.handler_sql import RESET, HandlerProxy, refusal, refuse_transaction_control
+from oncekey.drivers.postgres.address import GREETED
 from oncekey.drivers.postgres.server import NOTICE, SYNC_WAIT_CANCELLED
 from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
 from oncekey.drivers.slots import IdleStack
@@ -97,14 +98,18 @@ class StoreConnection(_State, psycopg.Connection[Any]):
         finally:
             self.cleaning = False
 
+    def is_free(self, seconds: float) -> bool:
+        """Whether no other thread uses it, and no stream that was left open, after a moment if need be."""
+        if not self.lock.acquire(timeout=seconds):
+            return False
+        self.lock.release()
+        return True
+
     def sever(self) -> bool:
         """Close it although a statement is under way; False: another thread still waits for the reply."""
         self._ask_to_stop()
         cut(self.pgconn)
-        if not self.lock.acquire(timeout=GRACE):
-            return False
-        self.lock.release()
-        return True
+        return self.is_free(GRACE)
 
     def _hang_up(self) -> None:
         self.suspect = True
@@ -136,6 +141,14 @@ class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
             return False
         finally:
             self.cleaning = False
+
+    async def is_free(self, seconds: float) -> bool:
+        """Whether no other task uses it, and no stream that was left open, after a moment if need be."""
+        try:
+            async with asyncio.timeout(seconds), self.lock:
+                return True
+        except TimeoutError:
+            return False
 
     async def sever(self) -> bool:
         """Close it although a statement is under way; False: another task still waits for the reply."""
@@ -187,6 +200,28 @@ def clean_up(connection: C) -> bool:
         return False
     connection.cleaning = True
     return True
+
+
+async def is_pooled(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether a pooler stands before the server: it greets a client with a process number of its own."""
+    async with asyncio.timeout(GRACE), connection.lock:
+        return _has_no_row(await connection.wait(answers(connection.pgconn, _greeted(connection.pgconn))))
+
+
+def is_pooled_blocking(connection: psycopg.Connection[Any]) -> bool:
+    """The same for blocking code."""
+    with connection.lock:
+        return _has_no_row(connection.wait(answers(connection.pgconn, _greeted(connection.pgconn))))
+
+
+def _greeted(pgconn: PGconn) -> str:
+    return GREETED.format(pid=pgconn.backend_pid)
+
+
+def _has_no_row(results: list[PGresult]) -> bool:
+    if not _all_well(results):
+        raise psycopg.OperationalError("the server did not answer which process it is")
+    return not results[0].ntuples
 
 
 async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.drivers.postgres import server
@@ -148,6 +148,12 @@ def has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
 def was_ended(connection: StoreConnection | AsyncStoreConnection) -> bool:
     """Whether the handler ended the transaction (F16)."""
     return not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def is_left_open(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether a handler left a COPY or a pipeline open, in which nothing else can be executed."""
+    pgconn = connection.pgconn
+    return pgconn.transaction_status == TransactionStatus.ACTIVE or pgconn.pipeline_status != PipelineStatus.OFF
 
 
 def may_be_undone(connection: StoreConnection | AsyncStoreConnection) -> bool:

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
 from oncekey.drivers.handler_sql import OVER, refusal, refuse_transaction_control, undoes
-from oncekey.drivers.sqlalchemy.execute import OWN, is_in_transaction, raw_of
+from oncekey.drivers.sqlalchemy.execute import OWN, alters, is_in_transaction, raw_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
@@ -51,6 +51,7 @@ class Watch:
         "released",
         "running",
         "sent",
+        "sets",
         "undone",
         "used",
         "wrote",
@@ -64,6 +65,8 @@ class Watch:
         self.undone = False
         self.reads = False
         """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
+        self.sets = False
+        """Whether the application may have set a role or a time-out for its transaction."""
         self.wrote = False
         """Whether anything else than plain reads was said by the application."""
         self.sent = 0
@@ -189,8 +192,10 @@ def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
         if watch.over and not own:
             raise TransactionControlError(OVER)
         if watch.guards:
-            harmless(statement)
+            watch.sets = harmless(statement) or watch.sets
             watch.used = watch.used or not own
+            if not own:
+                alters(connection, statement)
         if borrowed and not own:
             if watch.reads:
                 refuse_changes(statement)
@@ -288,11 +293,11 @@ def watch_of(connection: Connection) -> Watch | None:
     return watch
 
 
-def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], None]:
+def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], bool]:
     """A cached check: the same few texts come again and again, so the lexer parses each one once."""
 
     @lru_cache(maxsize=512)
-    def harmless(sql: str) -> None:
-        refuse_transaction_control(sql, dialect, lent=borrowed)
+    def harmless(sql: str) -> bool:
+        return refuse_transaction_control(sql, dialect, lent=borrowed)
 
     return harmless

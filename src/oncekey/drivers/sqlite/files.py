@@ -22,10 +22,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 from oncekey.core.errors import ConfigurationError, StoreBusyError, StoreUnavailableError
@@ -44,10 +45,10 @@ LONGEST_JOURNAL: Final = 1024 * 1024
 
 GONE: Final = "the SQLite file was deleted or moved away: put it back, or restart this process to create a new one"
 REPLACED: Final = "the SQLite file was replaced while it was in use: nothing was stored in the new one"
+REOPENED: Final = "the SQLite file was replaced, or became writable: it is opened anew"
 READ_ONLY: Final = "the SQLite file is read-only for this process"
 
 Version: TypeAlias = tuple[int, int, int]
-Identity: TypeAlias = tuple[int, int]
 
 FIXED: Version = (3, 51, 3)
 BACKPORTS: dict[tuple[int, int], int] = {(3, 44): 6, (3, 50): 7}
@@ -88,31 +89,60 @@ def repaired_module() -> ModuleType:
     return cast("ModuleType", repaired)
 
 
-def identity_of(path: str) -> Identity | None:
-    """The device and the inode of the file at a path; None if there is no file."""
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """The file that a connection has opened, which need not be the one that is at its path by now."""
+
+    path: str
+    device: int
+    inode: int
+    writable: bool
+    """Whether this process may write to it: if not, SQLite opens it for reading only, and reports no error."""
+
+    @classmethod
+    def at(cls, path: str) -> Self | None:
+        """The file that is at a path; None if there is none."""
+        found = _stat(path)
+        if found is None:
+            return None
+        writable = os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+        return cls(path, found.st_dev, found.st_ino, writable)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is at its path."""
+        return _stat(self.path) is None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is still the file at its path."""
+        found = _stat(self.path)
+        return found is not None and (found.st_dev, found.st_ino) == (self.device, self.inode)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a connection that is opened now would open another file, or this one for writing at last."""
+        if self.writable:
+            return not self.is_there
+        return type(self).at(self.path) != self
+
+    def check(self) -> None:
+        """Raise if it was deleted or replaced: what is committed to it is lost."""
+        if not self.is_there:
+            raise StoreUnavailableError(GONE if self.is_gone else REPLACED)
+
+
+def _stat(path: str) -> os.stat_result | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  (twice for each transaction, and a Path takes longer)
+        return os.stat(path)  # noqa: PTH116  (for each transaction, and a Path takes longer)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
-
-
-def is_writable(path: str) -> bool:
-    """Whether this process may write to a file: SQLite opens it for reading only if not, and reports no error."""
-    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-def check_file(opened: Identity | None, path: str) -> None:
-    """Raise unless the file at the path is the one that a connection has opened."""
-    found = identity_of(path)
-    if found != opened:
-        raise StoreUnavailableError(GONE if found is None else REPLACED)
 
 
 @cache
 def _connection_class(module: ModuleType) -> type[sqlite3.Connection]:
-    """The module's own class, with room for the identity of the file and whether it was opened for writing."""
-    return type("FileConnection", (module.Connection,), {"identity": None, "writable": True})
+    """The module's own class, with room for the file that it has opened."""
+    return type("FileConnection", (module.Connection,), {"opened": None})
 
 
 class SqliteFile:
@@ -135,7 +165,7 @@ class SqliteFile:
         self._keep = 8
         self._idle: list[sqlite3.Connection] = []
         self._business: list[sqlite3.Connection] = []
-        self._identity: Identity | None = None
+        self._opened: OpenedFile | None = None
         """The file that the kept connections have opened, once there was any."""
         self._pid = os.getpid()
         self._guard = threading.Lock()
@@ -173,20 +203,20 @@ class SqliteFile:
             if idle:
                 return idle.pop()
         connection = self._open(self.look_after if business else self.busy_timeout)
-        if (business or writes) and not _is_writable(connection):
+        if (business or writes) and not _opened_by(connection).writable:
             connection.close()
             raise StoreUnavailableError(READ_ONLY)
         return connection
 
     def check(self, connection: sqlite3.Connection) -> None:
         """Raise if the file was deleted or replaced: what the connection has committed is in no file then."""
-        check_file(_identity(connection), self.path)
+        _opened_by(connection).check()
 
     def give_back(self, connection: sqlite3.Connection, *, business: bool = False) -> None:
         """Keep it for the next borrower, unless there are enough."""
         with self._guard:
             idle = self._business if business else self._idle
-            kept = _is_writable(connection) and _identity(connection) == self._identity
+            kept = _opened_by(connection).writable and _opened_by(connection) == self._opened
             if kept and not self._closed and len(idle) < self._keep:
                 idle.append(connection)
                 return
@@ -207,23 +237,20 @@ class SqliteFile:
 
     def _notice_replacement(self) -> None:
         """Close what was kept of a file that is no longer there; if there is none in its place, refuse to go on."""
-        if self._identity is None:
-            return
-        found = identity_of(self.path)
-        if found == self._identity:
+        if self._opened is None or self._opened.is_there:
             return
         for connection in (*self._idle, *self._business):
             self.discard(connection)
         self._idle, self._business = [], []
-        if found is None:
+        if self._opened.is_gone:
             raise StoreUnavailableError(GONE)
         _log.error("oncekey: %s was replaced by another file, which is used from now on", self.path)
-        self._identity = None
+        self._opened = None
 
     def _open(self, timeout: float) -> sqlite3.Connection:
         connection: Any = None  # of a class of the module in use
-        before = identity_of(self.path)
-        if before is None and self._identity is not None:
+        before = OpenedFile.at(self.path)
+        if before is None and self._opened is not None:
             raise StoreUnavailableError(GONE)
         try:
             connection = self.module.connect(
@@ -235,24 +262,24 @@ class SqliteFile:
             )
             connection.row_factory = self.module.Row
             self._make_durable(connection)
-            self._identify(connection, before)
+            connection.opened = self._identified(before)
         except (self.module.Error, StoreUnavailableError) as error:
             if connection is not None:
                 connection.close()
             if isinstance(error, StoreUnavailableError):
                 raise
             raise store_error(error, "opening the store") from error
-        opened: sqlite3.Connection = connection
-        return opened
+        ours: sqlite3.Connection = connection
+        return ours
 
-    def _identify(self, connection: Any, before: Identity | None) -> None:  # noqa: ANN401  (of the module in use)
-        """Note which file it has opened. One that was replaced meanwhile may be either, so it is not used."""
-        found = identity_of(self.path)
+    def _identified(self, before: OpenedFile | None) -> OpenedFile:
+        """The file that was opened just now. If another one is there than before, it may be either."""
+        found = OpenedFile.at(self.path)
         if found is None or before not in {None, found}:
             raise StoreUnavailableError(REPLACED)
-        connection.identity, connection.writable = found, is_writable(self.path)
         with self._guard:
-            self._identity = found
+            self._opened = found
+        return found
 
     def _make_durable(self, connection: sqlite3.Connection) -> None:
         """Set the journal mode so that an acknowledged commit survives a power cut, with or without a WAL.
@@ -309,13 +336,9 @@ class SqliteFile:
         )
 
 
-def _identity(connection: sqlite3.Connection) -> Identity | None:
-    found: Identity | None = getattr(connection, "identity", None)
-    return found
-
-
-def _is_writable(connection: sqlite3.Connection) -> bool:
-    return bool(getattr(connection, "writable", True))
+def _opened_by(connection: Any) -> OpenedFile:  # noqa: ANN401  (of a class of the module in use)
+    opened: OpenedFile = connection.opened
+    return opened
 
 
 def _is_busy(error: Exception) -> bool:
