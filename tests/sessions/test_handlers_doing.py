@@ -9,8 +9,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.adapt import Loader
 
+from drivers.speaking import saying
 from frameworks.shop import new_key
+from oncekey.core.errors import TransactionControlError
+from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
+from oncekey.flow import Mode
 from sessions.ways import WAYS, Shop
 
 TABLES = """
@@ -103,3 +109,63 @@ async def test_deferred_triggers_run_as_the_role_of_the_handler(way, postgres_ds
         inside = shop.saying(f"SET LOCAL ROLE {role}", "INSERT INTO sales VALUES ('witnessed')")
         assert (await shop.send(inside)).status == 200
         assert rows(postgres_dsn, "SELECT who FROM witnesses") == [(role,)]
+
+
+def leave_open(connection: Any, what: str) -> Any:
+    """Begin what is to be ended in a `with` block, and do not end it."""
+    if what == "pipeline":
+        return connection.pipeline()
+    cursor = connection.cursor()
+    if what == "copy":
+        return cursor.copy("COPY (SELECT generate_series(1, 100000)) TO STDOUT")
+    return cursor.stream("SELECT generate_series(1, 100000)")
+
+
+@pytest.mark.parametrize("what", ["pipeline", "copy", "stream"])
+@pytest.mark.parametrize("blocking", [False, True], ids=["asyncio", "threads"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is refused when it is collected
+async def test_a_transaction_with_something_left_open_in_it_is_refused(what, blocking, postgres_dsn):
+    if blocking:
+        driver = PsycopgDriver(postgres_dsn, pool_size=1, statement_timeout=0.2)
+        tx = driver.begin()
+        left = leave_open(tx.connection, what)
+        next(left) if what == "stream" else left.__enter__()
+        with pytest.raises(TransactionControlError):
+            tx.commit()
+        assert driver.run(saying(Mode.READ, "SELECT 1")) == [[(1,)]]
+        driver.close()
+        return
+    other = AsyncPsycopgDriver(postgres_dsn, pool_size=1, statement_timeout=0.2)
+    atx = await other.begin()
+    open_one = leave_open(atx.connection, what)
+    await (anext(aiter(open_one)) if what == "stream" else open_one.__aenter__())
+    with pytest.raises(TransactionControlError):
+        await atx.commit()
+    assert await other.run(saying(Mode.READ, "SELECT 1")) == [[(1,)]]
+    await other.close()
+
+
+@pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
+async def test_what_a_handler_teaches_the_library_ends_with_it(way, postgres_dsn):
+    shop = Shop(way, postgres_dsn)
+
+    async def teaches(op: Any) -> Any:
+        if way == "asyncpg":
+            await op.connection.set_type_codec(
+                "json", schema="pg_catalog", encoder=str, decoder=lambda _: "mine", format="text"
+            )
+        else:
+            op.connection.adapters.register_loader("json", Mine)
+        return (await shop.say(op.connection, "SELECT '1'::json"))[0][0]
+
+    async with shop.open():
+        assert (await shop.send(teaches)).json() == "mine"
+        for _ in range(3):
+            assert (await shop.send(shop.saying("SELECT '1'::json"))).json() != [["mine"]]
+
+
+class Mine(Loader):
+    """Takes everything for the same."""
+
+    def load(self, _: Any) -> str:
+        return "mine"

@@ -378,6 +378,7 @@ class IdleConnections(IdleStack[C]):
             if connection.lock.locked():
                 # Another thread or task still waits on it. If it were closed now, the event loop might poll another
                 # file with the same number; its socket was shut down, and it ends with its last user.
+                connection._pool = None  # as in `lent`  # noqa: SLF001
                 return
             if self._closed or not _is_clean(connection):
                 connection.pgconn.finish()
