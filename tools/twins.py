@@ -98,6 +98,8 @@ TWINS: Final = (
             "Callable[[], Awaitable[bool]]": "Callable[[], bool]",
             ".cancel_and_close(raw)": ".cancel_and_close_blocking(raw)",
             ".cleaned(raw)": ".cleaned_blocking(raw)",
+            ".is_pooled(raw)": ".is_pooled_blocking(raw)",
+            "greenlet_spawn(connected, connection, [note_file])": "connected(connection, [note_file])",
             "greenlet_spawn(connected, connection, found)": "connected(connection, found)",
         },
     ),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from django.db import connections, transaction
@@ -17,11 +19,11 @@ from harness.dsn import address
 from harness.patience import wait_until
 from harness.proxy import Proxy
 from oncekey import LOCAL, SINGLE_TENANT
-from oncekey.core.errors import ConfigurationError, SchemaError, StoreBusyError, StoreUnavailableError
+from oncekey.core.errors import ConfigurationError, RolledBackError, SchemaError, StoreBusyError, StoreUnavailableError
 from oncekey.django import Database
 from oncekey.django.database import Spares
 from oncekey.drivers.threads import ThreadedDriver
-from oncekey.flow import Mode, Statement, Transaction
+from oncekey.flow import Body, Mode, Rows, Statement, Transaction
 from oncekey.frameworks.blocking import current
 from oncekey.ports import Borrowed
 from oncekey.stores.postgres import PostgresStore
@@ -192,6 +194,57 @@ def test_a_writer_that_is_at_work_is_waited_for_and_then_told(lite: str, monkeyp
         other.execute("ROLLBACK")
     assert post("/orders").status_code == 201
     connections.close_all()
+
+
+def test_a_file_that_was_deleted_or_replaced_takes_nothing_until_it_is_opened_anew(lite: str, tmp_path: Path) -> None:
+    path = Path(connections.settings["lite"]["NAME"])
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA journal_mode = WAL")
+    connections.close_all()
+    assert post("/orders").status_code == 201
+    copy, kept = tmp_path / "copy.db", sold()
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as backup:
+        source.backup(backup)
+    for each in path.parent.glob(f"{path.name}*"):
+        each.unlink()
+    assert [post("/orders").status_code for _ in range(3)] == [503] * 3
+    assert not path.exists()
+    shutil.move(copy, path)
+    assert post("/orders").status_code == 201
+    connections.close_all()
+    assert sold() == [*kept, "tea"]
+
+
+def test_a_record_is_written_as_the_sessions_user(postgres: str) -> None:
+    """A view that acts as another role for its transaction, which may not write the key's record."""
+    token = current.set(object())
+    driver = Database("default").driver()
+    with connections["default"].cursor() as cursor:
+        cursor.execute("CREATE ROLE django_tenant")
+    try:
+        tx = driver.begin()
+        with tx.connection.cursor() as cursor:
+            cursor.execute("SET LOCAL ROLE django_tenant")
+        assert tx.run(answers("SELECT current_user::text AS who")) == [{"who": "postgres"}]
+        with tx.connection.cursor() as cursor:
+            cursor.execute("SELECT current_user::text")
+            assert cursor.fetchone() == ("django_tenant",)
+        tx.commit()
+        tx = driver.begin()
+        with tx.connection.cursor() as cursor:
+            cursor.execute("SET LOCAL transaction_read_only = on")
+        with pytest.raises(RolledBackError, match="read-only"):
+            tx.run(answers("DELETE FROM oncekey.record"))
+        tx.rollback()
+    finally:
+        current.reset(token)
+        with connections["default"].cursor() as cursor:
+            cursor.execute("DROP ROLE django_tenant")
+        connections.close_all()
+
+
+def answers(sql: str) -> Body[Rows]:
+    return (yield Statement("test", sql))
 
 
 def test_a_database_of_another_kind_is_refused(project: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import uuid
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 
+from flask_apps.conftest import with_tables
 from flask_apps.shop import Shop
 
 
@@ -265,3 +271,45 @@ def test_outside_of_a_phase_the_session_only_reads(shop: Shop, caplog: pytest.Lo
     assert failed.status_code == 500
     assert "only reads" in caplog.text
     assert items(shop) == ["tea"]
+
+
+def test_a_file_that_was_deleted_takes_nothing_until_it_is_back(
+    file_url: str, open_shop: Callable[..., Shop], tmp_path: Path
+) -> None:
+    shop = open_shop(file_url)
+    client, path = shop.app.test_client(), tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA journal_mode = WAL")
+    assert client.post("/orders", json={"item": "tea"}, headers=sent()).status_code == 201
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
+        source.backup(copy)
+    for each in tmp_path.glob("shop.db*"):
+        each.unlink()
+    assert [client.post("/orders", json={"item": "milk"}, headers=sent()).status_code for _ in range(3)] == [503] * 3
+    assert (shop.runs, path.exists()) == (["local"], False)
+    shutil.move(tmp_path / "copy.db", path)
+    answers = {
+        item: client.post("/orders", json={"item": item}, headers=sent()).status_code
+        for item in ("milk", "rice", "salt")
+    }
+    assert (set(answers.values()) <= {201, 503}, answers["salt"]) == (True, 201)
+    assert items(shop) == ["tea", *(item for item, status in answers.items() if status == 201)]
+
+
+def test_a_role_of_the_views_transaction_does_not_reach_the_record(
+    postgres_dsn: str, open_shop: Callable[..., Shop]
+) -> None:
+    shop = open_shop(with_tables(postgres_dsn.replace("postgresql:", "postgresql+psycopg:")))
+    role = f"flask_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {role}".encode())
+    shop.does = lambda given: shop.db.session.execute(text(given["does"]))
+    client, headers = shop.app.test_client(), sent()
+    order = {"item": "tea", "does": f"SET LOCAL ROLE {role}"}
+    assert [client.post("/orders", json=order, headers=headers).status_code for _ in range(2)] == [201, 201]
+    assert items(shop) == ["tea"]
+    order = {"item": "milk", "does": "SET LOCAL transaction_read_only = on"}
+    failed = client.post("/orders", json=order, headers=sent())
+    assert (failed.status_code, failed.get_json()["code"]) == (500, "idempotency_execution_failed")
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute(f"DROP ROLE {role}".encode())

@@ -1,4 +1,4 @@
-"""One LOCAL shop on PostgreSQL by every way to a connection: each driver, `async def` and `def`, and SQLAlchemy's."""
+"""One LOCAL shop by every way to a connection: each driver, `async def` and `def`, and SQLAlchemy's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from frameworks.shop import new_key
@@ -21,6 +21,8 @@ from oncekey.once import Once
 OWN = ("asyncpg", "psycopg", "def")
 SQLALCHEMY = ("sa-asyncpg", "sa-psycopg")
 WAYS = OWN + SQLALCHEMY
+ON_SQLITE = ("sqlite", "sqlite-def", "pysqlite3", "sa-sqlite", "sa-def")
+"""The same on a file: oncekey's own connections with either module, and engines of SQLAlchemy's."""
 
 Said = Callable[[Any], Awaitable[Any]]
 
@@ -36,12 +38,16 @@ class Shop:
         self.once = Once(self._store(dsn, pool_size, engine), migrate=True)
         self.app = FastAPI(lifespan=self.once.lifespan)
         self.once.install(self.app, tenant=lambda request: request.headers["x-tenant"])
-        handler = self._blocking() if way == "def" else self._async()
+        handler = self._blocking() if way.endswith("def") else self._async()
         self.app.post("/run")(self.once.protect(effects=LOCAL)(handler))
 
     def _store(self, dsn: str, pool_size: int, options: dict[str, Any]) -> Any:
         package = {"def": "psycopg"}.get(self.way, self.way.removeprefix("sa-"))
         address = dsn.replace("postgresql:", f"postgresql+{package}:", 1)
+        if self.way in ("sqlite", "sqlite-def", "pysqlite3"):
+            return dsn.replace("sqlite:", f"sqlite+{self.way}:", 1) if self.way == "pysqlite3" else dsn
+        if self.way == "sa-def":
+            return create_engine(dsn, pool_size=pool_size, **options)
         if not self.way.startswith("sa-"):
             return f"{address}{'&' if '?' in dsn else '?'}pool_size={pool_size}"
         if self.way != "sa-sqlite":
@@ -88,12 +94,15 @@ class Shop:
         """Execute on whatever `op.connection` is; the rows, if there are any."""
         if self.way == "asyncpg":
             return [tuple(row) for row in await connection.fetch(sql)]
-        if self.way == "def":
+        if self.way == "sa-def":
+            result = connection.execute(text(sql))
+            return [tuple(row) for row in result] if result.returns_rows else []
+        if self.way in ("def", "sqlite-def"):
             cursor = connection.execute(sql)
-            return cursor.fetchall() if cursor.description else []
-        if self.way == "psycopg":
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+        if self.way in ("psycopg", "sqlite", "pysqlite3"):
             cursor = await connection.execute(sql)
-            return await cursor.fetchall() if cursor.description else []
+            return [tuple(row) for row in await cursor.fetchall()] if cursor.description else []
         result = await connection.execute(text(sql))
         return [tuple(row) for row in result] if result.returns_rows else []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -30,13 +30,20 @@ class BodyInvalidError(MalformedError):
 class StoreError(OncekeyError):
     """The store did not do what it was asked."""
 
+    outage: ClassVar[bool] = False
+    """Whether the store itself is away or broken. If not, it answered, and refused what a handler wanted of it."""
+
 
 class StoreUnavailableError(StoreError):
     """The store could not be reached, or refused to work; nothing of this transaction happened."""
 
+    outage = True
+
 
 class RolledBackError(StoreUnavailableError):
     """The database answered, and rolled the transaction back because of what the handler did in it (F20)."""
+
+    outage = False
 
 
 class StoreBusyError(StoreUnavailableError):
@@ -50,9 +57,13 @@ class CommitAmbiguousError(StoreError):
 class SchemaError(StoreError):
     """The store's schema is not the one this version of oncekey works with."""
 
+    outage = True
+
 
 class RecordUnreadableError(StoreError):
     """A record exists and cannot be read, because a newer version or another program wrote it. Nothing may run."""
+
+    outage = True
 
 
 class LeaseLostError(OncekeyError):

@@ -22,8 +22,9 @@ from django.db import Error, connections, transaction
 
 from oncekey.core import errors
 from oncekey.core.sqltext import Dialect
+from oncekey.django import files
 from oncekey.django.project import alias_of_project
-from oncekey.drivers.handler_sql import ENDED, OVER, refuse_transaction_control
+from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, ENDED, OVER, refuse_transaction_control
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import server as postgres_errors
 from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit, retrying
@@ -185,9 +186,10 @@ class DjangoTransaction:
         self._joins = joins
         self._connection = connections[alias]
         self._in_a_test = _in_a_test(self._connection)
-        self._over = self._committed = self._gone = self._ended = False
+        self._over = self._committed = self._gone = self._ended = self._sets = False
         self._atomic: Any = transaction.atomic(using=alias, durable=not joins)
         self._atomic.oncekey = True
+        files.vet(self._connection)
         try:
             self._atomic.__enter__()
         except Error as error:
@@ -225,7 +227,12 @@ class DjangoTransaction:
             body.close()
             raise errors.TransactionControlError(OVER)
         self._check()
-        return run_body(body, partial(execute, self._connection, Mode.ATOMIC))
+        for setting in AS_OPENED if self._sets else ():
+            _plainly(self._connection, setting, Mode.ATOMIC)
+        result = run_body(body, partial(execute, self._connection, Mode.ATOMIC))
+        if self._sets:
+            _plainly(self._connection, AS_HANDLER, Mode.ATOMIC)
+        return result
 
     def commit(self) -> None:
         """Commit; what a function of `on_commit` raises afterwards changes nothing of it."""
@@ -247,6 +254,7 @@ class DjangoTransaction:
             if not self._committed:
                 raise _commit_error(error, self._connection.vendor) from error
             log.error(HOOK_FAILED, type(error).__name__)
+        files.check(self._connection)
 
     def rollback(self) -> None:
         """Undo everything; inside of a block of the view's it is undone when that one has ended (`close`)."""
@@ -311,7 +319,8 @@ class DjangoTransaction:
     def _guard(self, go_on: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: ANN401, FBT001  (Django's signature)
         text = sql if isinstance(sql, str) else sql.as_string(self._connection.connection)
         # The connection is the application's, which may leave on it what it likes: django-tenants sets its search path.
-        refuse_transaction_control(text, _DIALECTS[self._connection.vendor], lent=True)
+        if refuse_transaction_control(text, _DIALECTS[self._connection.vendor], lent=True):
+            self._sets = True
         self._refuse_if_ended()
         return go_on(sql, params, many, context)
 
@@ -379,12 +388,15 @@ def _is_nested(connection: Any) -> bool:  # noqa: ANN401
 def _executed(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:  # noqa: ANN401
     """Run a transaction of our own."""
     mode = transaction.mode
+    files.vet(connection)
     if mode is not Mode.ATOMIC and verbs is not _IN_A_TEST:
         try:
-            return run_body(transaction.body(), partial(execute, connection, mode))
+            result = run_body(transaction.body(), partial(execute, connection, mode))
         except LostError:
             connection.close()
             raise
+        files.check(connection)
+        return result
     _plainly(connection, verbs.begin, Mode.ATOMIC)
     try:
         result = run_body(transaction.body(), partial(execute, connection, Mode.ATOMIC))
@@ -398,6 +410,7 @@ def _executed(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:
         except errors.StoreError:
             connection.close()
         raise
+    files.check(connection)
     return result
 
 
@@ -476,7 +489,8 @@ def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> errors
     state = _sqlstate(error)
     if postgres_errors.is_the_end(state, _severity(error)) or connection.connection.closed:
         return lost(mode, what)
-    return postgres_errors.refused(state, what, type(error).__name__)
+    doing = postgres_errors.handlers_doing(state, what) if connection.in_atomic_block else None
+    return doing or postgres_errors.refused(state, what, type(error).__name__)
 
 
 def _commit_error(error: Exception, vendor: str) -> errors.StoreError:

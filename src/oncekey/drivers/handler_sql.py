@@ -3,6 +3,11 @@
 The transaction is ended by oncekey, together with the key's record: a handler that ends it itself commits its
 rows without the record, and the client's retry executes them once more (F16).
 
+It may change settings for its transaction (`SET LOCAL`), its role among them, as row-level security by roles does. The
+key's record is written as the session's own user all the same, and the handler's role is set again before the COMMIT,
+whose deferred triggers are the handler's (`AS_OPENED`, `AS_HANDLER`). Both are sent only after a text that may have set
+something, in the messages that are sent anyway. A role that only a function set makes the record fail, and the request.
+
 Nor may it leave anything in the session, which the next request gets. A function can make a setting, a role, a lock of
 the session, a cursor or a temporary table without a word of it in the handler's own text, so the text is no proof that
 there is none. `RESET` is sent to the server after the end of every transaction that a handler used, and only the
@@ -27,8 +32,8 @@ ENDED: Final = (
     "retried"
 )
 LEFT_BEHIND: Final = (
-    "a task or a thread that the handler left behind is using op.connection while its transaction is to be ended: wait "
-    "for everything that you started before you answer"
+    "a task, a thread or an open stream that the handler left behind is using op.connection while its transaction is "
+    "to be ended: wait for everything that you started, and close what you opened, before you answer"
 )
 
 RESET: Final = (
@@ -41,6 +46,22 @@ DISCARD ALL would be one statement, but it also drops every prepared statement, 
 and every plan, which makes the next request slower than this message. RESET ROLE comes after the session's user,
 because that one ends the role which an address may have asked for, too.
 """
+
+LEFT_OPEN: Final = (
+    "the handler left a COPY or a pipeline open on op.connection, so its transaction cannot be ended: use it in a "
+    "`with` block"
+)
+
+AS_OPENED: Final = (
+    "SELECT set_config('oncekey.acting', current_setting('role'), true)",
+    "SET LOCAL role TO DEFAULT",
+    "SET LOCAL statement_timeout TO DEFAULT",
+    "SET LOCAL lock_timeout TO DEFAULT",
+)
+"""Said before the record is written, if the handler may have set another role or a time-out for its transaction."""
+
+AS_HANDLER: Final = "SELECT set_config('role', current_setting('oncekey.acting'), true)"
+"""Said after it: deferred triggers run with the role that is set at COMMIT."""
 
 _ENDED_BY_US: Final = (
     "{what} is refused here: this transaction is ended by oncekey, together with the key's record. "
@@ -68,6 +89,10 @@ _INSTEAD: Final = {
     "PREPARE": "The driver prepares what is said often by itself",
 }
 _IN_TRANSACTION: Final = frozenset({"LOCAL", "CONSTRAINTS"})
+_SETS: Final = re.compile(
+    r"\blocal\s+(?:role|\w*_timeout)\b|\bset_config\s*\(\s*(?:'(?:role|\w*_timeout)'|[^'\s])", re.IGNORECASE
+)
+"""Texts that set the role or a time-out; a name that is bound may be one of these."""
 _IMPLICIT: Final = frozenset(
     {
         "CREATE",
@@ -90,18 +115,35 @@ _IMPLICIT: Final = frozenset(
     }
 )
 """What MariaDB and MySQL commit a transaction for by themselves."""
-_PRAGMAS: Final = frozenset({"JOURNAL_MODE", "LOCKING_MODE", "SYNCHRONOUS"})
+_PRAGMAS: Final = frozenset(
+    {
+        "DATA_STORE_DIRECTORY",
+        "HARD_HEAP_LIMIT",
+        "JOURNAL_MODE",
+        "LOCKING_MODE",
+        "MAX_PAGE_COUNT",
+        "QUERY_ONLY",
+        "SOFT_HEAP_LIMIT",
+        "SYNCHRONOUS",
+        "TEMP_STORE_DIRECTORY",
+    }
+)
+"""Settings of SQLite with which the record could not be stored durably, or which hold for the whole file or process.
+
+All others end with the connection, which is closed after a handler that changed one.
+"""
 
 
 class ConnectionUse:
-    """Whether a handler may still use the connection that it got, and whether it ever did."""
+    """Whether a handler may still use the connection that it got, whether it ever did, and whether it set anything."""
 
-    __slots__ = ("_ended", "over", "used")
+    __slots__ = ("_ended", "over", "sets", "used")
 
     def __init__(self, ended: Callable[[], bool]) -> None:
         self._ended = ended
         self.over = False
         self.used = False
+        self.sets = False
 
     def check(self) -> None:
         """Raise if the operation is over, or if its transaction is: a statement would be committed by itself."""
@@ -136,14 +178,16 @@ class HandlerProxy:
         return f"<guarded {self._raw!r}>"
 
 
-def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES, *, lent: bool = False) -> None:
+def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES, *, lent: bool = False) -> bool:
     """Raise `TransactionControlError` if any statement of the text would end or change the transaction.
 
     `lent`: the connection is the application's, so what outlives the transaction on it is the application's, too.
+    Otherwise returns whether the text may set what the key's record must not be written with (`AS_OPENED`).
     """
-    why = (_remembered if len(sql) <= _LONGEST_REMEMBERED else _objection)(sql, dialect, lent)
+    why, sets = (_remembered if len(sql) <= _LONGEST_REMEMBERED else _verdict)(sql, dialect, lent)
     if why is not None:
         raise TransactionControlError(why)
+    return sets
 
 
 def refusal(what: str) -> TransactionControlError:
@@ -167,9 +211,13 @@ def _objection(sql: str, dialect: Dialect, lent: bool) -> str | None:  # noqa: F
     return None
 
 
+def _verdict(sql: str, dialect: Dialect, lent: bool) -> tuple[str | None, bool]:  # noqa: FBT001  (as above)
+    return _objection(sql, dialect, lent), dialect is Dialect.POSTGRES and _SETS.search(sql) is not None
+
+
 # Every UPDATE has one of the words in it. An application executes the same few texts again and again, so each is parsed
 # once; a text with its values in it stays in the cache until a thousand others have come.
-_remembered: Final = lru_cache(maxsize=1000)(_objection)
+_remembered: Final = lru_cache(maxsize=1000)(_verdict)
 
 
 def _control(sentence: Sentence) -> str | None:

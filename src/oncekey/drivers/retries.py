@@ -28,6 +28,7 @@ class ConflictError(RepeatableError):
     """Another transaction won."""
 
     tries = 10
+    outage = False
 
 
 class LostError(RepeatableError):

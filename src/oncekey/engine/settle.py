@@ -41,7 +41,6 @@ from oncekey.core.endings import Business
 from oncekey.core.errors import (
     CommitAmbiguousError,
     RecordUnreadableError,
-    RolledBackError,
     StoreError,
     TransactionControlError,
 )
@@ -136,18 +135,18 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
             if one_commit is None
             else _one_commit(run, tx, one_commit, settlement)
         )
-    except (TransactionControlError, RolledBackError) as error:
-        yield Rollback(tx)
-        return (yield from _without_rows(run, settlement, error))
     except CommitAmbiguousError as error:
         _failed(run, error)
         yield Rollback(tx)
         return (yield from _lost_commit(run))
-    except StoreError as error:
+    except (TransactionControlError, StoreError) as error:
         # An error from the server, also in reply to COMMIT, is a roll-back.
+        if not (isinstance(error, StoreError) and error.outage):
+            yield Rollback(tx)
+            return (yield from _without_rows(run, settlement, error))
         _failed(run, error)
         yield Rollback(tx)
-        log.error("oncekey: a business transaction could not be committed: %s", type(error).__name__)
+        log.error("oncekey: a business transaction could not be committed: %s", error)
         answer = yield from (
             _settle_claimed_alone(run, Retryable(COMMIT_FAILED)) if one_commit is None else _answer_of_record(run)
         )

@@ -126,9 +126,8 @@ async def test_what_fails_after_the_phase(kind, dsn, raw, monkeypatch, commits):
         lease = await owned(driver)
         tx = await driver.begin()
         if commits:
-            monkeypatch.setattr(asyncpg_transactions, "RESET", "SELECT 1 / 0")
-            for module in (psycopg_transactions, psycopg_async_transactions):
-                monkeypatch.setattr(module, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
+            for module in (asyncpg_transactions, psycopg_transactions, psycopg_async_transactions):
+                monkeypatch.setattr(module, "RESET", "SELECT 1 / 0")
         else:
             raw.execute("INSERT INTO orders (item) VALUES (%s)", [lease.id.key])
             await ask(tx, "SET CONSTRAINTS ALL DEFERRED")

@@ -116,6 +116,22 @@ class TestMessages:
         assert b"oncekey.seal" in said[2]
         assert b"COMMIT" in said[2]
 
+    async def test_a_handler_that_sets_a_role_takes_none_more(self, kind, dsn):
+        with CuttingProxy.before(dsn) as proxy:
+            async with opened(kind, through(dsn, proxy.port), pool_size=1) as driver:
+                for _ in range(2):
+                    await (await driver.begin()).rollback()
+                    proxy.count()
+                    claim = a_claim()
+                    tx, look = await entered(driver, claim)
+                    await ask(tx, "SET LOCAL ROLE pg_monitor")
+                    assert await sealed(tx, look, claim)
+                    said = [one for one, _ in proxy.messages]
+        assert len(said) == 3, said
+        assert b"SET LOCAL role TO DEFAULT" in said[2]
+        assert b"oncekey.seal" in said[2]
+        assert b"COMMIT" in said[2]
+
     async def test_who_is_refused_while_another_runs_takes_two(self, kind, dsn):
         with CuttingProxy.before(dsn) as proxy:
             async with opened(kind, dsn) as near, opened(kind, through(dsn, proxy.port), pool_size=1) as far:
@@ -466,9 +482,8 @@ class TestCleaning:
             tx, look = await entered(driver, claim)
             session = await ask(tx, "SELECT pg_backend_pid()")
             await ask(tx, insert(item))
-            monkeypatch.setattr(asyncpg_transactions, "RESET", "SELECT 1 / 0")
-            for module in (psycopg_transactions, psycopg_async_transactions):
-                monkeypatch.setattr(module, "COMMIT_CLEANED", "COMMIT; SELECT 1 / 0")
+            for module in (asyncpg_transactions, psycopg_transactions, psycopg_async_transactions):
+                monkeypatch.setattr(module, "RESET", "SELECT 1 / 0")
             assert await sealed(tx, look, claim)
             assert there(raw, claim, item) == (1, 1)
             # A session that may not be clean is nobody's any more.

@@ -563,6 +563,7 @@ async def test_columns_that_a_migration_moved_are_read_by_their_names(dsn: str, 
 
 async def test_a_connection_that_ended_in_the_pool_is_a_lost_one(dsn: str) -> None:
     async with driving(dsn, "asyncpg") as (driver, engine):
+        await driver.run(saying(Mode.SINGLE, "SELECT 1"))
         async with engine.connect() as connection:
             raw: Any = (await connection.get_raw_connection()).driver_connection
         with psycopg.connect(dsn, autocommit=True) as other:

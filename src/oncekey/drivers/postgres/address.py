@@ -37,6 +37,8 @@ _PORTS: Final = range(1, 65536)
 
 
 BACKEND: Final = "SELECT pg_backend_pid()"
+GREETED: Final = "SELECT 1 WHERE pg_backend_pid() = {pid:d}"
+"""Has a row if the server process that greeted a client is the one that answers it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
 """The driver for PostgreSQL through asyncpg.
 
 Statements are prepared once per connection and kept, which halves their round trips. Behind a pooler that lends
-server connections per transaction, say so in the address (`?pgbouncer=1`): then no statement is kept.
+server connections per transaction, say so in the address (`?pgbouncer=1`): then no statement is kept. asyncpg names its
+statements by a counter, so on a connection of a pooler another client's statement may have the same name, and would be
+executed in its place. So if the address says nothing of a pooler, each new connection asks which server process answers
+it. If that is another one than greeted it, a pooler stands between, and the pool keeps no statements from then on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 from functools import partial
@@ -29,11 +33,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger("oncekey")
+
 MAX_IDLE: Final = 300.0
 """Seconds after which an unused connection is replaced: a firewall on the way may have dropped it."""
 
 MAX_AGE: Final = 1800.0
 """Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
+
+POOLED: Final = (
+    "oncekey: a pooler stands before PostgreSQL, so no statement is kept prepared: add ?pgbouncer=1 to the address, or "
+    "?pgbouncer=0 if the pooler lends its connections per session"
+)
 
 STATEMENT_CACHE: Final = 100
 """Prepared statements that a connection keeps; ours are a dozen, the rest is for handlers."""
@@ -188,6 +199,8 @@ class AsyncpgPool:
 
     def __init__(self, address: PostgresAddress, size: int, timeout: float, statement_cache_size: int) -> None:
         self._hosts, self._timeout, self._cache = list(address.each), timeout, statement_cache_size
+        self._asks = address.pooler is None
+        """Whether each connection is asked if a pooler stands before the server."""
         self._slots = AsyncSlots(size, timeout)
         self.business = AsyncSlots(business_share(size), timeout)
         self._idle: list[connections.StoreConnection] = []
@@ -312,6 +325,23 @@ class AsyncpgPool:
         return await self._connected_to(hosts[0])
 
     async def _connected_to(self, host: str) -> connections.StoreConnection:
+        connection = await self._opened(host)
+        if self._asks and self._cache and await self._is_pooled(connection):
+            _log.warning(POOLED)
+            self._cache = 0
+            connection.terminate()
+            connection = await self._opened(host)
+        return connection
+
+    async def _is_pooled(self, connection: connections.StoreConnection) -> bool:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await connections.is_pooled(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+
+    async def _opened(self, host: str) -> connections.StoreConnection:
         connection: connections.StoreConnection = await asyncpg.connect(
             host,
             connection_class=connections.StoreConnection,

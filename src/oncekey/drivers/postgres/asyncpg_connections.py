@@ -13,6 +13,7 @@ from asyncpg.transaction import Transaction, TransactionState
 from oncekey.core.errors import OncekeyError, StoreError, TransactionControlError
 from oncekey.drivers.handler_sql import LEFT_BEHIND, RESET
 from oncekey.drivers.postgres import server
+from oncekey.drivers.postgres.address import GREETED
 from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
 from oncekey.drivers.retries import LostError, lost, lost_commit
 from oncekey.flow import Mode
@@ -106,8 +107,10 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self.watch = Watch()
         """The watch over its messages; a pool has one for all of its connections."""
         self.suspect = False
+        self.handled = False
+        """Whether a handler used the transaction that is open."""
         self.unconfirmed = UnconfirmedCommits()
-        self.generation = 0
+        self.generation: int | None = 0
         self.born = self.rested = time.monotonic()
         self.add_log_listener(self._take_notice)
 
@@ -181,7 +184,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
 
     def rest(self, now: float) -> None:
         """Return to the pool. Listeners that a handler left are removed, with the warning that asyncpg's pool gives."""
-        self.rested = now
+        self.rested, self.handled = now, False
         if self._listeners or len(self._log_listeners) > 1:
             self.remove_log_listener(self._take_notice)
             self._on_release()
@@ -207,6 +210,12 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         elif notice.sqlstate == server.SYNC_WAIT_CANCELLED:
             self.unsure = True
             self.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
+
+
+async def is_pooled(connection: asyncpg.Connection) -> bool:
+    """Whether a pooler stands before the server: it greets a client with a process number of its own."""
+    tag: str = await connection.execute(GREETED.format(pid=connection.get_server_pid()))
+    return tag != server.FOUND
 
 
 async def cleaned(connection: asyncpg.Connection) -> None:
@@ -246,6 +255,9 @@ def statement_error(error: Exception, connection: Any, mode: Mode, what: str) ->
         if mode is Mode.SINGLE:
             connection.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
         return lost(mode, what)
+    doing = server.handlers_doing(_sqlstate(error), what) if getattr(connection, "handled", False) else None
+    if doing is not None:
+        return doing
     if _sqlstate(error) == server.READS_ONLY:
         _suspect(connection)
     return _refused(error, what)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
 from oncekey.drivers.handler_sql import (
+    AS_HANDLER,
+    AS_OPENED,
     ENDED,
     OVER,
     RESET,
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     from oncekey.flow import Body, Rows
 
 T = TypeVar("T")
+
+_LASTING: Final = frozenset(
+    {"add_query_logger", "add_termination_listener", "reset_type_codec", "set_builtin_type_codec", "set_type_codec"}
+)
+"""Methods that change asyncpg's own side of a connection, and not the session."""
 
 
 class AsyncpgTransaction:
@@ -83,7 +90,13 @@ class AsyncpgTransaction:
         if self._over:
             raise TransactionControlError(OVER)
         self._refuse_if_ended()
-        return await arun_body(body, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+        self._raw.handled = self._use.used
+        if not self._use.sets:
+            return await arun_body(body, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+        await self._say(";".join(AS_OPENED))
+        result = await arun_body(body, partial(execute, self._raw, self._limit, Mode.ATOMIC))
+        await self._say(AS_HANDLER)
+        return result
 
     async def commit(self) -> None:
         """Commit, and return the connection."""
@@ -111,8 +124,11 @@ class AsyncpgTransaction:
             self._refuse_if_ended()
             self._committed = True
             self._take_back()
+            self._raw.handled = self._use.used
             resets_session = self._use.used and self._resets_session
-            rows = await commit_with(self._raw, last, self._limit, server.WHAT, resets_session=resets_session)
+            rows = await commit_with(
+                self._raw, last, self._limit, server.WHAT, resets_session=resets_session, sets=self._use.sets
+            )
             self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
             self._over = rows is not None and self._pool.returned_at_once(self._raw)
         except TransactionControlError:
@@ -145,6 +161,12 @@ class AsyncpgTransaction:
         if _was_ended(self._raw):
             raise TransactionControlError(ENDED)
 
+    async def _say(self, text: str) -> None:
+        try:
+            await self._raw.execute(text, timeout=self._limit)
+        except connections.FAILURES as error:
+            raise connections.statement_error(error, self._raw, Mode.ATOMIC, server.WHAT) from connections.cause(error)
+
 
 def _was_ended(connection: connections.StoreConnection) -> bool:
     """Whether the handler ended the transaction (F16)."""
@@ -161,7 +183,10 @@ class AsyncpgHandlerConnection:
         self._use = use
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever asyncpg has there)
-        return getattr(self._open(), name)
+        raw = self._open()
+        if name in _LASTING:
+            raw.generation = None  # a pool does not keep it: asyncpg has no way to undo this
+        return getattr(raw, name)
 
     def __repr__(self) -> str:
         return f"<guarded {self._raw!r}>"
@@ -215,7 +240,8 @@ class AsyncpgHandlerConnection:
         raise refusal("reset()")
 
     def _checked(self, query: str) -> Any:  # noqa: ANN401  (a connection of asyncpg's pool)
-        refuse_transaction_control(query)
+        if refuse_transaction_control(query):
+            self._use.sets = True
         self._use.check()
         return self._raw
 
@@ -271,7 +297,13 @@ async def commit(connection: Any, transaction: Any, limit: float | None, what: s
 
 
 async def commit_with(
-    connection: connections.StoreConnection, last: Statement, limit: float, what: str, *, resets_session: bool
+    connection: connections.StoreConnection,
+    last: Statement,
+    limit: float,
+    what: str,
+    *,
+    resets_session: bool,
+    sets: bool,
 ) -> Rows | None:
     """Send a last statement, COMMIT, and the session's clean-up in one message.
 
@@ -286,7 +318,7 @@ async def commit_with(
       the last statement would have failed, too.
     """
     try:
-        await connection.finish(f"{server.as_text(last)};COMMIT;{RESET if resets_session else ''}", limit)
+        await connection.finish(server.sealing(last, sets=sets) + (RESET if resets_session else ""), limit)
     except connections.FAILURES as error:
         if connections.was_lost(error, connection) and not connections.was_never_sent(error, connection):
             raise connections.commit_error(error, connection, what) from connections.cause(error)

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.handler_sql import ENDED, OVER, RESET, ConnectionUse
+from oncekey.drivers.handler_sql import (
+    AS_HANDLER,
+    AS_OPENED,
+    ENDED,
+    LEFT_BEHIND,
+    LEFT_OPEN,
+    OVER,
+    RESET,
+    ConnectionUse,
+)
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -25,9 +34,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Body, Rows, Statement
 
 T = TypeVar("T")
-
-COMMIT: Final = "COMMIT"
-COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
 
 
 class AsyncPsycopgTransaction:
@@ -59,8 +65,15 @@ class AsyncPsycopgTransaction:
             raise TransactionControlError(OVER)
         connection.limit = self._limit
         try:
+            await self._refuse_if_used(connection)
             _refuse_if_ended(connection)
-            return await arun_body(body, partial(execute, connection, Mode.ATOMIC))
+            connection.handled = self._use.used
+            if not self._use.sets:
+                return await arun_body(body, partial(execute, connection, Mode.ATOMIC))
+            await begin(connection, ";".join(AS_OPENED), server.WHAT)
+            result = await arun_body(body, partial(execute, connection, Mode.ATOMIC))
+            await begin(connection, AS_HANDLER, server.WHAT)
+            return result
         finally:
             connection.limit = None
 
@@ -69,6 +82,7 @@ class AsyncPsycopgTransaction:
         if self._raw is None:
             return
         try:
+            await self._refuse_if_used(self._raw)
             _refuse_if_ended(self._raw)
             # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
             self._use.over = True
@@ -87,10 +101,12 @@ class AsyncPsycopgTransaction:
             raise TransactionControlError(OVER)
         try:
             connection.limit = self._limit
+            await self._refuse_if_used(connection)
             _refuse_if_ended(connection)
             self._use.over = True
+            connection.handled = self._use.used
             resets_session = self._use.used and self._resets_session
-            rows = await commit_with(connection, last, server.WHAT, resets_session=resets_session)
+            rows = await commit_with(connection, last, server.WHAT, resets_session=resets_session, sets=self._use.sets)
             self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
         finally:
             await self.rollback()
@@ -111,6 +127,13 @@ class AsyncPsycopgTransaction:
         finally:
             # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
             self._pool.give(connection, used=self._use.used and self._resets_session)
+
+    async def _refuse_if_used(self, connection: connections.AsyncStoreConnection) -> None:
+        """Refuse to end a transaction in which the handler left a statement, a stream, a COPY or a pipeline open."""
+        if connection.lock.locked() and not await connection.is_free(self._limit):
+            raise TransactionControlError(LEFT_BEHIND)
+        if not connection.closed and replies.is_left_open(connection):
+            raise TransactionControlError(LEFT_OPEN)
 
 
 def _refuse_if_ended(connection: connections.AsyncStoreConnection) -> None:
@@ -219,7 +242,7 @@ async def execute_alone(connection: connections.AsyncStoreConnection, mode: Mode
 
 
 async def begin(connection: connections.AsyncStoreConnection, text: str, what: str) -> None:
-    """Begin a transaction, with the settings in the text if there are any."""
+    """Begin a transaction, with the settings in the text if there are any, or only set them."""
     try:
         await connection.execute(text, prepare=False)  # PostgreSQL prepares one command, and this may be two
     except psycopg.Error as error:
@@ -248,7 +271,7 @@ async def begin_with(connection: connections.AsyncStoreConnection, first: Statem
 
 
 async def commit_with(
-    connection: connections.AsyncStoreConnection, last: Statement, what: str, *, resets_session: bool
+    connection: connections.AsyncStoreConnection, last: Statement, what: str, *, resets_session: bool, sets: bool
 ) -> Rows | None:
     """Send a last statement, COMMIT, and the session's clean-up in one message.
 
@@ -256,9 +279,7 @@ async def commit_with(
     """
     connection.unsure, connection.notice = False, None
     try:
-        results = await execute_text(
-            connection, f"{server.as_text(last)};{COMMIT_CLEANED if resets_session else COMMIT}"
-        )
+        results = await execute_text(connection, server.sealing(last, sets=sets) + (RESET if resets_session else ""))
     except replies.FAILURES as error:
         raise replies.commit_error(error, connection, what) from replies.cause(error)
     return replies.ended(connection, results, last.name, what)

@@ -26,6 +26,7 @@ from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.handler_sql import RESET, HandlerProxy, refusal, refuse_transaction_control
+from oncekey.drivers.postgres.address import GREETED
 from oncekey.drivers.postgres.server import NOTICE, SYNC_WAIT_CANCELLED
 from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
 from oncekey.drivers.slots import IdleStack
@@ -69,6 +70,8 @@ class _State:
     unsure = False
     notice: str | None = None
     suspect = False
+    handled = False
+    """Whether a handler used the transaction that is open."""
     born = 0.0
     threshold: int | None = None
     cleaning = False
@@ -95,14 +98,18 @@ class StoreConnection(_State, psycopg.Connection[Any]):
         finally:
             self.cleaning = False
 
+    def is_free(self, seconds: float) -> bool:
+        """Whether no other thread uses it, and no stream that was left open, after a moment if need be."""
+        if not self.lock.acquire(timeout=seconds):
+            return False
+        self.lock.release()
+        return True
+
     def sever(self) -> bool:
         """Close it although a statement is under way; False: another thread still waits for the reply."""
         self._ask_to_stop()
         cut(self.pgconn)
-        if not self.lock.acquire(timeout=GRACE):
-            return False
-        self.lock.release()
-        return True
+        return self.is_free(GRACE)
 
     def _hang_up(self) -> None:
         self.suspect = True
@@ -135,6 +142,14 @@ class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
         finally:
             self.cleaning = False
 
+    async def is_free(self, seconds: float) -> bool:
+        """Whether no other task uses it, and no stream that was left open, after a moment if need be."""
+        try:
+            async with asyncio.timeout(seconds), self.lock:
+                return True
+        except TimeoutError:
+            return False
+
     async def sever(self) -> bool:
         """Close it although a statement is under way; False: another task still waits for the reply."""
         return await cancel_and_close(self)
@@ -161,6 +176,7 @@ def lent(connection: C, use: ConnectionUse) -> C:
     view = copy(connection)
     view.use = use
     view.limit = None
+    view._adapters = None  # what a handler registers ends with its object  # noqa: SLF001
     view._pool = None  # psycopg's mark of a connection that need not be closed before it is forgotten  # noqa: SLF001
     return view
 
@@ -168,6 +184,7 @@ def lent(connection: C, use: ConnectionUse) -> C:
 def taken_back(connection: C) -> None:
     """Undo what a handler changed in the state that its object shares with ours."""
     connection.limit, connection.prepare_threshold = None, connection.threshold
+    connection.handled = False
     del connection._notice_handlers[1:]  # the first one is our own  # noqa: SLF001
     connection._notify_handlers.clear()  # noqa: SLF001
     if connection._notifies_backlog:  # noqa: SLF001
@@ -183,6 +200,28 @@ def clean_up(connection: C) -> bool:
         return False
     connection.cleaning = True
     return True
+
+
+async def is_pooled(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether a pooler stands before the server: it greets a client with a process number of its own."""
+    async with asyncio.timeout(GRACE), connection.lock:
+        return _has_no_row(await connection.wait(answers(connection.pgconn, _greeted(connection.pgconn))))
+
+
+def is_pooled_blocking(connection: psycopg.Connection[Any]) -> bool:
+    """The same for blocking code."""
+    with connection.lock:
+        return _has_no_row(connection.wait(answers(connection.pgconn, _greeted(connection.pgconn))))
+
+
+def _greeted(pgconn: PGconn) -> str:
+    return GREETED.format(pid=pgconn.backend_pid)
+
+
+def _has_no_row(results: list[PGresult]) -> bool:
+    if not _all_well(results):
+        raise psycopg.OperationalError("the server did not answer which process it is")
+    return not results[0].ntuples
 
 
 async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
@@ -339,6 +378,7 @@ class IdleConnections(IdleStack[C]):
             if connection.lock.locked():
                 # Another thread or task still waits on it. If it were closed now, the event loop might poll another
                 # file with the same number; its socket was shut down, and it ends with its last user.
+                connection._pool = None  # as in `lent`  # noqa: SLF001
                 return
             if self._closed or not _is_clean(connection):
                 connection.pgconn.finish()
@@ -400,7 +440,8 @@ class PsycopgProxy(HandlerProxy):
 
     def _check(self, query: Any) -> None:  # noqa: ANN401  (text, bytes, or whatever composes a statement)
         self._use.check()
-        refuse_transaction_control(_text(query, self._raw))
+        if refuse_transaction_control(_text(query, self._raw)):
+            self._use.sets = True
 
 
 class PsycopgConnectionProxy(PsycopgProxy):

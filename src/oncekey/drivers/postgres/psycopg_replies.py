@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import StoreError
 from oncekey.drivers.postgres import server
@@ -34,11 +34,12 @@ def statement_error(error: Exception, connection: AnyConnection, mode: Mode, wha
         if mode is Mode.SINGLE:
             _note_unconfirmed(connection)
         return lost(mode, what)
-    if (
-        isinstance(connection, StoreConnection | AsyncStoreConnection)
-        and getattr(error, "sqlstate", "") == server.READS_ONLY
-    ):
-        connection.suspect = True
+    if isinstance(connection, StoreConnection | AsyncStoreConnection):
+        state = getattr(error, "sqlstate", None)
+        doing = server.handlers_doing(state, what) if connection.handled else None
+        if doing is not None:
+            return doing
+        connection.suspect = connection.suspect or state == server.READS_ONLY
     return _refused(error, what)
 
 
@@ -105,20 +106,19 @@ def ended(
 ) -> Rows | None:
     """The meaning of the replies to a last statement, COMMIT and the clean-up.
 
-    The server executes a message up to the first statement that fails: if the last statement failed there is no second
-    reply, and if the clean-up failed the second reply says that everything is committed.
+    The server executes a message up to the first statement that fails: if that was before the COMMIT the transaction is
+    still open, and if the clean-up failed an earlier reply says that everything is committed.
     """
     error = failure(results)
-    if len(results) == 1 and error is not None:
+    if error is not None and connection.pgconn.transaction_status == TransactionStatus.INERROR:
         if is_taken(error):
             return None
-        if not was_lost(error, connection):
-            raise statement_error(error, connection, Mode.ATOMIC, name) from cause(error)
-    committed = len(results) > 1 and results[1].command_status == b"COMMIT"
-    if not committed:
+        raise statement_error(error, connection, Mode.ATOMIC, name) from cause(error)
+    tags = [result.command_status for result in results]
+    if b"COMMIT" not in tags:
         if error is not None:
             raise commit_error(error, connection, what) from cause(error)
-        raise server.not_committed((results[1].command_status or b"").decode(), what)
+        raise server.not_committed("ROLLBACK" if b"ROLLBACK" in tags else "", what)
     if error is not None:
         connection.pgconn.finish()  # the session is not clean
     if connection.unsure:
@@ -148,6 +148,12 @@ def has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
 def was_ended(connection: StoreConnection | AsyncStoreConnection) -> bool:
     """Whether the handler ended the transaction (F16)."""
     return not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def is_left_open(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether a handler left a COPY or a pipeline open, in which nothing else can be executed."""
+    pgconn = connection.pgconn
+    return pgconn.transaction_status == TransactionStatus.ACTIVE or pgconn.pipeline_status != PipelineStatus.OFF
 
 
 def may_be_undone(connection: StoreConnection | AsyncStoreConnection) -> bool:

@@ -6,13 +6,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.handler_sql import ENDED, OVER, RESET, ConnectionUse
+from oncekey.drivers.handler_sql import (
+    AS_HANDLER,
+    AS_OPENED,
+    ENDED,
+    LEFT_BEHIND,
+    LEFT_OPEN,
+    OVER,
+    RESET,
+    ConnectionUse,
+)
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -26,9 +35,6 @@ if TYPE_CHECKING:
     from oncekey.flow import Body, Rows, Statement
 
 T = TypeVar("T")
-
-COMMIT: Final = "COMMIT"
-COMMIT_CLEANED: Final = f"COMMIT;{RESET}"
 
 
 class PsycopgTransaction:
@@ -60,8 +66,15 @@ class PsycopgTransaction:
             raise TransactionControlError(OVER)
         connection.limit = self._limit
         try:
+            self._refuse_if_used(connection)
             _refuse_if_ended(connection)
-            return run_body(body, partial(execute, connection, Mode.ATOMIC))
+            connection.handled = self._use.used
+            if not self._use.sets:
+                return run_body(body, partial(execute, connection, Mode.ATOMIC))
+            begin(connection, ";".join(AS_OPENED), server.WHAT)
+            result = run_body(body, partial(execute, connection, Mode.ATOMIC))
+            begin(connection, AS_HANDLER, server.WHAT)
+            return result
         finally:
             connection.limit = None
 
@@ -70,6 +83,7 @@ class PsycopgTransaction:
         if self._raw is None:
             return
         try:
+            self._refuse_if_used(self._raw)
             _refuse_if_ended(self._raw)
             # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
             self._use.over = True
@@ -88,10 +102,12 @@ class PsycopgTransaction:
             raise TransactionControlError(OVER)
         try:
             connection.limit = self._limit
+            self._refuse_if_used(connection)
             _refuse_if_ended(connection)
             self._use.over = True
+            connection.handled = self._use.used
             resets_session = self._use.used and self._resets_session
-            rows = commit_with(connection, last, server.WHAT, resets_session=resets_session)
+            rows = commit_with(connection, last, server.WHAT, resets_session=resets_session, sets=self._use.sets)
             self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
         finally:
             self.rollback()
@@ -112,6 +128,13 @@ class PsycopgTransaction:
         finally:
             # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
             self._pool.give(connection, used=self._use.used and self._resets_session)
+
+    def _refuse_if_used(self, connection: connections.StoreConnection) -> None:
+        """Refuse to end a transaction in which the handler left a statement, a stream, a COPY or a pipeline open."""
+        if connection.lock.locked() and not connection.is_free(self._limit):
+            raise TransactionControlError(LEFT_BEHIND)
+        if not connection.closed and replies.is_left_open(connection):
+            raise TransactionControlError(LEFT_OPEN)
 
 
 def _refuse_if_ended(connection: connections.StoreConnection) -> None:
@@ -220,7 +243,7 @@ def execute_alone(connection: connections.StoreConnection, mode: Mode, statement
 
 
 def begin(connection: connections.StoreConnection, text: str, what: str) -> None:
-    """Begin a transaction, with the settings in the text if there are any."""
+    """Begin a transaction, with the settings in the text if there are any, or only set them."""
     try:
         connection.execute(text, prepare=False)  # PostgreSQL prepares one command, and this may be two
     except psycopg.Error as error:
@@ -249,7 +272,7 @@ def begin_with(connection: connections.StoreConnection, first: Statement) -> Row
 
 
 def commit_with(
-    connection: connections.StoreConnection, last: Statement, what: str, *, resets_session: bool
+    connection: connections.StoreConnection, last: Statement, what: str, *, resets_session: bool, sets: bool
 ) -> Rows | None:
     """Send a last statement, COMMIT, and the session's clean-up in one message.
 
@@ -257,7 +280,7 @@ def commit_with(
     """
     connection.unsure, connection.notice = False, None
     try:
-        results = execute_text(connection, f"{server.as_text(last)};{COMMIT_CLEANED if resets_session else COMMIT}")
+        results = execute_text(connection, server.sealing(last, sets=sets) + (RESET if resets_session else ""))
     except replies.FAILURES as error:
         raise replies.commit_error(error, connection, what) from replies.cause(error)
     return replies.ended(connection, results, last.name, what)

@@ -23,6 +23,7 @@ from oncekey.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError
 from oncekey.flow import Statement
@@ -139,6 +140,14 @@ READS_ONLY: Final = "25006"
 
 ONLY_READS: Final = "the server only reads: it is a standby, or was demoted to one"
 
+_HANDLERS_DOING: Final = {
+    READS_ONLY: "the handler made its transaction read-only, so nothing can be stored in it",
+    "42501": (
+        "the role that the handler acts as may not write oncekey's tables: set it by SET LOCAL ROLE in the handler's "
+        "own text, not in a function, or grant the role what oncekey's user may do"
+    ),
+}
+
 _CONFLICTS: Final = {"40001": "a serialisation failure", "40P01": "a deadlock"}
 _OTHER_SCHEMA: Final = frozenset({"42P01", "42703", "3F000", "42883"})
 _ENDED: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
@@ -161,6 +170,9 @@ _SICK_CLASSES: Final = {
     "53": "the server has run out of room, memory or connections",
     "XX": "the server failed inside",
 }
+_OF_CONNECTING: Final = frozenset({"28", "3D"})
+"""Only the handler's own triggers raise these in an open transaction."""
+
 _OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
 
 
@@ -188,12 +200,28 @@ def refused(sqlstate: str | None, what: str, kind: str) -> StoreError:
     return StoreError(f"{what}: PostgreSQL refused it ({code})")
 
 
+def handlers_doing(sqlstate: str | None, what: str) -> RolledBackError | None:
+    """The meaning of an error under a statement of ours in a transaction that a handler used; None: the usual one.
+
+    When the transaction began it took writes, by the same user. If it does not any more, the handler changed that.
+    """
+    why = _HANDLERS_DOING.get(sqlstate or "")
+    return None if why is None else RolledBackError(f"{what}: {why} ({sqlstate})")
+
+
 def refused_commit(sqlstate: str | None, what: str, kind: str) -> StoreError:
     """The meaning of an error in reply to COMMIT: it is about the handler's rows, as a deferred constraint is."""
     error = refused(sqlstate, what, kind)
-    if isinstance(error, StoreUnavailableError):
+    if isinstance(error, StoreUnavailableError) and (sqlstate or "")[:2] not in _OF_CONNECTING:
         return error
     return RolledBackError(f"{what}: PostgreSQL refused the commit, so it was rolled back ({sqlstate or kind})")
+
+
+def sealing(last: Statement, *, sets: bool) -> str:
+    """A last statement and COMMIT as one text; as the session's own user, if the handler may have set another role."""
+    if not sets:
+        return f"{as_text(last)};COMMIT;"
+    return f"{';'.join(AS_OPENED)};{as_text(last)};{AS_HANDLER};COMMIT;"
 
 
 def unsure_commit(what: str) -> CommitAmbiguousError:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
-from oncekey.drivers.handler_sql import LEFT_BEHIND, OVER
+from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, LEFT_BEHIND, OVER
 from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, AsyncConfirming, UnconfirmedCommits
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots
@@ -28,7 +28,7 @@ from oncekey.drivers.sqlalchemy.errors import (
     not_connected,
     unproven,
 )
-from oncekey.drivers.sqlalchemy.execute import PROBE, PROVE, places_in, raw_of, sure
+from oncekey.drivers.sqlalchemy.execute import PROBE, PROVE, EngineFile, own_text, places_in, raw_of, sure
 from oncekey.drivers.sqlalchemy.handler_connection import SqlalchemyHandlerConnection, Watch
 from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
 from oncekey.flow import Body, Mode, Statement, Transaction, arun_body
@@ -63,6 +63,7 @@ class SqlalchemyDriver:
                 "MariaDB or MySQL"
             )
         self._engine = engine
+        self._file = EngineFile(engine.sync_engine)
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         # After waiting for a lock it must see what the holder committed, whatever the application's isolation level is.
@@ -112,6 +113,7 @@ class SqlalchemyDriver:
     async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
         if self._unconfirmed:
             await self._confirming.confirm_all()
+        self._file.refuse_if_gone()
         await self._enter()
         try:
             connection, watch = await handler_connection.open_for_handler(engine)
@@ -122,6 +124,7 @@ class SqlalchemyDriver:
             raise
         transaction = self._begun(connection, watch, reads=engine is self._reader_for_handlers)
         try:
+            await connections.vetted(connection)
             await transaction.start()
         except BaseException:
             await transaction.rollback()
@@ -158,12 +161,14 @@ class SqlalchemyDriver:
 
     @asynccontextmanager
     async def _connected(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        self._file.refuse_if_gone()
         connection = engine.connect()
         try:
             await connection.start()
         except FAILURES as error:
             raise not_connected(error) from error
         try:
+            await connections.vetted(connection)
             yield connection
         finally:
             await asyncio.shield(self._in_background(connections.closed(connection)))
@@ -287,9 +292,12 @@ class SqlalchemyTransaction:
         self._refuse_if_ended()
         handler_connection.refuse_if_ended(self._connection.sync_connection, self._watch)
         try:
+            for setting in AS_OPENED if self._watch.sets else ():
+                await self._connection.execute(own_text(setting))
             result = await arun_body(body, partial(connections.execute, self._connection))
+            if self._watch.sets:
+                await self._connection.execute(own_text(AS_HANDLER))
         except FAILURES as error:
-            await connections.forsaken(self._connection, error)
             raise meaning(error) from error
         self._watch.forget()
         return result

@@ -19,7 +19,7 @@ from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
-from oncekey.drivers.handler_sql import LEFT_BEHIND, OVER, refusal
+from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, LEFT_BEHIND, OVER, refusal
 from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, Confirming, UnconfirmedCommits
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots
@@ -35,7 +35,7 @@ from oncekey.drivers.sqlalchemy.errors import (
     not_connected,
     unproven,
 )
-from oncekey.drivers.sqlalchemy.execute import PROBE, PROVE, places_in, raw_of, sure
+from oncekey.drivers.sqlalchemy.execute import PROBE, PROVE, EngineFile, own_text, places_in, raw_of, sure
 from oncekey.flow import Body, Mode, Statement, Transaction, run_body
 
 T = TypeVar("T")
@@ -61,6 +61,7 @@ class BlockingSqlalchemyDriver:
     def __init__(self, engine: Engine) -> None:
         check_engine(engine)
         self.engine = engine
+        self._file = EngineFile(engine)
         self._sqlite = engine.dialect.name == "sqlite"
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.
@@ -110,6 +111,7 @@ class BlockingSqlalchemyDriver:
         assert isinstance(connection, BlockingHandlerConnection)
         transaction = BlockingTransaction(connection, self.unconfirmed, self._end)
         try:
+            connections.vetted(connection)
             transaction.start()
         except BaseException:
             transaction.rollback()
@@ -121,6 +123,7 @@ class BlockingSqlalchemyDriver:
 
     def enter(self) -> None:
         """Wait for one of the places that handlers have in the pool."""
+        self._file.refuse_if_gone()
         if self.unconfirmed:
             self._confirming.confirm_all()
         if self._places is not None:
@@ -144,11 +147,13 @@ class BlockingSqlalchemyDriver:
 
     @contextmanager
     def _connected(self, engine: Engine) -> Iterator[Connection]:
+        self._file.refuse_if_gone()
         try:
             connection = engine.connect()
         except FAILURES as error:
             raise not_connected(error) from error
         try:
+            connections.vetted(connection)
             yield connection
         finally:
             connections.closed(connection)
@@ -252,9 +257,12 @@ class BoundTransaction:
         self._refuse_if_ended()
         handler_connection.refuse_if_ended(self._connection, self._watch)
         try:
+            for setting in AS_OPENED if self._watch.sets else ():
+                self._connection.execute(own_text(setting))
             result = run_body(body, partial(connections.execute, self._connection))
+            if self._watch.sets:
+                self._connection.execute(own_text(AS_HANDLER))
         except FAILURES as error:
-            connections.forsaken(self._connection, error)
             raise meaning(error) from error
         self._watch.forget()
         return result

@@ -10,31 +10,88 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import greenlet_spawn
 
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.drivers.postgres.server import READS_ONLY
+from oncekey.drivers.retries import LostError
 from oncekey.drivers.sqlalchemy.errors import FAILURES, sqlstate
 from oncekey.drivers.sqlalchemy.execute import (
+    VETTED,
     committing,
     connected,
     is_in_transaction,
     listeners,
+    mixes_statements_up,
     module_of,
+    note_file,
     package_of,
     prepared,
     raw_of,
     rows_of,
+    was_altered,
 )
 from oncekey.drivers.sqlite.execute import TEMPORARIES
+from oncekey.drivers.sqlite.files import GONE, REOPENED
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection  # asyncio only
 
     from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
+    from oncekey.drivers.sqlite.files import OpenedFile
     from oncekey.flow import Rows, Statement
 
 
+POOLED: Final = (
+    "a pooler stands before PostgreSQL, and the engine keeps prepared statements under names that other clients of the "
+    "pooler use for other statements: create it with ?prepared_statement_cache_size=0 in its URL and "
+    'connect_args={"statement_cache_size": 0, "prepared_statement_name_func": str} for asyncpg, or with '
+    'connect_args={"prepare_threshold": None} for psycopg'
+)
 NOT_RESET: Final = "oncekey: a connection could not be reset and is closed: %s"
 
 _log = logging.getLogger("oncekey")
+
+
+async def vetted(connection: AsyncConnection) -> None:
+    """Refuse a connection that must not be used for keys.
+
+    Once in its life it is asked whether a pooler stands before the server. Each time its file has to be the one that is
+    at its path. A connection is dropped if a new one would open another file, or this one for writing at last.
+    """
+    sync = connection.sync_connection
+    assert sync is not None
+    if VETTED not in sync.info:
+        try:
+            await _vet(sync)
+        except LostError:
+            await AsyncConnection.invalidate(connection)
+            raise
+    opened: OpenedFile | None = sync.info[VETTED]
+    if opened is None or not opened.is_outdated:
+        return
+    if opened.is_gone:  # a new connection would create the file
+        raise StoreUnavailableError(GONE)
+    await AsyncConnection.invalidate(connection)
+    raise LostError(REOPENED)
+
+
+async def _vet(connection: Connection) -> None:
+    if connection.dialect.name == "sqlite":
+        await greenlet_spawn(connected, connection, [note_file])
+        return
+    if mixes_statements_up(connection):
+        raw = raw_of(connection)
+        package = package_of(raw)
+        assert package is not None
+        try:
+            pooled = await module_of(package).is_pooled(raw)
+        except Exception as error:
+            raise LostError("the connection was lost in the pool") from error
+        if pooled and package == "asyncpg":
+            raise ConfigurationError(POOLED)
+        if pooled:
+            _log.warning(POOLED)
+            raw.prepare_threshold = None
+    connection.info[VETTED] = None
 
 
 async def execute(connection: AsyncConnection, statement: Statement) -> Rows:
@@ -98,7 +155,7 @@ async def as_opened(connection: Connection | None) -> bool:
     package = package_of(raw)
     try:
         if package is None:
-            return not await _has_temporaries(raw)
+            return not (was_altered(connection) or await _has_temporaries(raw))
         await module_of(package).cleaned(raw)
         # MariaDB resets what SQLAlchemy itself has set for a session, too.
         found = listeners(connection, all_of_them=package == "aiomysql")

@@ -10,29 +10,86 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.engine import Connection
 
+from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.drivers.postgres.server import READS_ONLY
+from oncekey.drivers.retries import LostError
 from oncekey.drivers.sqlalchemy.errors import FAILURES, sqlstate
 from oncekey.drivers.sqlalchemy.execute import (
+    VETTED,
     committing,
     connected,
     is_in_transaction,
     listeners,
+    mixes_statements_up,
     module_of,
+    note_file,
     package_of,
     prepared,
     raw_of,
     rows_of,
+    was_altered,
 )
 from oncekey.drivers.sqlite.execute import TEMPORARIES
+from oncekey.drivers.sqlite.files import GONE, REOPENED
 
 if TYPE_CHECKING:
     from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
+    from oncekey.drivers.sqlite.files import OpenedFile
     from oncekey.flow import Rows, Statement
 
 
+POOLED: Final = (
+    "a pooler stands before PostgreSQL, and the engine keeps prepared statements under names that other clients of the "
+    "pooler use for other statements: create it with ?prepared_statement_cache_size=0 in its URL and "
+    'connect_args={"statement_cache_size": 0, "prepared_statement_name_func": str} for asyncpg, or with '
+    'connect_args={"prepare_threshold": None} for psycopg'
+)
 NOT_RESET: Final = "oncekey: a connection could not be reset and is closed: %s"
 
 _log = logging.getLogger("oncekey")
+
+
+def vetted(connection: Connection) -> None:
+    """Refuse a connection that must not be used for keys.
+
+    Once in its life it is asked whether a pooler stands before the server. Each time its file has to be the one that is
+    at its path. A connection is dropped if a new one would open another file, or this one for writing at last.
+    """
+    sync = connection
+    assert sync is not None
+    if VETTED not in sync.info:
+        try:
+            _vet(sync)
+        except LostError:
+            Connection.invalidate(connection)
+            raise
+    opened: OpenedFile | None = sync.info[VETTED]
+    if opened is None or not opened.is_outdated:
+        return
+    if opened.is_gone:  # a new connection would create the file
+        raise StoreUnavailableError(GONE)
+    Connection.invalidate(connection)
+    raise LostError(REOPENED)
+
+
+def _vet(connection: Connection) -> None:
+    if connection.dialect.name == "sqlite":
+        connected(connection, [note_file])
+        return
+    if mixes_statements_up(connection):
+        raw = raw_of(connection)
+        package = package_of(raw)
+        assert package is not None
+        try:
+            pooled = module_of(package).is_pooled_blocking(raw)
+        except Exception as error:
+            raise LostError("the connection was lost in the pool") from error
+        if pooled and package == "asyncpg":
+            raise ConfigurationError(POOLED)
+        if pooled:
+            _log.warning(POOLED)
+            raw.prepare_threshold = None
+    connection.info[VETTED] = None
 
 
 def execute(connection: Connection, statement: Statement) -> Rows:
@@ -96,7 +153,7 @@ def as_opened(connection: Connection | None) -> bool:
     package = package_of(raw)
     try:
         if package is None:
-            return not _has_temporaries(raw)
+            return not (was_altered(connection) or _has_temporaries(raw))
         module_of(package).cleaned_blocking(raw)
         # MariaDB resets what SQLAlchemy itself has set for a session, too.
         found = listeners(connection, all_of_them=package == "aiomysql")

@@ -88,8 +88,10 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
 
 
 def meaning(error: BaseException) -> OncekeyError:
-    """The meaning of an error under a statement in a business transaction."""
-    return TransactionControlError(BROKEN) if is_aborted(error) else failed(error, Mode.ATOMIC, BUSINESS)
+    """The meaning of an error under a statement of ours in a business transaction, which a handler used."""
+    if is_aborted(error):
+        return TransactionControlError(BROKEN)
+    return postgres_errors.handlers_doing(sqlstate(error), BUSINESS) or failed(error, Mode.ATOMIC, BUSINESS)
 
 
 def unproven(error: BaseException) -> OncekeyError:

@@ -13,26 +13,40 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sqlalchemy import CursorResult, Executable, column, text
-from sqlalchemy.pool import AssertionPool, Pool, QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy import CursorResult, Executable, column, event, text
+from sqlalchemy.pool import AssertionPool, ConnectionPoolEntry, Pool, QueuePool, SingletonThreadPool, StaticPool
 
-from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreUnavailableError
 from oncekey.drivers.placeholders import escaped
 from oncekey.drivers.postgres.server import SYNC_WAIT_CANCELLED, unsure_commit
 from oncekey.drivers.slots import business_share
 from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed
+from oncekey.drivers.sqlite.files import GONE, OpenedFile
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
+    from sqlalchemy.engine import Connection, Engine
 
     from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
     from oncekey.flow import Rows, Statement
 
+VETTED: Final = "oncekey_vetted"
+"""Marks a connection of the pool that was checked (`vetted`); on SQLite its value is the file that it has opened."""
+
+ALTERED: Final = "oncekey_altered"
+"""Marks a connection of SQLite whose settings were changed by a handler."""
+
 OWN: Final = "oncekey_own"
 """The option of statements that are oncekey's own, and not the handler's."""
 
-PROBE: Final = text("SELECT 1").execution_options(**{OWN: True})
-PROVE: Final = text("RELEASE SAVEPOINT oncekey").execution_options(**{OWN: True})
+
+@lru_cache(maxsize=16)
+def own_text(sql: str) -> Executable:
+    """A statement of oncekey's own without parameters."""
+    return text(sql).execution_options(**{OWN: True})
+
+
+PROBE: Final = own_text("SELECT 1")
+PROVE: Final = own_text("RELEASE SAVEPOINT oncekey")
 """What SQLite refuses in any other transaction than the one that was begun."""
 
 _MODULES: Final = {
@@ -97,7 +111,7 @@ def sure(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: s
 
     Every other end that leaves the commit open counts as unconfirmed, too, because the server was asked to stop.
     """
-    raw, notices = raw_of(connection), []
+    raw, opened, notices = raw_of(connection), opened_by(connection), []
 
     def take_notice(*notice: Any) -> None:  # noqa: ANN401  (asyncpg's message, or psycopg's)
         if notice[-1].sqlstate == SYNC_WAIT_CANCELLED:
@@ -113,6 +127,8 @@ def sure(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: s
             raise
     if notices:
         raise unsure_commit(what)
+    if opened is not None:
+        opened.check()
 
 
 @contextmanager
@@ -144,6 +160,60 @@ def _listening(raw: Any, take_notice: Callable[..., None]) -> Iterator[None]:  #
             yield
 
 
+def note_file(connection: Any, record: ConnectionPoolEntry) -> None:  # noqa: ANN401  (as a pool hands it to listeners)
+    """Note which file a new connection of SQLite has opened; a database in memory has none."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute("PRAGMA database_list")
+        path = next((file for _, name, file in cursor.fetchall() if name == "main"), "")
+    finally:
+        cursor.close()
+    record.info[VETTED] = OpenedFile.at(path) if path else None
+
+
+class EngineFile:
+    """The file that the connections of an engine for SQLite have opened, as far as they were watched."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._last: OpenedFile | None = None
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "connect", self._note)
+
+    def refuse_if_gone(self) -> None:
+        """Raise if the file was deleted: a new connection would create it, without any table."""
+        if self._last is not None and self._last.is_gone:
+            raise StoreUnavailableError(GONE)
+
+    def _note(self, connection: Any, record: ConnectionPoolEntry) -> None:  # noqa: ANN401  (as a pool hands it to listeners)
+        note_file(connection, record)
+        self._last = record.info[VETTED]
+
+
+def opened_by(connection: Connection | None) -> OpenedFile | None:
+    """The file of SQLite that a connection has opened, if it is one and was vetted."""
+    if raw_of(connection) is None:
+        return None
+    assert connection is not None
+    found: OpenedFile | None = connection.info.get(VETTED)
+    return found
+
+
+def mixes_statements_up(connection: Connection) -> bool:
+    """Whether it keeps prepared statements under names that another client of a pooler may use for others."""
+    adapted: Any = connection.connection.dbapi_connection
+    raw = raw_of(connection)
+    match package_of(raw):
+        case "asyncpg":
+            name: Callable[[], str | None] = getattr(adapted, "_prepared_statement_name_func", str)
+            return getattr(adapted, "_prepared_statement_cache", None) is not None and not name()
+        case "psycopg":
+            return raw.prepare_threshold is not None
+        case _:
+            return False
+
+
 def places_in(pool: Pool, make: str) -> int | None:
     """How many connections of a pool handlers may hold; None where it has no limit. `make` makes an engine."""
     if isinstance(pool, _ONE_CONNECTION):
@@ -156,6 +226,17 @@ def places_in(pool: Pool, make: str) -> int | None:
     if size + overflow == 1:
         raise ConfigurationError(TOO_SMALL.format(make=make))
     return business_share(size + overflow)
+
+
+def alters(connection: Connection, statement: str) -> None:
+    """Note a statement that may change a setting of SQLite, which has no statement that resets them."""
+    if connection.dialect.name == "sqlite" and "pragma" in statement.casefold():
+        connection.info[ALTERED] = True
+
+
+def was_altered(connection: Connection) -> bool:
+    """Whether there was such a statement."""
+    return ALTERED in connection.info
 
 
 def raw_of(connection: Connection | None) -> Any:  # noqa: ANN401  (asyncpg's, psycopg's or aiosqlite's)

@@ -22,7 +22,7 @@ from sqlalchemy import event
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.core.sqltext import ONLY_READS
 from oncekey.drivers.sqlalchemy.blocking import FORKING, BlockingSqlalchemyDriver, BoundTransaction
-from oncekey.drivers.sqlalchemy.connections_blocking import cancel_and_close
+from oncekey.drivers.sqlalchemy.connections_blocking import cancel_and_close, vetted
 from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, FAILURES, meaning, not_connected
 from oncekey.drivers.sqlalchemy.execute import committing, raw_of
 from oncekey.drivers.sqlalchemy.handler_connection import WATCH, Watch, commits_by_itself, watch_connections, watch_of
@@ -179,6 +179,7 @@ class FlaskSqlalchemyDriver:
     def _begun(session: Session, inner: BlockingSqlalchemyDriver) -> SessionTransaction:
         begun = session.info[TRANSACTION] = []  # what the session begins on, told by the event
         connection = session.connection()
+        vetted(connection)
         if commits_by_itself(connection):
             raise ConfigurationError(AUTOCOMMITS)
         watch = watch_of(connection)

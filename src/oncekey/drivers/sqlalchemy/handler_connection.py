@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
 from oncekey.drivers.handler_sql import ENDED, OVER, refusal, refuse_transaction_control
-from oncekey.drivers.sqlalchemy.execute import OWN, is_in_transaction, package_of, raw_of
+from oncekey.drivers.sqlalchemy.execute import OWN, alters, is_in_transaction, package_of, raw_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
@@ -53,6 +53,7 @@ class Watch:
         "released",
         "running",
         "sent",
+        "sets",
         "unsure",
         "used",
         "wrote",
@@ -71,6 +72,8 @@ class Watch:
         """Whether it ended before oncekey committed it: the connection takes no further statement."""
         self.reads = False
         """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
+        self.sets = False
+        """Whether the application may have set a role or a time-out for its transaction."""
         self.wrote = False
         """Whether anything else than plain reads was said by the application."""
         self.sent = 0
@@ -197,8 +200,10 @@ def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
             raise TransactionControlError(OVER)
         if watch.guards:
             refuse_if_ended(connection, watch)
-            harmless(statement)
+            watch.sets = harmless(statement) or watch.sets
             watch.used = watch.used or not own
+            if not own:
+                alters(connection, statement)
         if borrowed and not own:
             if watch.reads:
                 refuse_changes(statement)
@@ -314,11 +319,11 @@ def watch_of(connection: Connection) -> Watch | None:
     return watch
 
 
-def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], None]:
+def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], bool]:
     """A cached check: the same few texts come again and again, so the lexer parses each one once."""
 
     @lru_cache(maxsize=512)
-    def harmless(sql: str) -> None:
-        refuse_transaction_control(sql, dialect, lent=borrowed)
+    def harmless(sql: str) -> bool:
+        return refuse_transaction_control(sql, dialect, lent=borrowed)
 
     return harmless

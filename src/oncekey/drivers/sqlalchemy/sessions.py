@@ -21,6 +21,7 @@ from sqlalchemy.util import await_only
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import ONLY_READS, plainly_reads, refuse_changes
 from oncekey.drivers.sqlalchemy.connections import as_opened
+from oncekey.drivers.sqlalchemy.execute import alters
 
 if TYPE_CHECKING:
     from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyTransaction
@@ -97,6 +98,7 @@ def placed(
         if not isinstance(connection, PlacedConnection):
             return
         connection.used = True
+        alters(connection, statement)
         if not plainly_reads(statement):
             connection.only_read = False
 

@@ -97,7 +97,7 @@ class SqliteDriver:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         self._writer.take(self._file.busy_timeout)
         try:
-            with self._file.lent() as connection:
+            with self._file.lent(writes=True) as connection:
                 yield connection
         finally:
             self._writer.leave()
@@ -123,7 +123,7 @@ class SqliteTransaction:
         self._raw: sqlite3.Connection | None = None
         self._over = False
         self._ended = False
-        self._temporary = False
+        self._temporary = self._altered = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
         self._facade = SqliteHandlerConnection(self)
 
@@ -180,8 +180,10 @@ class SqliteTransaction:
 
     def executed(self, sql: str) -> None:
         """Check after a statement: SQLite itself rolls back after some errors, and then nothing more is executed."""
-        # A handler cannot make anything temporary without this word in its text.
-        self._temporary = self._temporary or "temp" in sql.casefold()
+        # A handler cannot make anything temporary, or change a setting, without one of these words in its text.
+        said = sql.casefold()
+        self._temporary = self._temporary or "temp" in said
+        self._altered = self._altered or "pragma" in said
         self._look_for_end()
 
     def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
@@ -210,6 +212,7 @@ class SqliteTransaction:
     def _commit(self, connection: sqlite3.Connection) -> None:
         self._refuse_if_ended()
         self._patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
+        self._file.check(connection)
 
     def _say_commit(self, connection: sqlite3.Connection) -> None:
         try:
@@ -286,7 +289,8 @@ class SqliteTransaction:
             if connection.in_transaction:
                 with suppress(self._file.module.Error):
                     connection.execute("ROLLBACK")
-            if connection.in_transaction or (self._temporary and has_temporaries(self._file.module, connection)):
+            left = self._altered or (self._temporary and has_temporaries(self._file.module, connection))
+            if connection.in_transaction or left:  # SQLite has no statement that resets a connection
                 self._file.discard(connection)
             else:
                 self._give_back(connection)

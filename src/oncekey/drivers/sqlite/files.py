@@ -4,6 +4,12 @@ SQLite has one writer at a time, so its transaction is the lock of the key that 
 that is. So all threads and event loops of this process that write to a file share one `Writer`: they queue for its
 turn, and a transaction notes there which key it locks. So a duplicate is recognised at once, and does not have to queue
 behind its own first request. Writers of other processes are known to SQLite alone.
+
+A connection stays on the file that it has opened. If that file was deleted or replaced since, by a restore for example,
+SQLite goes on writing to the unlinked one as long as it has a write-ahead log, and every commit is lost. So each
+connection remembers the device and the inode of its file. They are compared when it is borrowed and after each commit:
+a commit into an unlinked file is never acknowledged, a file that was replaced is opened anew, and one that was deleted
+is not created again.
 """
 
 from __future__ import annotations
@@ -15,8 +21,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import ModuleType
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 from oncekey.core.errors import ConfigurationError, StoreBusyError, StoreUnavailableError
@@ -32,6 +41,11 @@ LOOK_AFTER: Final = 0.25
 
 LONGEST_JOURNAL: Final = 1024 * 1024
 """Bytes of a journal that are kept for the next transaction; a longer one is truncated."""
+
+GONE: Final = "the SQLite file was deleted or moved away: put it back, or restart this process to create a new one"
+REPLACED: Final = "the SQLite file was replaced while it was in use: nothing was stored in the new one"
+REOPENED: Final = "the SQLite file was replaced, or became writable: it is opened anew"
+READ_ONLY: Final = "the SQLite file is read-only for this process"
 
 Version: TypeAlias = tuple[int, int, int]
 
@@ -72,6 +86,62 @@ def repaired_module() -> ModuleType:
     return cast("ModuleType", repaired)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """The file that a connection has opened, which need not be the one that is at its path by now."""
+
+    path: str
+    device: int
+    inode: int
+    writable: bool
+    """Whether this process may write to it: if not, SQLite opens it for reading only, and reports no error."""
+
+    @classmethod
+    def at(cls, path: str) -> Self | None:
+        """The file that is at a path; None if there is none."""
+        found = _stat(path)
+        if found is None:
+            return None
+        writable = os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+        return cls(path, found.st_dev, found.st_ino, writable)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing is at its path."""
+        return _stat(self.path) is None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is still the file at its path."""
+        found = _stat(self.path)
+        return found is not None and (found.st_dev, found.st_ino) == (self.device, self.inode)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a connection that is opened now would open another file, or this one for writing at last."""
+        if self.writable:
+            return not self.is_there
+        return type(self).at(self.path) != self
+
+    def check(self) -> None:
+        """Raise if it was deleted or replaced: what is committed to it is lost."""
+        if not self.is_there:
+            raise StoreUnavailableError(GONE if self.is_gone else REPLACED)
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)  # noqa: PTH116  (for each transaction, and a Path takes longer)
+    except OSError:
+        return None
+
+
+@cache
+def _connection_class(module: ModuleType) -> type[sqlite3.Connection]:
+    """The module's own class, with room for the file that it has opened."""
+    return type("FileConnection", (module.Connection,), {"opened": None})
+
+
 class SqliteFile:
     """One database file. Connections are opened when there is none to lend, and kept for the next."""
 
@@ -83,32 +153,38 @@ class SqliteFile:
         module: ModuleType,
         look_after: float = LOOK_AFTER,
     ) -> None:
-        self.path = os.fspath(path)
-        if self.path in {"", ":memory:"}:
+        if os.fspath(path) in {"", ":memory:"}:
             raise ConfigurationError("SQLite needs a file that all connections share; `memory:` needs none")
+        self.path = str(Path(path).absolute())
         self.module = module
         self.busy_timeout = busy_timeout
         self.look_after = min(look_after, busy_timeout)
         self._keep = 8
         self._idle: list[sqlite3.Connection] = []
         self._business: list[sqlite3.Connection] = []
+        self._opened: OpenedFile | None = None
+        """The file that the kept connections have opened, once there was any."""
         self._pid = os.getpid()
         self._guard = threading.Lock()
         self._closed = False
 
     @contextmanager
-    def lent(self) -> Iterator[sqlite3.Connection]:
+    def lent(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection for one piece of work; whatever goes wrong with it, the next borrower gets another."""
-        connection = self.take()
+        connection = self.take(writes=writes)
         try:
             yield connection
+            if writes:
+                self.check(connection)
         except BaseException:
             self.discard(connection)
             raise
         self.give_back(connection)
 
-    def take(self, *, business: bool = False) -> sqlite3.Connection:
+    def take(self, *, business: bool = False, writes: bool = False) -> sqlite3.Connection:
         """A connection for the caller alone, until it is given back.
+
+        If it `writes`, or is for business, the file must be writable: nothing is executed that could not be stored.
 
         One for business transactions waits for other processes for `look_after` only; a caller with more patience tries
         again. It is never used for reads alone: what it has cached of the file is still true when it writes next.
@@ -119,16 +195,26 @@ class SqliteFile:
                 self._idle, self._business, self._pid = [], [], os.getpid()
             if self._closed:
                 raise StoreUnavailableError("the driver of the SQLite file was closed")
+            self._notice_replacement()
             idle = self._business if business else self._idle
             if idle:
                 return idle.pop()
-        return self._open(self.look_after if business else self.busy_timeout)
+        connection = self._open(self.look_after if business else self.busy_timeout)
+        if (business or writes) and not _opened_by(connection).writable:
+            connection.close()
+            raise StoreUnavailableError(READ_ONLY)
+        return connection
+
+    def check(self, connection: sqlite3.Connection) -> None:
+        """Raise if the file was deleted or replaced: what the connection has committed is in no file then."""
+        _opened_by(connection).check()
 
     def give_back(self, connection: sqlite3.Connection, *, business: bool = False) -> None:
         """Keep it for the next borrower, unless there are enough."""
         with self._guard:
             idle = self._business if business else self._idle
-            if not self._closed and len(idle) < self._keep:
+            kept = _opened_by(connection).writable and _opened_by(connection) == self._opened
+            if kept and not self._closed and len(idle) < self._keep:
                 idle.append(connection)
                 return
         connection.close()
@@ -146,19 +232,51 @@ class SqliteFile:
         for connection in idle:
             connection.close()
 
+    def _notice_replacement(self) -> None:
+        """Close what was kept of a file that is no longer there; if there is none in its place, refuse to go on."""
+        if self._opened is None or self._opened.is_there:
+            return
+        for connection in (*self._idle, *self._business):
+            self.discard(connection)
+        self._idle, self._business = [], []
+        if self._opened.is_gone:
+            raise StoreUnavailableError(GONE)
+        _log.error("oncekey: %s was replaced by another file, which is used from now on", self.path)
+        self._opened = None
+
     def _open(self, timeout: float) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = None
+        connection: Any = None  # of a class of the module in use
+        before = OpenedFile.at(self.path)
+        if before is None and self._opened is not None:
+            raise StoreUnavailableError(GONE)
         try:
-            connection = self.module.connect(self.path, timeout=timeout, isolation_level=None, check_same_thread=False)
+            connection = self.module.connect(
+                self.path,
+                timeout=timeout,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=_connection_class(self.module),
+            )
             connection.row_factory = self.module.Row
             self._make_durable(connection)
+            connection.opened = self._identified(before)
         except (self.module.Error, StoreUnavailableError) as error:
             if connection is not None:
                 connection.close()
             if isinstance(error, StoreUnavailableError):
                 raise
             raise store_error(error, "opening the store") from error
-        return connection
+        ours: sqlite3.Connection = connection
+        return ours
+
+    def _identified(self, before: OpenedFile | None) -> OpenedFile:
+        """The file that was opened just now. If another one is there than before, it may be either."""
+        found = OpenedFile.at(self.path)
+        if found is None or before not in {None, found}:
+            raise StoreUnavailableError(REPLACED)
+        with self._guard:
+            self._opened = found
+        return found
 
     def _make_durable(self, connection: sqlite3.Connection) -> None:
         """Set the journal mode so that an acknowledged commit survives a power cut, with or without a WAL.
@@ -213,6 +331,11 @@ class SqliteFile:
             "sqlite+pysqlite3:// with pip install 'oncekey[sqlite]' uses a repaired SQLite",
             version,
         )
+
+
+def _opened_by(connection: Any) -> OpenedFile:  # noqa: ANN401  (of a class of the module in use)
+    opened: OpenedFile = connection.opened
+    return opened
 
 
 def _is_busy(error: Exception) -> bool:
