@@ -175,12 +175,12 @@ class FlaskSqlalchemyDriver:
             _check(session)
         inner, scope = self._inner(), self._database.db.session.registry.scopefunc()
         inner.enter()
+        self._database.scopes.add(scope)
+        ended = partial(self._database.scopes.discard, scope)
         try:
-            transaction = self._begun(session, inner, partial(self._database.scopes.discard, scope))
-            self._database.scopes.add(scope)
-            return transaction
+            return self._begun(session, inner, ended)
         except BaseException as error:
-            self._database.scopes.discard(scope)
+            ended()
             session.info.pop(TRANSACTION, None)
             _end_quietly(session)
             inner.leave()
@@ -194,9 +194,7 @@ class FlaskSqlalchemyDriver:
         connection = session.connection()
         if commits_by_itself(connection):
             raise ConfigurationError(AUTOCOMMITS)
-        watch = watch_of(connection)
-        assert watch is not None
-        return SessionTransaction(session, connection, watch, inner, begun, ended)
+        return SessionTransaction(session, connection, inner, begun, ended)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -248,11 +246,12 @@ class SessionTransaction(BoundTransaction):
         self,
         session: Session,
         connection: Connection,
-        watch: Watch,
         inner: BlockingSqlalchemyDriver,
         begun: list[Connection],
         ended: Callable[[], None],
     ) -> None:
+        watch = watch_of(connection)
+        assert watch is not None
         super().__init__(connection, watch)
         self._session, self._inner, self._begun, self._ended = session, inner, begun, ended
         self._before = _pending(session)
