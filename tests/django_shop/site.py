@@ -17,7 +17,8 @@ from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, close_old_connections, connections, transaction
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
-from django.template.response import TemplateResponse
+from django.template import engines
+from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -154,8 +155,8 @@ def behave(alias: str, does: str) -> HttpResponse | None:  # noqa: PLR0912  (a l
         case "elsewhere":
             Order.objects.using("lite").create(item="in another database")
             raise ZeroDivisionError
-        case "template":
-            return "template"
+        case "template" | "render callback":
+            return does
         case "isolation":
             with connection.cursor() as cursor:
                 cursor.execute("SHOW transaction_isolation")
@@ -198,6 +199,11 @@ def site(alias: str) -> tuple[Once, list]:
         response = behave(alias, asked.get("does", ""))
         if response == "template":
             return TemplateResponse(request, "broken.html", {"order": order})
+        if response == "render callback":
+            late = SimpleTemplateResponse(engines["django"].from_string("draft"), status=201)
+            late.add_post_render_callback(lambda _: late.headers.setdefault("Location", "/orders/5"))
+            late.add_post_render_callback(lambda _: setattr(late, "content", b"final"))
+            return late
         return response or JsonResponse({"item": order.item, "attempt": op.attempt}, status=201)
 
     @csrf_exempt
