@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.frameworks.listing import Served, listed
+from oncekey.frameworks.taking import writes_apart
 from oncekey.outside_calls import OutsideCall, outside_calls
 
 if TYPE_CHECKING:
@@ -39,18 +40,24 @@ class Protection(StrEnum):
     DECLARED = "declared open"
     OPEN = "open"
     """POST or PATCH without protection: sent again it happens again."""
+    APART = "writes apart"
+    """It has a key, and takes no transaction: rows that it writes by itself do not commit with the key."""
     PUBLISHES = "publishes"
     """PUT or DELETE that writes parcels: sent again it publishes again, so it is not idempotent."""
 
     @property
     def is_finding(self) -> bool:
         """Whether the application has to be changed."""
-        return self in {Protection.OPEN, Protection.PUBLISHES}
+        return self in {Protection.OPEN, Protection.APART, Protection.PUBLISHES}
 
 
 TODO: Final[Mapping[Protection, str]] = MappingProxyType(
     {
         Protection.OPEN: "protect it: @once.protect(effects=...) above the handler; or say --open",
+        Protection.APART: (
+            "write through op.connection or once.session, so that its rows commit with its key; if it writes nothing, "
+            "let it take op: Operation (SyncOperation for a def) all the same"
+        ),
         Protection.PUBLISHES: "serve it by POST or PATCH with a key: each PUT or DELETE publishes once more",
     }
 )
@@ -125,7 +132,8 @@ def survey(onces: Iterable[Surveyed], apps: Iterable[Any], declared: frozenset[s
         for operation, function in once.functions.items():
             enrolment = once.enrolment_of(operation)
             if enrolment is not None:
-                line = RouteLine(CALL, operation, Protection.PROTECTED, operation, enrolment.effects.value, "required")
+                verdict = Protection.APART if writes_apart(function, enrolment) else Protection.PROTECTED
+                line = RouteLine(CALL, operation, verdict, operation, enrolment.effects.value, "required")
                 found["~" + operation, CALL] = Surveying(line, function, enrolment)  # after all paths
     unknown = declared - {one.line.named for one in found.values()}
     if unknown:
@@ -173,6 +181,8 @@ def _surveyed(route: Served, method: str, declared: frozenset[str]) -> Surveying
             verdict = Protection.DECLARED
         return Surveying(RouteLine(method, route.path, verdict), route.endpoint, None)
     verdict = Protection.PUBLISHES if publishes else Protection.PROTECTED
+    if verdict is Protection.PROTECTED and writes_apart(route.endpoint, enrolment, route.dependencies):
+        verdict = Protection.APART
     return Surveying(_protected(method, route.path, enrolment, verdict), route.endpoint, enrolment)
 
 

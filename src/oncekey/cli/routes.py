@@ -50,11 +50,14 @@ def routes(
 ) -> None:
     """List the routes and functions that change something, and which of them a key protects.
 
-    Every step of a flow has to be protected, and a PUT or DELETE that publishes messages is not idempotent. Functions
-    and consumers have the method CALL. `oncekey audit` looks into the handlers, too.
+    Every step of a flow has to be protected, and a PUT or DELETE that publishes messages is not idempotent. A LOCAL or
+    OUTBOX handler that takes neither op nor once.session or once.connection "writes apart": its key is protected, and
+    rows that it writes by itself do not commit with the key. Functions and consumers have the method CALL.
+    `oncekey audit` looks into the handlers, too.
     JSON: {"now", "items": [{"method", "path", "verdict", "operation", "effects", "key", "front"}], "next"};
     `front` is what is asked before the store: `replay_cache`, `lock_hint`.
-    Exit code: 0 nothing to do; 1 a POST or PATCH is open, or a PUT or DELETE publishes; 2 a mistake.
+    Exit code: 0 nothing to do; 1 a POST or PATCH is open, a handler writes apart, or a PUT or DELETE publishes; 2 a
+    mistake.
     """
     lines = [one.line for one in survey(*applications(app), frozenset(declared or ()))]
     if json_wanted:
@@ -118,7 +121,8 @@ def audit(
 ) -> None:
     """Check that every route that changes something is protected, and that handlers announce their outside calls.
 
-    Findings: a POST or PATCH without a key (open), a PUT or DELETE that publishes, a call through httpx, requests,
+    Findings: a POST or PATCH without a key (open), a LOCAL or OUTBOX handler that takes no transaction (writes apart),
+    a PUT or DELETE that publishes, a call through httpx, requests,
     stripe or the like that a LOCAL, PHASED or OUTBOX handler makes beside op.call and op.defer (unannounced). With a
     baseline only new ones fail, and those that are gone are named.
 

@@ -93,6 +93,9 @@ _DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
 class Database:
     """One of `settings.DATABASES`, by its alias or by `settings.ONCEKEY_DATABASE`; what `Once` takes for a URL."""
 
+    ambient = True
+    """Views write in the transaction of their key without being handed it: models use the same connection."""
+
     def __init__(self, alias: str | None = None) -> None:
         self.alias = alias_of_project() if alias is None else alias
         _ALIASES.add(self.alias)

@@ -18,6 +18,7 @@ import io
 import logging
 import secrets
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from oncekey.core.endings import Business, Ending, decide
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
+from oncekey.drivers.own_connections import running
 from oncekey.engine.actions import Flush, Life, StoppedAtHandler, Tx
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, Parts, claim_of
@@ -419,9 +421,15 @@ def called(
     """Call a handler that was let in; how it ended is noted."""
     ended.entered = True
     try:
-        return not_awaitable(invoke(op), enrolment)
+        with watched(enrolment):
+            return not_awaitable(invoke(op), enrolment)
     finally:
         ended.kept, ended.rolled_back = op.kept, op.rolled_back
+
+
+def watched(enrolment: Enrolment) -> AbstractContextManager[None]:
+    """While a handler runs that has a transaction: a connection of its own is logged."""
+    return running(enrolment.owner, enrolment.operation) if enrolment.transactional else nullcontext()
 
 
 def not_awaitable(result: T, enrolment: Enrolment) -> T:

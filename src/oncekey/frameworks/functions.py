@@ -165,7 +165,8 @@ class Function:
                 op = operation_of(Operation, run, calling.stepping(runtime.drive))
                 calling.ended.entered = True
                 try:
-                    value = await calling.invoke(op)
+                    with blocking.watched(run.enrolment):
+                        value = await calling.invoke(op)
                 finally:
                     calling.ended.kept, calling.ended.rolled_back = op.kept, op.rolled_back
                 if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):

@@ -44,6 +44,8 @@ class Served:
     endpoint: Callable[..., Any]
     patterns: tuple[Patterns, ...] = ()
     """What is enrolled by path on the way to it, from the outside in."""
+    dependencies: tuple[Callable[..., Any], ...] = ()
+    """What the framework calls to get its arguments, and theirs."""
 
     def enrolment(self, method: str) -> Enrolment | None:
         """How it is protected: by its decorator, below whatever others, or by its path."""

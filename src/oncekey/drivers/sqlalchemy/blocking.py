@@ -54,7 +54,7 @@ class BlockingSqlalchemyDriver:
 
     def __init__(self, engine: Engine) -> None:
         check_engine(engine)
-        self.engine = engine
+        self.engine = engine = handler_connection.own_engine(engine)
         self._sqlite = engine.dialect.name == "sqlite"
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         # Who waited for a lock has to see what its holder committed, whatever the application's own transactions see.

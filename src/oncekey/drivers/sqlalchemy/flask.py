@@ -63,6 +63,9 @@ OTHER_BIND: Final = (
 class Database:
     """A Flask-SQLAlchemy, as `Once` takes it."""
 
+    ambient = True
+    """Handlers write in the transaction of their key without being handed it: `db.session` is in it."""
+
     def __init__(self, db: Any) -> None:  # noqa: ANN401  (a package that need not be installed)
         if not hasattr(db, "session") or not hasattr(db, "_app_engines"):
             raise ConfigurationError("oncekey.flask.database takes the SQLAlchemy() of Flask-SQLAlchemy 3.1 or newer")

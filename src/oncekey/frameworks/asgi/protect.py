@@ -47,6 +47,7 @@ from oncekey.frameworks.blocking import (
     rows_of,
     run_blocking,
     unkeyed_operation,
+    watched,
 )
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
@@ -177,7 +178,8 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
             kwargs[name] = op
         ended.entered = True
         try:
-            result = await handler(*args, **kwargs)
+            with watched(enrolment):
+                result = await handler(*args, **kwargs)
         except exchange.installation.answers as answer:
             result = answer
         finally:
