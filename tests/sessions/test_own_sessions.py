@@ -182,7 +182,7 @@ async def test_a_handler_that_takes_no_transaction_is_named_at_start_up(
 ) -> None:
     told = Told(Once(f"sqlite:///{tmp_path}/shop.db", migrate=True))
     verdicts = await getattr(told, framework)()
-    assert warned(caplog, AT_START) == ["inbox:neither" if framework == "inbox" else "neither"]
+    assert warned(caplog, AT_START) == ["neither"]
     assert verdicts == [Protection.APART]
     assert Protection.APART.is_finding
 

@@ -7,13 +7,9 @@ operation is logged.
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, Protocol
 from weakref import WeakKeyDictionary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 log = logging.getLogger("oncekey.local")
 """A logger of its own, so that an application that reads by other connections on purpose can turn it down."""
@@ -23,28 +19,33 @@ APART: Final = (
     "retry after a crash writes it again; write through op.connection, or through the session of once.session"
 )
 
-_running: Final[ContextVar[tuple[object, str] | None]] = ContextVar("oncekey_local_handler", default=None)
-"""The owner and the operation of the handler that is running here, if it has a transaction to write through."""
+class Handled(Protocol):
+    """A protected operation, as much of it as is needed here."""
+
+    @property
+    def operation(self) -> str:
+        """Its name."""
+
+    @property
+    def owner(self) -> object:
+        """The `Once` that protects it."""
+
+    @property
+    def transactional(self) -> bool:
+        """Whether its handler gets the transaction that its key commits with."""
+
+
+running: Final[ContextVar[Handled | None]] = ContextVar("oncekey_handler", default=None)
+"""The operation whose handler is running here."""
 _logged: Final[WeakKeyDictionary[object, set[str]]] = WeakKeyDictionary()
 
 
-@contextmanager
-def running(owner: object, operation: str) -> Iterator[None]:
-    """A handler that was given a transaction, and should use no other."""
-    token = _running.set((owner, operation))
-    try:
-        yield
-    finally:
-        _running.reset(token)
-
-
-def opened(*_: Any) -> None:  # noqa: ANN401  (a listener of any kind)
+def opened() -> None:
     """Log that the running handler opened a connection which is not ours, once for each operation."""
-    handler = _running.get()
-    if handler is None:
+    handler = running.get()
+    if handler is None or not handler.transactional:
         return
-    owner, operation = handler
-    logged = _logged.setdefault(owner, set())
-    if operation not in logged:
-        logged.add(operation)
-        log.warning(APART, operation)
+    logged = _logged.setdefault(handler.owner, set())
+    if handler.operation not in logged:
+        logged.add(handler.operation)
+        log.warning(APART, handler.operation)

@@ -18,7 +18,6 @@ import io
 import logging
 import secrets
 import threading
-from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -419,17 +418,12 @@ def called(
     invoke: Callable[[object], Any], op: SyncOperation[Any] | Operation[Any], ended: HandlerEnded, enrolment: Enrolment
 ) -> Any:  # noqa: ANN401
     """Call a handler that was let in; how it ended is noted."""
-    ended.entered = True
+    ended.entered, token = True, running.set(enrolment)
     try:
-        with watched(enrolment):
-            return not_awaitable(invoke(op), enrolment)
+        return not_awaitable(invoke(op), enrolment)
     finally:
+        running.reset(token)
         ended.kept, ended.rolled_back = op.kept, op.rolled_back
-
-
-def watched(enrolment: Enrolment) -> AbstractContextManager[None]:
-    """While a handler runs that has a transaction: a connection of its own is logged."""
-    return running(enrolment.owner, enrolment.operation) if enrolment.transactional else nullcontext()
 
 
 def not_awaitable(result: T, enrolment: Enrolment) -> T:
