@@ -4,9 +4,10 @@
 database, whose session then is the business transaction (`oncekey.drivers.sqlalchemy.flask`).
 
 A request is read before the application runs, because a form that was parsed cannot be read again. A protected view
-claims when it is called, after `before_request` and the decorators above it. Its answer is settled by
-`after_this_request`: error handlers have answered by then, every `after_request` comes later, and the session is still
-there, which is removed before the server is given the first byte. So what `after_request` adds is fresh on a replay.
+claims when it is called, after `before_request` and the decorators above it. Its answer is settled by the last function
+of `after_this_request`: error handlers have answered by then, what the view itself registered has changed its response,
+every `after_request` comes later, and the session is still there, which is removed before the server is given the first
+byte. So what `after_request` adds is fresh on a replay.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class _FlaskExchange(BlockingExchange):
         check_entry = getattr(getattr(self.threads.engines, "store", None), "check_entry", None)
         if check_entry is not None and self.asked.method not in SAFE:
             check_entry()
-        flask.after_this_request(self.settle)
+        flask.after_this_request(self._settle_last)
         return super().call(handler, enrolment, name, args, kwargs)
 
     def _run(self, invoke: Callable[[object], Any], run: Run) -> Any:  # noqa: ANN401
@@ -162,6 +163,11 @@ class _FlaskExchange(BlockingExchange):
         except BaseException as error:
             self.ended.error = error
             raise
+
+    def _settle_last(self, response: flask.Response) -> flask.Response:
+        """Settle after the functions that the view and its error handlers have registered: they are called in order."""
+        flask.after_this_request(self.settle)
+        return response
 
     def settle(self, response: flask.Response) -> flask.Response:
         """What Flask goes on with. It calls again after an `after_request` that failed: then all is said already."""

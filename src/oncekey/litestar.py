@@ -151,7 +151,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             HandlerMiddleware,
             installation=self.installation,
             handler=handler,
-            sessions=self._sessions_of(app, handler),
+            sessions=self.sessions_of(app, handler),
             compresses=app.compression_config is not None,
         )
 
@@ -180,7 +180,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
     def _shares(self, config: Any) -> bool:  # noqa: ANN401  (a class of advanced-alchemy's)
         return not isinstance(self.once.store, str) and config.get_engine() is self.once.store
 
-    def _sessions_of(self, app: Litestar, handler: HTTPRouteHandler) -> list[str]:
+    def sessions_of(self, app: Litestar, handler: HTTPRouteHandler) -> list[str]:
         """Where the SQLAlchemy plugin looks for the sessions that a handler's transaction is lent as."""
         enrolment = enrolment_by(self.once, handler)
         if enrolment is None or enrolment.effects is Effects.INLINE:
@@ -366,7 +366,18 @@ def walk(app: Litestar) -> Iterator[Served]:
             for handler in route.route_handlers:
                 methods = frozenset(map(str, handler.http_methods)) - {"OPTIONS"}
                 if methods:
-                    yield Served(route.path_format, methods, function_of(handler), patterns)
+                    called = tuple(_called_for(app, handler))
+                    yield Served(route.path_format, methods, function_of(handler), patterns, called)
+
+
+def _called_for(app: Litestar, handler: HTTPRouteHandler) -> Iterator[Callable[..., Any]]:
+    """Its dependencies, and `once.session` where the SQLAlchemy plugin is lent that one for its own."""
+    provided = handler.resolve_dependencies()
+    for name in depends_on(handler):
+        yield provided[name].dependency
+    for plugin in app.plugins:
+        if isinstance(plugin, OncePlugin) and plugin.sessions_of(app, handler):
+            yield plugin.once.session
 
 
 def installations_of(app: Litestar) -> list[Installation]:

@@ -400,6 +400,7 @@ class Once:
         if app is not None:
             handlers = [one for name, one in self.enrolled.items() if name not in self._functions.by_operation]
             starting.check_routes(self, app, self._installed.get(app), handlers)
+        starting.warn_of_own_sessions(self)
         starting.log_protection(self)
 
     @property
@@ -551,6 +552,7 @@ class Once:
             engine.migrate()
         engine.check()
         starting.check_settings(self, engine, blocking=True)
+        starting.warn_of_own_sessions(self)
         starting.log_protection(self)
         with self._connecting:
             if self._workers and self._aside is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND, Effects
 from oncekey.core.policy import Policy, micros
+from oncekey.drivers import own_connections
 from oncekey.engine.fronts import check_fronts
 from oncekey.engine.kept_request import check_sealing
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
@@ -21,6 +22,7 @@ from oncekey.frameworks import limits
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.listing import check_handlers, listed
+from oncekey.frameworks.taking import writes_apart
 from oncekey.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
 from oncekey.ports import Borrowed, Store
 from oncekey.stores.cells import CellStore
@@ -57,6 +59,12 @@ _NAMELESS = (lambda: None).__code__
 NO_PHASE = "on this store a PHASED handler has op.call and op.value, and no op.phase: it shares no transaction"
 NO_RECONCILING = (
     "resolvers and webhooks settle what is unknown, and have nothing to work with on this store: see `oncekey stores`"
+)
+
+APART = (
+    "oncekey: %s is %s and takes neither op nor once.session or once.connection: what it writes by itself is not "
+    "committed with its key, so a retry after a crash writes it again; write through op.connection or once.session; if "
+    "it writes nothing, let it take op all the same"
 )
 
 STEPS = 10
@@ -212,6 +220,19 @@ def check_routes(
         from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
 
         fastapi.warn_of_late_commits(app)
+
+
+def warn_of_own_sessions(owner: Once) -> None:
+    """Name the handlers that take no transaction: rows that they write themselves do not commit with their key."""
+    called: dict[int, list[Callable[..., Any]]] = {}
+    for app in owner.served:
+        for route in listed(app) or ():
+            for layer in layers(route.endpoint):
+                called.setdefault(id(layer), []).extend(route.dependencies)
+    for operation, handler in owner.enrolled.items():
+        enrolment: Enrolment = handler.__oncekey__  # type: ignore[attr-defined]  # every protected handler has one
+        if writes_apart(handler, enrolment, called.get(id(handler), ())):
+            own_connections.log.warning(APART, operation, enrolment.effects.name)
 
 
 def log_protection(owner: Once) -> None:

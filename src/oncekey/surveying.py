@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.frameworks.listing import Served, listed
+from oncekey.frameworks.taking import writes_apart
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
@@ -43,18 +44,24 @@ class Protection(StrEnum):
     DECLARED = "declared open"
     OPEN = "open"
     """POST or PATCH without protection: sent again it happens again."""
+    APART = "writes apart"
+    """It has a key, and takes no transaction: rows that it writes by itself do not commit with the key."""
     PUBLISHES = "publishes"
     """PUT or DELETE that publishes or calls out: sent again it does so again, so it is not idempotent."""
 
     @property
     def is_finding(self) -> bool:
         """Whether the application has to be changed."""
-        return self in {Protection.OPEN, Protection.PUBLISHES}
+        return self in {Protection.OPEN, Protection.APART, Protection.PUBLISHES}
 
 
 TODO: Final[Mapping[Protection, str]] = MappingProxyType(
     {
         Protection.OPEN: "protect it: @once.protect(effects=...) above the handler; or say --open",
+        Protection.APART: (
+            "write through op.connection or once.session, so that its rows commit with its key; if it writes nothing, "
+            "let it take op: Operation (SyncOperation for a def) all the same"
+        ),
         Protection.PUBLISHES: "serve it by POST or PATCH with a key: as PUT or DELETE it publishes again when repeated",
     }
 )
@@ -102,10 +109,11 @@ def survey(onces: Iterable[Surveyed], apps: Iterable[Any], declared: frozenset[s
         for line in _of_app(app, onces, declared):
             found[line.path, line.method] = line
     for once in onces:
-        for operation in once.functions:
+        for operation, function in once.functions.items():
             enrolment = once.enrolment_of(operation)
             if enrolment is not None:
-                line = RouteLine(CALL, operation, Protection.PROTECTED, operation, enrolment.effects.value, "required")
+                verdict = Protection.APART if writes_apart(function, enrolment) else Protection.PROTECTED
+                line = RouteLine(CALL, operation, verdict, operation, enrolment.effects.value, "required")
                 found["~" + operation, CALL] = line  # after all paths
     unknown = declared - {line.named for line in found.values()}
     if unknown:
@@ -148,7 +156,10 @@ def _surveyed(route: Served, method: str, declared: frozenset[str]) -> RouteLine
     enrolment = route.enrolment(method)
     publishes = method in IDEMPOTENT and _publishes(route.endpoint, enrolment)
     if enrolment is not None:
-        return _protected(method, route.path, enrolment, Protection.PUBLISHES if publishes else Protection.PROTECTED)
+        verdict = Protection.PUBLISHES if publishes else Protection.PROTECTED
+        if not publishes and writes_apart(route.endpoint, enrolment, route.dependencies):
+            verdict = Protection.APART
+        return _protected(method, route.path, enrolment, verdict)
     verdict = Protection.OPEN
     if method in IDEMPOTENT:
         verdict = Protection.PUBLISHES if publishes else Protection.IDEMPOTENT

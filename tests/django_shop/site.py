@@ -17,7 +17,8 @@ from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, close_old_connections, connections, transaction
 from django.http import Http404, HttpResponse, JsonResponse, StreamingHttpResponse
-from django.template.response import TemplateResponse
+from django.template import engines
+from django.template.response import SimpleTemplateResponse, TemplateResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -125,8 +126,10 @@ def behave(alias: str, does: str) -> HttpResponse | None:  # noqa: PLR0912  (a l
             transaction.on_commit(lambda: world.hooks.append("ran"), using=alias)
         case "orphan":
             Line.objects.create(order_id=987654)
-        case "left_open":
+        case "left_open" | "left_open_and_raise":
             transaction.atomic(using=alias).__enter__()
+            if does == "left_open_and_raise":
+                raise ZeroDivisionError
         case "wait":
             world.entered.release()
             assert world.go.wait(60)
@@ -148,8 +151,8 @@ def behave(alias: str, does: str) -> HttpResponse | None:  # noqa: PLR0912  (a l
         case "elsewhere":
             Order.objects.using("lite").create(item="in another database")
             raise ZeroDivisionError
-        case "template":
-            return "template"
+        case "template" | "render callback":
+            return does
         case "isolation":
             with connection.cursor() as cursor:
                 cursor.execute("SHOW transaction_isolation")
@@ -192,6 +195,11 @@ def site(alias: str) -> tuple[Once, list]:
         response = behave(alias, asked.get("does", ""))
         if response == "template":
             return TemplateResponse(request, "broken.html", {"order": order})
+        if response == "render callback":
+            late = SimpleTemplateResponse(engines["django"].from_string("draft"), status=201)
+            late.add_post_render_callback(lambda _: late.headers.setdefault("Location", "/orders/5"))
+            late.add_post_render_callback(lambda _: setattr(late, "content", b"final"))
+            return late
         return response or JsonResponse({"item": order.item, "attempt": op.attempt}, status=201)
 
     @csrf_exempt
@@ -261,6 +269,7 @@ def site(alias: str) -> tuple[Once, list]:
         world.runs.append("payments")
 
         def begin(_):
+            behave(alias, asked.get("in_phase", ""))
             return Payment.objects.create(amount=asked["amount"]).pk
 
         def charge(key):
@@ -364,6 +373,38 @@ def site(alias: str) -> tuple[Once, list]:
             raise ZeroDivisionError
         await op.phase("settled", settle)
         return JsonResponse({"id": number, "charge": made["id"]}, status=201)
+
+    small = {"max_response_bytes": 10_000, "max_spool_bytes": 20_000}
+
+    @csrf_exempt
+    @once.protect(effects=LOCAL, operation="exports", **small)
+    def exports(request):
+        def rows():
+            with transaction.atomic(using=alias):
+                Order.objects.create(item="exported")
+                while True:
+                    yield b"x" * 1000
+                    if "fails" in said(request):
+                        raise ZeroDivisionError
+
+        return StreamingHttpResponse(rows())
+
+    @csrf_exempt
+    @once.protect(effects=LOCAL, operation="aexports", **small)
+    async def aexports(request):
+        async def rows():
+            block = transaction.atomic(using=alias)
+            await sync_to_async(block.__enter__)()
+            await Order.objects.acreate(item="exported")
+            try:
+                while True:
+                    yield b"x" * 1000
+                    if "fails" in said(request):
+                        raise ZeroDivisionError
+            finally:
+                await sync_to_async(block.__exit__)(ZeroDivisionError, None, None)
+
+        return StreamingHttpResponse(rows())
 
     @csrf_exempt
     @once.protect(effects=INLINE, operation="ainline")
@@ -498,6 +539,8 @@ def site(alias: str) -> tuple[Once, list]:
         path("aorders", aorders),
         path("apayments", apayments),
         path("ainline", ainline),
+        path("exports", exports),
+        path("aexports", aexports),
         path("rest/bookings", Bookings.as_view()),
         path("rest/rare", Rare.as_view()),
         path("rest/charges", Charges.as_view()),

@@ -80,6 +80,13 @@ def test_what_is_rendered_late_is_rendered_before_the_commit(atomic: bool) -> No
     assert (response.status_code, sold(), stored("default")) == (500, [], 0)
 
 
+def test_a_retry_gets_what_the_views_own_callbacks_made(alias: str) -> None:
+    key, body = new_key(), {"item": "tea", "does": "render callback"}
+    first, again = post("/orders", body, key=key), post("/orders", body, key=key)
+    assert [(one.content, one.headers["Location"]) for one in (first, again)] == [(b"final", "/orders/5")] * 2
+    assert (replayed(first), replayed(again)) == (False, True)
+
+
 def test_a_lost_deferred_constraint_is_no_success(atomic: bool) -> None:
     # Pitfall 3: the foreign key is checked by COMMIT, after the record was written.
     key = new_key()

@@ -114,6 +114,8 @@ class Shop:
         @app.after_request
         def decorate(response: flask.Response) -> flask.Response:
             self.events.append("after_request")
+            if "after_request" in flask.request.headers.get("Commits", ""):
+                self.db.session.commit()
             response.headers["X-After"] = flask.request.headers.get("Origin", "none")
             flask.session["seen"] = flask.session.get("seen", 0) + 1
             if flask.request.headers.get("Fails-After") and response.status_code < 500:
@@ -121,8 +123,10 @@ class Shop:
             return response
 
         @app.teardown_request
-        def over(_: BaseException | None) -> None:
+        def over(error: BaseException | None) -> None:
             self.events.append("teardown")
+            if "teardown_request" in flask.request.headers.get("Commits", "") and error is None:
+                self.db.session.commit()
 
         @app.errorhandler(IntegrityError)
         def taken(_: IntegrityError) -> Any:
@@ -273,7 +277,7 @@ class Shop:
                 self.add(given["item"])
             raise ValueError("it stumbled")
         order = self.add(given["item"])
-        if given.get("does") != "forget to commit":
+        if given.get("does") != "forget to commit" and not given.get("pending"):
             self.db.session.commit()
         self.does(given)
         return {"id": order.id, "item": order.item}, given.get("status", 201)
@@ -341,6 +345,10 @@ class Shop:
                     session.add(self.order(item=f"{given['item']} too", tenant="x"))
             case "remove":
                 session.remove()
+            case "go on after remove" | "go on after close":
+                session.remove() if given["does"] == "go on after remove" else session.close()
+                self.add(given["item"])
+                session.commit()
             case "write elsewhere":
                 session.add(self.note())
                 session.commit()

@@ -22,11 +22,11 @@ def sent(key: str | None = None, **more: str) -> dict[str, str]:
     return {"Authorization": "Bearer alpha", "Idempotency-Key": key or uuid.uuid4().hex, **more}
 
 
-def items(shop: Shop) -> list[str]:
+def items(shop: Shop, table: str = "orders") -> list[str]:
     """What anybody else sees."""
     engine = create_engine(shop.url)
     with engine.connect() as connection:
-        found = [item for (item,) in connection.execute(text("SELECT item FROM orders ORDER BY id"))]
+        found = [item for (item,) in connection.execute(text(f"SELECT item FROM {table} ORDER BY id"))]
     engine.dispose()
     return found
 
@@ -89,6 +89,39 @@ def test_what_is_raised_is_rolled_back(shop: Shop, does: str) -> None:
     again = client.post("/orders", json={"item": "tea", "does": does}, headers=headers)
     assert (first.status_code, again.status_code) == ((418, 418) if does == "abort" else (500, 500))
     assert (len(shop.runs), items(shop)) == (1 if does == "abort" else 2, [])
+
+
+@pytest.mark.parametrize("pending", [True, False], ids=["pending", "flushed"])
+@pytest.mark.parametrize("does", ["raise", "abort", "roll back", "remove", "go on after remove", "go on after close"])
+@pytest.mark.parametrize("path", ["/orders", "/optional"])
+def test_a_later_commit_of_the_request_writes_nothing_of_what_was_rolled_back(
+    shop: Shop, path: str, does: str, *, pending: bool
+) -> None:
+    # an audit line in after_request, or "commit if there was no error" in teardown_request
+    client, headers = shop.app.test_client(), sent(Commits="after_request, teardown_request")
+    for _ in range(2):
+        order = {"item": "tea", "does": does, "pending": pending}
+        answer = client.post(path, json=order, headers=headers)
+        assert answer.status_code == (418 if does == "abort" else 500)
+    assert items(shop) == []
+    unkeyed = {name: value for name, value in headers.items() if name != "Idempotency-Key"}
+    if path == "/optional":
+        assert client.post(path, json=order, headers=unkeyed).status_code == (418 if does == "abort" else 500)
+        assert items(shop) == []
+    assert client.post(path, json={"item": "milk"}, headers=sent()).status_code == 201
+    assert items(shop) == ["milk"]
+
+
+def test_what_before_request_has_added_survives_a_replay(shop: Shop) -> None:
+    @shop.app.before_request
+    def note() -> None:
+        shop.db.session.add(shop.refund(item="seen", tenant="alpha"))
+
+    client, headers = shop.app.test_client(), sent(Commits="after_request")
+    for replayed in (None, "true"):
+        answer = client.post("/orders", json={"item": "tea"}, headers=headers)
+        assert (answer.status_code, answer.headers.get("Idempotent-Replayed")) == (201, replayed)
+    assert items(shop, "refunds") == ["seen", "seen"]
 
 
 def test_a_returned_no_keeps_its_rows(shop: Shop) -> None:

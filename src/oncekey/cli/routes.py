@@ -49,11 +49,14 @@ def routes(
 ) -> None:
     """List the routes and functions that change something, and which of them a key protects.
 
-    Every step of a flow has to be protected, and a PUT or DELETE that publishes or calls out is not idempotent.
-    Functions and consumers have the method CALL. `oncekey audit` compares the findings with a baseline.
+    Every step of a flow has to be protected, and a PUT or DELETE that publishes or calls out is not idempotent. A LOCAL
+    or OUTBOX handler that takes neither op nor once.session or once.connection "writes apart": its key is protected,
+    and rows that it writes by itself do not commit with the key. Functions and consumers have the method CALL.
+    `oncekey audit` compares the findings with a baseline.
     JSON: {"now", "items": [{"method", "path", "verdict", "operation", "effects", "key", "front"}], "next"};
     `front` is what is asked before the store: `replay_cache`, `lock_hint`.
-    Exit code: 0 nothing to do; 1 a POST or PATCH is open, or a PUT or DELETE publishes; 2 a mistake.
+    Exit code: 0 nothing to do; 1 a POST or PATCH is open, a handler writes apart, or a PUT or DELETE publishes; 2 a
+    mistake.
     """
     lines = survey(*applications(app), frozenset(declared or ()))
     if json_wanted:
@@ -112,9 +115,9 @@ def audit(
 ) -> None:
     """Check that every route that changes something is protected.
 
-    Findings: a POST or PATCH without a key (open); a PUT or DELETE whose handler publishes or calls out (publishes), by
-    the names in its own code, such as emit, publish, post and send. With a baseline only new findings fail, and those
-    that are gone are named.
+    Findings: a POST or PATCH without a key (open); a LOCAL or OUTBOX handler that takes no transaction (writes apart);
+    a PUT or DELETE whose handler publishes or calls out (publishes), by the names in its own code, such as emit,
+    publish, post and send. With a baseline only new findings fail, and those that are gone are named.
 
     JSON: {"lines": [{"method", "path", "verdict", "operation", "effects", "key", "front"}], "findings": [{"id", "todo",
     "known"}], "gone": [id]}. Exit code: 0 nothing new; 1 a new finding; 2 a mistake.

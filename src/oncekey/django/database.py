@@ -61,7 +61,7 @@ GONE: Final = (
     "the business transaction is to be rolled back: the handler called set_rollback(True) or closed the connection, or "
     "an error inside of it was caught without an atomic block around it"
 )
-LEFT_OPEN: Final = "oncekey: a view left an atomic block open, so the connection to %r was closed"
+LEFT_OPEN: Final = "oncekey: an atomic block of %r was left open, so everything that was written is rolled back"
 HOOK_FAILED: Final = "oncekey: a function of transaction.on_commit failed after its commit, which stands: %s"
 NO_ASYNC: Final = (
     "an `async def` function of @once.function or once.inbox has no thread of its own that its models could use, so "
@@ -96,6 +96,9 @@ _DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
 
 class Database:
     """One of `settings.DATABASES`, by its alias or by `settings.ONCEKEY_DATABASE`; what `Once` takes for a URL."""
+
+    ambient = True
+    """Views write in the transaction of their key without being handed it: models use the same connection."""
 
     def __init__(self, alias: str | None = None) -> None:
         self.alias = alias_of_project() if alias is None else alias
@@ -187,6 +190,8 @@ class DjangoTransaction:
         self._connection = connections[alias]
         self._in_a_test = _in_a_test(self._connection)
         self._over = self._committed = self._gone = self._ended = self._sets = False
+        self.surrounds = False
+        """Whether `ATOMIC_REQUESTS` opens its block inside of it, which a roll-back has to wait for (`close`)."""
         self._atomic: Any = transaction.atomic(using=alias, durable=not joins)
         self._atomic.oncekey = True
         files.vet(self._connection)
@@ -211,11 +216,6 @@ class DjangoTransaction:
     def connection(self) -> Any:  # noqa: ANN401  (Django has no types)
         """What the handler gets: the connection that its models use anyway."""
         return self._connection
-
-    @property
-    def over(self) -> bool:
-        """Whether it was ended."""
-        return self._over
 
     def look(self) -> None:
         """Remember what only the handler's own place shows: a block of the view's that ends forgets it."""
@@ -257,19 +257,27 @@ class DjangoTransaction:
         files.check(self._connection)
 
     def rollback(self) -> None:
-        """Undo everything; inside of a block of the view's it is undone when that one has ended (`close`)."""
-        if not self._over and not self._is_inside():
-            self._end(errors.RolledBackError(WHAT))
+        """Undo everything, unless the block of `ATOMIC_REQUESTS` is still open inside of it."""
+        if not self.surrounds or not self._is_inside():
+            self.close()
 
     def close(self) -> None:
-        """End it, whatever the view has left behind."""
-        self.rollback()
-        if not self._over:
-            self._over = True
+        """Undo everything that is not committed, with the blocks that were left open inside of it."""
+        if self._over:
+            return
+        if self._is_inside():
             log.error(LEFT_OPEN, self._alias)
-            self._connection.close()
-            self._connection.connection = None
-            self._connection.connect()  # which forgets all blocks
+        undone = errors.RolledBackError(WHAT)
+        while self._is_inside() and self._atomic in self._connection.atomic_blocks:
+            self._connection.atomic_blocks[-1].__exit__(type(undone), undone, None)
+        if not self._is_inside():
+            self._end(undone)
+            return
+        # The view has ended our block as well: only a new connection forgets what it did.
+        self._forget()
+        self._connection.close()
+        self._connection.connection = None
+        self._connection.connect()
 
     def _check(self) -> None:
         """Refuse to go on where Django, PostgreSQL or a handler has given the transaction up."""
@@ -308,9 +316,13 @@ class DjangoTransaction:
         return blocks[-1:] != [self._atomic]
 
     def _end(self, error: Exception | None) -> None:
+        self._forget()
+        self._atomic.__exit__(None if error is None else type(error), error, None)
+
+    def _forget(self) -> None:
+        """Be over: the guard goes with the transaction, however it ends."""
         self._over = True
         self._connection.execute_wrappers.remove(self._guard)
-        self._atomic.__exit__(None if error is None else type(error), error, None)
 
     def _mark(self) -> None:
         """The first function of `on_commit`: what fails after it was committed."""

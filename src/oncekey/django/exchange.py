@@ -12,7 +12,7 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import connections
 from django.http import HttpResponse
 
@@ -34,7 +34,7 @@ from oncekey.frameworks.wsgi import KEY, lines_of
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 
 T = TypeVar("T")
@@ -167,7 +167,9 @@ class DjangoExchange(blocking.BlockingExchange):
             # The store is checked first: inside of the transaction that would need a second connection, and a pool in
             # which every thread holds one and waits for another has none to give.
             if self.threads.ready():
-                self._opened = self.threads.engines.blocking().open()  # type: ignore[assignment]  # of Django's driver
+                opened = self.threads.engines.blocking().open()
+                assert isinstance(opened, DjangoTransaction)
+                opened.surrounds, self._opened = True, opened
                 return None
         except StoreError as error:
             notify_failure(self.threads.notify, "begin", error)
@@ -306,13 +308,38 @@ class DjangoExchange(blocking.BlockingExchange):
         lines += [(b"Set-Cookie", one.OutputString().encode("latin-1")) for one in response.cookies.values()]
         self.capture.start(response.status_code, lines)
 
-    def take(self, pieces: Iterable[bytes]) -> None:
-        """Capture a body; no more is wanted of one that cannot be stored."""
+    def take(self, response: Any) -> None:  # noqa: ANN401
+        """Capture a body. The generator of a stream is closed, so that nothing stays open that it has opened."""
+        if not response.streaming:
+            self._takes(response.content)
+        elif response.is_async:
+            async_to_sync(self.atake)(response)
+        else:
+            try:
+                all(map(self._takes, response.streaming_content))
+            finally:
+                getattr(response._iterator, "close", _nothing)()  # noqa: SLF001  (the view's own, below Django's)
+
+    async def atake(self, response: Any) -> None:  # noqa: ANN401
+        """The same in an event loop."""
+        if not response.streaming:
+            self._takes(response.content)
+            return
+        if not response.is_async:
+            await _in_its_thread(self.take, response)
+            return
+        try:
+            async for piece in response.streaming_content:
+                if not self._takes(piece):
+                    break
+        finally:
+            await getattr(response._iterator, "aclose", _anothing)()  # noqa: SLF001
+
+    def _takes(self, piece: bytes) -> bool:
+        """Take one piece; whether another one is wanted: not of a body that cannot be stored."""
         assert self.capture is not None
-        for piece in pieces:
-            self.capture.body(piece, more=True)
-            if self.capture.refused is not None:
-                return
+        self.capture.body(piece, more=True)
+        return self.capture.refused is None
 
     def sent(self, response: Any) -> Any:  # noqa: ANN401
         """Our own answer, or the view's as it was and with our marks."""
@@ -336,16 +363,27 @@ class DjangoExchange(blocking.BlockingExchange):
         return response
 
     def end(self) -> None:
-        """Whatever happened: no transaction and no heartbeat stays behind."""
-        self.close()
-        for tx in (self._opened, None if self.run is None else self.run.tx):
-            if isinstance(tx, DjangoTransaction) and not tx.over:
-                tx.close()
+        """End the transaction and the heartbeat, however the request ended."""
+        try:
+            self.close()
+        finally:
+            if self._opened is not None:
+                self._opened.close()
+            # Generators in the frames of a traceback are closed with it, in this thread, and not by the collector.
+            self.uncaught = self.ended.error = None
 
 
 def request_in(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
     """The request among a view's arguments: Django's, or the one that REST framework made of it."""
     return next((one for one in args[:2] if hasattr(one, "META") and hasattr(one, "method")), None)
+
+
+def _nothing() -> None:
+    """What closes an iterator that has nothing to close."""
+
+
+async def _anothing() -> None:
+    """The same for an asynchronous one."""
 
 
 def _refuse_nested(alias: str) -> NoReturn:

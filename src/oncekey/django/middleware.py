@@ -21,7 +21,7 @@ from oncekey.frameworks.blocking import current
 from oncekey.frameworks.wsgi import KEY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
 
 class Middleware:
@@ -79,7 +79,7 @@ class Middleware:
                 error = exchange.failing(response)
                 if error is None:
                     exchange.begin(response)
-                    exchange.take(response if response.streaming else [response.content])
+                    exchange.take(response)
                 exchange.finish(error)
             return exchange.sent(response)
         except BaseException as error:
@@ -113,8 +113,7 @@ class Middleware:
                 error = exchange.failing(response)
                 if error is None:
                     exchange.begin(response)
-                    async for piece in _pieces(response):
-                        exchange.take([piece])
+                    await exchange.atake(response)
                 await settle(error)
             sent = exchange.sent(response)
         except BaseException as error:
@@ -125,14 +124,3 @@ class Middleware:
             return sent
         finally:
             await sync_to_async(exchange.end, thread_sensitive=True)()
-
-
-async def _pieces(response: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
-    if not response.streaming:
-        yield response.content
-    elif response.is_async:
-        async for piece in response.streaming_content:
-            yield piece
-    else:
-        for piece in await sync_to_async(lambda: [*response.streaming_content], thread_sensitive=True)():
-            yield piece

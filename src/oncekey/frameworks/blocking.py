@@ -26,6 +26,7 @@ from oncekey.core.endings import Business, Ending, decide
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
+from oncekey.drivers.own_connections import running
 from oncekey.engine.actions import Flush, Life, StoppedAtHandler, Tx
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, Parts, claim_of
@@ -432,10 +433,11 @@ def called(
     invoke: Callable[[object], Any], op: SyncOperation[Any] | Operation[Any], ended: HandlerEnded, enrolment: Enrolment
 ) -> Any:  # noqa: ANN401
     """Call a handler that was let in; how it ended is noted."""
-    ended.entered = True
+    ended.entered, token = True, running.set(enrolment)
     try:
         return not_awaitable(invoke(op), enrolment)
     finally:
+        running.reset(token)
         ended.kept, ended.rolled_back = op.kept, op.rolled_back
 
 

@@ -25,6 +25,7 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import MalformedError, OncekeyError, RejectedError, ResultNotStorableError
 from oncekey.core.model import UNAVAILABLE, Code, Headers, Refuse
 from oncekey.core.problems import InProgressError, error_of
+from oncekey.drivers import own_connections
 from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.claiming import claim_of_call
 from oncekey.engine.deciding import HandlerEnded, decided
@@ -192,10 +193,11 @@ class Function:
                 loops.interruptible.add(calling)
             try:
                 op = operation_of(Operation, run, calling.stepping(runtime.drive))
-                calling.ended.entered = True
+                calling.ended.entered, opened = True, own_connections.running.set(run.enrolment)
                 try:
                     value = await calling.invoke(op)
                 finally:
+                    own_connections.running.reset(opened)
                     calling.ended.kept, calling.ended.rolled_back = op.kept, op.rolled_back
                 if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
                     await flush(run.tx)

@@ -43,6 +43,8 @@ class Served:
     endpoint: Callable[..., Any]
     patterns: tuple[Patterns, ...] = ()
     """What is enrolled by path on the way to it, from the outside in."""
+    dependencies: tuple[Callable[..., Any], ...] = ()
+    """What the framework calls to get its arguments, and theirs."""
     wsgi: bool = False
     """Whether a WSGI server may serve it, which does not pass on every body without a Content-Length."""
 

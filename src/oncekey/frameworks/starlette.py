@@ -262,6 +262,7 @@ class Routed:
     methods: frozenset[str]
     endpoint: Callable[..., Any]
     passed: tuple[Installation, ...]
+    dependencies: tuple[Callable[..., Any], ...] = ()
 
     @property
     def enrolment(self) -> Enrolment | None:
@@ -350,11 +351,20 @@ def _walk(app: Any, prefix: str, passed: tuple[Installation, ...]) -> Iterator[R
         endpoint = getattr(context, "endpoint", None) or getattr(route, "endpoint", None)
         if endpoint is None:
             continue
-        yield Routed(path, frozenset(getattr(context, "methods", None) or ()), endpoint, passed)
+        methods = frozenset(getattr(context, "methods", None) or ())
+        dependant = getattr(context, "dependant", None) or getattr(route, "dependant", None)
+        yield Routed(path, methods, endpoint, passed, tuple(_called_for(dependant)))
         if inspect.isclass(endpoint):
             for method in ("post", "patch", "put", "delete"):
                 if hasattr(endpoint, method):
                     yield Routed(path, frozenset({method.upper()}), getattr(endpoint, method), passed)
+
+
+def _called_for(dependant: Any) -> Iterator[Callable[..., Any]]:  # noqa: ANN401  (FastAPI's, if it is one of its routes)
+    """The dependencies of a route, and theirs."""
+    for inner in getattr(dependant, "dependencies", ()):
+        yield inner.call
+        yield from _called_for(inner)
 
 
 def _contexts(routes: Iterable[Any]) -> Iterable[Any]:
@@ -390,6 +400,12 @@ def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401
     if not hasattr(inner, "routes"):
         return None
     return (
-        Served(route.path, route.methods, route.endpoint, tuple(one.patterns for one in route.passed))
+        Served(
+            route.path,
+            route.methods,
+            route.endpoint,
+            tuple(one.patterns for one in route.passed),
+            route.dependencies,
+        )
         for route in routed(app)
     )

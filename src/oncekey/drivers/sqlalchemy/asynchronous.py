@@ -62,7 +62,7 @@ class SqlalchemyDriver:
                 f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL, SQLite, "
                 "MariaDB or MySQL"
             )
-        self._engine = engine
+        self._engine = engine = AsyncEngine(handler_connection.own_engine(engine.sync_engine))
         self._file = EngineFile(engine.sync_engine)
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")

@@ -60,7 +60,7 @@ class BlockingSqlalchemyDriver:
 
     def __init__(self, engine: Engine) -> None:
         check_engine(engine)
-        self.engine = engine
+        self.engine = engine = handler_connection.own_engine(engine)
         self._file = EngineFile(engine)
         self._sqlite = engine.dialect.name == "sqlite"
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")

@@ -10,9 +10,11 @@ application's, so what is set in its session stays there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet, ref
 
@@ -48,6 +50,10 @@ WROTE_BEFORE: Final = (
     "db.session has written something before the handler was entered, and not committed it: commit it where it is "
     "written, in before_request for example, or write it in the handler"
 )
+REMOVED: Final = (
+    "the handler called remove() or close() of db.session, which gave up the transaction of its key, and now uses "
+    "another session: leave remove() and close() to Flask-SQLAlchemy, which calls them after the request"
+)
 OTHER_BIND: Final = (
     "the handler wrote to another database, by a model with a __bind_key__, which cannot commit with the key: write "
     "there from an outbox or in a PHASED handler's op.call"
@@ -57,12 +63,17 @@ OTHER_BIND: Final = (
 class Database:
     """A Flask-SQLAlchemy, as `Once` takes it."""
 
+    ambient = True
+    """Handlers write in the transaction of their key without being handed it: `db.session` is in it."""
+
     def __init__(self, db: Any) -> None:  # noqa: ANN401  (a package that need not be installed)
         if not hasattr(db, "session") or not hasattr(db, "_app_engines"):
             raise ConfigurationError("oncekey.flask.database takes the SQLAlchemy() of Flask-SQLAlchemy 3.1 or newer")
         self.db = db
         self._watched: WeakSet[Engine] = WeakSet()
         self._watching = threading.Lock()
+        self.scopes: set[object] = set()
+        """The scopes of `db.session` whose session is an operation's."""
         self._served: ContextVar[ref[Engine] | None] = ContextVar("oncekey_engine", default=None)
         event.listen(db.session, "after_begin", self._begun)
         event.listen(db.session, "before_flush", _refuse_to_flush)
@@ -135,6 +146,8 @@ class Database:
         begun: list[Connection] | None = session.info.get(TRANSACTION)
         if begun is not None:
             begun.append(connection)
+        elif self.scopes and self.db.session.registry.scopefunc() in self.scopes:
+            raise TransactionControlError(REMOVED)
         else:
             session.info[LENT] = connection
             watch.reads = STEPPING in session.info
@@ -163,11 +176,14 @@ class FlaskSqlalchemyDriver:
         session = self._session()
         if STEPPING in session.info:
             _check(session)
-        inner = self._inner()
+        inner, scope = self._inner(), self._database.db.session.registry.scopefunc()
         inner.enter()
+        self._database.scopes.add(scope)
+        ended = partial(self._database.scopes.discard, scope)
         try:
-            return self._begun(session, inner)
+            return self._begun(session, inner, ended)
         except BaseException as error:
+            ended()
             session.info.pop(TRANSACTION, None)
             _end_quietly(session)
             inner.leave()
@@ -176,15 +192,13 @@ class FlaskSqlalchemyDriver:
             raise
 
     @staticmethod
-    def _begun(session: Session, inner: BlockingSqlalchemyDriver) -> SessionTransaction:
+    def _begun(session: Session, inner: BlockingSqlalchemyDriver, ended: Callable[[], None]) -> SessionTransaction:
         begun = session.info[TRANSACTION] = []  # what the session begins on, told by the event
         connection = session.connection()
         vetted(connection)
         if commits_by_itself(connection):
             raise ConfigurationError(AUTOCOMMITS)
-        watch = watch_of(connection)
-        assert watch is not None
-        return SessionTransaction(session, connection, watch, inner, begun)
+        return SessionTransaction(session, connection, inner, begun, ended)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -236,12 +250,15 @@ class SessionTransaction(BoundTransaction):
         self,
         session: Session,
         connection: Connection,
-        watch: Watch,
         inner: BlockingSqlalchemyDriver,
         begun: list[Connection],
+        ended: Callable[[], None],
     ) -> None:
+        watch = watch_of(connection)
+        assert watch is not None
         super().__init__(connection, watch)
-        self._session, self._inner, self._begun = session, inner, begun
+        self._session, self._inner, self._begun, self._ended = session, inner, begun, ended
+        self._before = _pending(session)
         self._root, self._top = connection.get_transaction(), session.get_transaction()
         watch.guards = True
         begin = type(session).begin
@@ -286,7 +303,7 @@ class SessionTransaction(BoundTransaction):
                 # What is under way there would be the beginning of the next borrower's transaction.
                 cancel_and_close(raw_of(self._connection))
                 session.invalidate()
-            elif watch.used or not self._goes_on():
+            elif watch.used or not self._goes_on() or self._changed():
                 with suppress(*FAILURES):
                     session.rollback()
             else:
@@ -295,9 +312,16 @@ class SessionTransaction(BoundTransaction):
             self._inner.leave()
 
     def _hand_back(self) -> None:
+        self._ended()
         self._session.info.pop(TRANSACTION, None)
         for name in ("commit", "begin"):
             vars(self._session).pop(name, None)
+
+    def _changed(self) -> bool:
+        """Whether the handler left anything pending, which the session's next commit would write."""
+        pending = _pending(self._session)
+        same = len(pending) == len(self._before) and all(map(is_, pending, self._before))
+        return not same
 
     def _goes_on(self) -> bool:
         top = self._top
@@ -319,8 +343,13 @@ def _wrote(session: Session) -> bool:
 
 def _check(session: Session) -> None:
     """Refuse to lose what was changed and is not part of any phase."""
-    if session.new or session.deleted or any(map(session.is_modified, session.dirty)):
+    if _pending(session):
         raise TransactionControlError(ONLY_READS)
+
+
+def _pending(session: Session) -> list[object]:
+    """What was added, deleted or changed, and is not written yet."""
+    return [*session.new, *session.deleted, *filter(session.is_modified, session.dirty)]
 
 
 def _end_quietly(session: Session) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
+from oncekey.drivers import own_connections
 from oncekey.drivers.handler_sql import ENDED, OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlalchemy.execute import OWN, alters, is_in_transaction, package_of, raw_of
 
@@ -30,6 +31,8 @@ PATIENCE: Final = 5.0
 """Seconds that a statement which a handler left running may take, before the transaction is rolled back."""
 
 WATCH: Final = "oncekey_watch"
+OURS: Final = "oncekey"
+"""The option of engines on the application's pool whose connections oncekey opens."""
 _DIALECTS: Final = {
     "sqlite": Dialect.SQLITE,
     "postgresql": Dialect.POSTGRES,
@@ -175,9 +178,21 @@ class SqlalchemyHandlerConnection(AsyncConnection):
 
 def engine_for_handlers(engine: AsyncEngine) -> AsyncEngine:
     """An engine on the same pool whose connections, once watched, only oncekey can end."""
-    ours = engine.execution_options(oncekey=True)
+    ours = engine.execution_options(**{OURS: True})
     watch_connections(ours.sync_engine)
     return ours
+
+
+def own_engine(engine: Engine) -> Engine:
+    """The same engine for oncekey itself; connections of the given one are logged if a LOCAL handler opens them."""
+    if not event.contains(engine, "engine_connect", _log_if_not_ours):
+        event.listen(engine, "engine_connect", _log_if_not_ours)
+    return engine.execution_options(**{OURS: True})
+
+
+def _log_if_not_ours(connection: Connection) -> None:
+    if OURS not in connection.get_execution_options():
+        own_connections.opened()
 
 
 def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, cast, g
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
+from oncekey.drivers.own_connections import running
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
@@ -171,10 +172,11 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
         op = operation_of(Operation, run, stepping)
         if name is not None:
             kwargs[name] = op
-        ended.entered = True
+        ended.entered, token = True, running.set(enrolment)
         try:
             result = await handler(*args, **kwargs)
         finally:
+            running.reset(token)
             ended.kept, ended.rolled_back = op.kept, op.rolled_back
         if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
             await flush(run.tx)
