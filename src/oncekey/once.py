@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast, overload
@@ -23,7 +23,7 @@ from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.shared import ApplicationShared, forget
-from oncekey.frameworks.webhook import Secret, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
+from oncekey.frameworks.webhook import Secrets, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
 from oncekey.frameworks.wsgi import OncekeyWsgi
 from oncekey.functions import Functions, Protects, Receives
 from oncekey.observe.events import Observer, telling
@@ -273,36 +273,42 @@ class Once:
         app: Any,  # noqa: ANN401  (a Starlette or FastAPI application, neither of which we may import)
         path: str,
         *,
-        secret: Secret | Sequence[Secret],
+        secret: Secrets = None,
         parse: Callable[[Any], Sighting | None],
         **options: Unpack[WebhookOptions],
     ) -> None:
         """Take a provider's webhooks at `path`, signed as `Oncekey-Signature: t=...,v1=...` (HMAC-SHA256 of "t.body").
 
         `parse` is given the event's JSON and returns a `Sighting`, or None for what is not about a call. Several
-        secrets are all accepted, for as long as one of them is being replaced. `name` tells webhooks of several
-        providers apart.
+        secrets are all accepted, for as long as one of them is being replaced. `header="Stripe-Signature"` takes
+        Stripe's messages, which are signed in the same way. For a provider that signs in another way, `verify` replaces
+        `secret`: it is given the header fields, with names in lower case, and the body, and returns whether the message
+        is genuine. `name` tells webhooks of several providers apart.
         """
         from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
-        starlette.add_route(
-            app, path, Webhook(self, WebhookReceiver(self, path, secret=secret, parse=parse, **options))
-        )
-        self._webhooks += 1
+        starlette.add_route(app, path, Webhook(self, self._receiver(path, secret, parse, options)))
+
+    def webhook_asgi(
+        self, *, secret: Secrets = None, parse: Callable[[Any], Sighting | None], **options: Unpack[WebhookOptions]
+    ) -> Webhook:
+        """The same as an ASGI application, for other frameworks to mount where the provider posts to."""
+        return Webhook(self, self._receiver(None, secret, parse, options))
 
     def webhook_wsgi(
-        self,
-        *,
-        secret: Secret | Sequence[Secret],
-        parse: Callable[[Any], Sighting | None],
-        **options: Unpack[WebhookOptions],
+        self, *, secret: Secrets = None, parse: Callable[[Any], Sighting | None], **options: Unpack[WebhookOptions]
     ) -> WsgiWebhook:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
-        webhook = WsgiWebhook(self, WebhookReceiver(self, None, secret=secret, parse=parse, **options))
+        return WsgiWebhook(self, self._receiver(None, secret, parse, options))
+
+    def _receiver(
+        self, path: str | None, secret: Secrets, parse: Callable[[Any], Sighting | None], options: WebhookOptions
+    ) -> WebhookReceiver:
+        receiver = WebhookReceiver(self, path, secret=secret, parse=parse, **options)
         self._webhooks += 1
-        return webhook
+        return receiver
 
     def asgi(
         self, app: App, *, tenant: Identify, enrol: Mapping[str, Enrolment], principal: Identify | None = None

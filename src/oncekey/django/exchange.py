@@ -58,7 +58,7 @@ class Sent:
         whence = getattr(request, "environ", None) or getattr(request, "scope", {})
         self.resumption: Resumption | None = whence.get(RESUMPTION)
         self._request = request
-        self._body = b"" if limit is None else _read(request, limit)
+        self._body = b"" if limit is None else read_body(request, limit)
 
     def parts(self) -> Parts | Refuse:
         """All of it."""
@@ -83,7 +83,7 @@ class Sent:
         return made(answer)
 
 
-def _read(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
+def read_body(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
     """The body, or why it cannot be had; None: somebody else has read it."""
     if hasattr(request, "_body"):
         return bytes(request._body)  # noqa: SLF001  (what `request.body` has read)

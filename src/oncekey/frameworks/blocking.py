@@ -175,9 +175,10 @@ class Threads(ApplicationShared):
             return documentation(self.policy)
         if self.status_path is None or not path.startswith(f"{self.status_path}/"):
             return None
-        return self._status(asked, path.removeprefix(f"{self.status_path}/"))
+        return self.status(asked, path.removeprefix(f"{self.status_path}/"))
 
-    def _status(self, asked: HttpRequest, key: str) -> Answer:
+    def status(self, asked: HttpRequest, key: str) -> Answer:
+        """The status of one of the caller's own keys."""
         caller = self.caller_of(asked, self.policy)
         if not self.ready():
             return answered(self, UNAVAILABLE, 0.0)
