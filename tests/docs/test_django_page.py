@@ -100,7 +100,7 @@ def project(tmp_path: Path) -> Path:
 
 def run(folder: Path, *command: str, code: int = 0) -> str:
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT / "src")])
+    environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT / "src"), str(ROOT / "tests")])
     said = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
@@ -160,18 +160,18 @@ def test_a_payment_whose_process_was_killed_is_completed_by_a_worker_and_its_cli
         (
             '        "shop.once.Resumed",\n',
             "",
-            "oncekey.W004) pay is effects=PHASED, and a worker that resumes it has no",
+            "oncekey.W004) pay is effects=PHASED, and a worker that resumes",
         ),
         ("number = resumed_as(request)", "number = None", "oncekey.W004) pay is effects=PHASED"),
         (
             'key>", key_status)',
             'key>", once.status_view)',
-            "oncekey.W005) once.status_view is routed directly, and REST",
+            "oncekey.W005) once.status_view is routed directly",
         ),
         (
             '    path("idempotency-keys/<path:key>", key_status),\n',
             "",
-            "oncekey.W006) status='/idempotency-keys' and no",
+            "oncekey.W006) status='/idempotency-keys'",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from django.http import HttpResponse
 
 from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import UNAVAILABLE, Claim, Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Claim, Effects, Refuse
 from oncekey.django.database import NESTED, Database, DjangoTransaction
 from oncekey.engine.actions import Action, Call, Interrupted, Life, Sleep, Tx
 from oncekey.engine.claiming import Parts
@@ -209,8 +209,9 @@ class DjangoExchange(blocking.BlockingExchange):
             return handler(*args, **(kwargs if name is None else {**kwargs, name: op}))
 
         if not self.keyed:
-            if self.asked.method not in SAFE and enrolment.policy.require_key:
-                return made(self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment))
+            refusal = None if self.asked.method in SAFE else self.threads.without_key(enrolment)
+            if refusal is not None:
+                return made(refusal)
             return await self._aunkeyed(invoke, enrolment, None)
         await _in_its_thread(self._claim, enrolment)
         if self.answer is not None:

@@ -63,8 +63,8 @@ class Once(Framework):
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP.format(called="django"))
         self.has_tenant = tenant is not None
-        named = [one.__code__ for one in (tenant, principal) if hasattr(one, "__code__")]
-        self.reads_user = any("user" in code.co_names for code in named)
+        codes = (getattr(one, "__code__", None) for one in (tenant, principal))
+        self.reads_user = any(code is not None and "user" in code.co_names for code in codes)
         """Whether `tenant` or `principal` looks at `request.user`, which REST framework sets in its own views only."""
         self.threads = DjangoThreads(
             self,

@@ -230,8 +230,8 @@ class BlockingExchange:
         if self.echo is not None:
             self._claim(enrolment)
             self.ended.entered = True
-        elif enrolment.policy.require_key:
-            self.answer = self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment)
+        else:
+            self.answer = self.threads.without_key(enrolment)
 
     def call(
         self,
@@ -254,8 +254,9 @@ class BlockingExchange:
 
         safe = self.asked.method in SAFE
         if safe or self.echo is None:
-            if not safe and enrolment.policy.require_key:
-                return self.asked.instead(self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment), args)
+            refusal = None if safe else self.threads.without_key(enrolment)
+            if refusal is not None:
+                return self.asked.instead(refusal, args)
             return self._unkeyed(invoke, enrolment, None, args)
         self._claim(enrolment)
         if self.answer is not None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, cast, g
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Effects
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.operation import Operation, SyncOperation, operation_of
@@ -208,8 +208,10 @@ async def _without_key(
     request: Exchange | UnkeyedRequest, enrolment: Enrolment, invoke: Callable[[object], Any]
 ) -> Any:
     """Refuse a request without a key if the policy requires one; otherwise run the handler unprotected."""
-    if enrolment.policy.require_key and request.scope["method"] not in SAFE:
-        return _respond(request.installation, request.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment))
+    if request.scope["method"] not in SAFE:
+        refusal = request.installation.without_key(enrolment)
+        if refusal is not None:
+            return _respond(request.installation, refusal)
     return await _unkeyed(request, enrolment, invoke, None)
 
 
