@@ -11,9 +11,9 @@ from types import ModuleType, SimpleNamespace
 import httpx
 import pytest
 
+import oncekey
 from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
-import oncekey
 from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
 from oncekey.client import httpx as adapter
 from oncekey.client.httpx import AsyncOncekeyTransport, OncekeyTransport
