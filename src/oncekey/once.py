@@ -7,7 +7,7 @@ import atexit
 import inspect
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast, overload
@@ -25,7 +25,7 @@ from oncekey.frameworks.asgi.protect import protect
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.listing import listed
 from oncekey.frameworks.shared import ApplicationShared, forget
-from oncekey.frameworks.webhook import Secret, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
+from oncekey.frameworks.webhook import Parse, Secrets, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
 from oncekey.frameworks.wsgi import OncekeyWsgi
 from oncekey.functions import Functions, Protects, Receives
 from oncekey.observe.events import Observer, telling
@@ -49,7 +49,7 @@ from oncekey.options import (
     check_installing,
     settings_of,
 )
-from oncekey.resolvers import Question, Resolvers, Sighting
+from oncekey.resolvers import Question, Resolvers
 from oncekey.sealing import Seal, check_seal
 from oncekey.topics import Topics
 from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
@@ -108,7 +108,7 @@ class Once:
         self.notify = telling(self.observers)
         """Tells all observers; None: there are none."""
         self.survey = survey
-        self._webhooks: dict[str, tuple[bytes, ...]] = {}
+        self._webhooks: dict[str, frozenset[object]] = {}
         self._migrate = migrate
         self._workers = workers
         self._service: Service | None = None
@@ -275,33 +275,33 @@ class Once:
         app: Any,  # noqa: ANN401  (a Starlette or FastAPI application, neither of which we may import)
         path: str,
         *,
-        secret: Secret | Sequence[Secret],
-        parse: Callable[[Any], Sighting | None],
+        secret: Secrets = None,
+        parse: Parse,
         **options: Unpack[WebhookOptions],
     ) -> None:
         """Take a provider's webhooks at `path`, signed as `Oncekey-Signature: t=...,v1=...` (HMAC-SHA256 of "t.body").
 
-        `parse` is given the event's JSON and returns a `Sighting`, or None for what is not about a call. Several
-        secrets are all accepted, for as long as one of them is being replaced. `name` is the account's: a provider's
-        own ids and event ids count within it, because two accounts may number their charges alike.
+        `parse` gets the event's JSON and returns a `Sighting`, or None for what is not about a call. Any of several
+        secrets is accepted. `header="Stripe-Signature"` takes Stripe's messages. `verify` replaces `secret` for other
+        schemes: it gets the header fields and the body, and returns whether the message is genuine. A provider's ids
+        count within `name`, because two accounts may number their charges alike.
         """
         from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 
-        receiver = WebhookReceiver(self, path, secret=secret, parse=parse, **options).added_to(self._webhooks)
-        starlette.add_route(app, path, Webhook(self, receiver))
+        starlette.add_route(app, path, Webhook(self, self._receiver(path, secret, parse, options)))
 
-    def webhook_wsgi(
-        self,
-        *,
-        secret: Secret | Sequence[Secret],
-        parse: Callable[[Any], Sighting | None],
-        **options: Unpack[WebhookOptions],
-    ) -> WsgiWebhook:
+    def webhook_asgi(self, *, secret: Secrets = None, parse: Parse, **options: Unpack[WebhookOptions]) -> Webhook:
+        """The same as an ASGI application, for other frameworks to mount where the provider posts to."""
+        return Webhook(self, self._receiver(None, secret, parse, options))
+
+    def webhook_wsgi(self, *, secret: Secrets = None, parse: Parse, **options: Unpack[WebhookOptions]) -> WsgiWebhook:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
-        receiver = WebhookReceiver(self, None, secret=secret, parse=parse, **options).added_to(self._webhooks)
-        return WsgiWebhook(self, receiver)
+        return WsgiWebhook(self, self._receiver(None, secret, parse, options))
+
+    def _receiver(self, path: str | None, secret: Secrets, parse: Parse, options: WebhookOptions) -> WebhookReceiver:
+        return WebhookReceiver(self, path, secret=secret, parse=parse, **options).added_to(self._webhooks)
 
     def asgi(
         self, app: App, *, tenant: Identify, enrol: Mapping[str, Enrolment], principal: Identify | None = None

@@ -97,8 +97,8 @@ def test_the_printed_sql_is_all_that_is_needed(tmp_path):
         (["up", "--store", "memory:"], "nothing to migrate"),
         (["status", "--store", "memory:"], "nothing to migrate"),
         (["up", "--store", "mongodb://h/d"], "no store for mongodb"),
-        (["sql"], "one of the two"),
-        (["sql", "--dialect", "sqlite", "--store", "sqlite:///a.db"], "one of the two"),
+        (["sql"], "one of the three"),
+        (["sql", "--dialect", "sqlite", "--store", "sqlite:///a.db"], "one of the three"),
         (["up", "--store", "sqlite:///nowhere/shop.db"], "cannot be opened"),
         (["up"], "--store"),
         (["sql", "--dialect", "oracle"], "oracle"),
@@ -121,3 +121,54 @@ def test_postgresql_too(tmp_path, postgres_dsn, scheme):
     up = oncekey("migrate", "up", "--store", url, cwd=tmp_path)
     assert (up.returncode, up.stdout.splitlines()[0], up.stderr) == (0, f"applied {LABEL}.sql", "")
     assert oncekey("migrate", "status", "--store", url, cwd=tmp_path).returncode == 0
+
+
+KEPT = {
+    "a URL": 'from oncekey import Once\nonce = Once("sqlite:///shop.db")\n',
+    "an engine": (
+        "from oncekey import Once\nfrom sqlalchemy.ext.asyncio import create_async_engine\n"
+        'once = Once(create_async_engine("sqlite+aiosqlite:///shop.db"))\n'
+    ),
+    "a blocking engine": (
+        "from oncekey import Once\nfrom sqlalchemy import create_engine\n"
+        'once = Once(create_engine("sqlite:///shop.db"))\n'
+    ),
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_the_store_of_an_application(kept, tmp_path):
+    (tmp_path / "shop.py").write_text(KEPT[kept])
+    app = ("--app", "shop:once")
+    up = oncekey("migrate", "up", *app, cwd=tmp_path)
+    status = oncekey("migrate", "status", *app, cwd=tmp_path)
+    sql = oncekey("migrate", "sql", *app, cwd=tmp_path)
+    doctor = oncekey("doctor", "--workers", "0", *app, cwd=tmp_path)
+    assert (up.returncode, up.stdout.splitlines()[0]) == (0, f"applied {LABEL}.sql"), up.stderr
+    assert (status.returncode, sql.returncode, doctor.returncode) == (0, 0, 0), doctor.stdout + doctor.stderr
+    assert "CREATE TABLE oncekey_record" in sql.stdout
+    assert "OK       schema: all" in doctor.stdout
+    assert (tmp_path / "shop.db").is_file()
+
+
+@pytest.mark.parametrize("command", [("migrate", "up"), ("migrate", "status"), ("doctor",)], ids=" ".join)
+def test_a_command_without_a_store_names_the_options(command, tmp_path):
+    (tmp_path / "shop.py").write_text(
+        "from flask_sqlalchemy import SQLAlchemy\nfrom oncekey import Once\nfrom oncekey.flask import database\n"
+        "once = Once(database(SQLAlchemy()))\n"
+    )
+    nothing, unnamed = oncekey(*command, cwd=tmp_path), oncekey(*command, "--app", "shop:once", cwd=tmp_path)
+    assert (nothing.returncode, unnamed.returncode) == (2, 2)
+    assert "--store URL, ONCEKEY_STORE, or --app MODULE:NAME" in nothing.stderr
+    assert "say --store URL" in unnamed.stderr
+
+
+def test_the_lease_of_an_application_is_what_the_doctor_compares_with(tmp_path):
+    (tmp_path / "shop.py").write_text(
+        "from oncekey import INLINE, Once, Policy\n"
+        'once = Once("sqlite:///shop.db", policy=Policy(lease=90))\n'
+        "@once.protect(effects=INLINE, lease=7)\ndef quick(): ...\n"
+    )
+    read = "from oncekey.cli.doctor import _lease_of; print(_lease_of('shop:once'), _lease_of(None))"
+    said = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert said.stdout == "7000000 300000000\n"

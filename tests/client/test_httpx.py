@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import httpx
 import pytest
 
+import oncekey
 from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
 from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
@@ -159,9 +160,10 @@ def test_a_mismatch_is_an_error_of_the_program(way):
     # R224
     with (
         ScriptedServer(answer(422, {"code": Code.KEY_REUSED.value})) as server,
-        pytest.raises(KeyReusedError) as caught,
+        pytest.raises(oncekey.KeyReusedError) as caught,  # the name that functions raise, too
     ):
         way.send(way.transport(), "POST", server.url)
+    assert isinstance(caught.value, KeyReusedError)
     assert len(server.seen) == 1
     assert caught.value.reply is not None
     assert caught.value.reply.status == 422

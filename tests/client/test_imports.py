@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import oncekey
 import oncekey.client
 
 FOLDER = Path(oncekey.client.__file__).parent
@@ -36,3 +37,15 @@ def test_the_client_and_its_journal_work_without_any_package():
     blocked = "import sys; sys.modules.update(dict.fromkeys(['httpx', 'requests', 'aiohttp', 'urllib3']))\n"
     imports = "\n".join(f"import oncekey.client.{name}" for name in [*PLAIN, "httpx"] if name != "__init__")
     subprocess.run([sys.executable, "-c", blocked + imports], check=True)
+
+
+SHARED = sorted(set(oncekey.__all__) & set(oncekey.client.__all__))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_name_of_both_packages_is_one_class_or_a_subclass(name):
+    assert issubclass(getattr(oncekey.client, name), getattr(oncekey, name))
+
+
+def test_the_errors_of_the_client_can_be_caught_by_the_names_of_the_package():
+    assert {"KeyExpiredError", "KeyReusedError", "OutcomeUnknownError"} <= set(SHARED)

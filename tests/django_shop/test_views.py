@@ -6,6 +6,7 @@ import io
 import logging
 import threading
 import uuid
+from typing import Any
 
 import pytest
 from django.db import close_old_connections, connections, transaction
@@ -14,6 +15,7 @@ from django.test import Client, RequestFactory, override_settings
 from django_shop.asking import new_key, post, replayed, sold, stored
 from harness.patience import PATIENCE, wait_until
 from oncekey import LOCAL, SINGLE_TENANT, ConfigurationError, testing
+from oncekey.observe.events import Keyless
 
 
 def of(alias: str):
@@ -293,6 +295,14 @@ def test_a_store_that_is_down_is_503_and_nothing_ran(postgres: str, monkeypatch:
     connections.close_all()
     assert (down.status_code, unkeyed.status_code, world.runs) == (503, 503, ["orders"])
     of("default").once.threads.breaker.worked()
+
+
+@pytest.mark.parametrize("path", ["/optional", "/aoptional"])
+def test_a_request_without_a_key_is_counted(alias: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(of(alias).once.threads, "notify", seen.append)
+    assert post(path, key=None).status_code in {200, 201}
+    assert seen == [Keyless(path.removeprefix("/"))]
 
 
 def test_twelve_threads_on_one_key(alias: str) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from harness.pages import ROOT, Page
 from harness.patience import PATIENCE
+from harness.tables import leases_run_out
 
 PAGE = Page(ROOT / "docs/howto/django.md")
 MANAGE = "import sys; from django.core.management import execute_from_command_line as run; run(sys.argv)"
@@ -34,6 +38,51 @@ said += [ask("/orders/1/rename/", {"product": "milk"}, "l" * 20) for _ in range(
 said += [ask("/payments", {"amount": 5}, "m" * 20) for _ in range(2)]
 print(json.dumps([said, client.post("/orders/", {"product": "tea"}).status_code]))
 """
+USER = 'User.objects.create_user("ann", password="secret")'
+PAYING = """
+import django, os, signal, sys
+django.setup()
+from shop import views
+charge = views.charge
+def counted(amount, key):
+    made = charge(amount, key)
+    with open("charges", "a") as file:
+        file.write(key + chr(10))
+    if sys.argv[1] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made
+views.charge = counted
+from base64 import b64encode
+from django.test import Client
+headers = {"Authorization": "Basic " + b64encode(b"ann:secret").decode(), "Idempotency-Key": "p" * 20}
+answer = Client().post("/payments", {"amount": 7}, content_type="application/json", headers=headers)
+print(answer.status_code, answer.content.decode(), answer.headers.get("Idempotent-Replayed"))
+"""
+WORKING = """
+import django
+django.setup()
+from shop import views
+charge = views.charge
+def counted(amount, key):
+    with open("charges", "a") as file:
+        file.write(key + chr(10))
+    return charge(amount, key)
+views.charge = counted
+from django.core.management import execute_from_command_line as run
+run(["manage.py", "oncekey", "worker", "--once"])
+"""
+STATUS = """
+import django, json
+django.setup()
+from base64 import b64encode
+from django.contrib.auth.models import User
+from django.test import Client
+User.objects.create_user("bob", password="secret")
+def ask(name):
+    token = "Basic " + b64encode((name + ":secret").encode()).decode()
+    return Client().get("/idempotency-keys/" + "p" * 20, headers={"Authorization": token} if name else {})
+print(json.dumps([[one.status_code, one.json()] for one in map(ask, ["ann", "bob", ""])]))
+"""
 
 
 @pytest.fixture
@@ -49,9 +98,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *command: str) -> str:
+def run(folder: Path, *command: str, code: int = 0) -> str:
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT / "src")])
+    environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT / "src"), str(ROOT / "tests")])
     said = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
@@ -61,8 +110,13 @@ def run(folder: Path, *command: str) -> str:
         check=False,
         timeout=PATIENCE,
     )
-    assert said.returncode == 0, said.stdout + said.stderr
-    return said.stdout
+    assert said.returncode == code, said.stdout + said.stderr
+    return said.stdout + said.stderr
+
+
+def migrate(project: Path) -> None:
+    """The page's own models have no migrations yet."""
+    run(project, "manage.py", "migrate", "--run-syncdb", "--verbosity", "0")
 
 
 def test_the_project_of_the_page(project: Path) -> None:
@@ -70,14 +124,64 @@ def test_the_project_of_the_page(project: Path) -> None:
     installing, *commands = lines
     assert installing[:2] == ["pip", "install"]
     assert all(words[:2] == ["python", "manage.py"] for words in commands)
-    run(
-        project, "manage.py", "migrate", "--run-syncdb", "--verbosity", "0"
-    )  # the page's own models have no migrations yet
+    migrate(project)
     for words in commands:
-        run(project, *words[1:])
+        said_by = run(project, *words[1:])
+        assert words[2] != "check" or "no issues" in said_by
     said, nobody = json.loads(run(project, "-c", ASKING).splitlines()[-1])
     order, renamed, paid = {"id": 1, "product": "tea"}, {"id": 1, "product": "milk"}, {"id": 1, "charge": "ch_1"}
     assert said[:2] == [[201, order, None], [201, order, "true"]]
     assert said[2:4] == [[200, renamed, None], [200, renamed, "true"]]
     assert said[4:] == [[201, paid, None], [201, paid, "true"]]
     assert nobody == 401
+
+
+def test_a_payment_whose_process_was_killed_is_completed_by_a_worker_and_its_client_sees_the_status(
+    project: Path,
+) -> None:
+    migrate(project)
+    run(project, "-c", "import django; django.setup(); from django.contrib.auth.models import User\n" + USER)
+    run(project, "-c", PAYING, "die", code=-signal.SIGKILL)
+    leases_run_out(f"sqlite:///{project}/shop.db")
+    mine, others, nobody = json.loads(run(project, "-c", STATUS).splitlines()[-1])
+    assert (mine[0], mine[1]["state"], others[0], nobody[0]) == (200, "in_progress", 404, 401)
+
+    run(project, "-c", WORKING)
+    with closing(sqlite3.connect(project / "shop.db")) as connection:
+        assert connection.execute("SELECT amount, charge FROM shop_payment").fetchall() == [(7, "ch_1")]
+    assert len(set((project / "charges").read_text().split())) == 1, "the worker repeats the call with the same key"
+    paid = run(project, "-c", PAYING, "live").splitlines()[-1]
+    assert paid == '201 {"id":1,"charge":"ch_1"} true'
+
+
+@pytest.mark.parametrize(
+    ("without", "instead", "finding"),
+    [
+        (
+            '        "shop.once.Resumed",\n',
+            "",
+            "oncekey.W004) pay is effects=PHASED, and a worker that resumes",
+        ),
+        ("number = resumed_as(request)", "number = None", "oncekey.W004) pay is effects=PHASED"),
+        (
+            'key>", key_status)',
+            'key>", once.status_view)',
+            "oncekey.W005) once.status_view is routed directly",
+        ),
+        (
+            '    path("idempotency-keys/<path:key>", key_status),\n',
+            "",
+            "oncekey.W006) status='/idempotency-keys'",
+        ),
+    ],
+)
+def test_the_check_reports_what_the_page_warns_of(project: Path, without: str, instead: str, finding: str) -> None:
+    for file in ("settings", "once", "urls"):
+        path = project / "shop" / f"{file}.py"
+        path.write_text(path.read_text().replace(without, instead))
+    if "once.status_view" in instead:
+        urls = project / "shop" / "urls.py"
+        urls.write_text("from shop.once import once\n" + urls.read_text())
+    said = run(project, "manage.py", "check")
+    assert finding in said
+    assert said.count("oncekey.W") == 1

@@ -147,9 +147,12 @@ ELSEWHERE = {
     "docs/howto/audit.md:audited.py",
     "docs/howto/inline-timeouts.md:payments.py",
     "docs/howto/limits.md:limited.py",
+    "docs/howto/live-endpoint.md:live.py",
     "docs/howto/orm-in-phases.md:ledger.py",
     "docs/howto/phased.md:completed.py",
     "docs/howto/sqlalchemy.md:sessions.py",
+    "docs/howto/webhooks.md:payments.py",
+    "docs/howto/webhooks.md:shop.py",
     "docs/howto/wsgi.md:plain.py",
 }
 """Programs with a test of their own, below or in a module of its own."""
@@ -317,7 +320,7 @@ def _run_by_alembic(block: Block) -> bool:
 
 
 def _run_by_its_page(page: Page, block: Block) -> bool:
-    of_django = page.name == "docs/howto/django.md"  # a project of several files: test_django_page.py
+    of_django = (block.file or "").startswith("shop/")  # a project of several files: test_django_page.py
     return of_django or _served_by_its_page(page, block) or _tested_by_its_page(page, block) or _run_by_alembic(block)
 
 

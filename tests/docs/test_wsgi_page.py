@@ -15,6 +15,8 @@ from sqlalchemy import text
 from harness.pages import ROOT, Page, load
 from harness.walkthrough import with_store
 
+ANN = "a-long-token-of-ann"
+
 
 def test_the_handlers_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -55,11 +57,11 @@ def test_the_flask_shop_of_the_page(
     app = module.create_app(url)
     with app.app_context():
         module.db.create_all()
-        module.db.session.add(module.User(token="ann", tenant="acme"))
+        module.db.session.add(module.User(token=ANN, tenant="acme"))
         module.db.session.commit()
     client = app.test_client()
 
-    def post(path: str, seat: str, key: str, token: str = "ann") -> Any:
+    def post(path: str, seat: str, key: str, token: str = ANN) -> Any:
         headers = {"Idempotency-Key": key, "Authorization": f"Bearer {token}"}
         return client.post(path, json={"seat": seat}, headers=headers)
 
@@ -71,14 +73,17 @@ def test_the_flask_shop_of_the_page(
     for replayed in (None, "true"):
         taken = post("/orders", "1A", "another-key-of-the-page")
         assert (taken.status_code, taken.headers.get("Idempotent-Replayed")) == (409, replayed)
-    headers = {"Authorization": "Bearer ann"}
+    headers = {"Authorization": f"Bearer {ANN}"}
     status = client.get("/idempotency-keys/another-key-of-the-page", headers=headers)
     assert (status.status_code, status.get_json()["state"]) == (200, "completed")
     assert client.get("/idempotency-keys/another-key-of-the-page").status_code == 401
+
     with app.app_context():
         found = module.db.session.execute(text("SELECT seat, charge IS NULL FROM orders ORDER BY seat")).all()
         assert [(seat, bool(unpaid)) for seat, unpaid in found] == [("1A", True), ("1B", False)]
         engine = module.db.engine
+        stored = "oncekey_record" if kept_in == "sqlite" else "oncekey.record"
+        assert ANN not in str(module.db.session.execute(text(f"SELECT * FROM {stored}")).all()), "no token is stored"
     assert engine.pool.checkedout() == 0
     engine.dispose()
 

@@ -221,3 +221,39 @@ def test_what_is_worked_out_once_is_no_part_of_an_enrolments_identity():
     one, other = (Enrolment("pay", Effects.LOCAL, Policy(secret=SECRET), once) for _ in range(2))
     assert one == other
     assert SECRET.decode() not in repr(one)
+
+
+TOKEN = "sk_live_4c1d9a3e6d0b4f53"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        (b"authorization", f"Bearer {TOKEN}".encode()),
+        (b"authorization", f"bearer   {TOKEN}".encode()),
+        (b"authorization", TOKEN.encode()),
+        (b"proxy-authorization", f"Basic {TOKEN}".encode()),
+        (b"x-api-key", TOKEN.encode()),
+    ],
+    ids=lambda field: field[0].decode(),
+)
+@pytest.mark.parametrize("effects", Effects)
+@pytest.mark.parametrize(
+    ("what", "caller"),
+    [("tenant", Caller(TOKEN)), ("tenant", Caller(TOKEN, "ann")), ("principal", Caller("acme", TOKEN))],
+)
+def test_a_credential_is_never_stored_as_the_name_of_a_caller(what, caller, effects, field):
+    with pytest.raises(ConfigurationError, match=rf"the {what} function returned the credential of the field"):
+        claim_of([KEY], parts(headers=[field]), enrolment(effects), caller)
+
+
+def test_the_whole_field_is_a_credential_too():
+    field = f"Bearer {TOKEN}"
+    with pytest.raises(ConfigurationError, match="principal"):
+        claim_of([KEY], parts(headers=[(b"authorization", field.encode())]), enrolment(), Caller("acme", field))
+
+
+@pytest.mark.parametrize("caller", [ACME, Caller("acme", "x"), Caller(str(UUID(int=7)), "a-user-of-the-tenant")])
+def test_a_name_that_is_not_the_credential_is_stored(caller):
+    headers = [(b"authorization", b"Bearer acme"), (b"x-tenant", str(UUID(int=7)).encode()), (b"x-api-key", b"x")]
+    assert isinstance(claim_of([KEY], parts(headers=headers), enrolment(), caller), Claim)

@@ -340,3 +340,35 @@ async def test_a_word_that_comes_while_an_inline_handler_runs_is_compared_later(
         await reconciler_of(process.once).run_once()
         assert [line for line in caplog.messages if "contradicts what is stored about 'charge'" in line]
     assert [found for _, found in evidence(bank)] == ["contradicts"]
+
+
+async def test_a_function_of_the_application_verifies_instead_of_a_secret(bank):
+    seen = []
+
+    def verify(headers, body):
+        seen.append((headers["x-own"], body))
+        if headers["x-own"] == "broken":
+            raise KeyError("signature")
+        return "yes" if headers["x-own"] == "truthy" else headers["x-own"] == "genuine, genuine"
+
+    async with bank.process(paying(repeatable=False)) as process:
+        process.once.webhook(process.app, "/hooks", verify=verify, parse=parse)
+        bank.provider.faults.append(TimeoutError())
+        assert (await process.send()).status == 409
+        body = json.dumps(event_of(bank)).encode()
+        for own in ("forged", "broken", "truthy"):
+            assert (await post(process, body, headers=[("X-Own", own)])).status == 401
+        assert (await post(process, body, headers=[])).status == 401
+        assert bank.state == "unknown"
+        reply = await post(process, body, headers=[("X-Own", "genuine"), ("x-own", "genuine")])
+        assert (reply.status, reply.json()["detail"]) == (200, "Settled.")
+    assert seen[-1] == ("genuine, genuine", body)
+
+
+@pytest.mark.parametrize("given", [{}, {"secret": []}, {"secret": SECRET, "verify": lambda headers, body: True}])
+async def test_a_webhook_has_a_secret_or_a_function(bank, given):
+    async with bank.process() as process:
+        for make in (process.once.webhook_asgi, process.once.webhook_wsgi):
+            with pytest.raises(ConfigurationError):
+                make(parse=parse, **given)
+        assert not process.once.reconciles

@@ -44,7 +44,8 @@ _PAYMENT = "INSERT INTO payments (id, tenant) VALUES (:id, :tenant)"
 _SETTLE = "UPDATE payments SET charge = :charge WHERE id = :id"
 
 WRITER, READER, STRANGER = "token-of-a-writer", "token-of-a-reader", "token-of-another"
-TENANTS = {WRITER: "acme", READER: "acme", STRANGER: "bolt"}
+ITSELF = "token-that-is-taken-for-its-tenant"
+TENANTS = {WRITER: "acme", READER: "acme", STRANGER: "bolt", ITSELF: ITSELF}
 
 STEPS = ("drawn", "payment_created", "sending", "charged", "charge_created", "payment_settled")
 """Where a payment's process may be killed: after each of these, in their order."""

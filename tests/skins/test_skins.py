@@ -31,7 +31,7 @@ from oncekey.once import Once
 from oncekey.surveying import Protection, survey
 from skins.on_asgi import BY_PATH
 from skins.rows import ABILITIES, KILLED_ON_SQLITE, ON_SQLITE, SKINS, TABLE, Skin
-from skins.service import READER, ROUTES, STEPS, STRANGER, WRITER, Service
+from skins.service import ITSELF, READER, ROUTES, STEPS, STRANGER, WRITER, Service
 from skins.stage import Stage, new_key, stages
 
 PROVED: set[tuple[str, str]] = set()
@@ -99,6 +99,17 @@ def test_a_first_request_and_its_repetition(stage: Stage) -> None:
     assert elsewhere.status == 422  # R26
     assert (stranger.status, stranger.replayed) == (201, False)  # R27
     assert stage.charges - before == 2
+
+
+@proves("INLINE")
+def test_a_credential_is_not_stored_as_the_name_of_its_tenant(stage: Stage) -> None:
+    key, order = new_key(), {"item": "tea"}
+    assert stage.send("/charges", order, key=key).status == 201
+    before = stage.charges
+    assert stage.send("/charges", order, key=key, token=ITSELF).status == 500
+    scopes = stage.rows(f"SELECT scope FROM oncekey.record WHERE key = '{key}'")
+    assert (stage.charges, len(scopes), ITSELF in str(scopes)) == (before, 1, False)
+    assert ITSELF not in stage.log
 
 
 @proves("INLINE")

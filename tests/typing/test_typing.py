@@ -6,7 +6,10 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from mypy import api
+
+from harness.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = Path(__file__).with_name("api.py")
@@ -40,3 +43,14 @@ def test_the_type_checker_refuses_wrong_use_and_nothing_else() -> None:
     assert set(errors) == set(wanted)
     assert {line: code for line, code in wanted.items() if code not in errors[line]} == {}
     assert len(wanted) > 10
+
+
+def test_the_programs_of_the_readme_pass_the_type_checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = {one.file: one.text for one in Page(ROOT / "README.md").blocks("python") if one.file is not None}
+    assert set(programs) == {"shop.py", "payments.py"}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    options = ["--strict", "--no-error-summary", "--cache-dir", str(ROOT / ".mypy_cache")]
+    said, complaints, code = api.run([*options, *programs])
+    assert (said, complaints, code) == ("", "", 0)

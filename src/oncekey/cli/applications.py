@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from oncekey.once import Once
 
+_SCHEMES: Final = {"sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mariadb", "mariadb": "mariadb"}
 PLAIN: Final = "%(asctime)s %(levelname)s %(message)s"
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("oncekey_command_observers", default=())
 """The observers of the command that runs."""
@@ -38,6 +39,22 @@ def load(place: str) -> Once:
     if not isinstance(found, Once):
         raise ConfigurationError(f"--app {place}: that is a {type(found).__name__}, and a Once is needed")
     return found
+
+
+def url_of(once: Once, place: str) -> str:
+    """The URL of an application's store, for a command that connects to it by itself."""
+    source: Any = once.store
+    if isinstance(source, str):
+        return source
+    engines = (source,) if hasattr(source, "url") else getattr(source, "engines", ())  # of SQLAlchemy
+    url = engines[0].url if engines else None
+    scheme = None if url is None else _SCHEMES.get(url.get_backend_name())
+    if url is None or scheme is None:
+        raise ConfigurationError(
+            f"--app {place} keeps its keys in a {type(source).__name__}, whose address only the application has: say "
+            "--store URL; in a project of Django's, use `manage.py oncekey`"
+        )
+    return str(url.set(drivername=scheme).render_as_string(hide_password=False))
 
 
 def named(place: str, option: str) -> object:

@@ -13,10 +13,11 @@ import typer
 
 from oncekey import wire
 from oncekey.cli import options, printing
+from oncekey.cli.applications import load
 from oncekey.core.errors import StoreError
 from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationStatus
 from oncekey.core.model import SECOND, Duration, Instant, moment
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, micros
 from oncekey.drivers.sqlite.files import wal_is_safe
 from oncekey.engine import operate, upkeep
 from oncekey.flow import adrive
@@ -68,11 +69,19 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    store: options.StoreUrl,
+    store: options.OptionalStoreUrl = None,
     *,
+    app: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once is, for its store and lease."),
+    ] = None,
     lease: Annotated[
-        str, typer.Option(help="The policy's lease, to compare with what operations take.", metavar="SPAN")
-    ] = _LEASE,
+        str | None,
+        typer.Option(
+            help=f"The policy's lease, to compare with what operations take. [default: of --app, or {_LEASE}]",
+            metavar="SPAN",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="How many living workers there should be at least.")] = 1,
     silent_after: Annotated[
         str | None,
@@ -120,7 +129,8 @@ def doctor(
         silent=None if silent_after is None else options.span(silent_after),
         workers=workers,
     )
-    findings = tuple(_findings(store, options.span(lease), limits))
+    url = options.store_named(store, app)
+    findings = tuple(_findings(url, _lease_of(app) if lease is None else options.span(lease), limits))
     if replay_cache is not None:
         findings += (_front(replay_cache),)
     level = rules.worst(findings)
@@ -132,6 +142,14 @@ def doctor(
     else:
         _say(shown)
     raise typer.Exit(_EXIT[level])
+
+
+def _lease_of(app: str | None) -> Duration:
+    """The shortest lease of an application's routes and functions, or the default one."""
+    if app is None:
+        return options.span(_LEASE)
+    once = load(app)
+    return min(micros(policy.lease) for policy in (once.policy, *map(once.policy_of, once.enrolled)))
 
 
 def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from oncekey import wire
-from oncekey.cli.applications import load
+from oncekey.cli.applications import load, url_of
 from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core import model
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, ResultInvalidError, ResultNotStorableError
@@ -136,6 +136,13 @@ CODES: Final = "Exit code: 0 done, 1 not there or not allowed (nothing was chang
 StoreUrl = Annotated[
     str, typer.Option("--store", envvar="ONCEKEY_STORE", help=f"The store's URL: {wire.FORMS}.", metavar="URL")
 ]
+OptionalStoreUrl = Annotated[
+    str | None, typer.Option("--store", envvar="ONCEKEY_STORE", help=f"The store's URL: {wire.FORMS}.", metavar="URL")
+]
+StoreOfApp = Annotated[
+    str | None,
+    typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once object is, for its store."),
+]
 OnlyOnce = Annotated[
     bool, typer.Option("--once", help="Do what is due now, and exit; without it, go on until SIGTERM.")
 ]
@@ -196,6 +203,15 @@ def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: boo
             await engine.close()
 
     return asyncio.run(within())
+
+
+def store_named(store: str | None, app: str | None) -> str:
+    """The URL of the store: as --store or ONCEKEY_STORE says, or else that of the application."""
+    if store is not None:
+        return store
+    if app is None:
+        raise ConfigurationError("say which store: --store URL, ONCEKEY_STORE, or --app MODULE:NAME")
+    return url_of(load(app), app)
 
 
 def check_exists(url: str) -> None:

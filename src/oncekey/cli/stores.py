@@ -129,12 +129,14 @@ def parts_of(able: wire.Abilities) -> list[str]:
 _SAMPLES = {Dialect.SQLITE: "sqlite:///any.db", Dialect.POSTGRES: "postgresql://any"}
 
 
-def status(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
+def status(
+    store: options.OptionalStoreUrl = None, *, app: options.StoreOfApp = None, as_json: options.AsJson = False
+) -> None:
     """List the migrations that the store has and lacks. Exit code 1 if any is pending or not as it should be.
 
     JSON: {"now", "items": [{"number", "phase", "name", "status"}], "next"}.
     """
-    entries = asyncio.run(_status(store))
+    entries = asyncio.run(_status(options.store_named(store, app)))
     lines = [_migration_line(entry) for entry in entries]
     if as_json:
         printing.as_list(lines)
@@ -146,8 +148,9 @@ def status(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
 
 
 def up(
-    store: options.StoreUrl,
+    store: options.OptionalStoreUrl = None,
     *,
+    app: options.StoreOfApp = None,
     phase: Annotated[
         MigrationPhase | None,
         typer.Option(help="`pre`: stop before the first migration that older code could not live with."),
@@ -156,17 +159,18 @@ def up(
     """Run the migrations that the store lacks, each in a transaction of its own."""
     if phase is MigrationPhase.POST:
         raise ConfigurationError("`post` migrations build on `pre` ones: say --phase pre, or nothing for all")
-    asyncio.run(_up(store, phase))
+    asyncio.run(_up(options.store_named(store, app), phase))
 
 
 def sql(
     store: Annotated[str | None, typer.Option("--store", help="The store's URL; it is not connected to.")] = None,
     dialect: Annotated[Dialect | None, typer.Option(help="The database, if you have no URL.")] = None,
+    app: options.StoreOfApp = None,
 ) -> None:
     """Print all migrations as SQL, to be run by other means. The command connects to nothing."""
-    if (store is None) == (dialect is None):
-        raise ConfigurationError("say --store URL or --dialect, one of the two")
-    url = store if store is not None else _SAMPLES[Dialect(dialect or "")]
+    if (store, dialect, app).count(None) != 2:  # noqa: PLR2004  (one of three)
+        raise ConfigurationError("say --store URL, --dialect or --app, one of the three")
+    url = options.store_named(store, app) if dialect is None else _SAMPLES[dialect]
     typer.echo(wire.migrations_for(url).script(), nl=False)
 
 

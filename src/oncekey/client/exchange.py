@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
+from oncekey.core import problems
 from oncekey.core.errors import OncekeyError
 
 if TYPE_CHECKING:
@@ -117,10 +118,13 @@ def _first(headers: Fields, name: str) -> str | None:
 
 
 class ClientError(OncekeyError):
-    """Everything that oncekey's client raises."""
+    """Everything that oncekey's client raises.
+
+    An error that the top-level package has, too, is a subclass of that one: `except oncekey.KeyReusedError` catches it.
+    """
 
 
-class KeyReusedError(ClientError):
+class KeyReusedError(ClientError, problems.KeyReusedError):
     """The key belongs to another request: a bug of the calling program, which no retry repairs."""
 
     def __init__(self, message: str, *, key: str, reply: Reply | None = None) -> None:
@@ -129,7 +133,7 @@ class KeyReusedError(ClientError):
         self.reply = reply
 
 
-class OutcomeUnknownError(ClientError):
+class OutcomeUnknownError(ClientError, problems.OutcomeUnknownError):
     """The operation may have happened, and no answer says so. Do not send it with a new key.
 
     `call` and `key` are needed to ask again: pass the error to the transport's `ask_again`. `reply` is the last
@@ -143,7 +147,7 @@ class OutcomeUnknownError(ClientError):
         self.reply = reply
 
 
-class KeyExpiredError(OutcomeUnknownError):
+class KeyExpiredError(OutcomeUnknownError, problems.KeyExpiredError):
     """The key is too old to be sent: find out by other means whether it happened, then use a new key if not."""
 
 

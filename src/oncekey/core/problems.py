@@ -356,7 +356,7 @@ def _page(media_type: bytes, members: Mapping[str, object]) -> ProblemBody:
 
 
 class NotRunError(OncekeyError):
-    """This call did not run the protected function; the subclass says why.
+    """This call returned no result of the protected function, or of the client's request; the subclass says why.
 
     `retry_after` (seconds) is given where the same call may get another answer later.
     """
@@ -382,11 +382,11 @@ class InProgressError(NotRunError):
 
 
 class OutcomeUnknownError(NotRunError):
-    """It may have happened. The outcome is being resolved, and the function does not run again meanwhile."""
+    """It may have happened; a function does not run again while its outcome is being resolved."""
 
 
 class KeyReusedError(NotRunError):
-    """The key belongs to a call with other arguments."""
+    """The key belongs to another request, or to a call with other arguments."""
 
 
 class KeyExpiredError(NotRunError):

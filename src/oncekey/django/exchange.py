@@ -19,7 +19,7 @@ from django.http import HttpResponse
 from oncekey.core.answers import Answer, marked_lines
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.headers import trace_id_of
-from oncekey.core.model import UNAVAILABLE, Claim, Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Claim, Effects, Refuse
 from oncekey.django.database import NESTED, Database, DjangoTransaction
 from oncekey.engine.actions import Action, Call, Interrupted, Life, Sleep, Tx
 from oncekey.engine.claiming import Parts
@@ -61,7 +61,7 @@ class Sent:
         whence = getattr(request, "environ", None) or getattr(request, "scope", {})
         self.resumption: Resumption | None = whence.get(RESUMPTION)
         self._request = request
-        self._body = b"" if limit is None else _read(request, limit)
+        self._body = b"" if limit is None else read_body(request, limit)
 
     def parts(self) -> Parts | Refuse:
         """All of it."""
@@ -86,7 +86,7 @@ class Sent:
         return made(answer)
 
 
-def _read(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
+def read_body(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
     """The body, or why it cannot be had; None: somebody else has read it."""
     if hasattr(request, "_body"):
         return bytes(request._body)  # noqa: SLF001  (what `request.body` has read)
@@ -214,8 +214,9 @@ class DjangoExchange(blocking.BlockingExchange):
             return handler(*args, **(kwargs if name is None else {**kwargs, name: op}))
 
         if not self.keyed:
-            if self.asked.method not in SAFE and enrolment.policy.require_key:
-                return made(self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=self.trace_id))
+            refusal = None if self.asked.method in SAFE else self.threads.without_key(enrolment, self.trace_id)
+            if refusal is not None:
+                return made(refusal)
             return await self._aunkeyed(invoke, enrolment, None)
         await _in_its_thread(self._claim, enrolment)
         if self.answer is not None:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from asgiref.sync import sync_to_async
-from django.http import Http404
+from django.http import Http404, HttpResponse, HttpResponseNotAllowed
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.django.database import Database
-from oncekey.django.exchange import DjangoExchange, DjangoThreads, Sent, made, request_in
+from oncekey.django.exchange import DjangoExchange, DjangoThreads, Sent, made, read_body, request_in
 from oncekey.django.project import Application, check_order
 from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
 from oncekey.frameworks.blocking import current
 from oncekey.frameworks.consumer_page import documentation
+from oncekey.frameworks.webhook import Secrets, WebhookOptions, taken
+from oncekey.frameworks.wsgi import lines_of
 from oncekey.once import Once as Framework
 from oncekey.options import NO_WSGI_APP
 from oncekey.wire import Source, has_threads
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
+    from oncekey.resolvers import Sighting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +45,7 @@ class Once(Framework):
 
     `store` is a `Database`, of which the default one is taken if none is named, or a URL as with `oncekey.Once`.
     `tenant` and `principal` are functions that are handed the request, REST framework's where a view has that.
-    `status` is the path below which `status_view` is routed, if it is.
+    `status` is the path below which `status_view` is routed, for the `Location` of refusals.
     """
 
     def __init__(
@@ -59,6 +62,9 @@ class Once(Framework):
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP.format(called="django"))
         self.has_tenant = tenant is not None
+        codes = (getattr(one, "__code__", None) for one in (tenant, principal))
+        self.reads_user = any(code is not None and "user" in code.co_names for code in codes)
+        """Whether `tenant` or `principal` looks at `request.user`, which REST framework sets in its own views only."""
         self.threads = DjangoThreads(
             self,
             self.policy,
@@ -121,11 +127,33 @@ class Once(Framework):
         return made(documentation(self.threads))
 
     def status_view(self, request: Any, key: str) -> Any:  # noqa: ANN401  (Django has no types)
-        """Say what became of a key: `path("idempotency-keys/<path:key>", once.status_view)`, below your own login."""
-        answer = self.threads.resource(Sent(request), f"{self.threads.status_path}/{key}")
-        if answer is None:
-            raise Http404
-        return made(answer)
+        """Return the status of a key, for `path("idempotency-keys/<path:key>", once.status_view)`.
+
+        It has to authenticate its caller as the protected views do: where REST framework does that, call it from a view
+        of REST framework.
+        """
+        return made(self.threads.status(Sent(request), key))
+
+    def webhook_view(
+        self, *, secret: Secrets = None, parse: Callable[[Any], Sighting | None], **options: Unpack[WebhookOptions]
+    ) -> Callable[..., Any]:
+        """A view that takes a provider's webhooks, as `oncekey.Once.webhook` does: `path("webhooks/provider", ...)`.
+
+        It needs no login and no CSRF token: the signature is what it trusts.
+        """
+        receiver = self._receiver(None, secret, parse, options)
+
+        def webhook(request: Any) -> Any:  # noqa: ANN401
+            if request.method != "POST":
+                return HttpResponseNotAllowed(["POST"])
+            body = read_body(request, receiver.max_body)
+            reply = receiver.answer_blocking(self, lines_of(request.META), taken(b"" if body is None else body))
+            return HttpResponse(reply.body, status=reply.status, content_type="application/json")
+
+        webhook.csrf_exempt = True  # type: ignore[attr-defined]  # as Django's own decorator does
+        database = self.threads.database
+        webhook._non_atomic_requests = set() if database is None else {database.alias}  # type: ignore[attr-defined]  # noqa: SLF001
+        return webhook
 
 
 def _no_tenant(_: object) -> str:

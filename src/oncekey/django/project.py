@@ -161,7 +161,7 @@ def views() -> Iterator[Any]:
 def served() -> Iterator[Served]:
     """Every route of the project."""
     for path, view in _walk(get_resolver().url_patterns, "/"):
-        if getattr(view, "__module__", "").startswith(_OWN) or _class_of(view) is RedirectView:
+        if getattr(view, "__module__", "").startswith(_OWN) or class_of(view) is RedirectView:
             continue
         for methods, handler in _handlers(view):
             endpoint = next((layer for layer in inner(handler) if hasattr(layer, "__oncekey__")), handler)
@@ -185,12 +185,22 @@ def _readable(pattern: str) -> str:
     return text.removeprefix("^").removesuffix("$").removesuffix(r"\Z").replace("\\", "")
 
 
-def _class_of(view: Any) -> Any:  # noqa: ANN401
-    return getattr(view, "cls", None) or getattr(view, "view_class", None)
+def class_of(view: Any) -> Any:  # noqa: ANN401
+    """The class of a view, below whatever decorators; None for a function."""
+    for layer in layers(view):
+        of_class = getattr(layer, "cls", None) or getattr(layer, "view_class", None)
+        if of_class is not None:
+            return of_class
+    return None
+
+
+def has_login(view: Any) -> bool:  # noqa: ANN401
+    """Whether a decorator of Django's checks the login before a view."""
+    return any(_decorators(layer) is not None for layer in layers(view))
 
 
 def _handlers(view: Any) -> Iterator[tuple[frozenset[str], Any]]:  # noqa: ANN401
-    if _class_of(view) is None:
+    if class_of(view) is None:
         yield _methods_of(view), view
         return
     for method in METHODS:

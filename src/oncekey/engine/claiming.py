@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from oncekey.canonical.fingerprint import Request
-from oncekey.core.errors import BodyInvalidError, KeyMalformedError
+from oncekey.core.errors import BodyInvalidError, ConfigurationError, KeyMalformedError
 from oncekey.core.keys import check_given, key_digest, looks_guessable, looks_personal, parse_key
 from oncekey.core.model import Claim, Code, RecordId, Refuse
 from oncekey.core.policy import KeyCheck
@@ -45,6 +45,17 @@ PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 """The owner of the claims of this process. Read it from the module: a forked process has another one."""
 CALL: Final = "CALL"
 """The method of a function's call; its path is the name of its operation."""
+CREDENTIAL_FIELDS: Final = frozenset(
+    {b"authorization", b"proxy-authorization", b"x-api-key", b"api-key", b"x-auth-token", b"x-access-token"}
+)
+"""Header fields that hold a credential, by itself or after the name of its scheme."""
+SHORTEST_CREDENTIAL: Final = 16
+"""A shorter value is no secret: a test may well send `Bearer acme` for the tenant `acme`."""
+IS_CREDENTIAL: Final = (
+    "the {what} function returned the credential of the field {field!r}, and oncekey stores what it returns in clear: "
+    "return the id of the user or of the account that the credential belongs to; to bind keys to the credential "
+    "itself, which stores its digest, say Policy(bind_to=BindTo.TOKEN)"
+)
 _FUNCTION: Final = "function"
 _OPERATION: Final = "operation"
 _JSON: Final = b"application/json"
@@ -164,6 +175,8 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
 def claim_input_of(key: str, fingerprint: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
     """The input of a claim, by which a stored answer is found, too; from the key and the fingerprint of a request."""
     scope = scope_for(enrolment.policy, enrolment.namespace, caller, enrolment.operation)
+    if caller.principal is not None or len(caller.tenant) >= SHORTEST_CREDENTIAL:
+        check_names(caller, parts.headers)
     return ClaimInput(RecordId(scope, key), fingerprint, parts, caller)
 
 
@@ -174,6 +187,21 @@ def scope_for(policy: Policy, namespace: str, caller: Caller, operation: str) ->
     if policy.bind_to is BindTo.TENANT:
         return scope_of(*owned)
     return bound_scope(policy.bind_to, *owned, principal=principal, token=token)
+
+
+def check_names(caller: Caller, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a tenant or a principal that is the caller's own credential: both are stored in clear.
+
+    Raises:
+        ConfigurationError: One of the functions returned what the request authenticates itself with.
+    """
+    named = {caller.tenant: "tenant", caller.principal: "principal"}
+    for field, value in headers:
+        if field in CREDENTIAL_FIELDS:
+            credential = value.decode("latin-1")
+            for one in (credential, *credential.split()):
+                if one in named and len(one) >= SHORTEST_CREDENTIAL:
+                    raise ConfigurationError(IS_CREDENTIAL.format(what=named[one], field=field.decode("latin-1")))
 
 
 def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:

@@ -185,9 +185,10 @@ class Threads(ApplicationShared):
             return documentation(self)
         if self.status_path is None or not path.startswith(f"{self.status_path}/"):
             return None
-        return self._status(asked, path.removeprefix(f"{self.status_path}/"))
+        return self.status(asked, path.removeprefix(f"{self.status_path}/"))
 
-    def _status(self, asked: HttpRequest, key: str) -> Answer:
+    def status(self, asked: HttpRequest, key: str) -> Answer:
+        """The status of one of the caller's own keys."""
         caller = self.caller_of(asked, self.policy)
         if not self.ready():
             return answered(self, UNAVAILABLE, 0.0, asked.trace_id)
@@ -243,8 +244,8 @@ class BlockingExchange:
         if self.echo is not None:
             self._claim(enrolment)
             self.ended.entered = True
-        elif enrolment.policy.require_key:
-            self.answer = self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=self.trace_id)
+        else:
+            self.answer = self.threads.without_key(enrolment, self.trace_id)
 
     def call(
         self,
@@ -267,10 +268,9 @@ class BlockingExchange:
 
         safe = self.asked.method in SAFE
         if safe or self.echo is None:
-            if not safe and enrolment.policy.require_key:
-                return self.asked.instead(
-                    self.threads.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=self.trace_id), args
-                )
+            refusal = None if safe else self.threads.without_key(enrolment, self.trace_id)
+            if refusal is not None:
+                return self.asked.instead(refusal, args)
             return self._unkeyed(invoke, enrolment, None, args)
         self._claim(enrolment)
         if self.answer is not None:

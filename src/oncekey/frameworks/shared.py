@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from oncekey.core.headers import field_name
+from oncekey.core.model import Code, Refuse
 from oncekey.engine.admit import Breaker
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import Enrolment, Patterns
@@ -14,7 +15,7 @@ from oncekey.engine.fronts import Fronts
 from oncekey.engine.recent import SettledKeys
 from oncekey.engine.run import Site
 from oncekey.frameworks.limits import Limits
-from oncekey.observe.events import Notify, TurnedAway
+from oncekey.observe.events import Keyless, Notify, TurnedAway
 from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.answers import Answer
     from oncekey.core.fronts import Front
-    from oncekey.core.model import RecordId, Refuse
+    from oncekey.core.model import RecordId
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import FrontConnection
     from oncekey.engine.shell import AsyncEngine, Engine
@@ -101,6 +102,14 @@ class ApplicationShared:
             self.notify(TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
         policy = self.policy if enrolment is None else enrolment.policy
         return refusal(refused, policy, echo=echo, status_url=status_url, trace_id=trace_id)
+
+    def without_key(self, enrolment: Enrolment, trace_id: str) -> Answer | None:
+        """The refusal of a request without a key; None if the route does not require one, and the handler runs."""
+        if enrolment.policy.require_key:
+            return self.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=trace_id)
+        if self.notify is not None:
+            self.notify(Keyless(enrolment.operation))
+        return None
 
     def site_of(self, engine: AsyncEngine | Engine, crowded: Callable[[bool], bool]) -> Site:
         """What the operations of one event loop, or of all threads of a process, share."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict
@@ -23,13 +23,14 @@ from oncekey.engine.notifying import notify_failure
 from oncekey.engine.reconcile import Became, Received
 from oncekey.flow import Flow, adrive, drive
 from oncekey.frameworks.blocking import TOO_LARGE
-from oncekey.frameworks.wsgi import read
+from oncekey.frameworks.wsgi import lines_of, read
 from oncekey.observe.events import Messaged, Notify
 from oncekey.resolvers import Resolvers, Sighting, to_text
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+    from oncekey.core.model import Refuse
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi import Receive, Scope, Send
@@ -39,9 +40,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 Secret: TypeAlias = str | bytes
+Secrets: TypeAlias = "Secret | Sequence[Secret] | None"
+Verify: TypeAlias = "Callable[[Mapping[str, str], bytes], bool]"
+Parse: TypeAlias = "Callable[[Any], Sighting | None]"
 MAX_BODY: Final = 256 * 1024
 SHORTEST_SECRET: Final = 16
 _LONGEST_NAME: Final = 500
+Headers: TypeAlias = "Iterable[tuple[bytes, bytes]]"
+"""The header lines of a request, with names in lower case."""
 
 
 class WebhookRules(Protocol):
@@ -57,8 +63,9 @@ class WebhookRules(Protocol):
 
 
 class WebhookOptions(TypedDict, total=False):
-    """Settings of one webhook."""
+    """Settings of one webhook. `verify` replaces `secret` for a provider that signs in another way."""
 
+    verify: Verify
     name: str
     header: str
     tolerance: float
@@ -95,8 +102,9 @@ class WebhookReceiver:
         rules: WebhookRules,
         path: str | None,
         *,
-        secret: Secret | Sequence[Secret],
-        parse: Callable[[Any], Sighting | None],
+        secret: Secrets,
+        parse: Parse,
+        verify: Verify | None = None,
         name: str = "webhook",
         header: str = SIGNATURE_HEADER.decode(),
         tolerance: float = SIGNATURE_TOLERANCE,
@@ -106,38 +114,56 @@ class WebhookReceiver:
         self.header = header.lower()
         self.max_body = max_body
         self._rules = rules
-        self._secrets = _secrets(secret)
+        self._is_genuine = self._signed_by(secret) if verify is None else _verified_by(verify, secret)
+        self._trusts: frozenset[object] = frozenset(_secrets(secret) if verify is None else (verify,))
         self._parse = parse
         self._name = name
         self._tolerance = tolerance
         self._clock = clock
         self._mover = Mover(Actor.WEBHOOK, name if path is None else f"{name} at {path}")
 
-    def added_to(self, known: dict[str, tuple[bytes, ...]]) -> WebhookReceiver:
+    def added_to(self, known: dict[str, frozenset[object]]) -> WebhookReceiver:
         """Register the name with its secrets. A name is one account's: it scopes the provider's ids and event ids."""
-        there = known.setdefault(self._name, self._secrets)
-        if not set(there) & set(self._secrets):
+        there = known.setdefault(self._name, self._trusts)
+        if not there & self._trusts:
             raise ConfigurationError(
                 f"two webhooks with different secrets are both named {self._name!r}: give each account its own name, "
                 f'as in once.webhook(..., name="account-2"), because two accounts may use the same ids'
             )
         return self
 
-    def verify(self, lines: Sequence[str], body: bytes | None) -> VerifiedEvent | WebhookReply:
+    def verify(self, headers: Headers, body: bytes | None) -> VerifiedEvent | WebhookReply:
         """Believe a request or not, before any store is asked; a body of None was too long to be read."""
-        verified = self._verified(lines, body)
+        verified = self._verified(headers, body)
         return verified if isinstance(verified, VerifiedEvent) else self._counted(verified)
+
+    def answer_blocking(self, host: BlockingHost, headers: Headers, body: bytes | None) -> WebhookReply:
+        """Verify a request and apply it, in the thread that serves it."""
+        verified = self.verify(headers, body)
+        if isinstance(verified, WebhookReply):
+            return verified
+        engine = host.blocking()
+        return drive(self.apply(engine.store, verified), engine.driver.run)
+
+    def _signed_by(self, secret: Secrets) -> Callable[[Headers, bytes], bool]:
+        secrets, field = _secrets(secret), self.header.encode("latin-1")
+
+        def signed(headers: Headers, body: bytes) -> bool:
+            lines = [value.decode("latin-1") for name, value in headers if name == field]
+            header = lines[0] if len(lines) == 1 else ""
+            return is_genuine(header, body, secrets, self._clock(), self._tolerance)
+
+        return signed
 
     def _counted(self, reply: WebhookReply) -> WebhookReply:
         if self._rules.notify is not None:
             self._rules.notify(Messaged(self._name, reply.status))
         return reply
 
-    def _verified(self, lines: Sequence[str], body: bytes | None) -> VerifiedEvent | WebhookReply:
+    def _verified(self, headers: Headers, body: bytes | None) -> VerifiedEvent | WebhookReply:
         if body is None or len(body) > self.max_body:
             return WebhookReply(413, "The body is too large.")
-        header = lines[0] if len(lines) == 1 else ""
-        if not is_genuine(header, body, self._secrets, self._clock(), self._tolerance):
+        if not self._is_genuine(headers, body):
             log.warning("oncekey: %s refused a message whose signature is missing, wrong or old", self._mover.who)
             return WebhookReply(401, "The signature is missing, wrong or too old.")
         try:
@@ -202,8 +228,27 @@ class WebhookReceiver:
                 return WebhookReply(200, "Kept.")
 
 
-def _secrets(given: Secret | Sequence[Secret]) -> tuple[bytes, ...]:
-    several = (given,) if isinstance(given, str | bytes) else tuple(given)
+def _verified_by(verify: Verify, secret: Secrets) -> Callable[[Headers, bytes], bool]:
+    """The application's own verification, with header names in lower case; if it raises, the message is refused."""
+    if secret is not None:
+        raise ConfigurationError("a webhook has either secret= or verify=, not both")
+
+    def verified(headers: Headers, body: bytes) -> bool:
+        fields: dict[str, str] = {}
+        for name, value in headers:
+            field, text = name.decode("latin-1").lower(), value.decode("latin-1")
+            fields[field] = f"{fields[field]}, {text}" if field in fields else text
+        try:
+            return verify(fields, body) is True
+        except Exception as error:  # noqa: BLE001  (whatever a provider's package raises for a wrong signature)
+            log.warning("oncekey: the verify function of a webhook raised %s", type(error).__name__)
+            return False
+
+    return verified
+
+
+def _secrets(given: Secrets) -> tuple[bytes, ...]:
+    several = () if given is None else (given,) if isinstance(given, str | bytes) else tuple(given)
     secrets = tuple(one.encode() if isinstance(one, str) else one for one in several)
     if not secrets or any(len(one) < SHORTEST_SECRET for one in secrets):
         raise ConfigurationError(f"a webhook's secret has at least {SHORTEST_SECRET} bytes: it is all that it trusts")
@@ -238,7 +283,6 @@ class WsgiWebhook:
     def __init__(self, host: BlockingHost, receiver: WebhookReceiver) -> None:
         self._host = host
         self._receiver = receiver
-        self._header = "HTTP_" + receiver.header.upper().replace("-", "_")
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -253,14 +297,14 @@ class WsgiWebhook:
 
     def _answer(self, environ: WSGIEnvironment) -> WebhookReply:
         # A server joins several lines of one name by commas, and two times in one signature are refused.
-        lines = [environ[self._header]] if self._header in environ else []
-        body = read(environ, self._receiver.max_body)
-        taken = None if body is TOO_LARGE else body if isinstance(body, bytes) else b""
-        verified = self._receiver.verify(lines, taken)
-        if isinstance(verified, WebhookReply):
-            return verified
-        engine = self._host.blocking()
-        return drive(self._receiver.apply(engine.store, verified), engine.driver.run)
+        return self._receiver.answer_blocking(
+            self._host, lines_of(environ), taken(read(environ, self._receiver.max_body))
+        )
+
+
+def taken(body: bytes | Refuse) -> bytes | None:
+    """The body of a webhook as `verify` takes it: None if it is too large, empty if it cannot be read."""
+    return None if body is TOO_LARGE else body if isinstance(body, bytes) else b""
 
 
 class AsyncHost(WebhookRules, Protocol):
@@ -276,7 +320,6 @@ class Webhook:
     def __init__(self, host: AsyncHost, receiver: WebhookReceiver) -> None:
         self._host = host
         self._receiver = receiver
-        self._header = receiver.header.encode("latin-1")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -288,8 +331,7 @@ class Webhook:
 
     async def _answer(self, scope: Scope, receive: Receive) -> WebhookReply:
         body = await _read(receive, self._receiver.max_body)
-        lines = [value.decode("latin-1") for name, value in scope["headers"] if name == self._header]
-        verified = self._receiver.verify(lines, body)
+        verified = self._receiver.verify(scope["headers"], body)
         if isinstance(verified, WebhookReply):
             return verified
         engine = self._host.asynchronous()

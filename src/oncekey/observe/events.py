@@ -120,6 +120,13 @@ class TurnedAway:
 
 
 @dataclass(frozen=True, slots=True)
+class Keyless:
+    """A request came without a key to a route that does not require one, and ran unprotected."""
+
+    operation: str
+
+
+@dataclass(frozen=True, slots=True)
 class LookedUp:
     """A client asked the status resource about a key, and got the key's state or a refusal."""
 
@@ -335,6 +342,7 @@ Event: TypeAlias = (
     | Replayed
     | Refused
     | TurnedAway
+    | Keyless
     | LookedUp
     | Bypassed
     | Stepped
@@ -448,6 +456,7 @@ def counted(event: Event) -> tuple[Count, int] | None:
             | Settled()
             | Unsettled()
             | TurnedAway()
+            | Keyless()
             | LookedUp()
             | Messaged()
             | Contradicted()
@@ -474,6 +483,8 @@ def requested(event: Event) -> tuple[str, str] | None:
             return event.about.operation, event.code.value
         case TurnedAway():
             return event.operation, event.code.value
+        case Keyless():
+            return event.operation, "keyless"
         case Bypassed():
             return event.about.operation, "bypassed"
         case _:

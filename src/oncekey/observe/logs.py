@@ -63,6 +63,7 @@ def level_of(event: events.Event) -> int:
             events.Reserved()
             | events.Replayed()
             | events.TurnedAway()
+            | events.Keyless()
             | events.LookedUp()
             | events.Stepped()
             | events.Delivered()

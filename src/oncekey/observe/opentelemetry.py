@@ -228,7 +228,8 @@ class Spans:
             case events.LookedUp():
                 self._span("oncekey looked_up", event, now - _nanos(event.seconds), now)
             case (
-                events.Reaped()
+                events.Keyless()
+                | events.Reaped()
                 | events.ShortLease()
                 | events.Beat()
                 | events.Asked()

@@ -99,10 +99,9 @@ class OncekeyMiddleware:
             await around(self._lifespan(self), self.app, scope, receive, send)
 
     async def _visit(self, scope: Scope, receive: Receive, send: Send, enrolment: Enrolment | None) -> None:
-        if enrolment is not None and enrolment.policy.require_key:
-            await send_answer(
-                send, self.installation.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=trace_of(scope))
-            )
+        refusal = None if enrolment is None else self.installation.without_key(enrolment, trace_of(scope))
+        if refusal is not None:
+            await send_answer(send, refusal)
             return
         passage = passage_of(scope)
         unkeyed = UnkeyedRequest(self.installation, scope, receive, passage, enclosing(passage))

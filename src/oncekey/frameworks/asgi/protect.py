@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, cast, g
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import UNAVAILABLE, Code, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Effects, Refuse
 from oncekey.drivers.own_connections import running
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.notifying import notify_failure
@@ -204,8 +204,10 @@ async def _without_key(
     request: Exchange | UnkeyedRequest, enrolment: Enrolment, invoke: Callable[[object], Any]
 ) -> Any:
     """Refuse a request without a key if the policy requires one; otherwise run the handler unprotected."""
-    if enrolment.policy.require_key and request.scope["method"] not in SAFE:
-        return _turned_away(request, Refuse(Code.KEY_MISSING), enrolment)
+    if request.scope["method"] not in SAFE:
+        refusal = request.installation.without_key(enrolment, trace_of(request.scope))
+        if refusal is not None:
+            return _respond(request.installation, refusal)
     return await _unkeyed(request, enrolment, invoke, None)
 
 
