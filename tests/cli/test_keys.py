@@ -302,6 +302,19 @@ def test_bust_of_a_failure_does_not(shop, url):
     assert oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "limit raised").exit_code == 0
 
 
+def test_extend_keeps_an_answer_for_longer(shop, url):
+    # R268, row 35
+    shop.settle(own(shop), answered())
+    before = shown(shop, url)["expires_at"]
+    result = oncekey("keys", "extend", KEY, *WHOSE, "--store", url, "--for", "7d", "--reason", "a flow of several days")
+    assert "completed -> completed (audited)" in result.stdout
+    assert "A retry gets the stored answer" in result.stdout
+    assert shown(shop, url)["expires_at"] > before
+    again = refused("keys", "extend", KEY, *WHOSE, "--store", url, "--for", "1h", "--reason", "shorter")
+    assert "it is kept until" in again["why"]
+    assert oncekey("keys", "extend", KEY, *WHOSE, "--store", url, "--reason", "no span").exit_code == 2
+
+
 def test_only_at_the_version_that_was_seen(shop, url):
     doubt(shop)
     version = shown(shop, url)["version"]

@@ -83,6 +83,7 @@ PROTOCOL = {
     32: [((DONE,), (T.BUST,), FR, (A.OPERATOR,), V, UP)],
     33: [((RUNNING,), (T.WITHDRAW,), RUNNING, (A.OWNER,), O, SAME)],  # ADR 0011
     34: [((FR, UNKNOWN), (T.REPLACE,), FR, (A.OPERATOR,), V, UP)],  # ADR 0025
+    35: [((DONE,), (T.EXTEND,), DONE, (A.OPERATOR,), V, SAME)],
 }
 
 FLAGS = ("waited", "result_given", "parcel_sent", "parcel_repeatable", "locked")
@@ -112,8 +113,8 @@ def test_row_says_what_the_protocol_says(row_number):
     assert {shape(row) for row in ROWS if row.number == row_number} == expected
 
 
-def test_there_are_thirty_four_numbers_and_no_other():
-    assert {row.number for row in ROWS} == set(PROTOCOL) == set(range(1, 35))
+def test_there_are_thirty_five_numbers_and_no_other():
+    assert {row.number for row in ROWS} == set(PROTOCOL) == set(range(1, 36))
 
 
 def test_the_table_holds_the_rows_and_nothing_else():
@@ -233,8 +234,10 @@ def test_an_owner_with_a_call_of_its_own_open_settles_nothing():  # F6
 
 def test_terminal_states_are_left_only_by_expiry_and_by_an_operator():  # S7, S11
     leaving = {(row.source, row.trigger) for row in ROWS if row.source in {DONE, EXPIRED}}
-    assert {trigger for _, trigger in leaving} == {T.EXPIRE, T.PURGE, T.SUPERSEDE, T.COMMIT, T.DEFER, T.BUST}
-    for source, trigger in leaving - {(DONE, T.BUST)}:
+    assert {trigger for _, trigger in leaving} == {
+        T.EXPIRE, T.PURGE, T.SUPERSEDE, T.COMMIT, T.DEFER, T.BUST, T.EXTEND,
+    }  # fmt: skip
+    for source, trigger in leaving - {(DONE, T.BUST), (DONE, T.EXTEND)}:
         for actor in Actor:
             fresh = a_record(source, expires_at=NOW + 1)
             verdict = allowed(trigger, actor, fresh, soft=True, locked=True, effects=Effects.OUTBOX)

@@ -34,7 +34,7 @@ def test_every_layer_of_the_contract_is_drawn():
 
 def test_the_table_has_every_row():
     lines = lines_of(diagram.transitions())
-    assert {int(line[0]) for line in lines} == set(range(1, 35))
+    assert {int(line[0]) for line in lines} == set(range(1, 36))
     sources = sum(len(line[1].split(", ")) for line in lines)
     assert sources == len(ROWS)
     assert all(len(line) == 8 for line in lines)

@@ -89,7 +89,7 @@ async def test_a_running_operation_never_expires() -> None:
 
 
 async def test_a_life_begins_when_the_answer_is_there() -> None:
-    # F2, P6: however long it took to get one
+    # R268, F2, P6: however long it took to get one
     shop = ordering(LOCAL)
     await shop.send("/orders", {"amount": 1})
     line = shop.ledger.record

@@ -29,7 +29,7 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import lock_number
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
-from oncekey.core.transitions import Actor, Mover
+from oncekey.core.transitions import Actor, Mover, Trigger
 from oncekey.engine import operate
 from oncekey.engine import request as requests
 from oncekey.ops.explain_retry import prospect
@@ -169,6 +169,35 @@ def test_a_busted_phased_record_keeps_its_steps(world):
     record = act(world, row, Order.BUST, runs_again=True).snapshot.record
     assert (record.memo, record.recovery_point, record.last_error) == (MEMO, "order_created", "busted")
     assert "finished steps are not repeated" in prospect(record, NOW)
+
+
+def test_an_extended_answer_is_replayed_after_its_first_expiry(world):
+    # row 35, R268
+    row = write(world, a_row(State.COMPLETED))
+    week = 7 * 24 * HOUR
+    assert "is kept until" in act(world, row, Order.EXTEND, life=SECOND).why
+    done = act(world, row, Order.EXTEND, life=week)
+    assert done.snapshot.record.expires_at == world.clock() + week
+    world.advance(week - SECOND)
+    assert isinstance(retried(world, row), Replay)
+    (entry,) = world.go(world.store.audit.history(row.id))
+    assert (entry.note.trigger, entry.note.who, entry.note.why) == (Trigger.EXTEND, "ann", "because")
+    world.advance(SECOND)
+    assert "its time is over" in act(world, row, Order.EXTEND, life=week).why
+    assert isinstance(retried(world, row), Proceed)
+
+
+def test_an_extended_phased_answer_keeps_its_steps(world):
+    # row 35
+    row = write(world, a_row(State.COMPLETED, Effects.PHASED, memo=MEMO))
+    record = act(world, row, Order.EXTEND, life=7 * 24 * HOUR).snapshot.record
+    assert (record.memo, record.response, record.fence) == (MEMO, row.response, row.fence)
+
+
+@pytest.mark.parametrize("state", [State.IN_PROGRESS, State.UNKNOWN, State.FAILED_RETRYABLE])
+def test_what_is_not_finished_is_not_extended(world, state):
+    row = write(world, a_row(state, Effects.INLINE))
+    assert "an unfinished key does not expire" in act(world, row, Order.EXTEND, life=7 * 24 * HOUR).why
 
 
 def test_only_what_was_seen_is_moved(world):

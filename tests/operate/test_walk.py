@@ -31,6 +31,7 @@ WISHES = (
     OperatorCommand(Order.RELEASE, "stuck"),
     OperatorCommand(Order.BUST, "mended"),
     OperatorCommand(Order.BUST, "mended", runs_again=True),
+    OperatorCommand(Order.EXTEND, "audited", life=400 * 24 * 3600 * SECOND),
     OperatorCommand(Order.RETRY, "mended"),
     OperatorCommand(Order.DISCARD, "given up", answer=NO),
 )
@@ -51,6 +52,7 @@ CHANGES = {
         "state", "outcome", "response_status", "response_headers", "response_body", "response_schema", "finished_at",
         "recovery_point", "last_error", "fence", "expires_at",
     },
+    35: {"expires_at"},
 }  # fmt: skip
 
 TRIGGERS = {
@@ -59,6 +61,7 @@ TRIGGERS = {
     Order.DISCARD: Trigger.EXECUTED,
     Order.NOT_EXECUTED: Trigger.NOT_EXECUTED,
     Order.BUST: Trigger.BUST,
+    Order.EXTEND: Trigger.EXTEND,
     Order.RETRY: Trigger.DLQ_RETRY,
 }
 

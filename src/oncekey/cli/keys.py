@@ -1,4 +1,4 @@
-"""`oncekey keys list|show|history|resolve|release|bust`: an operator looks at records, and moves them."""
+"""`oncekey keys list|show|history|resolve|release|bust|extend`: an operator looks at records, and moves them."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def register(app: typer.Typer) -> None:
         ("resolve", resolve),
         ("release", release),
         ("bust", bust),
+        ("extend", extend),
     ):
         group.command(name)(command)
     app.add_typer(group, name="keys")
@@ -350,6 +351,35 @@ def bust(
             typer.echo(f"oncekey: {NOT_TOLD}", err=True)
 
     _act(RecordOptions(store, key, whose), command, by, first=first, verbose=verbose, json_wanted=as_json)
+
+
+def extend(
+    key: options.Key,
+    store: options.StoreUrl,
+    *,
+    life: Annotated[str, typer.Option("--for", help="How long from now on, as 36h or 7d.", metavar="SPAN")],
+    reason: options.Reason,
+    tenant: options.Tenant = None,
+    namespace: options.Namespace = None,
+    principal: options.Principal = None,
+    scope: options.Scope = None,
+    version: options.Version = None,
+    by: options.By = None,
+    verbose: options.Verbose = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Keep a stored response for longer than the ttl of its route.
+
+    For a flow that takes days, or a client that is known to retry late: until then a retry gets the stored response,
+    and does not execute. A life is never made shorter. An unfinished key does not expire, so it needs no extension; an
+    expired one is refused, because a request with it is a new one already.
+
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
+    "row" is the number of the move in docs/explanation/states.md.
+    """
+    command = OperatorCommand(Order.EXTEND, options.required_reason(reason), life=options.span(life), version=version)
+    whose = options.scope_named(tenant, namespace, principal, scope)
+    _act(RecordOptions(store, key, whose), command, by, verbose=verbose, json_wanted=as_json)
 
 
 def _cache_of(url: str | None) -> Policy | None:

@@ -41,6 +41,7 @@ TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(
         Trigger.PURGE: "deleted",
         Trigger.SUPERSEDE: "begun anew after it expired",
         Trigger.BUST: "its answer was taken away",
+        Trigger.EXTEND: "kept for longer",
         Trigger.REPLACE: "a result given by hand was replaced",
         Trigger.DISCARD: "given up",
         Trigger.DISCLOSE: "its contents were shown",

@@ -60,6 +60,7 @@ class Order(StrEnum):
     NOT_EXECUTED = "keys resolve --not-executed"
     RELEASE = "keys release"
     BUST = "keys bust"
+    EXTEND = "keys extend"
     RETRY = "dlq retry"
     DISCARD = "dlq discard"
 
@@ -93,6 +94,8 @@ class OperatorCommand:
     asked_at: Instant | None = None
     """When the provider was asked, by the store's clock; None: now."""
     runs_again: bool = False
+    life: Duration | None = None
+    """How long from now on the stored response is kept at least."""
     version: int | None = None
     """The version that the operator saw: the order holds only while the record still has it."""
     lag: Duration = PROVIDER_LAG
@@ -111,6 +114,8 @@ class Move:
     answer: Completed | None = None
     memo: tuple[MemoEntry, ...] = ()
     last_error: str | None = None
+    expires_at: Instant | None = None
+    """The new end of the stored response's life."""
     forget: bool = False
     """Transition 22: the call counts as not made, so its window begins anew; otherwise the window goes on (F23)."""
     letter: UUID | None = None
@@ -215,6 +220,7 @@ WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
         Guard.NOT_OUTBOX: "an OUTBOX answer is not busted: its handler must not run again",
         Guard.CONFIRMED_IF_SUCCESS: "it succeeded. Without its answer a retry would execute it again, and what it did "
         "is not undone: a payment would be made twice. `oncekey keys bust --help` says when that is meant",
+        Guard.BEFORE_EXPIRY: "its time is over: a request with this key is a new one already",
         Guard.LEASE_OVER: "its owner is alive: its lease lasts until {lease}",
         Guard.GRACE_OVER: "its owner is alive: its lease lasts until {lease}",
         Guard.RUNS_AGAIN: "its effects and its recovery do not allow another run",
@@ -289,6 +295,8 @@ def trigger_of(order: Order, record: Record) -> Trigger:
             return Trigger.NOT_EXECUTED if record.state is State.UNKNOWN else Trigger.SWEEP
         case Order.BUST:
             return Trigger.BUST
+        case Order.EXTEND:
+            return Trigger.EXTEND
         case Order.RETRY:
             return Trigger.DLQ_RETRY
 
@@ -354,20 +362,22 @@ def _judged(
         case 19:
             missing = _ONLY_PHASED if command.result is not None else _NO_ANSWER if command.answer is None else None
             return Forbidden(missing) if missing else Move(row, record, answer=command.answer, letter=letter)
-        case 20:
+        case 20 | 34:
             if command.answer is not None:
                 return Forbidden(_PHASED_ANSWER)
-            return Move(row, record, memo=(*record.memo, _entry(command, record)))
-        case 34:
-            if command.answer is not None:
-                return Forbidden(_PHASED_ANSWER)
-            return Move(row, record, memo=(*record.memo[:-1], _entry(command, record)))
+            stays = record.memo if row.trigger is Trigger.EXECUTED else record.memo[:-1]
+            return Move(row, record, memo=(*stays, _entry(command, record)))
         case 21:
             return Forbidden(_DEFERRED_ALREADY) if deferred else Move(row, record)
         case 22:
             if command.order is Order.RELEASE:
                 return Forbidden(_DEFERRED_ALREADY)
             return Forbidden(_NOT_DEAD) if letter is None else Move(row, record, forget=facts.waited, letter=letter)
+        case 35:
+            until = now + (command.life or 0)
+            if until <= record.expires_at:
+                return Forbidden(f"it is kept until {moment(record.expires_at)} already")
+            return Move(row, record, expires_at=until)
         case _:
             left = _PARCELS_LEFT.format(count=len(parcels))
             return Forbidden(left) if parcels else Move(row, record, last_error=BUSTED)
@@ -421,6 +431,7 @@ _MEANT_FOR: Final[Mapping[Order, str]] = MappingProxyType(
         Order.NOT_EXECUTED: "only a key whose outcome is unknown is resolved",
         Order.RELEASE: "only a key in progress whose owner did not come back is released, or an unknown one",
         Order.BUST: "only a stored answer is busted",
+        Order.EXTEND: "only a stored response has an end that can be put off: an unfinished key does not expire",
         Order.RETRY: "only a dead letter whose request is unknown is tried again",
         Order.DISCARD: "only a dead letter whose request is unknown is given up",
     }

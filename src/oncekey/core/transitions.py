@@ -75,6 +75,7 @@ class Trigger(StrEnum):
     SUPERSEDE = "supersede"
     BUST = "bust"
     REPLACE = "replace"
+    EXTEND = "extend"
     DISCLOSE = "disclose"
     """An operator was shown the record's content: the record does not move, and the audit has a line about it."""
     LOG_OUT = "log_out"
@@ -201,6 +202,7 @@ def _rows() -> tuple[Transition, ...]:  # noqa: PLR0915  (a table)
     row(32, (_DONE,), t.BUST, _FR, (Actor.OPERATOR,), v, up, (g.REASON, g.NOT_OUTBOX, g.CONFIRMED_IF_SUCCESS), ("response",))
     row(33, (_RUNNING,), t.WITHDRAW, _RUNNING, own, o, same, (g.PHASED, g.SENT_ONCE, g.NEVER_SENT), ("intent",))
     row(34, (_FR, _UNKNOWN), t.REPLACE, _FR, (Actor.OPERATOR,), v, up, (g.PHASED, g.NO_INTENT, g.SOME_MEMO, g.LAST_RESULT_BY_HAND, g.RESULT_GIVEN, g.REASON), ("memo",))
+    row(35, (_DONE,), t.EXTEND, _DONE, (Actor.OPERATOR,), v, same, (g.REASON, g.BEFORE_EXPIRY), ("expires_at",))
     # fmt: on
     return tuple(rows)
 

@@ -95,6 +95,7 @@ _PURPOSES: Final[Mapping[Order, str]] = MappingProxyType(
         Order.RELEASE: "Nothing is under way, and it shall be gone on with",
         Order.RETRY: "Nothing was sent, or sending again is safe; the worker shall try again",
         Order.DISCARD: "It was not made or was undone, and is given up",
+        Order.EXTEND: "The client will still retry after its time is over",
         Order.BUST: "Its cause is mended, and a retry shall execute it",
     }
 )

@@ -291,6 +291,10 @@ def _bust(cell: Cell, now: Instant, given: Cell) -> Cell:
     }
 
 
+def _extend(cell: Cell, now: Instant, given: Cell) -> Cell:  # noqa: ARG001  (as every move)
+    return {"expires_at": max(cell["expires_at"], given["expires_at"])}
+
+
 def _same_memo(cell: Cell, given: Cell) -> bool:
     """The memo is compared as a whole: a resolver may have added a result without raising the fence (row 20)."""
     return bool(cell["memo"] == given["seen_memo"])
@@ -342,6 +346,7 @@ MOVES: Mapping[str, CellMove] = MappingProxyType(
         "operator_unexecuted": CellMove(_rows(21), _unexecuted),
         "operator_pend": CellMove(_rows(22), _requeue),
         "operator_bust": CellMove(_rows(32), _bust),
+        "operator_extend": CellMove(_rows(35), _extend),
     }
 )
 """Every move of a store of requests, by the name of its statement."""

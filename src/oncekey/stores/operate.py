@@ -49,6 +49,7 @@ STATEMENTS: tuple[str, ...] = (
     "operator_unexecuted",
     "operator_pend",
     "operator_bust",
+    "operator_extend",
     "drop_deferred",
     "bring_back",
     "drop_dead_letter",
@@ -255,6 +256,8 @@ def _statement(move: Move) -> tuple[str, dict[str, Value]]:
             return "operator_pend", {"forget": move.forget}
         case 32:
             return "operator_bust", {"last_error": move.last_error, "recovery_point": recovery_point_after(move)}
+        case 35:
+            return "operator_extend", {"expires_at": move.expires_at}
         case number:
             raise AssertionError(f"row {number} is not an operator's")
 

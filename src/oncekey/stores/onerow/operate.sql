@@ -157,6 +157,13 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
   AND state = 'completed' AND effects <> 'outbox'
 {giving};
 
+-- name: operator_extend
+UPDATE oncekey_record
+SET version = version + 1, expires_at = {greatest}(expires_at, :expires_at)
+WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
+  AND state = 'completed' AND expires_at > {now}
+{giving};
+
 -- name: stats
 SELECT record.state, record.effects, record.operation, count(*) AS records,
        count(CASE WHEN record.state = 'in_progress' AND record.lease_until <= clock.now THEN 1 END) AS stale,

@@ -216,6 +216,21 @@ RETURNING clock.now, {hot}, record.memo_version,
 ), {kept}, {emptied}
 SELECT written.* FROM written;
 
+-- name: operator_extend
+WITH {durable_clock}, written AS (
+UPDATE oncekey.record AS record
+SET version = record.version + 1, expires_at = GREATEST(record.expires_at, :expires_at::bigint),
+    memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
+FROM clock, oncekey.whole AS seen
+WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
+  AND record.incarnation = :seen_incarnation::uuid AND record.version = :seen_version::bigint
+  AND seen.scope = record.scope AND seen.key = record.key
+  AND record.state = 'completed' AND record.expires_at > clock.now
+RETURNING clock.now, {hot}, record.memo_version,
+    seen.memo, seen.intent, seen.request, seen.reconcile_after, seen.reconcile_tries
+), {kept}, {emptied}
+SELECT written.* FROM written;
+
 -- name: drop_deferred
 DELETE FROM oncekey.outbox AS parcel
 WHERE parcel.incarnation = :seen_incarnation::uuid AND parcel.kind = 'defer'

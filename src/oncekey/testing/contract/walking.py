@@ -306,7 +306,7 @@ def _operating(number: int) -> Try:
         assert store.operate is not None
         replaced = number == 34  # noqa: PLR2004  (the row)
         memo = (*seen.memo[:-1], _CHARGE) if replaced else (*seen.memo, _CHARGE)
-        move = Operators(row, seen, answer=answered(), memo=memo, last_error=_NEW)
+        move = Operators(row, seen, answer=answered(), memo=memo, last_error=_NEW, expires_at=seen.expires_at + 1)
         note = Note.of(seen, row.to, row.trigger, Mover(Actor.OPERATOR, _NEW), _NEW)
         try:
             yield from store.operate.move(seen.id, lambda _snapshot, _parcels: move, lambda _: note)
@@ -366,6 +366,7 @@ MOVES: Final = (
     Walked("try the parcel again", _rows(22), _operating(22)),
     Walked("bust", _rows(32), _operating(32)),
     Walked("replace a result", _rows(34), _operating(34)),
+    Walked("extend", _rows(35), _operating(35)),
     Walked("finish a new key", _rows(2), _finishing(WriteKind.NEW, model.Effects.LOCAL)),
     Walked("finish what failed", _rows(17), _finishing(WriteKind.RETRYABLE, model.Effects.LOCAL)),
     Walked(
