@@ -89,11 +89,9 @@ def test_an_ordinary_body_goes_the_short_way(body, exactly):
         b'{"a":"\\u003a","b":1,"b":2}',
         b'{"a\\u003a":1}',
         b'"\\ud800"',
-        '{"\U0001f600":1,"\ufb33":2}'.encode(),
         b"1234567890123456789012",
         b"1e400",
-        b"0.12345678901234567",
-        b"1e-7",
+        b"".join((b"[", b"1e-400," * 1001, b"1]")),
         b"NaN",
         b"[1]x",
         b" \xef\xbb\xbf[1]",
@@ -136,6 +134,7 @@ def test_without_the_c_writer_the_texts_are_the_same(name, monkeypatch):
     """Other interpreters have no such thing; the public encoder then writes."""
     source, expected = DOCUMENTS[name]
     monkeypatch.setattr("json.encoder.c_make_encoder", None)
-    monkeypatch.setattr(jcs, "_pieces", jcs._writer())
+    monkeypatch.setattr(jcs, "_pieces", jcs._writer(sort_keys=True))
+    monkeypatch.setattr(jcs, "_pieces_in_order", jcs._writer(sort_keys=False))
     assert canonical_json(source.encode()) == expected.encode()
     assert serialize_parsed(parse_json(source.encode())) == expected.encode()

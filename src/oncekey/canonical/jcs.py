@@ -6,8 +6,9 @@ normalised: two Unicode spellings of one word are two values. Numbers leave RFC 
 round them: `canonical_number` never makes two different amounts one.
 
 The C parser and the C writer of the standard library do the work. They agree with RFC 8785 on everything but
-some numbers and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16 code units); a text
-with such a thing takes the slower writer.
+some numbers, which are written in between, and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16
+code units), for which names are put in order first. A number that no double can hold is rewritten digit by digit, which
+takes many times longer than to parse it: a body may have one of them for each 16 bytes.
 
 Nearly every body takes a short way. The parser then makes its objects itself, without a call of ours for each, and so
 keeps the last of two members with one name in silence. The colons tell. Outside of strings a JSON text has one for each
@@ -22,11 +23,13 @@ from __future__ import annotations
 import json
 import json.encoder
 import re
+import secrets
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from json.encoder import encode_basestring
 from math import isfinite
@@ -64,6 +67,16 @@ _FITS_A_DOUBLE: Final = 15
 _PLAIN_DIGITS: Final = {BigInts.EXACT: 21, BigInts.REJECT: _FITS_A_DOUBLE}
 _LONG_DIGITS: Final = {big_ints: b"0" * (limit + 1) for big_ints, limit in _PLAIN_DIGITS.items()}
 _BLANKS: Final = " \t\n\r"
+_SMALLEST: Final = sys.float_info.min
+_LARGEST: Final = sys.float_info.max
+_LONGEST_REPR: Final = 24
+BYTES_FOR_EACH_EXACT_NUMBER: Final = 16
+"""A body may have one number that is rewritten digit by digit for so many bytes: with 17 digits all of them may be."""
+_FEW_NUMBERS: Final = 1_000
+# The writer escapes its first character, and nobody else knows the others.
+_MARK: Final = "\x00" + secrets.token_hex(8)
+_OPENING: Final = f'"\\u0000{_MARK[1:]}'
+_CLOSING: Final = f'\\u0000{_MARK[1:]}"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +86,8 @@ class Number:
     text: str
 
 
-class _NeedsSlowWriter(Exception):  # noqa: N818  (a change of the way, not an error)
-    """The C writer met a `Number`."""
+class _NotParsedError(Exception):
+    """The C writer met what no JSON text has."""
 
 
 def canonical_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth: int = MAX_DEPTH) -> bytes:
@@ -86,18 +99,19 @@ def canonical_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth:
     scan, long_digits = _SCAN_EXACT if big_ints is BigInts.EXACT else _SCAN_REJECT
     if (
         b"\\u" not in body
+        and not _may_be_costly(body)
         and body.count(b"[") + body.count(b"{") <= max_depth  # so few cannot be nested deeper
         and long_digits not in body.translate(_DIGITS_AS_ZERO)
     ):
         try:
             text = body.decode("utf-8").strip(_BLANKS)
             value, end = scan(text, 0)
-            written = "".join(_pieces(value, 0))
-        except (ValueError, StopIteration, RecursionError, _NeedsSlowWriter):
+            astral = not text.isascii() and _ASTRAL.search(text) is not None
+            written = _written(_pieces_in_order, _in_order(value)) if astral else _written(_pieces, value)
+        except (ValueError, StopIteration, RecursionError):
             pass
         else:
-            complete = end == len(text) and written.count(":") == body.count(b":")
-            if complete and (written.isascii() or not _ASTRAL.search(written)):
+            if end == len(text) and written.count(":") == body.count(b":"):
                 return written.encode("utf-8")
     return serialize_parsed(parse_json(body, big_ints=big_ints, max_depth=max_depth))
 
@@ -124,14 +138,26 @@ def parse_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth: int
 def serialize_parsed(value: object) -> bytes:
     """The canonical form of what `parse_json` returned, or of a selection from it."""
     try:
-        text = "".join(_pieces(value, 0))
-    except _NeedsSlowWriter:
+        text = _written(_pieces, value)
+        if not text.isascii() and _ASTRAL.search(text):
+            text = _written(_pieces_in_order, _in_order(value))
+    except _NotParsedError:
         return serialize(value)
     except RecursionError:
         raise _too_deep(None) from None
-    if not text.isascii() and _ASTRAL.search(text):
-        return serialize(value)
     return _utf8(text)
+
+
+def _in_order(value: object) -> object:
+    """The same value, with the names of every object in the order of RFC 8785."""
+    if isinstance(value, dict):
+        try:
+            return {name: _in_order(value[name]) for name in sorted(value, key=_utf16)}
+        except UnicodeEncodeError:
+            raise _lone_surrogate() from None
+    if isinstance(value, list):
+        return [_in_order(item) if isinstance(item, dict | list) else item for item in value]
+    return value
 
 
 def serialize(value: object, *, big_ints: BigInts = BigInts.EXACT, max_depth: int | None = None) -> bytes:
@@ -239,12 +265,39 @@ def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _fraction(literal: str, big_ints: BigInts) -> int | float | Number:
-    if len(literal) <= _FITS_A_DOUBLE + 1:  # the point or the exponent takes at least one character
+    found = _rewritten(literal, big_ints)
+    return Number(found) if type(found) is str else found  # type: ignore[return-value]  # a str has just been excluded
+
+
+def _marked_fraction(literal: str, big_ints: BigInts) -> int | float | str:
+    """The same for the short way, whose strings have no control characters: what is marked needs no `Number`."""
+    found = _rewritten(literal, big_ints)
+    return f"{_MARK}{found}{_MARK}" if type(found) is str else found
+
+
+def _rewritten(literal: str, big_ints: BigInts) -> int | float | str:
+    """A fraction as the C writer writes it, or else its canonical text."""
+    size = len(literal)
+    if size <= _FITS_A_DOUBLE + 1:  # the point or the exponent takes at least one character
         double = float(literal)
         # Between these, repr and ECMAScript agree; a zero that is spelled with other digits is an underflow.
-        if 1e-4 <= abs(double) < 1e15 or not literal.strip("-0."):  # noqa: PLR2004
+        if 1e-4 <= double < 1e16 or -1e16 < double <= -1e-4 or not literal.strip("-0."):  # noqa: PLR2004
             return int(double) if double.is_integer() else double
-    return Number(canonical_number(literal, big_ints))
+        if _SMALLEST <= double <= _LARGEST or -_LARGEST <= double <= -_SMALLEST:
+            return _text_of(double)  # so few digits are those of the double's own text
+    elif size <= _LONGEST_REPR:
+        double = float(literal)
+        if 1e-4 <= abs(double) < 1e16 and float.__repr__(double) == literal and not double.is_integer():  # noqa: PLR2004
+            return double
+    return canonical_number(literal, big_ints)
+
+
+@lru_cache(maxsize=16_384)
+def _text_of(double: float) -> str:
+    """A double as ECMAScript writes it, where Python writes it with an exponent."""
+    mantissa, _, exponent = float.__repr__(abs(double)).partition("e")
+    text = _layout(mantissa.replace(".", ""), int(exponent) + 1)
+    return f"-{text}" if double < 0 else text
 
 
 def _big_integer(literal: str, big_ints: BigInts) -> int | Number:
@@ -261,8 +314,17 @@ def _refuse_constant(_constant: str) -> object:
     raise _not_a_number()
 
 
-def _refuse_to_write(_value: object) -> object:
-    raise _NeedsSlowWriter
+def _marked(value: object) -> str:
+    """A `Number` as a string that no body has, so that the C writer takes it."""
+    if type(value) is not Number:
+        raise _NotParsedError
+    return f"{_MARK}{value.text}{_MARK}"
+
+
+def _written(pieces: Callable[[object, int], Iterable[str]], value: object) -> str:
+    """The text of a value, with every `Number` in it as it is."""
+    text = "".join(pieces(value, 0))
+    return text.replace(_OPENING, "").replace(_CLOSING, "") if _OPENING in text else text
 
 
 def _lone_surrogate() -> BodyInvalidError:
@@ -274,10 +336,16 @@ def _too_deep(max_depth: int | None) -> BodyInvalidError:
     return BodyInvalidError(f"The JSON is nested too deeply{limit}.")
 
 
-def _decoder(big_ints: BigInts, *, long_digits: bool = False, hears_members: bool = True) -> json.JSONDecoder:
+def _decoder(
+    big_ints: BigInts,
+    *,
+    long_digits: bool = False,
+    hears_members: bool = True,
+    fraction: Callable[[str], object] | None = None,
+) -> json.JSONDecoder:
     return json.JSONDecoder(
         object_pairs_hook=_members if hears_members else None,
-        parse_float=partial(_fraction, big_ints=big_ints),
+        parse_float=fraction or partial(_fraction, big_ints=big_ints),
         parse_int=partial(_big_integer, big_ints=big_ints) if long_digits else None,
         parse_constant=_refuse_constant,
     )
@@ -289,49 +357,77 @@ _CAREFUL: Final = {big_ints: _decoder(big_ints, long_digits=True) for big_ints i
 
 def _scanner(big_ints: BigInts) -> tuple[Callable[[str, int], tuple[object, int]], bytes]:
     """What parses a text for the short way, and the run of digits from which on a text does not go it."""
-    decoder = _decoder(big_ints, hears_members=False)
+    decoder = _decoder(big_ints, hears_members=False, fraction=partial(_marked_fraction, big_ints=big_ints))
     scan = vars(decoder)["scan_once"]  # its documentation is in the source only, so type checkers do not know it
     return scan, _LONG_DIGITS[big_ints]
 
 
 _SCAN_EXACT: Final = _scanner(BigInts.EXACT)
 _SCAN_REJECT: Final = _scanner(BigInts.REJECT)
-_WRITER: Final = json.JSONEncoder(
-    ensure_ascii=False,
-    check_circular=False,
-    allow_nan=False,
-    sort_keys=True,
-    separators=(",", ":"),
-    default=_refuse_to_write,
-)
 
 
-def _writer() -> Callable[[object, int], Iterable[str]]:
-    """The pieces of a value's text: what `_WRITER.encode` joins, from the C writer that it makes for every call."""
+def _writer(*, sort_keys: bool) -> Callable[[object, int], Iterable[str]]:
+    """The pieces of a value's text: what an encoder joins, from the C writer that it makes for every call."""
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
-        return lambda value, _: (_WRITER.encode(value),)
+        encoder = json.JSONEncoder(
+            ensure_ascii=False,
+            check_circular=False,
+            allow_nan=False,
+            sort_keys=sort_keys,
+            separators=(",", ":"),
+            default=_marked,
+        )
+        return lambda value, _: (encoder.encode(value),)
     pieces: Callable[[object, int], Iterable[str]] = make(
         markers=None,
-        default=_refuse_to_write,
+        default=_marked,
         encoder=encode_basestring,
         indent=None,
         key_separator=":",
         item_separator=",",
-        sort_keys=True,
+        sort_keys=sort_keys,
         skipkeys=False,
         allow_nan=False,
     )
     return pieces
 
 
-_pieces: Final = _writer()
+_pieces: Final = _writer(sort_keys=True)
+_pieces_in_order: Final = _writer(sort_keys=False)
 
 
 def _decoder_for(body: bytes, big_ints: BigInts) -> json.JSONDecoder:
     """The one with the C integer parser, unless a run of digits is too long to be written as it is."""
     long_digits = _LONG_DIGITS[big_ints] in body.translate(_DIGITS_AS_ZERO)
+    if _may_be_costly(body):
+        return _decoder(big_ints, long_digits=long_digits, fraction=_Counted(_most_exact(body), big_ints))
     return (_CAREFUL if long_digits else _QUICK)[big_ints]
+
+
+def _most_exact(body: bytes) -> int:
+    return max(_FEW_NUMBERS, len(body) // BYTES_FOR_EACH_EXACT_NUMBER)
+
+
+def _may_be_costly(body: bytes) -> bool:
+    """Whether there may be too many numbers that no double can hold: a short one has a negative exponent."""
+    return body.count(b"e-") + body.count(b"E-") > _most_exact(body)
+
+
+class _Counted:
+    """Parses fractions, and refuses a body with too many that have to be rewritten digit by digit."""
+
+    def __init__(self, most: int, big_ints: BigInts) -> None:
+        self._left, self._big_ints = most, big_ints
+
+    def __call__(self, literal: str) -> object:
+        if len(literal) <= _FITS_A_DOUBLE + 1 and 0.0 <= abs(float(literal)) < _SMALLEST:
+            self._left -= 1
+            if self._left < 0:
+                raise BodyInvalidError(
+                    "The JSON has too many numbers that are too close to zero for a double; send them as strings."
+                )
+        return _fraction(literal, self._big_ints)
 
 
 def canonical_number(literal: str, big_ints: BigInts = BigInts.EXACT) -> str:
