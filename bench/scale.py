@@ -1,7 +1,8 @@
 """`python -m bench.scale`: does anything grow with the table? Plans and latencies at several sizes.
 
 PostgreSQL only. The table is filled by the database itself. At each size the statements of claim, sweep, reap and
-reconcile are explained, and claims, pages and replays are timed.
+reconcile are explained, with the times that PostgreSQL takes to plan and to run them, and claims, pages and replays are
+timed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import json
 import time
 import uuid
+from statistics import median
 
 import asyncpg
 import psycopg
@@ -29,6 +31,7 @@ from oncekey.wire import aconnect
 POLICY = Policy()
 CLAIMS = 2000
 LOOKS = 50
+EXPLAINED = 9
 GRACE = 300_000_000
 AFTER = {"after_at": -1, "after_scope": "", "after_key": "", "limit": 1000}
 ENDING = {
@@ -67,16 +70,28 @@ def nodes(plan):
 
 
 async def plans(dsn):
-    """Which indexes each statement uses, and whether it reads a whole table."""
+    """Which indexes each statement uses, whether it reads a whole table, and how long PostgreSQL plans and runs it."""
     connection = await asyncpg.connect(dsn)
     shown = {}
     for name, (command, params) in statements().items():
         said = numbered(command)
-        rows = await connection.fetch(f"EXPLAIN (FORMAT JSON) {said.text}", *said.arguments({**params, "now": None}))
-        found = list(nodes(json.loads(rows[0][0])[0]["Plan"]))
+        explained = []
+        for _ in range(EXPLAINED):
+            moves = connection.transaction()
+            await moves.start()
+            arguments = said.arguments({**params, "now": None})
+            rows = await connection.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {said.text}", *arguments)
+            await moves.rollback()  # what was claimed or deleted is there again
+            explained.append(json.loads(rows[0][0])[0])
+        found = list(nodes(explained[0]["Plan"]))
         indexes = sorted({node["Index Name"] for node in found if "Index Name" in node})
         scanned = sorted({node.get("Relation Name", "?") for node in found if node["Node Type"] == "Seq Scan"})
-        shown[name] = {"indexes": indexes, "read_whole": scanned}
+        shown[name] = {
+            "indexes": indexes,
+            "read_whole": scanned,
+            "plan_ms": round(median(one["Planning Time"] for one in explained), 2),
+            "run_ms": round(median(one["Execution Time"] for one in explained), 2),
+        }
     await connection.close()
     return shown
 
@@ -121,8 +136,9 @@ def main():
     """Measure at each size and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     parser.add_argument("--full", action="store_true", help="0, 1 and 10 million rows, not 0, 10 and 100 thousand")
+    parser.add_argument("--rows", type=int, nargs="+", help="these sizes, in rising order", metavar="N")
     given = parser.parse_args()
-    sizes = (0, 1_000_000, 10_000_000) if given.full else (0, 10_000, 100_000)
+    sizes = given.rows or ((0, 1_000_000, 10_000_000) if given.full else (0, 10_000, 100_000))
     with places(("asyncpg",)) as stores:
         from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found now)
 
@@ -134,7 +150,7 @@ def main():
             for size in sizes:
                 fill_postgres(connection, there + 1, size)
                 there = size
-                connection.execute("VACUUM ANALYZE oncekey.record")
+                connection.execute("VACUUM ANALYZE oncekey.record, oncekey.work")
                 connection.execute("CHECKPOINT")
                 [[table, indexes]] = connection.execute(
                     "SELECT pg_table_size('oncekey.record') >> 20, pg_indexes_size('oncekey.record') >> 20"

@@ -43,6 +43,11 @@ def _ratio(name: str, by: str) -> Callable[[Document], Found | None]:
     return lambda document: (document["ratios"].get(name) or {}).get(by)
 
 
+def _rate(variant: str) -> Callable[[Document], Found | None]:
+    """Requests per second, as such: they depend on the machine, which is named below the figures."""
+    return lambda document: rates(document).get(variant)
+
+
 def _of_before(name: str) -> Callable[[Document], Found | None]:
     """What a request costs now, as a share of what it cost before."""
 
@@ -75,7 +80,12 @@ def _reaped(name: str) -> Callable[[Document], Found | None]:
     return found
 
 
+ABSOLUTE = ("local", "replay")
+"""The variants whose rates are told as such, beside the ratios."""
+
 LINES = (
+    Line("`LOCAL` writes with a new key per second, one server process", _rate("local"), "", 0),
+    Line("Replays per second, one server process", _rate("replay"), "", 0),
     Line(
         "A `LOCAL` write with a new key, beside the same write on asyncpg's own pool: processor time",
         _ratio("local/stock", "cpu"),
@@ -127,6 +137,14 @@ LINES = (
 )
 
 
+def rates(document: Document) -> Mapping[str, Found]:
+    """Requests per second of the variants that are told as such, from a run or from what was kept of one."""
+    if "rates" in document:
+        return document["rates"]
+    measured = document.get("variants", {})
+    return {name: measured[name]["rate"] for name in ABSOLUTE if name in measured}
+
+
 def shown(found: Found | None, digits: int = 2) -> str:
     """A range for people: the median, and the lowest and the highest round in brackets."""
     if found is None:
@@ -171,6 +189,7 @@ def kept(document: Document) -> Document:
         "settings": document["settings"],
         "machine": document["machine"],
         "missing": document["missing"],
+        "rates": _without_rounds(rates(document)),
         "ratios": {name: _without_rounds(ratio) for name, ratio in document["ratios"].items()},
         "workers": _without_rounds(document["workers"]),
     }

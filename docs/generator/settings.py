@@ -102,7 +102,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "reconcile_max_tries": "How often a resolver is asked about an unknown outcome before a person has to look.",
         "provider_lag": "How long a provider may take to show what it did: a resolver's `not executed` is believed "
         "only after it.",
-        "sweep_interval": "How often the sweeper looks for leases that ran out.",
+        "sweep_interval": "How often the sweeper looks for leases that ran out. It leaves each to its owner for 5 more "
+        "seconds, so a stuck key is moved within `lease` + 5 s + `sweep_interval` of the owner's last sign of life.",
         "reap_interval": "How often the reaper looks for expired records.",
         "reap_batch": "How many records the reaper removes at once, at most: a batch has as many as take a moment.",
         "audit": "Whether moves that no request made are written to the audit.",
