@@ -71,7 +71,7 @@ class LeaseLostError(OncekeyError):
 
 
 class TransactionControlError(OncekeyError):
-    """A handler tried to end the transaction that it was handed (L5)."""
+    """A handler tried to end its transaction, or used it after its end, whoever ended it (L5)."""
 
 
 class ReplayDivergedError(OncekeyError):

@@ -80,28 +80,18 @@ Talk: TypeAlias = Generator[bytes, list[Result], T]
 """A conversation on one connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How transactions are begun in a session."""
-
-    begin: bytes
+THEIRS: Final = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGIN
+"""How a transaction is begun in an application's session, which is left as it is; a greeted one needs only `BEGIN`."""
 
 
-OURS: Final = Manner(BEGIN)
-"""Of sessions that were greeted."""
-
-THEIRS: Final = Manner(b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGIN)
-"""Of an application's sessions, which are left as they are."""
-
-
-def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
+def running(transaction: Transaction[T], begin: bytes = BEGIN) -> Talk[T]:
     """One transaction of ours."""
     mode, body = transaction.mode, transaction.body()
     if mode is not Mode.ATOMIC:
-        return (yield from _running_body(body, mode, manner))
+        return (yield from _running_body(body, mode, begin))
     try:
-        yield from _executed_text(manner.begin, mode, transaction.name)
-        result = yield from _running_body(body, mode, manner)
+        yield from _executed_text(begin, mode, transaction.name)
+        result = yield from _running_body(body, mode, begin)
     except Exception:  # a driver that is interrupted closes the connection
         body.close()
         yield from undoing()
@@ -115,19 +105,19 @@ def running(transaction: Transaction[T], manner: Manner = OURS) -> Talk[T]:
     return result
 
 
-def begun(manner: Manner = OURS) -> Talk[None]:
+def begun(begin: bytes = BEGIN) -> Talk[None]:
     """Begin a business transaction, and mark it."""
-    yield from _executed_text(manner.begin + b";" + MARK, Mode.ATOMIC, WHAT)
+    yield from _executed_text(begin + b";" + MARK, Mode.ATOMIC, WHAT)
 
 
-def only_reading(manner: Manner = OURS) -> Talk[None]:
+def only_reading(begin: bytes = BEGIN) -> Talk[None]:
     """Begin one in which the server itself refuses to write."""
-    yield from _executed_text(manner.begin + b" READ ONLY;" + MARK, Mode.ATOMIC, WHAT)
+    yield from _executed_text(begin + b" READ ONLY;" + MARK, Mode.ATOMIC, WHAT)
 
 
-def running_body(body: Body[T], manner: Manner = OURS) -> Talk[T]:
+def running_body(body: Body[T], begin: bytes = BEGIN) -> Talk[T]:
     """Statements of ours in a business transaction."""
-    return (yield from _running_body(body, Mode.ATOMIC, manner))
+    return _running_body(body, Mode.ATOMIC, begin)
 
 
 def asking() -> Talk[None]:
@@ -137,21 +127,22 @@ def asking() -> Talk[None]:
 
 def proving() -> Talk[None]:
     """Raise unless the session is still in the transaction that `begun` marked."""
-    yield from _ending(PROVE)
+    try:
+        yield PROVE
+    except FAILURES as error:
+        raise _unproven(error) or statement_error(error, Mode.ATOMIC, WHAT) from cause(error)
 
 
 def committing() -> Talk[None]:
     """Commit the transaction that `begun` marked, and no other: the server stops where the mark is missing."""
-    yield from _ending(PROVE + b";" + COMMIT)
-
-
-def _ending(message: bytes) -> Talk[None]:
     try:
-        yield message
+        yield PROVE + b";" + COMMIT
     except FAILURES as error:
-        if number_of(error) == NO_SAVEPOINT:
-            raise errors.TransactionControlError(ENDED) from None
-        raise commit_error(error, WHAT) from cause(error)
+        raise _unproven(error) or commit_error(error, WHAT) from cause(error)
+
+
+def _unproven(error: BaseException) -> errors.TransactionControlError | None:
+    return errors.TransactionControlError(ENDED) if number_of(error) == NO_SAVEPOINT else None
 
 
 def undoing() -> Talk[None]:
@@ -160,23 +151,23 @@ def undoing() -> Talk[None]:
         yield ROLLBACK
 
 
-def _running_body(body: Body[T], mode: Mode, manner: Manner) -> Talk[T]:
+def _running_body(body: Body[T], mode: Mode, begin: bytes) -> Talk[T]:
     try:
         statement = next(body)
         while True:
-            statement = body.send((yield from _executed(statement, mode, manner)))
+            statement = body.send((yield from _executed(statement, mode, begin)))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
     finally:
         body.close()
 
 
-def _executed(statement: Statement, mode: Mode, manner: Manner) -> Talk[Rows]:
+def _executed(statement: Statement, mode: Mode, begin: bytes) -> Talk[Rows]:
     """One statement. Outside of a transaction the message ends what it began: no session commits by itself."""
     texts = [rendered(sentence, statement.params) for sentence in _sentences(_text(statement))]
     alone = mode is not Mode.ATOMIC
     if alone:
-        texts = [*texts, ROLLBACK] if mode is Mode.READ else [manner.begin, *texts, COMMIT]
+        texts = [*texts, ROLLBACK] if mode is Mode.READ else [begin, *texts, COMMIT]
     try:
         results = yield b"\n;\n".join(texts)  # a sentence may end with a comment
     except FAILURES as error:
@@ -187,7 +178,7 @@ def _executed(statement: Statement, mode: Mode, manner: Manner) -> Talk[Rows]:
             return []
         if number == DEADLOCK and statement.at_once and mode is Mode.ATOMIC:
             # The other side wants the same lock. The server has rolled this transaction back, so it is begun again.
-            yield from _executed_text(manner.begin, mode, statement.name)
+            yield from _executed_text(begin, mode, statement.name)
             return []
         raise statement_error(error, mode, statement.name) from cause(error)
     with_columns = [result for result in results if result.columns is not None]

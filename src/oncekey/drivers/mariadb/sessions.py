@@ -122,11 +122,11 @@ class AsyncSession(_AnySession):
         finally:
             conversation.close()
 
-    async def run(self, transaction: Transaction[T], limit: float, manner: messages.Manner = messages.OURS) -> T:
+    async def run(self, transaction: Transaction[T], limit: float, begin: bytes = messages.BEGIN) -> T:
         """Run one transaction of ours; each message but those of a migration has so long to be answered."""
         migrates = transaction.name == messages.MIGRATE
         try:
-            return await self.talk(messages.running(transaction, manner), None if migrates else limit)
+            return await self.talk(messages.running(transaction, begin), None if migrates else limit)
         except BaseException as error:
             if migrates or isinstance(error, messages.DemotedError):
                 self.sever()  # a migration's lock is the session's

@@ -231,6 +231,7 @@ def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
     event.listen(engine, "before_cursor_execute", before)
     event.listen(engine, "after_cursor_execute", _after)
     event.listen(engine, "commit", _refuse_commit)
+    event.listen(engine, "rollback", _rolled_back)
     event.listen(engine, "handle_error", _failed)
 
 
@@ -262,6 +263,13 @@ def _refuse_commit(connection: Connection) -> None:
         # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
         connection.dialect.do_rollback(connection.connection)
         raise refusal("commit()")
+
+
+def _rolled_back(connection: Connection) -> None:
+    """Start anew: after a roll-back by SQLAlchemy a handler may read on, in a transaction that is never committed."""
+    watch = watch_of(connection)
+    if watch is not None:
+        watch.begun = watch.unsure = watch.ended = False
 
 
 def _begin_before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:

@@ -54,7 +54,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
         if engine.dialect.driver != DRIVER:
             raise ConfigurationError(NO_DRIVER)
         super().__init__(engine)
-        self._manner = _manner_of(engine)
+        self._begin_with = _begin_with(engine)
         self._checked = False
 
     @aretrying(ConflictError, LostError)
@@ -102,7 +102,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
             watch,
             self._end,
             self._unconfirmed,
-            begin=partial(messages.only_reading if reads else messages.begun, self._manner),
+            begin=partial(messages.only_reading if reads else messages.begun, self._begin_with),
             limit=self._statement_timeout,
         )
 
@@ -165,7 +165,7 @@ def _session_of(connection: AsyncConnection) -> AsyncSession:
     return AsyncSession(raw, b"")
 
 
-def _manner_of(engine: AsyncEngine) -> messages.Manner:
+def _begin_with(engine: AsyncEngine) -> bytes:
     """An isolation that the application has chosen is kept for what its handlers write; else it is READ COMMITTED."""
     chosen = getattr(engine.dialect, "_on_connect_isolation_level", None)
-    return messages.OURS if chosen or "isolation_level" in engine.get_execution_options() else messages.THEIRS
+    return messages.BEGIN if chosen or "isolation_level" in engine.get_execution_options() else messages.THEIRS

@@ -10,11 +10,13 @@ ON DUPLICATE KEY UPDATE mark = :mark;
 SELECT clock.now, record.* FROM {clock} LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.`key` = :key;
 
 -- name: refused
--- The holder of the lock is read before it is committed. The record is not: it is read afterwards, as it stands.
+-- The holder of the lock is read before it is committed. The record is not: it is read afterwards, as it stands. The second
+-- ROLLBACK ends the isolation of the first read: on MySQL it would last through START TRANSACTION.
 ROLLBACK;
 SET @oncekey_mark = NULL;
 SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
 SELECT held.mark INTO @oncekey_mark FROM oncekey_lock AS held WHERE held.number = :lock;
+ROLLBACK;
 START TRANSACTION;
 SELECT clock.now, @oncekey_mark AS mark, record.*
 FROM {clock} LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.`key` = :key;
