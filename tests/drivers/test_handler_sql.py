@@ -177,3 +177,41 @@ def test_each_dialect_has_its_own_verdict():
     refuse_transaction_control("SET x = 1", Dialect.SQLITE)
     with pytest.raises(TransactionControlError):
         refuse_transaction_control("SET x = 1", Dialect.POSTGRES)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SET timestamp = 1000",
+        "set session SQL_SELECT_LIMIT=0",
+        "SET @@session.max_statement_time := 0.001",
+        "SET @mine = 1, LOCAL timestamp = 5",
+    ],
+)
+def test_a_setting_of_mariadb_that_the_record_cannot_be_stored_with_is_refused(sql):
+    with pytest.raises(TransactionControlError, match="refused here"):
+        refuse_transaction_control(sql, Dialect.MARIADB)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SET @timestamp = 1", "SET STATEMENT max_statement_time=1 FOR SELECT 1", "UPDATE t SET timestamp = 1"]
+)
+def test_what_only_looks_like_such_a_setting_is_allowed(sql):
+    refuse_transaction_control(sql, Dialect.MARIADB)
+
+
+@pytest.mark.parametrize(
+    ("sql", "sets"),
+    [
+        ("SET LOCAL ROLE tenant", True),
+        ("set local  role to 'tenant'", True),
+        ("SELECT set_config('role', $1, true)", True),
+        ("SELECT set_config($1, $2, true)", True),
+        ("SET LOCAL statement_timeout = 5", True),
+        ("SET LOCAL app.tenant = 'acme'", False),
+        ("SELECT set_config('app.tenant', $1, true)", False),
+        ("UPDATE users SET role = 'admin'", False),
+    ],
+)
+def test_a_text_that_may_set_a_role_is_noticed(sql, sets):
+    assert refuse_transaction_control(sql) is sets

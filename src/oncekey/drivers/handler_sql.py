@@ -80,6 +80,13 @@ _MARIADB_SUSPECT: Final = re.compile(
     r"|optimize|repair|install|uninstall|flush|reset)\b",
     re.IGNORECASE,
 )
+_MARIADB_UNFIT: Final = re.compile(
+    r"(?:\bSET\s+|,\s*)(?:SESSION\s+|LOCAL\s+|@@(?:SESSION\.|LOCAL\.)?)?"
+    r"(timestamp|sql_select_limit|max_statement_time)\s*:?=",
+    re.IGNORECASE,
+)
+"""Settings with which the record would be stored with another time, not be read, or not be stored at all."""
+
 _ALWAYS: Final = frozenset({"BEGIN", "COMMIT", "END", "ABORT", "ATTACH", "DETACH"})
 _FIRST_TWO: Final = frozenset({"START TRANSACTION", "PREPARE TRANSACTION", "SET TRANSACTION"})
 _FIRST_THREE: Final = "SET SESSION CHARACTERISTICS"
@@ -246,7 +253,8 @@ def _mariadb_control(sentence: Sentence) -> str | None:
         return None if _to_savepoint(rest) else first
     if first == "SET" and {"AUTOCOMMIT", "TRANSACTION"} & set(sentence.tokens):
         return " ".join(sentence.tokens[:3])
-    return None
+    found = _MARIADB_UNFIT.search(sentence.text) if first == "SET" else None
+    return None if found is None else f"SET {found[1].lower()}"
 
 
 def _outlives(sentence: Sentence) -> bool:
