@@ -19,6 +19,7 @@ APART: Final = (
     "retry after a crash writes it again; write through op.connection, or through the session of once.session"
 )
 
+
 class Handled(Protocol):
     """A protected operation, as much of it as is needed here."""
 
