@@ -9,7 +9,7 @@ import sys
 import pytest
 from fastapi import FastAPI
 
-from oncekey import LOCAL, SINGLE_TENANT, Once, cli
+from oncekey import LOCAL, SINGLE_TENANT, Once, Operation, cli
 
 SHOP = """
 import smtplib
@@ -203,7 +203,7 @@ async def test_one_line_at_start_up_says_how_much_is_protected(tmp_path, caplog)
 
         @app.post("/kept")
         @once.protect(effects=LOCAL)
-        async def kept() -> None: ...
+        async def kept(op: Operation) -> None: ...
 
         @app.post("/open")
         async def unprotected() -> None: ...

@@ -230,7 +230,10 @@ async def test_a_request_scoped_dependency_of_a_local_route_is_named_at_start_up
 
     @shop.once.protect(effects=LOCAL, operation="create_order")
     async def create(
-        r: int = Depends(repository), t: int = Depends(tidy, scope="function"), s: int = Depends(settings)
+        op: Operation,
+        r: int = Depends(repository),
+        t: int = Depends(tidy, scope="function"),
+        s: int = Depends(settings),
     ) -> str:
         return "done"
 
