@@ -58,7 +58,8 @@ ADVICE: Final[Mapping[Code, Advice]] = {
     ),
     Code.IN_PROGRESS: Advice(
         "Nothing was executed by this request. The first one with the key still runs. With `on_in_progress=accepted` "
-        "the status is 202 and `Location` leads to the status resource.",
+        "the status is 202 and `Location` leads to the status resource. An OUTBOX route sends 202 only after its "
+        "commit, with the handler's own body.",
         "Wait as long as `Retry-After` says, then send the same request with the same key.",
     ),
     Code.OUTCOME_UNKNOWN: Advice(
@@ -120,7 +121,7 @@ ADVICE: Final[Mapping[Code, Advice]] = {
 MATRIX: Final = (
     ("no answer: time-out, connection lost", "yes", "same", "back off, with jitter"),
     ("2xx, 3xx", "no: done", "", ""),
-    ("202 `idempotency_key_in_progress`", "yes", "same", "`Retry-After`, or follow `Location`"),
+    ("202 with `Retry-After`", "yes", "same", "`Retry-After`, or follow `Location`"),
     ("400, 404, 413, 422 and other 4xx", "no: mend the request", "new", ""),
     ("401, 403", "after signing in: nothing is stored under the key", "same", ""),
     ("408, 425, 429", "yes", "same", "`Retry-After`, else back off"),
@@ -164,7 +165,8 @@ def page() -> str:
         *(_shape(form) for form in ErrorFormat),
         'With `flavor="stripe"`, `problem` bodies have one more member, `error`:',
         _example(Policy(flavor=Flavor.STRIPE)),
-        'A 202 is no error: it is `application/json` with the members of a problem, also with `error_format="fault"`.',
+        "A 202 is no error, in any of the shapes. With `on_in_progress=accepted` it is `application/json` with the "
+        "members of a problem. On an OUTBOX route it is [the handler's own body](../howto/outbox.md#the-202).",
     )
 
 
