@@ -31,14 +31,14 @@ RESPONSE: Final[Mapping[str, tuple[str, str]]] = {
         "`true`: this answer was stored by an earlier request. It is never sent with another value.",
     ),
     "Retry-After": (
-        "409 and 202 in progress, unknown outcomes, 503; the status resource while there is no answer yet",
+        "409 and 202 in progress, accepted OUTBOX requests, unknown outcomes, 503; the status resource until the end",
         (
             "Whole seconds, at least 1. In progress: as long as the operation has been running, at most the rest of "
             f"the lease and at most {LONGEST_WAIT}."
         ),
     ),
     "Location": (
-        "202 in progress, unknown outcomes, answers that were not kept",
+        "202 in progress, accepted OUTBOX requests, unknown outcomes, answers that were not kept",
         "The status resource of the key; for an answer that was not kept, its own `Location` if it had one.",
     ),
     "Link": (

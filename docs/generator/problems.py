@@ -60,7 +60,7 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "The request with this key is not finished: the first one still runs, or a worker resumes it. A repeat "
         "executed nothing. The first request of a PHASED route receives it if the server stops while the handler "
         "runs: its finished steps are stored. With `on_in_progress=accepted` the status is 202 and `Location` is the "
-        "status resource.",
+        "status resource. An OUTBOX route sends 202 only after its commit, with the handler's own body.",
         "Wait as long as `Retry-After` says, then send the same request with the same key.",
     ),
     Code.OUTCOME_UNKNOWN: Advice(
@@ -123,7 +123,7 @@ ADVICE: Final[Mapping[Code, Advice]] = {
 MATRIX: Final = (
     ("no answer: time-out, connection lost", "yes", "same", "back off, with jitter"),
     ("2xx, 3xx", "no: done", "", ""),
-    ("202 `idempotency_key_in_progress`", "yes", "same", "`Retry-After`, or follow `Location`"),
+    ("202 with `Retry-After`", "yes", "same", "`Retry-After`, or follow `Location`"),
     ("400, 404, 413, 422 and other 4xx", "no: mend the request", "new", ""),
     ("401, 403", "after signing in: no response is stored under the key", "same", ""),
     ("408, 425, 429", "yes: no response is stored under the key", "same", "`Retry-After`, else back off"),
@@ -171,7 +171,8 @@ def page() -> str:
         *(_shape(form) for form in ErrorFormat),
         'With `flavor="stripe"`, `problem` bodies have one more member, `error`:',
         _example(Policy(flavor=Flavor.STRIPE)),
-        'A 202 is no error: it is `application/json` with the members of a problem, also with `error_format="fault"`.',
+        "A 202 is no error, in any of the shapes. With `on_in_progress=accepted` it is `application/json` with the "
+        "members of a problem. On an OUTBOX route it is [the handler's own body](../howto/outbox.md#the-202).",
     )
 
 

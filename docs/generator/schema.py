@@ -44,6 +44,8 @@ WHY: Final[Mapping[str, str]] = {
     "ttl": "how long an answer is kept; added again when it is stored",
     "attempts": "how often the handler was begun under this record",
     "recovery_point": "`started`, then the last finished step of a phased handler, then `finished`",
+    "request": "kept until the settlement: of a PHASED operation the request, as a completer repeats it; of an "
+    "accepted OUTBOX operation the response of its 202",
     "response_status": "of the stored answer",
     "response_headers": "of the stored answer: a JSON list of pairs, in order, repeated ones kept",
     "response_schema": "the version of this way of storing, so that old answers stay readable",
@@ -56,7 +58,8 @@ WHY: Final[Mapping[str, str]] = {
     "finished_at": "when its answer was stored",
     "expires_at": "until when the answer is replayed; never before `finished_at` + `ttl`",
 }
-"""Why a column is there, where the migration's own comment does not say it. A test fails when one has neither."""
+"""Why a column is there, where the migration's own comment does not say it, or not all of it. A test fails for one with
+neither."""
 
 FOREIGN_KEY: Final = """```sql
 ALTER TABLE orders ADD FOREIGN KEY (key_scope, key_text) REFERENCES oncekey.record (scope, key)
@@ -104,7 +107,7 @@ def page() -> str:
             f"`{column.kind}`",
             f"`{other[column.name].kind}`" if column.name in other else "",
             "" if column.required else "yes",
-            column.why or WHY[column.name],
+            WHY.get(column.name) or column.why,
         )
         for column in columns(POSTGRES)
     ]

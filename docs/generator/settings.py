@@ -49,7 +49,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "What a duplicate gets": {
         "on_in_progress": "While the first request runs: `conflict` is 409 with `Retry-After`, `accepted` is 202 with "
-        "`Retry-After` and the `Location` of the status resource, `wait` waits for the first one's answer.",
+        "`Retry-After` and the `Location` of the status resource, `wait` waits for the first one's answer. An OUTBOX "
+        "route takes `accepted` for `conflict`: its 202 means that the request is committed.",
         "wait_max": "How long `wait` waits; then it is 409.",
         "replay_cache": "Keep answers that were read from the store and give them again without asking it: "
         '`"memory"` in this process (a span alone is the same, for so long), `redis://…` for all processes. '

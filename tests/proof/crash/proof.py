@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from oncekey.core.model import HOUR, MINUTE, Code, Effects, State
 from oncekey.flow import Statement
@@ -177,7 +177,7 @@ class Stage:
         def amend(engine: AsyncEngine) -> None:
             self.variant.amend(engine)
             if case.claims_first:
-                engine.store.locks = None
+                cast("Any", engine.store).locks = None
 
         return Process(
             self.place,
