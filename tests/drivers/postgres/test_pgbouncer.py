@@ -266,9 +266,9 @@ class TestSessions:
         assert raw.execute("SELECT count(*) FROM orders WHERE item = %s", [item]).fetchone() == (0,)
 
 
-async def test_an_address_that_does_not_say_so_is_told_what_it_lacks(dsn: str) -> None:
+async def test_an_address_that_denies_it_is_told_what_it_lacks(dsn: str) -> None:
     with PgBouncer(dsn, size=1, prepared=0) as pooler:
-        async with opened(ASYNCPG, through(dsn, pooler.port)) as driver:
+        async with opened(ASYNCPG, f"{through(dsn, pooler.port)}?pgbouncer=0") as driver:
             await driver.run(saying(Mode.READ, "SELECT 1"))  # prepared, and gone with the transaction
             with pytest.raises(StoreUnavailableError, match=r"\?pgbouncer=1"):
                 await driver.run(saying(Mode.READ, "SELECT 1"))
