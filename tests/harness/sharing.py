@@ -33,6 +33,7 @@ TOGETHER = {
             "tests/docs/test_examples.py",
             "tests/docs/test_site.py",
             "tests/drivers/postgres/test_standby.py",
+            "tests/ended/test_ended.py",
             "tests/meta/test_wheel.py",
             "tests/reconcile/test_plans.py",
             "tests/skins/test_skins.py",
@@ -41,6 +42,7 @@ TOGETHER = {
     },
 }
 _PARTS = {
+    "tests/ended/test_ended.py": re.compile(r"\[([a-z-]+)-(?:local|phased|outbox)-"),
     "tests/proof/test_real_processes.py": re.compile(r"\[(sqlite|postgresql)"),
     "tests/skins/test_skins.py": re.compile(r"\[([a-z-]+-(?:sqlite|postgresql))"),
 }
