@@ -25,6 +25,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import BY_EFFECTS, OnExpired, Policy
 from oncekey.core.rulings import (
+    FAILED_BY_LEASE,
     LEASE_RAN_OUT,
     RULINGS,
     ClaimAgain,
@@ -187,12 +188,14 @@ class TestStale:
         assert heard == (TakeOver(record) if again else Doubt(record, LEASE_RAN_OUT))
 
     @pytest.mark.parametrize("route", Effects)
-    @pytest.mark.parametrize("recovery", [Recovery.UNKNOWN, Recovery.FAIL])
+    @pytest.mark.parametrize(
+        ("recovery", "error"), [(Recovery.UNKNOWN, LEASE_RAN_OUT), (Recovery.FAIL, FAILED_BY_LEASE)]
+    )
     @pytest.mark.parametrize("stored", Effects)
-    def test_a_stricter_policy_that_was_stored_is_kept(self, stored, recovery, route):  # P2, C11
+    def test_a_stricter_policy_that_was_stored_is_kept(self, stored, recovery, error, route):  # P2, C11
         record = a_record(effects=stored, recovery=recovery, lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
-        assert heard == Doubt(record, LEASE_RAN_OUT)
+        assert heard == Doubt(record, error)
 
     def test_inline_with_a_promise_runs_again(self):  # P2
         record = a_record(effects=Effects.INLINE, recovery=Recovery.RETRY, lease_until=NOW)
