@@ -53,8 +53,10 @@ async def read_claim_input(
     except TooSlowError:
         return Refuse(Code.BODY_TOO_SLOW)
     headers = scope["headers"]
-    if not body and _field(headers, b"content-length").lstrip(b"0"):
-        raise ConfigurationError(READ_BEFORE)
+    if not body:
+        for name, value in headers:
+            if name == b"content-length" and value.lstrip(b"0"):
+                raise ConfigurationError(READ_BEFORE)
     content_type = _field(headers, b"content-type") or None
     parts = Parts(
         scope["method"], scope["path"], scope.get("query_string", b""), headers, content_type, body, root_path
