@@ -21,9 +21,8 @@ _NUMBERS: Final = count(1)
 _LEFT: Final = "__oncekey_left__"
 
 
-def operation_begins() -> int:
-    """The number at which an operation begins."""
-    return next(_NUMBERS)
+operation_begins: Final = _NUMBERS.__next__
+"""Returns the number at which an operation begins."""
 
 
 def leaving(error: E) -> E:
