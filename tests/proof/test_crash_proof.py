@@ -1,6 +1,6 @@
 """Every kind of effects, on both stores, cut off at every statement and every call.
 
-R71, R75, R116, R117, R120, R123, R125, R126, R127, R130; F5, F8, F15, F23, F24, F27, F28, F29, F30, F31, F35.
+R71, R75, R116, R117, R120, R123, R125, R126, R127, R130; F5, F8, F15, F23, F24, F27, F28, F29, F30, F31, F35; O5.
 """
 
 from __future__ import annotations
