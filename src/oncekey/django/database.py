@@ -294,8 +294,8 @@ class DjangoTransaction:
 
     def _refuse_if_ended(self) -> None:
         """Raise if the transaction has ended in the database: the next statement would be committed by itself (L5)."""
-        if self._joins and self._connection.vendor == "postgresql":
-            return  # its first statement begins it
+        if self._over or (self._joins and self._connection.vendor == "postgresql"):
+            return  # there, its first statement begins it
         self._ended = self._ended or _is_ended(self._connection)
         if self._ended:
             raise errors.TransactionControlError(ENDED)
