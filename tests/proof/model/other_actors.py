@@ -151,11 +151,11 @@ def upkeep(trial: Trial, world: World) -> Iterator[Move]:
 
 
 def operators(trial: Trial, world: World) -> Iterator[Move]:
-    """A person releases a record, retries a dead letter or busts an answer, and knows nothing but a reason."""
+    """A person releases a record, retries a dead letter, busts or extends an answer, and has nothing but a reason."""
     rec = world.rec
     if rec is None:
         return
-    for trigger in (*_OPERATOR, Trigger.BUST) if trial.scenario.busts else _OPERATOR:
+    for trigger in (*_OPERATOR, Trigger.BUST, Trigger.EXTEND) if trial.scenario.busts else _OPERATOR:
         row = trial.judged(trigger, Actor.OPERATOR, rec, world.parcel, _REASON.facts)
         if row is not None:
             yield written(trial, world, f"operator: {trigger}", row, _REASON)

@@ -100,7 +100,7 @@ def after(
     if row.to is None:
         return None, None
     rec = rec._replace(state=row.to, waited=False, lease=True if row.to is State.IN_PROGRESS else None)
-    if row.to is State.COMPLETED:
+    if row.to is State.COMPLETED and row.trigger is not Trigger.EXTEND:
         expired = rec.expired and not trial.law.completion_extends
         return rec.closed()._replace(answer=said.answer, expired=expired), None
     match row.trigger:
