@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from async_skins.shop import served
 
 from docs.test_django_page import migrate, run
 from docs.test_django_page import project as project_of_the_guide
 from harness.pages import ROOT, Page, load
 from harness.patience import PATIENCE
+from harness.served import Served
 from oncekey.core.resolution import sign
 
 PAGE = Page(ROOT / "docs/howto/webhooks.md")
@@ -109,11 +109,13 @@ def test_the_provider_settles_a_call_whose_reply_was_lost(
         module.once.blocking().close()
         return
 
-    with served(module.app) as port:
+    with Served(module.app) as server:
 
         def post_over_http(path: str, body: bytes, headers: dict[str, str]) -> tuple[int, Any]:
             # On a connection of its own: a server closes one whose handler has raised.
-            answer = httpx.post(f"http://127.0.0.1:{port}{path}", content=body, headers=headers, timeout=PATIENCE)
+            answer = httpx.post(
+                f"http://127.0.0.1:{server.port}{path}", content=body, headers=headers, timeout=PATIENCE
+            )
             return answer.status_code, answer.json()
 
         settle(provider, post_over_http, keys)

@@ -8,11 +8,11 @@ from typing import Any
 
 import flask
 import pytest
-from async_skins.shop import served
 from fastapi import FastAPI
 from litestar import Litestar
 from litestar import post as litestar_post
 
+from harness.served import Served
 from oncekey import INLINE, LOCAL, SINGLE_TENANT, Once, Operation, SyncOperation
 from oncekey.litestar import OncePlugin
 from oncekey.observe.events import Keyless, TurnedAway, requested
@@ -102,7 +102,8 @@ def test_a_request_without_a_key_is_counted_once(
     seen: list[Any] = []
     once = Once(f"sqlite:///{tmp_path}/keyless.db", migrate=True, observers=[seen.append])
     app = make(once, {"require_key": required})
-    with (served if make in LOOPS else served_by_threads)(app) as port:
+    with Served(app) if make in LOOPS else served_by_threads(app) as server:
+        port = server.port if isinstance(server, Served) else server
         statuses = [send_to(port, "/orders", {}, key=key).status for key in (None, KEY, KEY)]
     assert statuses == [400 if required else 201, 201, 201]
     outcomes = [outcome for one in seen if (outcome := requested(one)) is not None]
