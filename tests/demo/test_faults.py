@@ -60,7 +60,7 @@ def _end(demo: Demo, route: str, key: str, body: dict[str, object]) -> httpx.Res
     deadline = time.monotonic() + PATIENCE
     while True:
         answer = demo.post(route, key, body)
-        if _code(answer)[1] not in LATER:
+        if answer.status_code != 202 and _code(answer)[1] not in LATER:
             return answer
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.05)
@@ -107,7 +107,7 @@ def test_a_call_that_may_not_be_repeated_is_never_made_twice(
         _code(first)
         == {
             "/payments": IN_DOUBT,
-            "/transfers": (202, "idempotency_key_in_progress"),
+            "/transfers": (202, None),
             "/notifications": (502, "provider_failed"),
         }[route]
     )

@@ -37,7 +37,7 @@ def _end(demo: Demo, route: str, key: str) -> httpx.Response:
     deadline = time.monotonic() + PATIENCE
     while True:
         answer = demo.post(route, key)
-        if answer.json().get("code") not in LATER:
+        if answer.status_code != 202 and answer.json().get("code") not in LATER:
             return answer
         assert time.monotonic() < deadline, answer.text
         time.sleep(0.1)
