@@ -33,12 +33,17 @@ TABLES = """
     CREATE FUNCTION hidden(setting text, value text) RETURNS text LANGUAGE sql AS
         $$ SELECT set_config(setting, value, true) $$;
 """
+SLOW_RECORDS = """
+    CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM pg_sleep(2.5); RETURN NEW; END $$;
+    CREATE TRIGGER slow BEFORE INSERT OR UPDATE ON oncekey.record
+        FOR EACH ROW WHEN (NEW.state = 'completed') EXECUTE FUNCTION dawdle();
+"""
 SELL = "INSERT INTO sales VALUES ('tea')"
 
 GOES_WELL = {
     "a role": ["SET LOCAL ROLE {role}", SELL],
     "a role by a function of PostgreSQL": ["SELECT set_config('role', '{role}', true)", SELL],
-    "a statement's time": ["SET LOCAL statement_timeout = '1ms'"],
     "a lock's time": ["SET LOCAL lock_timeout = '1ms'", SELL],
     "a path": ["SET LOCAL search_path = pg_temp", "INSERT INTO public.sales VALUES ('tea')"],
     "silence": ["SET LOCAL client_min_messages = 'error'", SELL],
@@ -86,6 +91,15 @@ async def test_what_is_set_for_the_transaction_does_not_reach_the_record(way, po
             assert [(await shop.send(inside, key=key)).status for _ in range(2)] == [200, 200], what
         assert shop.runs == len(GOES_WELL)
         assert set(rows(postgres_dsn, "SELECT DISTINCT seller FROM sales")) == {(role,), ("postgres",)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_time_out_of_the_handlers_statements_is_not_the_records(way, postgres_dsn, role):
+    shop = Shop(way, postgres_dsn)
+    async with shop.open():
+        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+            connection.execute(SLOW_RECORDS)
+        assert (await shop.send(shop.saying("SET LOCAL statement_timeout = '2s'"))).status == 200
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -53,10 +53,10 @@ LEFT_OPEN: Final = (
 )
 
 AS_OPENED: Final = (
-    "SELECT set_config('oncekey.acting', current_setting('role'), true)",
-    "SET LOCAL role TO DEFAULT",
     "SET LOCAL statement_timeout TO DEFAULT",
     "SET LOCAL lock_timeout TO DEFAULT",
+    "SELECT set_config('oncekey.acting', current_setting('role'), true)",
+    "SET LOCAL role TO DEFAULT",
 )
 """Said before the record is written, if the handler may have set another role or a time-out for its transaction."""
 
