@@ -207,7 +207,7 @@ class Locks(Protocol):
         """Try the lock, then read: the transaction's first statement, which sets its time-outs (L4). It folds."""
 
     def completing(
-        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int | None
     ) -> Body[Stored | None]:
         """Write the finished record, as the last statement before the commit (L3). None: the key is not ours."""
 

@@ -33,9 +33,9 @@ def ask(path, body, key):
     headers = {"Authorization": token, "Idempotency-Key": key}
     answer = client.post(path, body, content_type="application/json", headers=headers)
     return [answer.status_code, answer.json(), answer.headers.get("Idempotent-Replayed")]
-said = [ask("/orders/", {"product": "tea"}, "k" * 20) for _ in range(2)]
-said += [ask("/orders/1/rename/", {"product": "milk"}, "l" * 20) for _ in range(2)]
-said += [ask("/payments", {"amount": 5}, "m" * 20) for _ in range(2)]
+said = [ask("/orders/", {"product": "tea"}, "7e0f5b1c-3a52-4c1e-9d87-2f6b80a4c913") for _ in range(2)]
+said += [ask("/orders/1/rename/", {"product": "milk"}, "b54d0c67-91fe-4a3b-8c20-6a1d7e53f0b8") for _ in range(2)]
+said += [ask("/payments", {"amount": 5}, "0c8e64f1-5d27-4b9a-a36e-91f20d7b45ce") for _ in range(2)]
 print(json.dumps([said, client.post("/orders/", {"product": "tea"}).status_code]))
 """
 USER = 'User.objects.create_user("ann", password="secret")'
@@ -54,7 +54,7 @@ def counted(amount, key):
 views.charge = counted
 from base64 import b64encode
 from django.test import Client
-headers = {"Authorization": "Basic " + b64encode(b"ann:secret").decode(), "Idempotency-Key": "p" * 20}
+headers = {"Authorization": "Basic " + b64encode(b"ann:secret").decode(), "Idempotency-Key": "e19a37d5-c0b4-4f68-92d1-74ab5e308f26"}
 answer = Client().post("/payments", {"amount": 7}, content_type="application/json", headers=headers)
 print(answer.status_code, answer.content.decode(), answer.headers.get("Idempotent-Replayed"))
 """
@@ -80,7 +80,7 @@ from django.test import Client
 User.objects.create_user("bob", password="secret")
 def ask(name):
     token = "Basic " + b64encode((name + ":secret").encode()).decode()
-    return Client().get("/idempotency-keys/" + "p" * 20, headers={"Authorization": token} if name else {})
+    return Client().get("/idempotency-keys/" + "e19a37d5-c0b4-4f68-92d1-74ab5e308f26", headers={"Authorization": token} if name else {})
 print(json.dumps([[one.status_code, one.json()] for one in map(ask, ["ann", "bob", ""])]))
 """
 

@@ -42,7 +42,7 @@ def rules(tmp_path: Path) -> Path:
 
 def test_promtool_finds_nothing_wrong(rules: Path) -> None:
     # R211
-    assert "SUCCESS: 16 rules found" in check(rules)
+    assert "SUCCESS: 17 rules found" in check(rules)
 
 
 def test_every_metric_and_label_of_a_rule_is_one_that_is_exported() -> None:
@@ -161,6 +161,10 @@ CASES = [
     Case("OncekeyMetricsMissing fires", {}, 11, ('alertname="OncekeyMetricsMissing",severity="warning"',)),
     Case("OncekeyMetricsMissing does not yet", {}, 9),
     *_pair(_alert("OncekeyUnknownOld"), 20, {_oldest("unknown"): "3601x60"}, {_oldest("unknown"): "3600x60"}),
+    *_pair(_alert("OncekeyGivenUp"), 20,
+           {"reconcile_failed_count_total": "1x10 2x20"}, {"reconcile_failed_count_total": "2x60"}),
+    Case("OncekeyGivenUp fires for a line that is new", healthy(reconcile_failed_count_total="_x15 1x20"), 18,
+         (_alert("OncekeyGivenUp"),)),
     *_pair(_alert("OncekeyDeadLetters", "warning"), 20, {"dlq_depth": "0x10 1x20"}, {"dlq_depth": "1x10 0x20"}),
     *_pair(_alert("OncekeyOutboxLag"), 20, {"outbox_lag_seconds": "301x60"}, {"outbox_lag_seconds": "300x60"}),
     *_pair(_alert("OncekeyNoWorker"), 20, AND_NOBODY_WORKS, AND_NOBODY_WORKS | {'workers{task="sweeper"}': "1x60"}),

@@ -12,7 +12,6 @@ import threading
 from contextlib import closing
 from dataclasses import replace
 
-import aiomysql
 import pymysql
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -24,15 +23,12 @@ from local.databases import lock_for
 from oncekey import wire
 from oncekey.core.errors import (
     CommitAmbiguousError,
-    ConfigurationError,
     StoreError,
     StoreUnavailableError,
     TransactionControlError,
 )
 from oncekey.core.model import LOCAL, Completed, Outcome, RecordId, StoredResponse
 from oncekey.core.onecommit import Holder, WriteKind, WriteTarget
-from oncekey.core.policy import Policy
-from oncekey.drivers.mariadb.address import MariadbAddress
 from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
 from oncekey.drivers.mariadb.messages import commit_error, statement_error
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
@@ -475,34 +471,6 @@ async def test_a_duplicate_over_http_is_told_so_while_the_first_runs(either_url,
         again = await shop.send()
     assert (done.status, again.status, again.body) == (201, 201, done.body)
     assert (shop.rows, shop.states) == (["tea"], ["completed"])
-
-
-@pytest.mark.parametrize("committed", [True, False])
-async def test_a_record_inside_of_the_callers_own_transaction(empty_either, either_server, committed):
-    """L7: what is written there is the caller's to commit, through either package, with one statement at a time."""
-    name = empty_either.rpartition("/")[2]
-    ends = "COMMIT" if committed else "ROLLBACK"
-    claims = [a_claim("within"), a_claim("within-async")]
-    with either_server.connect(name, autocommit=False) as connection, connection.cursor() as cursor:
-        engine = wire.within(connection)
-        verdict = engine.begin(claims[0], Policy())
-        assert engine.settle(verdict.lease, ANSWER).ours
-        cursor.execute(ends)
-    options = MariadbAddress.parse(empty_either).options()
-    raw = await aiomysql.connect(**options, db=name, autocommit=False)
-    within = wire.awithin(raw)
-    verdict = await within.begin(claims[1], Policy())
-    assert (await within.settle(verdict.lease, ANSWER)).ours
-    await raw.query(ends)
-    raw.close()
-    with closing(PymysqlDriver(empty_either)) as driver:
-        found = [said(driver, STORE.find(claim.id)).record for claim in claims]
-    assert [record is not None for record in found] == [committed, committed]
-
-
-def test_a_transaction_has_to_be_begun_by_its_caller(either_server):
-    with either_server.connect() as connection, pytest.raises(ConfigurationError, match="begin a transaction"):
-        wire.within(connection)
 
 
 def test_the_address_chooses_the_store():

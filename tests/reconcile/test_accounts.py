@@ -55,6 +55,7 @@ async def test_a_providers_id_counts_within_its_account(world):
 
 @pytest.mark.parametrize("state", STATES)
 async def test_two_candidates_are_left_to_an_operator(world, state):
+    # U3
     one, two = STATES[state](world), STATES[state](world)
     for claim in (one, two):
         told(world, claim, Undecided(), "account-1", key_of(claim), **both(claim, "1001"))

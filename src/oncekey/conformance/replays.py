@@ -31,7 +31,7 @@ from oncekey.conformance.raw_http import Answer, RawRequest
 
 _KEPT: Final = ("Location", "Content-Type", "ETag", "Content-Language", "Link")
 _OF_ONE_MESSAGE: Final = re.compile(
-    r"^(date|age|via|connection|keep-alive|transfer-encoding|content-length|content-encoding|vary|set-cookie|expires"
+    r"^(date|age|allow|via|connection|keep-alive|transfer-encoding|content-length|content-encoding|vary|set-cookie|expires"
     r"|server-timing|cache-control|strict-transport-security|alt-svc|nel|report-to|.*cache.*|.*(rate-?limit|request-?id"
     r"|trace|span|correlation|cf-|amz|nonce|time|duration|runtime|idempoten).*)$",
     re.IGNORECASE,

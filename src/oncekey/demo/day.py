@@ -206,7 +206,7 @@ class Day:
         }
         yield self._say("insert_order", params)
         answer = _answer(201, order.model_dump_json(), f"/orders/{new_id}")
-        yield from self._locks.completing(claim, WriteTarget(WriteKind.NEW), answer, self._clock.now)
+        yield from self._locks.completing(claim, WriteTarget(WriteKind.NEW), answer, None)
 
     def _payment(self, fate: Fate, receipt: Fate = Fate.WELL) -> Life[None]:
         money = self._draw.money()

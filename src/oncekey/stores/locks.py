@@ -119,9 +119,12 @@ class LockStore:
         )
 
     def completing(
-        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int | None
     ) -> Body[Stored | None]:
-        """Write the finished record, as the last statement before the commit (L3). None: the key is not ours."""
+        """Write the finished record, as the last statement before the commit (L3). None: the key is not ours.
+
+        `begun` is None where no lock was taken in this transaction, as when a history is written or a row is walked.
+        """
         rows = yield self._finished(claim, target, settlement)
         if not rows:
             return None
@@ -151,7 +154,7 @@ class LockStore:
                 assert_never(settlement)
         return self._statements.statement(name, params)
 
-    def _stored(self, row: Row, begun: int) -> Stored:
+    def _stored(self, row: Row, begun: int | None) -> Stored:
         """What was written; a transaction without the lock's number is not the one that was begun (L5)."""
         if row["begun"] != begun:
             raise TransactionControlError(NOT_OURS)

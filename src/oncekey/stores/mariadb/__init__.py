@@ -68,11 +68,13 @@ class MariadbLocks(LockStore):
         return Locked(got=False, snapshot=snapshot_of(row), begun=lock.number, other=other)
 
     def completing(
-        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
+        self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int | None
     ) -> Body[Stored | None]:
         """Write the finished record and end the lock, as the last statement before the commit (L3). None: not ours."""
         last = self._finished(claim, target, settlement)
-        rows = yield self._statements.statement(last.name, {**last.params, "lock": begun}, form=f"sealed_{last.name}")
+        rows = yield self._statements.statement(
+            last.name, {**last.params, "lock": begun or 0}, form=f"sealed_{last.name}"
+        )
         if not rows:
             return None
         yield from self._deferred(settlement)

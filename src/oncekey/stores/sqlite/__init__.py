@@ -125,5 +125,5 @@ class SqliteLocks(LockStore):
         yield from ()
         return self._writer.holder(lock)
 
-    def _stored(self, row: Row, begun: int) -> Stored:  # noqa: ARG002  (no statement of SQLite returns it: the driver checks)
+    def _stored(self, row: Row, begun: int | None) -> Stored:  # noqa: ARG002  (no statement of SQLite returns it: the driver checks)
         return Stored(expires_at=int(row["expires_at"]))

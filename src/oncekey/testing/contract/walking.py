@@ -326,7 +326,7 @@ def _finishing(kind: WriteKind, effects: model.Effects) -> Try:
         settlement = answered() if effects is model.Effects.LOCAL else model.Deferred(_parcel(seen))
 
         def body() -> Body[bool]:
-            return (yield from locks.completing(claim, target, settlement, 0)) is not None
+            return (yield from locks.completing(claim, target, settlement, None)) is not None
 
         return execute(Transaction("complete", Mode.ATOMIC, body))
 
