@@ -54,7 +54,7 @@ def counted(amount, key):
 views.charge = counted
 from base64 import b64encode
 from django.test import Client
-headers = {"Authorization": "Basic " + b64encode(b"ann:secret").decode(), "Idempotency-Key": "e19a37d5-c0b4-4f68-92d1-74ab5e308f26"}
+headers = {"Authorization": "Basic " + b64encode(b"ann:secret").decode(), "Idempotency-Key": "payment-of-ann-7e0f5b1c"}
 answer = Client().post("/payments", {"amount": 7}, content_type="application/json", headers=headers)
 print(answer.status_code, answer.content.decode(), answer.headers.get("Idempotent-Replayed"))
 """
@@ -80,7 +80,7 @@ from django.test import Client
 User.objects.create_user("bob", password="secret")
 def ask(name):
     token = "Basic " + b64encode((name + ":secret").encode()).decode()
-    return Client().get("/idempotency-keys/" + "e19a37d5-c0b4-4f68-92d1-74ab5e308f26", headers={"Authorization": token} if name else {})
+    return Client().get("/idempotency-keys/payment-of-ann-7e0f5b1c", headers={"Authorization": token} if name else {})
 print(json.dumps([[one.status_code, one.json()] for one in map(ask, ["ann", "bob", ""])]))
 """
 

@@ -349,7 +349,7 @@ class Day:
         parcels.defer(topic, {"transfer": asked.model_dump(mode="json"), "deduplicate": True, "fault": None})
         yield self._say("insert_transfer", self._row(tenant, asked))
         parcel = parcels.deferred[0]
-        yield from self._locks.completing(claim, WriteTarget(WriteKind.NEW), model.Deferred(parcel), self._clock.now)
+        yield from self._locks.completing(claim, WriteTarget(WriteKind.NEW), model.Deferred(parcel), None)
         self._fates[parcel.id] = fate
         self._begin(self._relay(), MINUTE if fate is Fate.SLOW else self._draw.between(50_000, 900_000))
 
