@@ -275,6 +275,6 @@ def test_what_waits_in_a_real_store_is_told_of(tmp_path: Path, rules: Path) -> N
             return await shop.metrics.page(shop.once)
 
     page = asyncio.run(life())
-    firing = [_alert(name) for name in ("OncekeyUnknownOld", "OncekeyOutboxLag", "OncekeyNoWorker")]
+    firing = [_alert(name) for name in ("OncekeyUnknownOld", "OncekeyGivenUp", "OncekeyOutboxLag", "OncekeyNoWorker")]
     firing += [_alert(name, "warning") for name in ("OncekeyDeadLetters", "OncekeyReaperBehind")]
     assert "SUCCESS" in try_out(rules, [Case("a shop", recorded([page] * 15), 14, firing)], tmp_path)
