@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import ErrorFormat, Flavor, Policy
 from oncekey.engine.operation import Operation
 from oncekey.frameworks.starlette import routed
+from oncekey.once import Once
 
 
 class Item(BaseModel):
@@ -304,6 +307,28 @@ async def test_a_transaction_that_a_dependency_opened_is_closed_when_validation_
     assert (await shop.send("/orders", {"n": 1})).status == 200
     assert (await shop.send("/orders", {"n": 1})).replayed
     assert (shop.ledger.rows, shop.ledger.open) == (["row"], 0)
+
+
+async def test_an_inner_functions_outage_in_a_dependency_is_not_this_requests(tmp_path: Path) -> None:
+    shop, away = Shop(), Once(f"sqlite:///{tmp_path}/nowhere/shop.db")
+
+    @away.function(key="name", effects=INLINE, operation="away")
+    def ask(name: str) -> None:
+        raise AssertionError
+
+    lent = Depends(shop.once.connection)
+
+    async def repository(connection: Any = lent) -> Any:
+        await asyncio.to_thread(ask, "k-1")
+
+    found = Depends(repository)
+
+    @shop.post(effects=LOCAL)
+    async def create(op: Operation, rows: Any = found) -> None:
+        raise AssertionError
+
+    assert (await shop.send("/orders")).status == 500
+    assert (shop.ledger.open, shop.ledger.rows) == (0, [])
 
 
 async def test_a_dependency_that_refuses_leaves_no_claim() -> None:

@@ -67,6 +67,8 @@ def hold(name: str, opened: Opened, rounds: int, processes: int, seed: int) -> T
     """One store's race."""
     part = max(rounds // (SLOWER if name.startswith("dynamodb") else 1) // (2 * KINDS), 1)
     courses = [*courses_of(part), PhasedRun("called", KINDS * part, by_function=True)]
+    if name.startswith(("sqlite", "postgresql")):  # an OUTBOX function through SQLAlchemy, which claims first
+        courses.append(PhasedRun("deferred", part, by_function=True, deferred=True))
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as (server, url):
         ground = ground_of(name, server, url, Path(folder))
         prepare(ground, courses)
