@@ -53,7 +53,7 @@ class Told:
 
     def verdicts(self) -> list[Protection]:
         found = survey([self.once], self.once.served)
-        return [Protection(one.line.verdict) for one in found if str(one.line.operation).endswith("neither")]
+        return [Protection(one.verdict) for one in found if str(one.operation).endswith("neither")]
 
     async def fastapi(self) -> list[Protection]:
         once, app = self.once, FastAPI()

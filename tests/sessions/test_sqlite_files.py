@@ -145,7 +145,8 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         if module is pysqlite3:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT)")
-    for each in (folder, *folder.parents[:2]):
+    base = tmp_path_factory.getbasetemp()  # below a folder of the user's own, and of a worker's under pytest-xdist
+    for each in (folder, base, *(one for one in base.parents if one.name.startswith("pytest-"))):
         each.chmod(0o777)
     path.chmod(0o444)
     if request.param == "sqlalchemy":
