@@ -23,7 +23,7 @@ ALONE: Final = "ONCEKEY_TEST_ALONE"
 """Set for the second run, so that it has no third one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Flaky:
     """The plugin: it acts in the process that counts the results, after the last test."""
 
