@@ -252,7 +252,7 @@ ILLEGAL = {
         write(3, "unknown", 1, 2),
         write(9999, "in_progress", 2, 3, incarnation=TWO),
     ),
-    "completed -> completed is not a legal move": (*GOOD.writes, settled(20, 1, 3)),
+    "completed -> completed cannot be made by proving incarnation and fence": (*GOOD.writes, settled(20, 1, 3)),
     "completed -> no row cannot be made by proving incarnation and fence": (
         *GOOD.writes,
         write(20, None, 1, 2, proof=Proof.OWNER, proven_fence=1),
