@@ -39,7 +39,6 @@ ALSO: Final[Mapping[str, str]] = {
         "extra `demo`."
     ),
     "oncekey kit": "[Alerts, dashboard, units, manifests](../howto/operate-kit.md) shows how to use it.",
-    "oncekey top": "[Watch it in a terminal](../howto/top.md) shows it, and its keys.",
     "oncekey worker": "[Run workers](../howto/workers.md) shows how to use it.",
     "oncekey torture": "[Torture it](../howto/torture.md) says what it does and what it checks.",
     "oncekey reconcile": "[Find out what became of it](../howto/unknown.md) shows resolvers and webhooks.",

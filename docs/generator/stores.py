@@ -16,7 +16,7 @@ MEANS: Final = {
     "audit": "`oncekey keys history`, and lines about every move that no request made",
     "workers": "sweeper, reaper and the roll of workers",
     "operators": "`oncekey keys`, `unknown`, `stats` and `doctor`",
-    "console": "`oncekey console` and `oncekey top`",
+    "console": "`oncekey console` and `oncekey stats --watch`",
     "resolvers": "`once.resolver` and `once.webhook`",
 }
 
