@@ -37,7 +37,7 @@ def _bench(*words: str) -> list[str]:
 
 
 def test_a_short_run_writes_figures_and_a_page(tmp_path: Path) -> None:
-    # R76. No minute is left after the first round, so that the second one does not begin.
+    # R76 in part. No minute is left after the first round, so that the second one does not begin.
     words = ("--rounds", "2", "--minutes", "0", "--only", "local,sqlite-replay", "--out", str(tmp_path))
     command = _bench(*SHORT, *words)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)

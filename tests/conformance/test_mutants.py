@@ -35,7 +35,6 @@ def reports() -> dict[Bug, Report]:
 
 
 def test_the_correct_shop_passes_everything() -> None:
-    # R241-R248, R251, R257-R259, R262, R264
     report = _check()
     assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()
     assert {finding.verdict.pass_this for finding in report.skipped} <= FURTHER

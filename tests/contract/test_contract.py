@@ -18,7 +18,8 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 
-class TestMemory(StoreContract):  # R57, R59, R68, R118, R156: no domain, threads, the insert decides, long paths
+# R59, R65, R118, R119, R156: threads, a row that vanishes, long names, the time of the last run, expiry
+class TestMemory(StoreContract):
     matrix = "memory"
 
     @pytest.fixture

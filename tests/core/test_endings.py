@@ -131,7 +131,7 @@ def test_the_short_path_is_for_successes_of_every_status(effects):
         assert short == (by_table(effects, policy, ending) if done else None)
 
 
-# P4, L6, F5, F6: nothing that a handler, an app or an operator does has no meaning
+# R108, P4, L6, F5, F6: nothing that a handler, an app or an operator does has no meaning
 @pytest.mark.parametrize("effects", Effects)
 @pytest.mark.parametrize("on_5xx", On5xx)
 def test_every_ending_has_a_decision(effects, on_5xx):
@@ -446,7 +446,7 @@ class TestSent:
         assert isinstance(settlement, Completed)
         assert (settlement.response.status, settlement.outcome) == (status, Outcome.FAILURE)
 
-    # F5, R101: 429 may come from the second provider, after the first was charged
+    # F5, R101, R108: 429 may come from the second provider, after the first was charged
     @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS)
     @pytest.mark.parametrize("raised", [False, True])
     def test_anything_else_is_in_doubt(self, effects, status, raised):
@@ -458,7 +458,7 @@ class TestSent:
         assert settled(effects, ended(status, raised=True)) == Doubtful("handler_raised")
         assert settled(effects, ended(status)) == Doubtful("response_incomplete")
 
-    # R100, R102, R108
+    # R100, R102
     @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     def test_proof_that_nothing_was_sent_allows_a_retry(self, effects, status):
         assert settled(effects, ended(status, raised=True, not_executed=True)) == Retryable("not_executed")

@@ -97,7 +97,7 @@ class TestScript:
             Script().ask(name, PHASE)
 
     @pytest.mark.parametrize("name", ["", "x" * (LONGEST_NAME + 1)])
-    def test_a_name_has_a_length(self, name):
+    def test_a_name_has_a_length(self, name):  # R118
         with pytest.raises(ConfigurationError, match="1 to 100"):
             Script().ask(name, PHASE)
         assert Script().ask("x" * LONGEST_NAME, PHASE) is None

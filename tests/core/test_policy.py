@@ -166,7 +166,7 @@ SPANS = [name for name, value in DEFAULTS.items() if isinstance(value, timedelta
 FLAGS = [name for name, value in DEFAULTS.items() if isinstance(value, bool)]
 
 
-# R12, R110, R148, R157, R169: the defaults of every setting, in one place
+# R12, R110, R148, R157, R169, R175: the defaults of every setting, in one place
 def test_every_setting_has_its_documented_default():
     policy = Policy()
     assert {setting.name: getattr(policy, setting.name) for setting in fields(policy)} == DEFAULTS
@@ -512,7 +512,7 @@ def test_a_policy_can_be_copied():
     assert copy.copy(policy) == copy.deepcopy(policy) == dataclasses.replace(policy) == policy
 
 
-# C21, R175: nothing stands in front of the store by default; a shared memory is sealed, so it needs a secret
+# C21: nothing stands in front of the store by default; a shared memory is sealed, so it needs a secret
 def test_what_may_stand_in_front_of_the_store():
     secret = b"sixteen bytes at least"
     assert Policy(replay_cache=30).replay_cache == Front("memory", 30) == Front("memory", timedelta(seconds=30))

@@ -85,6 +85,9 @@ def test_rulings_are_total():  # R58
     assert set(RULINGS) == set(Situation)
     assert all(set(rulings) == {True, False} for rulings in RULINGS.values())
     assert {ruling for rulings in RULINGS.values() for ruling in rulings.values()} == set(Ruling)
+    assert set(Ruling) == {
+        "claim", "refuse_in_progress", "recover", "replay", "take_over", "outcome_unknown", "supersede", "mismatch",
+    }  # fmt: skip
 
 
 def test_every_live_situation_refuses_another_request():  # R38, C8
@@ -95,7 +98,7 @@ def test_every_live_situation_refuses_another_request():  # R38, C8
             assert rulings[True] is rulings[False]
 
 
-def test_situations():  # P6, F3, R45, R49
+def test_situations():  # P6, F3, R49
     assert situate(None, NOW) is Situation.ABSENT
     seen = set()
     for record in every_record():
@@ -113,14 +116,14 @@ def test_time_alone_frees_nothing_that_is_not_finished():  # P6, F3
         assert finished or (record.state is State.FAILED_RETRYABLE and plain)
 
 
-def test_another_request_is_refused_first_and_learns_nothing():  # R37, R38, R77, C8
+def test_another_request_is_refused_first_and_learns_nothing():  # R37, R38, R77 in part, C8
     for record in every_record():
         if meaning(record) is Situation.EXPIRED:
             continue
         assert ruled(record, OTHER) == Refuse(Code.KEY_REUSED)
 
 
-def test_a_request_meets_every_record():  # R77
+def test_a_request_meets_every_record():  # R48, R77 in part
     """The same request, for every record: what it hears, or which write it must try."""
     for record in every_record():
         heard = ruled(record)
@@ -152,7 +155,7 @@ def impossible(record) -> bool:
     return taken_back or (deferred and record.state is State.FAILED_RETRYABLE)
 
 
-def test_a_finished_record_says_the_same_by_the_short_read():  # R38, R42, R77
+def test_a_finished_record_says_the_same_by_the_short_read():  # R38, R42, R77 in part
     """`rule_finished` is the short form of `rule` for every completed record."""
     for record, claim, expired in product(every_record(), (SAME, OTHER), OnExpired):
         if record.state is not State.COMPLETED:

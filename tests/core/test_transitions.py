@@ -103,7 +103,7 @@ def number(trigger, actor, record, **facts):
 
 
 @pytest.mark.parametrize("row_number", PROTOCOL)
-def test_row_says_what_the_protocol_says(row_number):
+def test_row_says_what_the_protocol_says(row_number):  # R45
     expected = {
         (row_number, source, trigger, to, frozenset(by), proof, fence)
         for sources, triggers, to, by, proof, fence in PROTOCOL[row_number]
@@ -297,7 +297,7 @@ class TestLeases:
             assert (taken, swept) == (13, 14) or (swept, doubted) == (15, 15)
             assert (taken == 13) is not (doubted == 15)
 
-    def test_inline_is_never_run_again_by_default(self):  # P2, C10, R48
+    def test_inline_is_never_run_again_by_default(self):  # P2, C10
         record = a_record(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, lease_until=NOW)
         assert number(T.SWEEP, A.REQUESTER, record) == 15
         assert isinstance(allowed(T.TAKE_OVER, A.REQUESTER, record), Illegal)

@@ -106,7 +106,7 @@ def test_a_crowd_of_keys_on_a_small_pool(open_shop: Callable[..., Shop], url: st
 
 
 def test_wait_mode(open_shop: Callable[..., Shop], url: str) -> None:
-    # R38
+    # R82
     shop = open_shop(url)
     replies: list[Reply] = []
     key = new_key()

@@ -85,7 +85,7 @@ async def test_it_names_the_status_resource_and_the_new_key_after_another_4xx() 
     ],
 )
 async def test_it_describes_what_happens_after_expiry(policy: dict[str, Any], words: str) -> None:
-    # R274, R161, R162
+    # R274
     assert words in text_of(await shown(an_api(**policy)))
 
 

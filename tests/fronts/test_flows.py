@@ -132,7 +132,7 @@ async def test_an_answer_is_given_without_the_store(effects: Any, valkey: Valkey
     assert all(reply.replayed for reply in (read, *kept))
     assert kept[0].lines == read.lines
     assert shop.seen == {("replay_cache", "miss"): 1, ("replay_cache", "hit"): 2}
-    # R179, R236: nothing in clear
+    # R179, R195: nothing in clear
     ((name, value),) = values(valkey).items()
     assert KEY.encode() not in name
     assert b"runs" not in value

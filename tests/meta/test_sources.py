@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ LARGEST_SHARE_OF_IMPORTS = 0.07
 DEEPEST_PACKAGE = 2
 STORES_OF_REQUESTS = ("src/oncekey/drivers/redis_talk.py", "examples/sqlite_cells.py")
 LONGEST_STORE = 400
+LAYERS = ("cli", "once", "workers", "frameworks", "engine", "ports", "flow", "core")
 
 
 def _files() -> list[Path]:
@@ -54,6 +56,17 @@ def test_few_lines_are_imports() -> None:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 imports += (node.end_lineno or node.lineno) - node.lineno + 1
     assert imports / lines < LARGEST_SHARE_OF_IMPORTS
+
+
+def test_make_check_lets_dependencies_point_one_way_only() -> None:
+    # R58
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract for contract in contracts if contract["type"] == "layers")
+    assert layers["exhaustive"]
+    order = [layer.split(" ") for layer in layers["layers"]]
+    depths = [next(depth for depth, names in enumerate(order) if name in names) for name in LAYERS]
+    assert depths == sorted(set(depths))
+    assert "lint-imports" in (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
 
 
 def test_no_package_is_deep() -> None:

@@ -279,7 +279,7 @@ def waiting(dsn, action):
     return ended
 
 
-def test_an_owner_that_waited_does_not_write_over_a_result(world, dsn):  # R38
+def test_an_owner_that_waited_does_not_write_over_a_result(world, dsn):  # R53
     """The resolver's result has no new fence: only the memo tells, and that lies in the other row."""
     claim, lease = announced(world, REPEATABLE)
     world.settle(lease, Doubtful("swept"))

@@ -1,4 +1,4 @@
-"""The indexes are used: pages of sweepers and reapers do not grow with the table (R152, R170)."""
+"""The indexes are used: pages of sweepers and reapers do not grow with the table (R152 in part, R170)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def explained(connection, store, name, params):
     return list(nodes(plan["Plan"]))
 
 
-# R152, R170
+# R152 in part, R170
 @pytest.mark.parametrize("name", WANTED)
 def test_postgres_uses_the_index(full, name):
     params, index = WANTED[name]
@@ -92,14 +92,14 @@ def test_postgres_uses_the_index(full, name):
 
 def test_a_page_of_the_sweeper_reads_no_more_than_what_is_running(full):
     """The index has those in progress only, so its size is what runs now, whatever the table's is."""
-    # R152
+    # R152 in part
     [[entries]] = full.execute("SELECT reltuples FROM pg_class WHERE relname = 'record_running'").fetchall()
     [[rows]] = full.execute("SELECT count(*) FROM oncekey.record").fetchall()
     assert 0 < entries < rows / 100  # an estimate from a sample, of 200
 
 
 def test_a_heartbeat_touches_no_index(full):
-    # R152
+    # R152 in part
     [[before]] = full.execute("SELECT pg_relation_size('oncekey.record_running')").fetchall()
     columns = full.execute(
         "SELECT DISTINCT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid"
@@ -129,7 +129,7 @@ def sqlite_file(tmp_path):
     return path
 
 
-# R152, R170
+# R152 in part, R170
 @pytest.mark.parametrize("name", WANTED)
 def test_sqlite_uses_the_index(sqlite_file, name):
     params, index = WANTED[name]

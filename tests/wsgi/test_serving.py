@@ -34,7 +34,7 @@ def new_key() -> str:
 
 
 def test_a_first_request_and_its_repetitions(shop: Shop, kind: str) -> None:
-    # R17, R77, R90, R164
+    # R17, R87, R90, R164
     with served(shop.application(kind)) as port:
         key, order = new_key(), {"item": "tea"}
         first = send(port, "/local", order, key=key)
