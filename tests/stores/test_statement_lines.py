@@ -67,9 +67,7 @@ def test_a_line_cites_the_rows_of_the_table_that_the_statement_writes() -> None:
 @pytest.mark.parametrize("store", ["postgres", "sqlite", "mariadb"])
 def test_no_line_is_sent(store: str) -> None:
     package = f"oncekey.stores.{store}"
-    if store == "postgres":
-        loaded = load(package, *FILES)
-    else:
-        loaded = load(package, *ONE_ROW, shared="oncekey.stores.onerow")
+    shared = None if store == "postgres" else "oncekey.stores.onerow"
+    loaded = load(package, *(FILES if shared is None else ONE_ROW), shared=shared)
     lines = {line for lines in purposes().values() for line in lines}
     assert [name for name, text in loaded.items() if any(line in text for line in lines)] == []

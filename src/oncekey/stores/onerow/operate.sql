@@ -1,4 +1,4 @@
--- The reads and writes of operators. Writes prove the version that was read (V).
+-- The reads and writes of operators. Writes prove the version that was read.
 -- Lists return the clock even if they are empty, and no answers: bodies may be large.
 
 -- name: list_records

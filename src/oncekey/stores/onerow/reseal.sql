@@ -12,7 +12,7 @@ LIMIT :limit;
 
 -- name: reseal_record
 -- Store a record's content under another key; the record does not move.
--- A write without ownership (V). An owner compares the memo that it has read byte by byte, so an owned record is left alone.
+-- The write proves the version. An owner compares the memo that it has read byte by byte, so an owned record is left alone.
 UPDATE oncekey_record
 SET version = version + 1, response_headers = :response_headers, response_body = :response_body,
     response_schema = :response_schema, memo = :memo, request = :request

@@ -1,4 +1,4 @@
--- The reads and writes of operators. Writes prove the version that was read (V); the record is locked before its parcels,
+-- The reads and writes of operators. Writes prove the version that was read; the record is locked before its parcels,
 -- as workers do it. Lists return the clock even if they are empty, and no answers: bodies may be large.
 
 -- part: listed(schema)

@@ -6,8 +6,8 @@
 -- A record is two rows: `record`, which every key has, and `work`, for what only unfinished, failed or phased work has. They
 -- are read together, as the view `whole`, and written by one statement: the record first, which locks it, then the row in
 -- `work`, if the record was written. A statement that had to wait for the record goes on with the record as it is then, but with
--- the other row as it was before. A write that proves the version (V) notices, because every write raises it. For an owner,
--- which proves the fence only (O), `memo_version` says whether the two belong together ({fits}).
+-- the other row as it was before. A write that proves the version notices, because every write raises it. For an owner,
+-- which proves the fence only, `memo_version` says whether the two belong together ({fits}).
 
 -- part: now
 -- The instant of the statement, in microseconds since 1970.

@@ -1,5 +1,5 @@
 -- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no answers: bodies may be
--- large. Writes prove the version that was read (V), so a record that another actor moved first is left alone.
+-- large. Writes prove the version that was read, so a record that another actor moved first is left alone.
 
 -- name: stale
 -- List the records in progress whose lease is over, oldest first.
