@@ -100,9 +100,19 @@ def row_from_notice(text: str) -> Mapping[str, Any]:
     return row
 
 
-def idle_limit(seconds: float) -> str:
-    """The setting with which the server ends a transaction that is silent for so long."""
-    return f"SET LOCAL idle_in_transaction_session_timeout = {int(seconds * 1000):d}"
+def opening(idle: float) -> str:
+    """What is sent with BEGIN: a limit on silence, after which the server ends it, and a mark that no other one has."""
+    limit = f"SET LOCAL idle_in_transaction_session_timeout = {int(idle * 1000):d}"
+    return f"{limit};SET LOCAL oncekey.begun = 0"
+
+
+BEGUN: Final = Statement(
+    "commit",
+    "",
+    folds=True,
+    text="SELECT 1 / length(COALESCE(current_setting('oncekey.begun', true), ''))",
+)
+"""What is sent with COMMIT: it fails in any other transaction than the one that was begun (L5)."""
 
 
 class Begun(Protocol):

@@ -7,6 +7,10 @@
 -- part: begun
 NULLIF(current_setting('oncekey.begun', true), '')::bigint
 
+-- part: begun_here
+-- Divides by zero in any other transaction than the one that was begun.
+1 / length(COALESCE(current_setting('oncekey.begun', true), '')) IS NOT NULL
+
 -- name: lock
 -- Lock a key for a LOCAL request without waiting, and read its record.
 SELECT look.now, look.locked, look.other, look.begun, (look.seen).*
@@ -21,7 +25,7 @@ SELECT WHERE oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms,
 -- name: seal
 -- The same as `commit_new`, in one message with COMMIT (row 2).
 SELECT oncekey.seal(:given, :response_body, :now, :guess)
-WHERE 1 / length(COALESCE(current_setting('oncekey.begun', true), '')) IS NOT NULL;
+WHERE {begun_here};
 
 -- name: was_sealed
 -- Check whether `seal` was committed, after its reply was lost.

@@ -22,7 +22,8 @@ SELECT written.* FROM written;
 
 -- name: keep
 -- The same as `checkpoint`, in one message with COMMIT (row 5).
-SELECT oncekey.keep(:given, :now);
+SELECT oncekey.keep(:given, :now)
+WHERE {begun_here};
 
 -- name: was_kept
 -- Check whether `keep` was committed, after its reply was lost.
