@@ -109,6 +109,8 @@ def _was_lost(error: BaseException) -> bool:
     if not isinstance(error, DBAPIError):
         return isinstance(error, (OSError, EOFError, TimeoutError, *_GOODBYES))
     state = sqlstate(error)
+    if postgres_errors.was_too_slow(state):
+        return False
     silent = state is None and isinstance(error, OperationalError)
     return error.connection_invalidated or silent or postgres_errors.is_the_end(state, None)
 
