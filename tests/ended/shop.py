@@ -217,14 +217,11 @@ def performing(hands: Hands, connection: Any, elsewhere: Elsewhere, step: Step) 
             return (yield (getattr(raw, "query", None) or raw.execute)(step.words))
         case "ping":
             return (yield hands.ping(connection)) if hands.ping is not None else None
-        case "kill":
+        case "kill" | "outlive":
             number = yield hands.execute(connection, step.words)
-            return elsewhere.kill(number)
-        case "outlive":
-            number = yield hands.execute(connection, step.words)
-            if inspect.iscoroutinefunction(hands.execute):  # whose loop goes on meanwhile
-                return (yield asyncio.to_thread(elsewhere.outlive, number))
-            return elsewhere.outlive(number)
+            act = partial(getattr(elsewhere, step.does), number)
+            slow = step.does == "outlive" and inspect.iscoroutinefunction(hands.execute)
+            return (yield asyncio.to_thread(act) if slow else act())  # the handler's loop goes on meanwhile
         case "elsewhere":
             return elsewhere.execute(step.words)
         case "hold":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
+from functools import partial
 
 import asyncpg
 import psycopg
@@ -153,12 +154,13 @@ class TestEnds:
                 await notify(raw_of(transaction), text, getattr(transaction, "transaction", transaction))
             await ask(transaction, insert(second))
             phases, memo = engine(driver).store.phases, (MemoEntry("sell", EntryKind.PHASE, "7"),)
+            if large:
+                assert await transaction.run(phases.checkpointing(verdict.lease, (), memo, MINUTE)) is not None
+                commit = transaction.commit
+            else:
+                commit = partial(transaction.commit_with, phases.keeping(verdict.lease, (), memo, MINUTE).statement)
             with pytest.raises(RolledBackError, match="the handler ended its transaction"):
-                if large:
-                    assert await transaction.run(phases.checkpointing(verdict.lease, (), memo, MINUTE)) is not None
-                    await transaction.commit()
-                else:
-                    await transaction.commit_with(phases.keeping(verdict.lease, (), memo, MINUTE).statement)
+                await commit()
             assert (ordered(first), ordered(second)) == (True, False)
             assert (await engine(driver).find(verdict.lease.id)).record.memo == ()
 
