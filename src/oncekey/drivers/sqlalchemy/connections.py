@@ -123,14 +123,14 @@ async def closed(connection: AsyncConnection, *, clean: Callable[[], Awaitable[b
             await discarded(connection)
             return
         await AsyncConnection.close(connection)
-    except FAILURES:
+    except (*FAILURES, RuntimeError):  # RuntimeError: uvloop's for a closed transport, which aiomysql passes on
         # The connection is dead, so there is nothing left to roll back.
         await discarded(connection)
 
 
 async def discarded(connection: AsyncConnection) -> None:
     """Close the connection instead of returning it."""
-    with suppress(*FAILURES):
+    with suppress(*FAILURES, RuntimeError):
         await AsyncConnection.invalidate(connection)
     await AsyncConnection.close(connection)
 

@@ -121,14 +121,14 @@ def closed(connection: Connection, *, clean: Callable[[], bool] | None = None) -
             discarded(connection)
             return
         Connection.close(connection)
-    except FAILURES:
+    except (*FAILURES, RuntimeError):  # RuntimeError: uvloop's for a closed transport, which aiomysql passes on
         # The connection is dead, so there is nothing left to roll back.
         discarded(connection)
 
 
 def discarded(connection: Connection) -> None:
     """Close the connection instead of returning it."""
-    with suppress(*FAILURES):
+    with suppress(*FAILURES, RuntimeError):
         Connection.invalidate(connection)
     Connection.close(connection)
 
