@@ -79,29 +79,29 @@ class Records(Protocol):
     """
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
-        """Insert the claim if there is no row (N); the record is ours if it names our owner."""
+        """Insert the claim if there is no row; the record is ours if it names our owner."""
 
     def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Go on with `seen` as its next owner (V): raises fence and attempts, keeps the fingerprint. None: lost."""
+        """Become the next owner of `seen`: raises fence and attempts, keeps the fingerprint. None: it has moved."""
 
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Begin the expired `seen` anew in the claim's incarnation (V): raises the fence, clears all else."""
+        """Begin anew in the row of the expired `seen`: raises the fence, clears all else. None: it has moved."""
 
     def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Make a stale record that must not run again UNKNOWN (V). None: lost."""
+        """Make a stale record that must not run again UNKNOWN. None: it has moved."""
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
-        """Move the lease's end (O), never past the deadline. None: not ours any more."""
+        """Extend the owner's lease, never past the deadline. None: not ours any more."""
 
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
-        """Write the outcome of the operation (O); repeating the same settlement changes nothing."""
+        """Write the outcome of the operation as its owner; repeating the same settlement changes nothing."""
 
     def settling(self, lease: Lease, settlement: Settlement) -> Body[Settled]:
         """`settle` as statements of a transaction that is already open (L4: the last before its commit)."""
 
 
 class Phases(Protocol):
-    """What the owner of a phased record writes between its claim and its settlement (O)."""
+    """What the owner of a phased record writes between its claim and its settlement."""
 
     def checkpointing(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -200,7 +201,7 @@ def check_routes(
         installation.check()
         check_handlers([route for one in owner.apps for route in listed(one) or ()], enrolled)
         return
-    if not hasattr(app, "routes") and not hasattr(app, "app"):
+    if "starlette" not in sys.modules or (not hasattr(app, "routes") and not hasattr(app, "app")):
         return  # what it serves cannot be seen
     from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
 

@@ -61,6 +61,7 @@ def make(service: Service) -> Any:
     urlpatterns[:] = [
         path(restful.path[1:], _orders(service, restful).as_view()),
         *(path(route.path[1:], _view(service, route)) for route in others),
+        path("idempotency-keys/<path:key>", _status(service)),
     ]
     return get_wsgi_application()
 
@@ -68,6 +69,14 @@ def make(service: Service) -> Any:
 def _admitted(service: Service, request: Any) -> tuple[str, int]:
     resumed = resumed_as(request)
     return (resumed, 200) if resumed else service.admits(request.headers.get("Authorization", ""), request.method)
+
+
+def _status(service: Service) -> Any:
+    def view(request: Any, key: str) -> Any:
+        request.user, status = _admitted(service, request)
+        return service.once.status_view(request, key) if status == 200 else HttpResponse(status=status)
+
+    return view
 
 
 def _view(service: Service, route: Route) -> Any:

@@ -37,7 +37,7 @@ from skins.stage import Stage, new_key, stages
 PROVED: set[tuple[str, str]] = set()
 """A line of the table, and an ability that a test runs on it."""
 DENIED: set[tuple[str, str]] = set()
-WITHOUT_STATUS = frozenset({"django", "wsgi", "example"})
+WITHOUT_STATUS = frozenset({"django", "example"})
 """Skins whose application serves no status resource."""
 
 

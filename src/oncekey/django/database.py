@@ -499,7 +499,8 @@ def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> errors
     if connection.vendor == "sqlite":
         return store_error(error, what)
     state = _sqlstate(error)
-    if postgres_errors.is_the_end(state, _severity(error)) or connection.connection.closed:
+    lost_it = postgres_errors.is_the_end(state, _severity(error)) or connection.connection.closed
+    if lost_it and not postgres_errors.was_too_slow(state):
         return lost(mode, what)
     doing = postgres_errors.handlers_doing(state, what) if connection.in_atomic_block else None
     return doing or postgres_errors.refused(state, what, type(error).__name__)

@@ -1,7 +1,7 @@
 """An operator's reads and moves as flows over named statements.
 
 A move is decided inside its own transaction, on the record and the parcels as they are locked there. It still proves
-the version (V), moves the parcel with the record, and writes the audit line: all of it, or nothing.
+the version, moves the parcel with the record, and writes the audit line: all of it, or nothing.
 """
 
 from __future__ import annotations

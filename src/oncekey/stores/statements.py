@@ -93,7 +93,7 @@ def execute_until_acknowledged(transaction: Transaction[T]) -> Flow[T]:
     raise lost
 
 
-_TITLE = re.compile(r"^-- (name|part): (\w+)(?:\((\w+(?:; \w+)*)\))?\n", re.MULTILINE)
+_TITLE = re.compile(r"^-- (name|part): (\w+)(?:\((\w+(?:; \w+)*)\))?\n((?:--.*\n)*)", re.MULTILINE)
 _PLACE = re.compile(r"\{(\w+)(?:\(([^{}]*)\))?\}")
 
 
@@ -117,6 +117,9 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
 
     SQL that several stores share is in the files of the same names in the package `shared`.
 
+    The comment between a title and its SQL is for readers and is not sent to the server. Its first line says what the
+    statement is for.
+
     A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files. One
     titled `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word takes the place of the
     name that it is given for.
@@ -125,7 +128,7 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
     parts: dict[str, _Part] = {}
     for name in names or ("queries.sql",):
         _, *found = _TITLE.split("\n".join(_texts(name, shared, package)))
-        for kind, title, asks, body in zip(found[::4], found[1::4], found[2::4], found[3::4], strict=True):
+        for kind, title, asks, body in zip(found[::5], found[1::5], found[2::5], found[4::5], strict=True):
             whole = body.strip().rstrip(";")
             if kind == "part":
                 parts[title] = _Part(whole, tuple(asks.split("; ")) if asks else ())

@@ -1,6 +1,6 @@
 """Upkeep as flows over named statements: sweeping, reaping, and putting sealed content under another key.
 
-Each move of a record that was read proves the version that was read (V). Finished and expired records are moved without
+Each move of a record that was read proves the version that was read. Finished and expired records are moved without
 being read: the statement contains the core's conditions. The audit line of a move is written in the same transaction,
 if it is wanted: both are there, or neither is.
 

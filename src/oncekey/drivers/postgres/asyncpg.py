@@ -70,7 +70,7 @@ class AsyncpgDriver:
         self._notice = address.pooler
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._resets_session = not address.pooler
-        self._settings = server.idle_limit(idle_timeout)
+        self._settings = server.opening(idle_timeout)
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:

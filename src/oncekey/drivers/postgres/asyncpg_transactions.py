@@ -106,7 +106,7 @@ class AsyncpgTransaction:
             self._refuse_if_ended()
             self._committed = True
             self._take_back()
-            await commit(self._raw, self._transaction, self._limit, server.WHAT)
+            await commit_with(self._raw, server.BEGUN, self._limit, server.WHAT, resets_session=False, sets=False)
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise

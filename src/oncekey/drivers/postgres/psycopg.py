@@ -53,9 +53,7 @@ class PsycopgDriver:
         self._limit = statement_timeout
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._resets_session = not address.pooler
-        self._begin = (
-            f"{server.BEGIN}; {server.idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
-        )
+        self._begin = f"{server.BEGIN}; {server.opening(idle_timeout)}"  # one message, so that it costs one round trip
 
     @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:

@@ -87,7 +87,7 @@ class AsyncPsycopgTransaction:
             # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
             self._use.over = True
             self._raw.limit = self._limit
-            await commit(self._raw, server.WHAT)
+            await commit_with(self._raw, server.BEGUN, server.WHAT, resets_session=False, sets=False)
         finally:
             await self.rollback()
 

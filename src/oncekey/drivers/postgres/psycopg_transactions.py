@@ -88,7 +88,7 @@ class PsycopgTransaction:
             # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
             self._use.over = True
             self._raw.limit = self._limit
-            commit(self._raw, server.WHAT)
+            commit_with(self._raw, server.BEGUN, server.WHAT, resets_session=False, sets=False)
         finally:
             self.rollback()
 

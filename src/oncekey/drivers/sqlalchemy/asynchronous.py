@@ -120,7 +120,7 @@ class SqlalchemyDriver:
         except BaseException as error:
             self._leave()
             if isinstance(error, FAILURES):
-                raise not_connected(error) from error
+                raise not_connected(error, engine.dialect.name) from error
             raise
         transaction = self._begun(connection, watch, reads=engine is self._reader_for_handlers)
         try:
@@ -166,7 +166,7 @@ class SqlalchemyDriver:
         try:
             await connection.start()
         except FAILURES as error:
-            raise not_connected(error) from error
+            raise not_connected(error, engine.dialect.name) from error
         try:
             await connections.vetted(connection)
             yield connection

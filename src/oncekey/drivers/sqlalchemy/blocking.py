@@ -106,7 +106,7 @@ class BlockingSqlalchemyDriver:
         except BaseException as error:
             self.leave()
             if isinstance(error, FAILURES):
-                raise not_connected(error) from error
+                raise not_connected(error, self._for_handler.dialect.name) from error
             raise
         assert isinstance(connection, BlockingHandlerConnection)
         transaction = BlockingTransaction(connection, self.unconfirmed, self._end)
@@ -151,7 +151,7 @@ class BlockingSqlalchemyDriver:
         try:
             connection = engine.connect()
         except FAILURES as error:
-            raise not_connected(error) from error
+            raise not_connected(error, engine.dialect.name) from error
         try:
             connections.vetted(connection)
             yield connection

@@ -188,7 +188,7 @@ class FlaskSqlalchemyDriver:
             _end_quietly(session)
             inner.leave()
             if isinstance(error, FAILURES):
-                raise not_connected(error) from error
+                raise not_connected(error, session.get_bind().dialect.name) from error
             raise
 
     @staticmethod
