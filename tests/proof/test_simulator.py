@@ -34,7 +34,7 @@ def test_no_seed_breaks_a_promise(number: int) -> None:
 NARROWER = [(name, number) for name in ("outside", "reused", "unheard", "restored") for number in range(3)]
 
 
-@pytest.mark.parametrize(("name", "number"), [*NARROWER, ("claimed", 0), ("mixed", 0)])
+@pytest.mark.parametrize(("name", "number"), [*NARROWER, ("claimed", 0), ("mixed", 0), ("mixed", 3)])
 def test_no_seed_of_a_narrower_world_breaks_one(name: str, number: int) -> None:
     """F34 where everybody is busy around the lease, F1 where keys are reused, F8 where replies are lost, F38.
 
