@@ -15,12 +15,12 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb mysql redis check bench docs docs-serve soak torture race failover pins clean
+.PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis check bench docs docs-serve soak torture race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo '  ARGS="..." is passed on to what run, test, bench and pins start; TESTS="tests/core" narrows test.'
+	@echo '  ARGS="..." is passed on to what run, test, bench and pins start; TESTS="tests/core" runs all tests that are there.'
 
 install: $(VENV)/.run ## Make .venv with what `make run` needs
 	@echo "$(VENV)/bin/oncekey is ready; make run starts the demo"
@@ -28,8 +28,19 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev $(if $(filter-out tests/core%,$(TESTS)),browser pooler promtool systemd dynalite mariadb mysql redis) ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
-	$(PY) -m pytest -n $(WORKERS) --durations=10 $(TESTS) $(ARGS)
+# Which tests are fast is one table, tests/harness/selection.py. TESTS names folders or files, and all that is in them runs.
+SUITE = $(if $(filter tests,$(TESTS)),--suite=$(1))
+PYTEST = $(PY) -m pytest -n $(WORKERS) --durations=10
+
+test: $(VENV)/.dev ## Run the fast tests: SQLite, PostgreSQL, nothing to install (TESTS=..., WORKERS=..., ARGS="-k proxy")
+	$(PYTEST) $(call SUITE,fast) $(TESTS) $(ARGS)
+
+test-more: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql redis ## Run all other tests, on every database, server and browser
+	$(PYTEST) $(call SUITE,more) $(TESTS) $(ARGS)
+
+test-all: ## Run the fast tests, and then all others
+	$(if $(filter tests,$(TESTS)),$(MAKE) test)
+	$(MAKE) test-more
 
 lowest: $(LOWEST)/.made pooler dynalite mariadb mysql ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
 	ONCEKEY_TEST_DYNALITE="$${ONCEKEY_TEST_DYNALITE:-$(abspath $(VENV))/dynalite/node_modules/.bin/dynalite}" \

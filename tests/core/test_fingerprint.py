@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from core.jcs_vectors import DOCUMENTS
 from core.properties import stable, thorough
+from harness.each import each
 from oncekey.canonical import fingerprint as module
 from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of, same
 from oncekey.canonical.jcs import BigInts
@@ -96,7 +97,7 @@ def test_nested_members_may_be_reordered_and_items_may_not():  # R35
 # ---------------------------------------------------------------------------------------- another request
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         replace(KNOWN, method="PATCH"),

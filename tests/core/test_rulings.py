@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from core.records import INCARNATION, MEMO, NOW, a_claim, a_record, an_intent
+from harness.each import each
 from oncekey.core.answers import LONGEST_WAIT
 from oncekey.core.guards import Facts
 from oncekey.core.model import (
@@ -182,19 +183,17 @@ def test_the_two_tables_agree():
 
 
 class TestStale:
-    @pytest.mark.parametrize("route", Effects)
-    @pytest.mark.parametrize("stored", Effects)
+    @each("route", Effects)
+    @each("stored", Effects)
     def test_the_record_decides_and_not_the_route(self, stored, route):  # P2, F4, R55
         record = a_record(effects=stored, recovery=BY_EFFECTS[stored], lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
         again = stored is not Effects.INLINE
         assert heard == (TakeOver(record) if again else Doubt(record, LEASE_RAN_OUT))
 
-    @pytest.mark.parametrize("route", Effects)
-    @pytest.mark.parametrize(
-        ("recovery", "error"), [(Recovery.UNKNOWN, LEASE_RAN_OUT), (Recovery.FAIL, FAILED_BY_LEASE)]
-    )
-    @pytest.mark.parametrize("stored", Effects)
+    @each("route", Effects)
+    @each(("recovery", "error"), [(Recovery.UNKNOWN, LEASE_RAN_OUT), (Recovery.FAIL, FAILED_BY_LEASE)])
+    @each("stored", Effects)
     def test_a_stricter_policy_that_was_stored_is_kept(self, stored, recovery, error, route):  # P2, C11
         record = a_record(effects=stored, recovery=recovery, lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
@@ -230,9 +229,9 @@ class TestStale:
 
 
 class TestRetryAfter:
-    @pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING])
-    @pytest.mark.parametrize("running", [0, 1, SECOND, 7 * SECOND, HOUR])
-    @pytest.mark.parametrize("left", [None, 1, SECOND - 1, SECOND, SECOND + 1, 5 * MINUTE])
+    @each("state", [State.IN_PROGRESS, State.PENDING])
+    @each("running", [0, 1, SECOND, 7 * SECOND, HOUR])
+    @each("left", [None, 1, SECOND - 1, SECOND, SECOND + 1, 5 * MINUTE])
     def test_it_is_whole_at_least_one_and_never_past_the_lease(self, left, running, state):  # R80
         lease = None if left is None else NOW + left
         record = a_record(state, lease_until=lease, last_run_at=NOW - running)

@@ -7,6 +7,7 @@ from itertools import combinations, product
 import pytest
 
 from core.records import MEMO, NOW, a_record, all_records, an_intent
+from harness.each import each
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.model import HOUR, MINUTE, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
 from oncekey.core.transitions import (
@@ -102,7 +103,7 @@ def number(trigger, actor, record, **facts):
     return row.number if isinstance(row, Transition) else row.why
 
 
-@pytest.mark.parametrize("row_number", PROTOCOL)
+@each("row_number", PROTOCOL)
 def test_row_says_what_the_protocol_says(row_number):  # R45
     expected = {
         (row_number, source, trigger, to, frozenset(by), proof, fence)
