@@ -44,8 +44,8 @@ def _end(demo: Demo, route: str, key: str) -> httpx.Response:
 
 
 def _demo(folder: Path, provider: Provider, store: str) -> Demo:
-    # Nobody settles what is unknown while these tests look at it: no call times out before the kill, because a demo that
-    # is started asks once about what it finds unknown.
+    # Nobody settles what is unknown while these tests look at it. No call times out before the kill, because a demo
+    # that is started asks once about what it finds unknown.
     options = ("--provider", provider.url, "--lease", str(LEASE), "--call-timeout", "60", "--interval", "3600")
     return Demo(folder, *options, store=store)
 
