@@ -10,6 +10,7 @@ from conformance.aiming import broken, shop_target
 from conformance.mutants import KILLS, REACHED, UNKILLED
 from conformance.shop import Bug, Shop
 from oncekey.conformance import CLAUSES, Failed, Need, Profile, Report, Skipped, check
+from oncekey.conformance.scripts import transcript
 
 AT_ONCE = 12
 
@@ -69,6 +70,11 @@ def test_a_finding_has_what_repeats_it(reports: dict[Bug, Report]) -> None:
                 assert finding.verdict.exchange
                 assert finding.verdict.expected
                 assert finding.verdict.seen
+
+
+def test_a_client_that_hung_up_is_named_in_the_transcript(reports: dict[Bug, Report]) -> None:
+    (finding,) = reports[Bug.HANGUP_FORGETS].failed
+    assert "(no answer: the client hung up)" in transcript(finding.verdict.exchange[0])
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
 from xml.etree.ElementTree import fromstring
 
 import pytest
 
 from conformance.aiming import broken, shop_target
+from conformance.fronts import Front
 from conformance.odd import PROFILES, SAID, SUPPLIED, UNDECIDED
 from conformance.shop import Bug, Shop, Way
+from harness.patience import PATIENCE
 from oncekey.conformance import (
     CLAUSES,
+    Address,
     Area,
     Clause,
     Failed,
@@ -26,6 +31,7 @@ from oncekey.conformance import (
     check,
     planned,
 )
+from oncekey.conformance.carrier import KEY
 from oncekey.conformance.reports import missing, to_json, to_junit, verdict_line
 
 AT_ONCE = 12
@@ -199,6 +205,28 @@ def test_another_tenant_that_is_not_known_is_no_finding() -> None:
     with Shop() as shop:
         report = check(shop_target(shop, other_tenant=stranger), clauses=_only("tenants.independent", "tenants.unseen"))
     assert _undecided(report) == {"tenants.independent", "tenants.unseen"}
+
+
+def test_a_pair_of_requests_that_did_not_meet_is_not_counted() -> None:
+    late, met = [], threading.Event()
+
+    def hold(headers: Message) -> None:
+        """Answer the first pair at once, and the first request of the second pair when its rival has come."""
+        if "X-Late" not in headers:
+            return
+        late.append(headers)
+        if len(late) == 3:
+            assert met.wait(PATIENCE)
+        if len(late) == 4:
+            met.set()
+
+    with Shop(Bug.BODY_IN_KEY) as shop, Front(shop.url, answer=hold) as front:
+        target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=("X-Late", "1"))
+        (finding,) = check(target, clauses=_only("mismatches.while-running")).failed
+    assert len(late) == 4
+    assert finding.headline == "Another body was executed while the first request ran: 2 orders came of one key"
+    assert len({dict(exchange.request.headers)[KEY] for exchange in finding.verdict.exchange}) == 1
+    assert len(finding.verdict.exchange) == 2
 
 
 # Blind is undecided

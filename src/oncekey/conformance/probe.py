@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Thread
-from typing import Final
+from typing import Final, NamedTuple
 
 from oncekey.conformance import bodies, raw_http
 from oncekey.conformance.bodies import Path, amount_at, is_same, volatile
@@ -51,6 +51,17 @@ class Habits:
     """Another body under a used key is refused."""
     free: Path | None = None
     """Where an extra member may be added to the body, which the API accepts and compares."""
+
+
+class Overlap(NamedTuple):
+    """Two answers, the second to a request that was sent while the first one ran."""
+
+    first: Answer
+    second: Answer
+    request: RawRequest
+    """The first request, under the key of both."""
+    before: int | None
+    """The effects before both of them, if they are counted."""
 
 
 class SilentError(Exception):
@@ -212,24 +223,26 @@ class Probe:
                 raw_http.cut_off(request, self.target.timeout, sent=sent, stay=stay, listen=listen)
             except OSError as error:
                 return [raw_http.silence(error)]
-            return [raw_http.silence("no server listened")]
+            return [raw_http.silence("the client hung up")]
 
         self._noted([request], act, how, Manner(Way.CUT, seconds=stay, sent=sent, listened=listen))
 
-    def overlapping(self, one: RawRequest, two: RawRequest) -> tuple[Answer, Answer]:
+    def overlapping(self, one: RawRequest, two: RawRequest, *, counted: bool = False) -> Overlap:
         """Send the second request while the first runs, and check that they did overlap.
 
-        If the first one had not begun, or was over already, the pair proves nothing, and is sent again.
+        If the first one had not begun, or was over already, the pair proves nothing: it is sent again under another
+        key, and neither its requests nor its effects are part of a finding.
         """
-        lead, limited = self.lead, False
+        lead, limited, kept = self.lead, False, list(self.trail)
         for _ in range(3):
+            before = self.count() if counted else None
             pair = _Pair(one, two, lead, self.target.timeout)
             manner = Manner(Way.OVERLAPPING, 2, seconds=lead)
-            answers = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first", manner)
-            limited = _TOO_MANY in {answer.status for answer in answers}
+            first, second = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first", manner)
+            limited = _TOO_MANY in {first.status, second.status}
             if pair.met and not limited:
-                return answers[0], answers[1]
-            key = self.fresh()
+                return Overlap(first, second, one, before)
+            self.trail, key = list(kept), self.fresh()
             one, two = (self._rekeyed(request, key) for request in (one, two))
             lead = lead if limited else lead / 2
         if limited:
