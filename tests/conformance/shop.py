@@ -195,6 +195,10 @@ class Shop:
         self.window: list[float] = []
         self.references: set[str] = set()
         self.page = 3
+        self.replay_status = 0
+        """The status of every replay; 0: the first one's."""
+        self.slowed = 0
+        """How many requests were asked to be slow."""
         self.kept: dict[tuple[str, str], object] = {}
         shop = self
 
@@ -561,6 +565,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _run(self, tenant: str, place: tuple[str, str]) -> None:
         shop, stored = self.shop, self.shop.records[place]
+        shop.slowed += "X-Slow" in self.headers
         _linger(float(self.headers.get("X-Slow", "0")))
         failing = "X-Fail" in self.headers
         if shop.has(Way.NUMBERS_ONLY) and not isinstance(json.loads(stored.request)["quantity"], int):
@@ -633,7 +638,7 @@ class _Handler(BaseHTTPRequestHandler):
         if shop.has(Way.BODY_MARKER):
             body = json.dumps(json.loads(stored.body) | {"replayed": True})
         status = 200 if shop.has(Bug.REPLAY_200) or shop.has(Way.REPLAY_IS_200) else stored.status
-        self._answer(status, headers, body, replayed=stored)
+        self._answer(shop.replay_status or status, headers, body, replayed=stored)
 
     # The wire
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ from oncekey.conformance import (
     Report,
     Severity,
     Skipped,
+    Target,
     Undecided,
     check,
     planned,
@@ -207,23 +209,48 @@ def test_another_tenant_that_is_not_known_is_no_finding() -> None:
     assert _undecided(report) == {"tenants.independent", "tenants.unseen"}
 
 
-def test_a_pair_of_requests_that_did_not_meet_is_not_counted() -> None:
-    late, met = [], threading.Event()
+def test_a_refusal_that_has_the_first_answer_in_it_is_no_refusal() -> None:
+    about_place = _only("mismatches.query", "mismatches.endpoint")
+    for bugs in ((), (Bug.QUERY_IGNORED, Bug.ENDPOINT_IGNORED)):
+        with Shop(*bugs) as shop:
+            shop.replay_status = 409
+            report = check(shop_target(shop), profile=Profile.STRICT_MONEY, clauses=about_place)
+        assert len(report.failed) == len(bugs)
+    assert report.failed[0].verdict.seen.endswith("the body of the first one's answer")
 
-    def hold(headers: Message) -> None:
-        """Answer the first pair at once, and the first request of the second pair when its rival has come."""
+
+class _Rivals:
+    """Answers the first request of a pair when the second has come; `alone` requests before that meet no other."""
+
+    def __init__(self, alone: int = 0) -> None:
+        self.alone, self.come, self.met = alone, itertools.count(1), threading.Event()
+
+    def __call__(self, headers: Message) -> None:
         if "X-Late" not in headers:
             return
-        late.append(headers)
-        if len(late) == 3:
-            assert met.wait(PATIENCE)
-        if len(late) == 4:
-            met.set()
+        match next(self.come) - self.alone:
+            case 1:
+                assert self.met.wait(PATIENCE)
+            case 2:
+                self.met.set()
 
-    with Shop(Bug.BODY_IN_KEY) as shop, Front(shop.url, answer=hold) as front:
-        target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=("X-Late", "1"))
-        (finding,) = check(target, clauses=_only("mismatches.while-running")).failed
-    assert len(late) == 4
+
+def _late(shop: Shop, front: Front) -> Target:
+    return shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=("X-Late", "1"))
+
+
+def test_who_executes_both_has_told_no_client_to_wait() -> None:
+    with (
+        Shop(Bug.MISSING_RUNS) as shop,
+        Front(shop.url, unprotected=lambda headers: "X-Late" in headers, answer=_Rivals()) as front,
+    ):
+        report = check(_late(shop, front), clauses=_only("races.retry-after"))
+    assert _undecided(report) == {"races.retry-after"}
+
+
+def test_a_pair_of_requests_that_did_not_meet_is_not_counted() -> None:
+    with Shop(Bug.BODY_IN_KEY) as shop, Front(shop.url, answer=_Rivals(alone=2)) as front:
+        (finding,) = check(_late(shop, front), clauses=_only("mismatches.while-running")).failed
     assert finding.headline == "Another body was executed while the first request ran: 2 orders came of one key"
     assert len({dict(exchange.request.headers)[KEY] for exchange in finding.verdict.exchange}) == 1
     assert len(finding.verdict.exchange) == 2

@@ -86,6 +86,8 @@ def told_to_wait(probe: Probe) -> Verdict:
     busy = next((answer for answer in (second, first) if probe.busy(answer)), None)
     if busy is None and probe.blind:
         raise UndecidedError("neither was told to wait, and whether one did cannot be seen", Need.COUNT)
+    if busy is None and not probe.same(first, second):
+        raise UndecidedError("neither was told to wait, and they got different answers")
     if busy is None:
         return Passed()  # the server waited itself, so it need not say how long
     advice = busy.header("Retry-After")
