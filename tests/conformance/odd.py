@@ -38,6 +38,7 @@ SAID: dict[Way, tuple[str, ...]] = {
     Way.SHORT_ONLY: (),
     Way.UNIQUE: (),
     Way.ACCEPTED: (),
+    Way.LATER: (),
     Way.WAITS: (),
     Way.TEXTS: (),
     Way.QUERY_KEY: (),

@@ -152,6 +152,7 @@ class Way(StrEnum):
     SHORT_ONLY = "takes keys of 20 characters at most, which begin with ord_"
     UNIQUE = "wants a reference that was never used, under every new key"
     ACCEPTED = "answers 202 and a place to look at"
+    LATER = "shows its orders a moment after the answer, as a queue or a replica does"
     WAITS = "lets a duplicate wait for the answer of the first request"
     TEXTS = "writes its errors as plain text"
     QUERY_KEY = "reads the key from the query"
@@ -195,6 +196,8 @@ class Shop:
         self.window: list[float] = []
         self.references: set[str] = set()
         self.page = 3
+        self.late = 0.03
+        """Seconds until an order is shown, where it is shown later."""
         self.replay_status = 0
         """The status of every replay; 0: the first one's."""
         self.slowed = 0
@@ -605,7 +608,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _order(self, tenant: str) -> tuple[int, list[tuple[str, str]], dict[str, object]]:
         order = str(uuid.uuid4())
-        with self.shop.lock:
+        if self.shop.has(Way.LATER):
+            threading.Timer(self.shop.late, self.shop.orders.append, [(tenant, order)]).start()
+        else:
             self.shop.orders.append((tenant, order))
         if self.shop.has(Way.CONSTANT):
             return 201, [], {"status": "placed"}

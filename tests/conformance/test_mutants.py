@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from conformance.aiming import broken, shop_target
-from conformance.mutants import KILLS, REACHED, UNKILLED
+from conformance.mutants import HEADLINES, KILLS, REACHED, UNKILLED
 from conformance.shop import Bug, Shop
 from oncekey.conformance import CLAUSES, Failed, Need, Profile, Report, Skipped, check
 from oncekey.conformance.scripts import transcript
@@ -55,6 +55,12 @@ def test_the_correct_shop_in_the_other_flavour_passes_everything() -> None:
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
 def test_a_bug_breaks_its_clause_and_only_related_ones(bug: Bug, reports: dict[Bug, Report]) -> None:
     assert broken(reports[bug], Profile.IETF, Profile.STRICT_MONEY) == set(KILLS[bug])
+
+
+@pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
+def test_the_headline_tells_what_the_bug_does(bug: Bug, reports: dict[Bug, Report]) -> None:
+    (finding,) = (one for one in reports[bug].findings if one.clause.id == KILLS[bug][0])
+    assert finding.headline == HEADLINES[bug].format(effects=finding.evidence.effects)
 
 
 def test_every_clause_is_broken_by_a_bug() -> None:

@@ -28,6 +28,7 @@ _GATEWAY: Final = frozenset({502, 503, 504})
 _MOST_TRIES: Final = 20
 _SHORTEST, _LONGEST = 0.05, 1.0
 _LIMITED_TRIES, _LONGEST_WAIT = 4, 5.0
+_SHORTEST_LAG, _LONGEST_LAG, _LAG_SAMPLES = 0.1, 3.0, 5
 _LIMITED: Final = "the API limits the number of requests (429)"
 
 
@@ -84,8 +85,12 @@ class Probe:
         """Why the API refused the last plain request under a fresh key; empty if it executed it."""
         self.effects: int | None = None
         """The most effects that the present clause has counted at a time."""
+        self.lag = 0.0
+        """Seconds for which the count must stand still before it is believed; 0: it shows every effect at once."""
+        self.lag_searched = False
         self._quoted = quoted
         self._most = most
+        self._counts = 0
         self._owed = 0
 
     @property
@@ -276,20 +281,49 @@ class Probe:
 
     def count(self, *, other_tenant: bool = False) -> int | None:
         """How many effects there are by now; None without a `count_url`."""
+        self._owed = 0
+        found, ends = self._counted(other_tenant=other_tenant), time.monotonic() + self.target.patience
+        while self.lag and found is not None:
+            time.sleep(self.lag)
+            before, found = found, self._counted(other_tenant=other_tenant)
+            if before == found or time.monotonic() > ends:
+                break
+        return found
+
+    def _counted(self, *, other_tenant: bool = False) -> int | None:
         target = self.target
         if target.count_address is None:
             return None
         lines = tuple(line for line in target.headers if line[0].lower() != "content-type")
         request = RawRequest("GET", target.count_address, lines)
-        self._owed = 0
         counting = self.as_other_tenant(request) if other_tenant else request
         answer = _within_limits(lambda: raw_http.send_raw(counting, target.timeout))
-        self.sent += 1
+        self.sent, self._counts = self.sent + 1, self._counts + 1
         try:
             return amount_at(json.loads(answer.body), target.count_pointer)
         except ValueError as error:
             why = f"{error}" if answer.ok else f"the answer was {answer.status or answer.reason}"
             raise UndecidedError(f"effects could not be counted at {target.count_address}: {why}") from None
+
+    def await_effect(self, before: int | None) -> None:
+        """Wait until the count shows an effect, and remember how long it takes: a queue or a replica may be behind."""
+        began, late = time.monotonic(), False
+        while before is not None and self._counted() == before and time.monotonic() - began < _LONGEST_LAG:
+            late = True
+            time.sleep(_SHORTEST / 5)
+        took = time.monotonic() - began
+        if late and took < _LONGEST_LAG:
+            self.lag = max(self.lag, 2 * took, _SHORTEST_LAG)
+
+    def search_lag(self) -> bool:
+        """Whether a count that seemed to show effects at once turns out to be behind; looked for once in a run."""
+        known, searched, self.lag_searched = self.lag, self.lag_searched, True
+        for _ in range(0 if searched or self.target.count_address is None else _LAG_SAMPLES):
+            before = self.count()
+            if not self.control(self.request(self.fresh())).ok:
+                break
+            self.await_effect(before)
+        return self.lag > known
 
     def since(self, before: int | None, *, at_least: int = 0) -> int | None:
         """How many effects there were since then; raises if the count does not show every success with a fresh key.
@@ -317,7 +351,7 @@ class Probe:
     def _noted(
         self, many: Sequence[RawRequest], act: Callable[[], Sequence[Answer]], how: str = "", manner: Manner = PLAIN
     ) -> list[Answer]:
-        if self.sent + len(many) > self._most:
+        if self.sent - self._counts + len(many) > self._most:
             raise UndecidedError(f"the run's {self._most} requests are used up")
         self.sent += len(many)
         answers = [replace(answer, headers=self.target.carrier.read(answer.headers)) for answer in act()]
@@ -394,6 +428,10 @@ def _aimed(target: Target, profile: Profile, most: int) -> Probe:
     bare = profile in {Profile.STRIPE, Profile.CONFLICT}
     for quoted in (not bare, bare):
         trial = Probe(target, quoted=quoted, usual=0, latency=0.0, most=most)
+        try:
+            before = trial.count()
+        except UndecidedError:
+            before = None  # what the operation itself answers says more
         began = time.monotonic()
         answer = trial.send(trial.fresh())
         if not answer.status:
@@ -402,6 +440,8 @@ def _aimed(target: Target, profile: Profile, most: int) -> Probe:
             latency = time.monotonic() - began
             probe = Probe(target, quoted=quoted, usual=answer.status, latency=latency, most=most)
             probe.sent = trial.sent + len(seen)
+            probe.lag = _SHORTEST_LAG if answer.status == _ACCEPTED else 0.0
+            probe.await_effect(before)
             break
         seen.append(answer)
     if probe is None:
@@ -421,6 +461,7 @@ def _habits(probe: Probe, first: Answer) -> Habits:
     key = probe.fresh()
     before = probe.count()
     second = probe.first(key)
+    probe.await_effect(before)
     after = probe.count()
     effects = None if before is None or after is None else after - before
     if effects not in {None, 1}:
