@@ -289,6 +289,9 @@ class _Handler(BaseHTTPRequestHandler):
             content = {"code": code, **refusal.more, **self._echoed()}
             self._answer(refusal.status, list(refusal.headers), content, problem=True)
 
+    def do_PATCH(self) -> None:
+        self.do_POST()
+
     # The operation
 
     def _post(self) -> None:
