@@ -162,6 +162,23 @@ def test_orders_that_are_shown_later_are_not_taken_for_second_ones(late: float) 
         assert {found.clause.id for found in report.failed} == wrong
 
 
+def test_an_api_that_limits_or_pages_while_the_lag_is_searched_does_not_end_the_run() -> None:
+    limited: list[int] = []
+
+    def answer(headers: Message) -> tuple[int, bytes] | None:
+        """Execute a request without a key, which is a finding, and refuse everything after it."""
+        limited.extend([1] if KEY not in headers else [])
+        return (429, b"") if len(limited) > 1 and KEY in headers else None
+
+    with Shop(Bug.MISSING_RUNS) as shop, Front(shop.url, answer=answer) as front:
+        target = shop_target(shop, address=Address.parse(f"{front.url}/orders"))
+        report = check(target, clauses=_only("keys.missing"))
+    assert _undecided(report) == {"keys.missing"}
+    with Shop(Bug.MISSING_RUNS, Way.PAGED) as shop:
+        shop.page = 12
+        assert check(shop_target(shop), clauses=_only("keys.missing")).sent < 100
+
+
 @pytest.mark.parametrize("dies_at", [60, 61])
 def test_a_server_that_dies_in_the_middle_ends_the_run_with_what_was_seen(dies_at: int) -> None:
     with Shop() as shop:

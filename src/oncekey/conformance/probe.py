@@ -9,6 +9,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Thread
@@ -305,24 +306,32 @@ class Probe:
             why = f"{error}" if answer.ok else f"the answer was {answer.status or answer.reason}"
             raise UndecidedError(f"effects could not be counted at {target.count_address}: {why}") from None
 
-    def await_effect(self, before: int | None) -> None:
-        """Wait until the count shows an effect, and remember how long it takes: a queue or a replica may be behind."""
-        began, late = time.monotonic(), False
-        while before is not None and self._counted() == before and time.monotonic() - began < _LONGEST_LAG:
+    def await_effect(self, before: int | None) -> bool:
+        """Wait until the count shows an effect, and remember how long it takes: a queue or a replica may be behind.
+
+        Returns False if it did not show it in time.
+        """
+        began, pause, late = time.monotonic(), _SHORTEST / 5, False
+        while before is not None and self._counted() == before:
+            if time.monotonic() - began > _LONGEST_LAG:
+                return False
             late = True
-            time.sleep(_SHORTEST / 5)
-        took = time.monotonic() - began
-        if late and took < _LONGEST_LAG:
-            self.lag = max(self.lag, 2 * took, _SHORTEST_LAG)
+            time.sleep(pause)
+            pause = min(pause * 1.3, _LONGEST)
+        if late:
+            self.lag = max(self.lag, 2 * (time.monotonic() - began), _SHORTEST_LAG)
+        return True
 
     def search_lag(self) -> bool:
         """Whether a count that seemed to show effects at once turns out to be behind; looked for once in a run."""
         known, searched, self.lag_searched = self.lag, self.lag_searched, True
-        for _ in range(0 if searched or self.target.count_address is None else _LAG_SAMPLES):
-            before = self.count()
-            if not self.control(self.request(self.fresh())).ok:
-                break
-            self.await_effect(before)
+        if searched or self.target.count_address is None:
+            return False
+        with suppress(UndecidedError):  # the plain request after a failure tells an API that refuses by now
+            for _ in range(_LAG_SAMPLES):
+                before = self.count()
+                if not self.control(self.request(self.fresh())).ok or not self.await_effect(before):
+                    break
         return self.lag > known
 
     def since(self, before: int | None, *, at_least: int = 0) -> int | None:
