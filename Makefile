@@ -15,7 +15,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis check bench docs docs-serve soak torture race failover pins clean
+.PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis peers check bench docs docs-serve soak torture race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,7 +35,7 @@ PYTEST = $(PY) -m pytest -n $(WORKERS) --durations=10
 test: $(VENV)/.dev ## Run the fast tests: SQLite, PostgreSQL, nothing to install (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PYTEST) $(call SUITE,fast) $(TESTS) $(ARGS)
 
-test-more: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql redis ## Run all other tests, on every database, server and browser
+test-more: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql redis peers ## Run all other tests, on every database, server and browser
 	$(PYTEST) $(call SUITE,more) $(TESTS) $(ARGS)
 
 test-all: ## Run the fast tests, and then all others
@@ -100,6 +100,20 @@ dynalite: ## Look for the dynalite of the tests, and get it where that can be do
 	else \
 		echo 'no dynalite is here, and tests/dynamodb will fail: install npm, or name the program in' \
 			'ONCEKEY_TEST_DYNALITE' >&2; \
+	fi
+
+# Each into an environment of its own, by hashes; the lock file of npm has no addresses in it (omit-lockfile-registry-resolved).
+peers: $(VENV)/.dev ## Get the other packages that tests/peers judges, and keep them up to date with their pins (pip, npm)
+	@$(PY) -m bench.prepared idemkit asgi-idempotency-header django-idempotency-key \
+		|| echo 'tests/peers/test_judged.py will fail: pip cannot install the pins of bench/peers' >&2
+	@if cmp -s bench/peers/express-idempotency/package-lock.json $(VENV)/express-idempotency/package-lock.json; then :; \
+	elif command -v npm >/dev/null; then \
+		echo 'installing express-idempotency with its pins'; \
+		rm -rf $(VENV)/express-idempotency $(VENV)/express-idempotency.part \
+			&& cp -R bench/peers/express-idempotency $(VENV)/express-idempotency.part && cd $(VENV)/express-idempotency.part \
+			&& npm ci --silent --no-fund --no-audit --ignore-scripts && mv ../express-idempotency.part ../express-idempotency; \
+	else \
+		echo 'no npm is here, and tests/peers/test_judged.py will fail: install Node.js with npm' >&2; \
 	fi
 
 # Taken apart, like promtool: installing the package would start a server. Galera's library and what copies a node come along.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from email.message import Message
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -93,13 +94,14 @@ class _Handler(BaseHTTPRequestHandler):
             keys = []
         if self.member is not None:
             body, keys = self._taken(body)
-        connection = HTTPConnection(self.upstream[0] or "", self.upstream[1], timeout=30)
-        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-        for name, value in (*headers, *(("Idempotency-Key", key) for key in keys), ("Content-Length", str(len(body)))):
-            connection.putheader(name, value)
-        connection.endheaders(body)
-        answer = connection.getresponse()
-        data = answer.read() + b" " * self.padding(self.headers)
+        with closing(HTTPConnection(self.upstream[0] or "", self.upstream[1], timeout=30)) as connection:
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            headers += [*(("Idempotency-Key", key) for key in keys), ("Content-Length", str(len(body)))]
+            for name, value in headers:
+                connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            data = answer.read() + b" " * self.padding(self.headers)
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() != "content-length":
@@ -107,7 +109,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-        connection.close()
 
     def __getattr__(self, name: str) -> Any:
         """Every method is passed on in the same way."""

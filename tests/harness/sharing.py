@@ -37,6 +37,7 @@ TOGETHER = {
             "tests/drivers/postgres/test_standby.py",
             "tests/ended/test_ended.py",
             "tests/meta/test_wheel.py",
+            "tests/peers/test_judged.py",
             "tests/reconcile/test_plans.py",
             "tests/skins/test_skins.py",
             "tests/upkeep/test_plans.py",
