@@ -38,7 +38,6 @@ ALSO: Final[Mapping[str, str]] = {
         "`X-Demo-Fault: drop-after`, or `POST /faults` sets it for all. `GET /charges` is its ledger. It needs the "
         "extra `demo`."
     ),
-    "oncekey kit": "[Alerts, dashboard, units, manifests](../howto/operate-kit.md) shows how to use it.",
     "oncekey worker": "[Run workers](../howto/workers.md) shows how to use it.",
     "oncekey torture": "[Torture it](../howto/torture.md) says what it does and what it checks.",
     "oncekey reconcile": "[Find out what became of it](../howto/unknown.md) shows resolvers and webhooks.",
