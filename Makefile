@@ -71,7 +71,7 @@ pooler: ## Look for the PgBouncer of the tests, and install it where that can be
 promtool: ## Look for the promtool of the tests, and get it where that can be done (Debian, as root)
 	@if [ -n "$$ONCEKEY_TEST_PROMTOOL" ] || PATH="$$PATH:$(VENV)/bin" command -v promtool >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo 'no promtool is here: taking it out of the package prometheus by apt-get, for the tests of the kit'; \
+		echo 'no promtool is here: taking it out of the package prometheus by apt-get, for the tests of contrib'; \
 		apt-get update -qq && mkdir -p $(VENV)/bin $(VENV)/prometheus && cd $(VENV)/prometheus \
 			&& apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb . \
 			&& mv usr/bin/promtool ../bin && rm -rf ../prometheus; \
@@ -83,7 +83,7 @@ promtool: ## Look for the promtool of the tests, and get it where that can be do
 systemd: ## Look for the systemd-analyze of the tests, and install it where that can be done (Debian, as root)
 	@if [ -n "$$ONCEKEY_TEST_SYSTEMD_ANALYZE" ] || command -v systemd-analyze >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo 'no systemd-analyze is here: installing it by apt-get, for the tests of the kit'; \
+		echo 'no systemd-analyze is here: installing it by apt-get, for the tests of contrib'; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends systemd >/dev/null; \
 	else \
 		echo 'no systemd-analyze is here, and tests/kit/test_running.py will fail: install it (Debian: apt-get install systemd),' \

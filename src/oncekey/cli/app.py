@@ -20,7 +20,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "dlq": ("dlq", "Dead letters: what the outbox does not try any more."),
         "doctor": ("doctor", "Check a store for what is wrong, or will be."),
         "keys": ("keys", "Look at keys, and settle by hand what nothing else can."),
-        "kit": ("kit", "Write alerts, a dashboard, units, manifests and runbooks."),
         "migrate": ("stores", "Create and update oncekey's own tables."),
         "openapi": ("routes", "Print an OpenAPI document that describes what keys protect."),
         "provider": ("demo", "Serve a simulated payment provider that can fail in any way."),

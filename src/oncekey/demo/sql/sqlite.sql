@@ -48,28 +48,6 @@ CREATE TABLE IF NOT EXISTS demo_receipt (
     PRIMARY KEY (tenant, payment_id)
 ) STRICT, WITHOUT ROWID;
 
--- name: create_history
--- Create the table that describes the generated history.
-CREATE TABLE IF NOT EXISTS demo_history (
-    requests INTEGER NOT NULL,
-    seed     INTEGER NOT NULL,
-    ended_at INTEGER NOT NULL PRIMARY KEY,
-    samples  TEXT NOT NULL  -- what waited meanwhile, for the console's charts, as JSON
-) STRICT;
-
--- name: insert_history
--- Insert the description of a generated history.
-INSERT INTO demo_history (requests, seed, ended_at, samples)
-VALUES (:requests, :seed, :ended_at, '[]');
-
--- name: keep_samples
--- Store the samples for the console's charts.
-UPDATE demo_history SET samples = :samples WHERE ended_at = :ended_at;
-
--- name: find_history
--- Read the description of the newest generated history.
-SELECT requests, seed, ended_at, samples FROM demo_history ORDER BY ended_at DESC LIMIT 1;
-
 -- name: insert_order
 -- Insert an order.
 INSERT INTO demo_order (tenant, id, status, customer_id, items, created_at)
