@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.each import each
-from harness.selection import NOTHING, SERVERS, TABLE, WHOLE, Suite, fast_tests, is_fast, is_needless
+from harness.selection import NOTHING, SERVERS, TABLE, WHOLE, Part, Suite, fast_tests, is_fast, is_needless, row_of
 
 TESTS = Path(__file__).parent
 FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py"))
@@ -101,10 +101,9 @@ def test_a_server_that_no_name_gives_away_fails_the_fast_suite(tmp_path: Path) -
     assert "valkey is not in the fast suite: name the test in tests/harness/selection.py" in done.stdout
 
 
-@each("files", [files for files, _ in TABLE])
-def test_every_row_is_the_row_of_a_file(files: str) -> None:
-    row = next(row for row in TABLE if row[0] == files)
-    assert [path for path in FILES if fast_tests(path) is row[1]], f"{files} names no file, or another row is before it"
+@each("row", TABLE)
+def test_every_row_is_the_row_of_a_file(row: tuple[str, Part | None]) -> None:
+    assert row in {row_of(path) for path in FILES}, "it names no file, or the row of its files is before it"
 
 
 @each("path", FILES)

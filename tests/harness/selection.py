@@ -27,7 +27,7 @@ class Suite(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tests:
+class Part:
     """Of a file, the fast tests: those whose name `only` finds, `but` does not, and that need no other server.
 
     A name is what follows the file in the id of a test: `TestSqlite::test_a_claim[x]`.
@@ -39,11 +39,11 @@ class Tests:
 
 WHOLE: Final = None
 """Every test of the file is fast, so the rest does not import it."""
-NOTHING: Final = Tests(only=r"(?!)")
+NOTHING: Final = Part(only=r"(?!)")
 """No test of the file is fast, so the fast suite does not import it."""
-OURS: Final = Tests()
+OURS: Final = Part()
 """Those on memory, SQLite and PostgreSQL."""
-SQLITE: Final = Tests(but=r"\[.*(?:postgres|psycopg|asyncpg)")
+SQLITE: Final = Part(but=r"\[.*(?:postgres|psycopg|asyncpg)")
 """Those on memory and SQLite."""
 
 OTHERS: Final = re.compile(r"\[.*(?:mariadb|mysql|redis|dynamo|moto|dynalite|sqlalchemy|aiosqlite)", re.IGNORECASE)
@@ -59,7 +59,7 @@ mutants."""
 _REPEATED: Final = r"\[postgres-(?!local)"
 """The crash proof covers every effect on SQLite, and LOCAL on PostgreSQL too."""
 
-TABLE: Final[tuple[tuple[str, Tests | None], ...]] = (
+TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     # Rules: pure, or in memory.
     ("core/*", WHOLE),
     ("engine/*", WHOLE),
@@ -68,10 +68,10 @@ TABLE: Final[tuple[tuple[str, Tests | None], ...]] = (
     ("test_harness.py", NOTHING),
     ("test_*.py", WHOLE),
     # Stores.
-    ("contract/test_contract.py", Tests(only=r"Test(?:Async)?(?:Memory|Sqlite)::")),
-    ("contract/test_postgres_contract.py", Tests(only=r"Test(?:Psycopg|AsyncPsycopg|Asyncpg)::")),
+    ("contract/test_contract.py", Part(only=r"Test(?:Async)?(?:Memory|Sqlite)::")),
+    ("contract/test_postgres_contract.py", Part(only=r"Test(?:Psycopg|AsyncPsycopg|Asyncpg)::")),
     ("contract/test_contract_catches.py", WHOLE),
-    ("contract/test_walk.py", Tests(but=r"TestPostgres::")),
+    ("contract/test_walk.py", Part(but=r"TestPostgres::")),
     ("stores/test_migrations.py", OURS),
     ("stores/test_postgres.py", OURS),
     ("stores/test_sqlite_schema.py", OURS),
@@ -82,11 +82,11 @@ TABLE: Final[tuple[tuple[str, Tests | None], ...]] = (
     # Proofs, and the mutants that they catch.
     ("proof/test_model.py", WHOLE),
     ("proof/test_sim_*.py", WHOLE),
-    ("proof/test_simulator.py", Tests(but=_SEEDS)),
+    ("proof/test_simulator.py", Part(but=_SEEDS)),
     ("proof/test_crash_points.py", WHOLE),
     ("proof/test_crash_mutants.py", WHOLE),
-    ("proof/test_crash_proof.py", Tests(but=_REPEATED)),
-    ("proof/test_every_action.py", Tests(but=_REPEATED)),
+    ("proof/test_crash_proof.py", Part(but=_REPEATED)),
+    ("proof/test_every_action.py", Part(but=_REPEATED)),
     ("proof/test_lost_commits.py", WHOLE),
     ("proof/test_unforeseen.py", SQLITE),
     # Effects, over HTTP.
@@ -100,7 +100,7 @@ TABLE: Final[tuple[tuple[str, Tests | None], ...]] = (
     ("outbox/test_parcels.py", OURS),
     ("frameworks/test_sqlalchemy*.py", NOTHING),
     ("frameworks/*", OURS),
-    ("skins/test_skins.py", Tests(only=r"\[(?:fastapi-postgresql|flask-gthread-sqlite)\]")),
+    ("skins/test_skins.py", Part(only=r"\[(?:fastapi-postgresql|flask-gthread-sqlite)\]")),
     # What workers and operators do to records.
     ("upkeep/test_plans.py", NOTHING),
     ("upkeep/*", OURS),
@@ -122,7 +122,7 @@ TABLE: Final[tuple[tuple[str, Tests | None], ...]] = (
     ("console/test_pages.py", SQLITE),
     ("docs/test_links.py", WHOLE),
     ("docs/test_reference.py", WHOLE),
-    ("docs/test_walks.py", Tests(only=r"\[README\.md\]")),
+    ("docs/test_walks.py", Part(only=r"\[README\.md\]")),
     ("meta/test_wheel.py", NOTHING),
     ("meta/*", WHOLE),
 )
@@ -132,12 +132,14 @@ MUTANTS_OF_THE_REST: Final[frozenset[str]] = frozenset()
 """Mutants of the contract, the simulator and the model that no fast test would notice: the rest has to catch them."""
 
 
-def fast_tests(path: str) -> Tests | None:
-    """The row of a file below `tests`: `NOTHING` if it has none."""
-    for files, tests in TABLE:
-        if fnmatch(path, files):
-            return tests
-    return NOTHING
+def row_of(path: str) -> tuple[str, Part | None]:
+    """The row that decides for a file below `tests`."""
+    return next((row for row in TABLE if fnmatch(path, row[0])), (path, NOTHING))
+
+
+def fast_tests(path: str) -> Part | None:
+    """The tests of a file that are fast: `NOTHING` if it has no row."""
+    return row_of(path)[1]
 
 
 def is_fast(path: str, name: str, fixtures: frozenset[str] = frozenset()) -> bool:
