@@ -319,7 +319,7 @@ class OpenTransaction(Protocol):
         """Commit; raises `CommitAmbiguousError` if it is not known whether it was committed."""
 
     def rollback(self) -> None:
-        """Roll back, and return the connection."""
+        """Roll back, and return the connection; has no effect on a transaction that has ended."""
 
 
 class AsyncOpenTransaction(Protocol):
@@ -336,7 +336,7 @@ class AsyncOpenTransaction(Protocol):
         """Commit; raises `CommitAmbiguousError` if it is not known whether it was committed."""
 
     async def rollback(self) -> None:
-        """Roll back, and return the connection."""
+        """Roll back, and return the connection; has no effect on a transaction that has ended."""
 
 
 class Driver(Protocol):

@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,32 @@ def test_make_check_lets_dependencies_point_one_way_only() -> None:
     depths = [next(depth for depth, names in enumerate(order) if name in names) for name in LAYERS]
     assert depths == sorted(set(depths))
     assert "lint-imports" in (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
+
+
+def _methods(folder: str, *, of_protocols: bool) -> Iterator[tuple[str, str, str | None]]:
+    """Public methods of public classes: where each is, its name, and its docstring."""
+    for path in sorted((ROOT / "src" / "oncekey" / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                protocol = any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+                for method in node.body if protocol is of_protocols else ():
+                    if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                        continue
+                    # A body that is only a docstring does nothing, and the sentence is there instead of `pass`.
+                    if not method.name.startswith("_") and (of_protocols or len(method.body) > 1):
+                        yield f"{path.relative_to(ROOT)}:{method.lineno}", method.name, ast.get_docstring(method)
+
+
+def test_a_method_of_a_port_is_described_in_the_port_only() -> None:
+    described: dict[str, set[str | None]] = defaultdict(set)
+    for _, name, text in _methods("", of_protocols=True):
+        described[name].add(text)
+    for folder in ("stores", "drivers"):
+        for where, name, text in _methods(folder, of_protocols=False):
+            if text is None:
+                assert described[name] - {None}, f"{where}: no protocol describes {name}, so it needs a docstring"
+            else:
+                assert text not in described[name], f"{where}: a protocol describes {name} with the same words"
 
 
 def test_no_package_is_deep() -> None:

@@ -33,12 +33,10 @@ class AuditStore:
         self._statements = statements
 
     def noting(self, notes: Sequence[Note]) -> Body[None]:
-        """Write lines as part of the transaction that makes the moves."""
         if notes:
             yield self._statements.statement("note", {"notes": json.dumps([_line(note) for note in notes])})
 
     def history(self, record_id: RecordId, limit: int = MOST) -> Flow[tuple[AuditEntry, ...]]:
-        """The lines about a key over all its incarnations, oldest first."""
         params: dict[str, Value] = {
             "scope": record_id.scope,
             "key_digest": key_digest(record_id.key),
@@ -53,8 +51,6 @@ class AuditStore:
         return (yield from execute(Transaction("history", Mode.READ, body)))
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many."""
-
         def body() -> Body[int]:
             rows = yield self._statements.statement("forget_notes", {"age": age, "limit": limit})
             return len(rows)

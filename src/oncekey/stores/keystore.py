@@ -93,7 +93,6 @@ class KeyStore:
         self.phases: Phases = PhaseStore(self._statements)
 
     def find(self, record_id: RecordId) -> Flow[Snapshot]:
-        """The record as it stands, and the store's clock."""
         return (yield from execute(Transaction("find", Mode.READ, lambda: self._find(record_id))))
 
     def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:

@@ -186,8 +186,6 @@ class LockStore:
         return Fold(self._statements.fold("seal", params, text_command="seal", proof="was_sealed"), read)
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether any request holds the lock of a key; asking does not take it (L8)."""
-
         def body() -> Body[bool]:
             rows = yield self._statements.statement("held", {"lock": number})
             return bool(rows[0]["held"])
@@ -195,8 +193,6 @@ class LockStore:
         return (yield from execute(Transaction("held", Mode.READ, body)))
 
     def holder(self, lock: Lock) -> Flow[Holder]:
-        """Which request holds the lock; asking does not take it. A record that was read before does not count (L8)."""
-
         def body() -> Body[Holder]:
             rows = yield self._statements.statement("holder", _numbers(lock))
             return Holder(rows[0]["holder"])

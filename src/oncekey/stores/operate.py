@@ -82,7 +82,6 @@ class OperateStore:
         self._diagnostics = diagnostics
 
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
-        """Records, the newest first, before a place; without their answers."""
         at, scope, key = before or (_LAST, "", "")
         params: dict[str, Value] = {
             "scope": wanted.scope,
@@ -104,12 +103,10 @@ class OperateStore:
         return (yield from execute(Transaction("list_records", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin with it, else finished ones; without answers."""
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from execute(Transaction("find_keys", Mode.READ, body)))
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
-        """The last result of the same call, for any key; results that an operator gave by hand do not count."""
         params: dict[str, Value] = {"operation": operation, "phase": phase, "looked_at": _LOOKED_AT, "limit": _FEW}
 
         def body() -> Body[MemoEntry | None]:
@@ -120,8 +117,6 @@ class OperateStore:
         return (yield from execute(Transaction("last_results", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelLocation, ...]]:
-        """Where the parcels of a record are."""
-
         def body() -> Body[tuple[ParcelLocation, ...]]:
             rows = yield self._statements.statement("parcels_of", {"incarnation": str(incarnation)})
             return tuple(_parcel_location(row) for row in rows)
@@ -149,12 +144,9 @@ class OperateStore:
         return (yield from self._letter(letter, note, back=True))
 
     def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Delete a dead letter that moves no record. False: it is gone."""
         return (yield from self._letter(letter, note, back=False))
 
     def stats(self) -> Flow[StoreStats]:
-        """How many of everything there are, and what waits for a worker or an operator."""
-
         def body() -> Body[StoreStats]:
             groups = yield self._statements.statement("stats", {})
             queues = yield self._statements.statement("outbox_census", {})
@@ -171,8 +163,6 @@ class OperateStore:
         return (yield from execute(Transaction("stats", Mode.READ, body)))
 
     def backlog(self) -> Flow[Backlog]:
-        """How many unfinished records there are, and what waits, read from indexes alone."""
-
         def body() -> Body[Backlog]:
             (row,) = yield self._statements.statement("standing", {})
             waiting = tuple(Waiting(what, int(row[what]), row[f"{what}_oldest"]) for what in WAITING)

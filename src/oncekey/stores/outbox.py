@@ -48,7 +48,6 @@ class OutboxStore(DeferredCalls):
         statements.require(STATEMENTS)
 
     def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
-        """Write parcels as part of an open transaction."""
         if parcels:
             yield self._say("put_parcels", {"parcels": parcels_text(parcels)})
 
@@ -86,7 +85,6 @@ class OutboxStore(DeferredCalls):
         return frozenset(one.parcel.id for one in held) if len(rows) == len(held) else ids_of(rows)
 
     def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
-        """Make a message due again later. False: not ours any more."""
         params: dict[str, Value] = {**parcel_proof(held), "after": after, "error": error, "spared": 0 if counted else 1}
 
         def body() -> Body[bool]:
@@ -128,7 +126,6 @@ class OutboxStore(DeferredCalls):
         return tuple(dead_letter_of(row) for row in rows)
 
     def find_dead_letter(self, parcel_id: UUID) -> Flow[DeadLetter | None]:
-        """One dead letter."""
         rows = yield from execute(self._one("find_dead_letter", {"id": str(parcel_id)}, Mode.READ))
         return dead_letter_of(rows[0]) if rows else None
 

@@ -128,7 +128,6 @@ class PhaseStore:
         return (yield from execute_until_acknowledged(Transaction("after_lost_commit", Mode.SINGLE, body)))
 
     def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
-        """Records that the completer may go on with, from the oldest, after the one it looked at last."""
         since: dict[str, Value] = {
             "after_created": 0 if after is None else after.created_at,
             "after_scope": "" if after is None else after.id.scope,

@@ -94,7 +94,6 @@ class SqlSchema:
             return ()
 
     def migrate(self, migration: Migration) -> Flow[bool]:
-        """Run one migration and note it, in one transaction; False if it was there already."""
         return (
             yield from execute_until_acknowledged(Transaction("migrate", Mode.ATOMIC, lambda: self._migrate(migration)))
         )

@@ -90,13 +90,10 @@ class SurveyStore:
         return (yield from execute(Transaction("walk", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin with it; without answers."""
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from execute(Transaction("named", Mode.READ, body)))
 
     def tally(self) -> Flow[Tally]:
-        """What waits, counted up to a bound."""
-
         def body() -> Body[Tally]:
             rows = yield self._statements.statement("tally", {"most": MOST})
             return Tally(int(rows[0]["now"]), {row["what"]: Count(int(row["found"]), row["oldest"]) for row in rows})
@@ -104,8 +101,6 @@ class SurveyStore:
         return (yield from execute(Transaction("tally", Mode.READ, body)))
 
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
-        """How the last requests ended: so many finished, failed and doubtful ones, in no order."""
-
         def body() -> Body[tuple[End, ...]]:
             rows = yield self._statements.statement("ended", {"limit": limit})
             return tuple(_end(row) for row in rows if row["at"] is not None)
@@ -113,8 +108,6 @@ class SurveyStore:
         return (yield from execute(Transaction("ended", Mode.READ, body)))
 
     def calls(self, incarnation: UUID) -> Flow[tuple[AnnouncedCall, ...]]:
-        """The calls that were announced in one incarnation of a key."""
-
         def body() -> Body[tuple[AnnouncedCall, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
             rows = yield self._statements.statement("calls_of_record", params)
@@ -125,8 +118,6 @@ class SurveyStore:
     def reports_about(
         self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]
     ) -> Flow[tuple[Evidence, ...]]:
-        """All evidence about these calls, with or without a verdict, in the order in which it arrived."""
-
         def body() -> Body[tuple[Evidence, ...]]:
             found: dict[int, Evidence] = {}
             for name, column, names in (
@@ -146,8 +137,6 @@ class SurveyStore:
         return (yield from execute(Transaction("heard", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
-        """The parcels of one incarnation of a key, in the outbox and among the dead letters."""
-
         def body() -> Body[tuple[ParcelView, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
             rows = yield self._statements.statement("parcels_in_full", params)
@@ -158,7 +147,6 @@ class SurveyStore:
     def notes(
         self, limit: int, before: int | None = None, actor: Actor | None = None, looked: int = LOOKED
     ) -> Flow[Lines]:
-        """Lines of the audit about all keys, the newest first."""
         params: dict[str, Value] = {
             "before": _LAST if before is None else before,
             "actor": None if actor is None else actor.value,

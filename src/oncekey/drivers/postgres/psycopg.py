@@ -78,16 +78,13 @@ class PsycopgDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.crowded
 
     def begin(self) -> transactions.PsycopgTransaction:
-        """Open a business transaction."""
         tx, _ = self._opened(None)
         return tx
 
     def begin_with(self, first: Body[T]) -> tuple[transactions.PsycopgTransaction, T]:
-        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         with closing(first):
             statement = next(first)
             tx, rows = self._opened(statement if server.folds_as_text(statement) else None)
@@ -102,7 +99,6 @@ class PsycopgDriver:
                 raise
 
     def close(self) -> None:
-        """Close the connections."""
         self._pool.close()
 
     @retrying(LostError)

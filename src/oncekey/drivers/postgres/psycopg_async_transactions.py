@@ -51,7 +51,6 @@ class AsyncPsycopgTransaction:
 
     @property
     def connection(self) -> AsyncPsycopgHandlerConnection:
-        """The connection for the handler."""
         return self._for_handler
 
     async def execute_own(self, statement: Statement) -> Rows:
@@ -59,7 +58,6 @@ class AsyncPsycopgTransaction:
         return await self.run(_only(statement))
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
@@ -78,7 +76,6 @@ class AsyncPsycopgTransaction:
             connection.limit = None
 
     async def commit(self) -> None:
-        """Commit, and return the connection."""
         if self._raw is None:
             return
         try:
@@ -113,7 +110,6 @@ class AsyncPsycopgTransaction:
         return rows
 
     async def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         connection, self._raw = self._raw, None
         if connection is None:
             return

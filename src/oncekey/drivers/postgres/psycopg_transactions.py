@@ -52,7 +52,6 @@ class PsycopgTransaction:
 
     @property
     def connection(self) -> PsycopgHandlerConnection:
-        """The connection for the handler."""
         return self._for_handler
 
     def execute_own(self, statement: Statement) -> Rows:
@@ -60,7 +59,6 @@ class PsycopgTransaction:
         return self.run(_only(statement))
 
     def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
@@ -79,7 +77,6 @@ class PsycopgTransaction:
             connection.limit = None
 
     def commit(self) -> None:
-        """Commit, and return the connection."""
         if self._raw is None:
             return
         try:
@@ -114,7 +111,6 @@ class PsycopgTransaction:
         return rows
 
     def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         connection, self._raw = self._raw, None
         if connection is None:
             return

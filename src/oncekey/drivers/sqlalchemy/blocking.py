@@ -95,7 +95,6 @@ class BlockingSqlalchemyDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
         return self._places is not None and self._places.full
 
     def begin(self) -> BlockingTransaction:
@@ -253,7 +252,6 @@ class BoundTransaction:
         return self._connection
 
     def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         self._refuse_if_ended()
         handler_connection.refuse_if_ended(self._connection, self._watch)
         try:
@@ -377,7 +375,6 @@ class BorrowedEngine:
 
     @property
     def title(self) -> str:
-        """Its name in sentences and logs."""
         return self._engine.url.render_as_string(hide_password=True)
 
     @property

@@ -89,7 +89,6 @@ class Database:
 
     @property
     def title(self) -> str:
-        """Its name in sentences and logs."""
         return "Flask-SQLAlchemy's db"
 
     @property
@@ -168,7 +167,6 @@ class FlaskSqlalchemyDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
         return self._inner().crowded
 
     def begin(self) -> SessionTransaction:

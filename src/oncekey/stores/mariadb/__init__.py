@@ -91,7 +91,6 @@ class MariadbLocks(LockStore):
         return None
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether any request holds the lock of a key; asking does not take it (L8)."""
         return (yield from self._mark(number)) is not None
 
     def holder(self, lock: Lock) -> Flow[Holder]:
