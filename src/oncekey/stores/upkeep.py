@@ -333,7 +333,6 @@ class ResealStore:
         return {"after_scope": scope, "after_key": key}
 
     def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
-        """Store the content of `record` instead of what was `seen`. False: it has moved, or has an owner."""
         params: dict[str, Value] = {
             **version_proof(seen),
             **(_NO_ANSWER if record.response is None else response_params(record.response)),
