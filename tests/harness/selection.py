@@ -113,6 +113,8 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("client/test_killed.py", NOTHING),
     ("client/*", WHOLE),
     ("cli/test_top.py", NOTHING),
+    ("cli/test_migrate.py", Part(only=r"from_nothing|older_code|made_otherwise|status_for_programs")),
+    ("cli/test_worker.py", Part(but=r"mistakes_are_one_line|\[.*postgres")),
     ("cli/*", SQLITE),
     ("conformance/test_catalogue.py", WHOLE),
     ("conformance/test_free_form.py", WHOLE),
