@@ -29,6 +29,7 @@ class Front:
         marker: str | None = None,
         unprotected: Callable[[Message], bool] = lambda _: False,
         answer: Callable[[Message], tuple[int, bytes] | None] = lambda _: None,
+        answers: str = "POST",
         padding: Callable[[Message], int] = lambda _: 0,
     ) -> None:
         host, port = urlsplit(url).hostname, urlsplit(url).port
@@ -38,7 +39,7 @@ class Front:
 
         Handler.upstream, Handler.header, Handler.member, Handler.marker = (host, port), header, member, marker
         Handler.unprotected, Handler.answer = staticmethod(unprotected), staticmethod(answer)
-        Handler.padding = staticmethod(padding)
+        Handler.padding, Handler.answers = staticmethod(padding), answers
         self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -72,6 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     marker: str | None
     unprotected: Callable[[Message], bool]
     answer: Callable[[Message], tuple[int, bytes] | None]
+    answers: str
     padding: Callable[[Message], int]
 
     def log_message(self, *_: object) -> None:
@@ -83,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         keys = [value for name, value in headers if name.lower() == self.header.lower()]
         dropped = {self.header.lower(), "idempotency-key", "content-length"}
         headers = [line for line in headers if line[0].lower() not in dropped]
-        own = self.answer(self.headers) if self.command == "POST" else None
+        own = self.answer(self.headers) if self.command == self.answers else None
         if own is not None:
             self.send_response(own[0])
             self.send_header("Content-Length", str(len(own[1])))

@@ -256,6 +256,21 @@ def test_a_count_that_stops_in_the_middle_of_a_run_accuses_nobody(page: int) -> 
     assert "replays.one-effect" in _undecided(report)
 
 
+def test_a_page_that_changes_between_two_reads_is_not_taken_for_a_stored_answer() -> None:
+    reads: list[object] = []
+
+    def answer(headers: Message) -> tuple[int, bytes] | None:
+        """Show the order of the clause with the second read after it, whichever of the two has the key."""
+        reads.append(headers)
+        return 200, b"new" if len(reads) > 3 else b"old"
+
+    with Shop() as shop, Front(shop.url, answer=answer, answers="GET") as front:
+        target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), count_address=None)
+        report = check(target, clauses=_only("others.get-current"))
+    assert len(reads) == 4
+    assert report.failed == []
+
+
 def _by_count() -> list[Clause]:
     return [clause for clause in CLAUSES if clause.area in {Area.KEYS, Area.REPLAYS, Area.OTHERS}]
 

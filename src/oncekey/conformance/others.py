@@ -39,7 +39,8 @@ def get_is_current(probe: Probe) -> Verdict:
         if not old_with_key.ok:
             continue
         probe.first(probe.fresh())
-        with_key, now = probe.send_raw(keyed), probe.send_raw(plain)
+        # The plain one is first: where the page changes a moment later, the other one shows the change as well then.
+        now, with_key = probe.send_raw(plain), probe.send_raw(keyed)
         if is_marked(with_key):
             return Failed("GET with a key is an ordinary GET", f"{shown(with_key)}, the stored answer")
         if probe.same(old, now):
