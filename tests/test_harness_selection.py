@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,19 @@ from pathlib import Path
 import pytest
 
 from harness.each import each
-from harness.selection import NOTHING, SERVERS, TABLE, WHOLE, Part, Suite, fast_tests, is_fast, is_needless, row_of
+from harness.selection import (
+    NOTHING,
+    PROGRAMS,
+    SERVERS,
+    TABLE,
+    WHOLE,
+    Part,
+    Suite,
+    fast_tests,
+    is_fast,
+    is_needless,
+    row_of,
+)
 
 TESTS = Path(__file__).parent
 FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py"))
@@ -52,7 +65,9 @@ def test_hidden(request):
 """
 
 
-def _run(folder: Path, suite: str, **files: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    folder: Path, suite: str, environment: dict[str, str] | None = None, **files: str
+) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(_CONFTEST.format(tests=str(TESTS)))
     (folder / "pytest.ini").write_text("[pytest]\n")
     for name, text in files.items():
@@ -60,7 +75,7 @@ def _run(folder: Path, suite: str, **files: str) -> subprocess.CompletedProcess[
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-v", "--import-mode=importlib", f"--suite={suite}"]
-    return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, env=environment)
 
 
 def _passed(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -99,6 +114,19 @@ def test_a_server_that_no_name_gives_away_fails_the_fast_suite(tmp_path: Path) -
 
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "valkey is not in the fast suite: name the test in tests/harness/selection.py" in done.stdout
+
+
+@pytest.mark.parametrize(("suite", "hidden"), [("fast", True), ("more", False), ("all", False)])
+def test_the_fast_suite_finds_no_program_that_pip_does_not_install(tmp_path: Path, suite: str, hidden: bool) -> None:
+    names = [f"ONCEKEY_TEST_{name}" for name in PROGRAMS]
+    found = f"[one for one in {names} if 'fast' in os.environ.get(one, '')]"
+    looks = f"import os\n\ndef test_it():\n    assert {found} == {names if hidden else []}\n"
+    folder = "new" if suite == "more" else "core"
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+
+    done = _run(tmp_path, suite, environment, **{f"{folder}__test_a": looks})
+
+    assert _passed(done) == [f"{folder}/test_a.py::test_it"], done.stdout
 
 
 @each("row", TABLE)

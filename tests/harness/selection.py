@@ -7,6 +7,7 @@ until it is named here. `pytest tests/…` without `--suite` runs both.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ SERVERS: Final = frozenset(
     {"mariadb_server", "mysql_server", "either", "moto", "dynalite", "pooler", "valkey", "browser", "other_major"}
 )
 """Fixtures that start what is not in the fast suite; there, each of them fails."""
+PROGRAMS: Final = ("BROWSER", "DYNALITE", "MARIADB", "MYSQL", "PGBOUNCER", "PROMTOOL", "REDIS", "SYSTEMD_ANALYZE")
+"""Programs that the fast suite does not find, also where they are installed: `ONCEKEY_TEST_…` names another place."""
 
 _SEEDS: Final = r"test_no_seed_(?:breaks_a_promise\[(?![0-3]\])|of_a_narrower_world_breaks_one\[(?!\w+-0\]|mixed-3\]))"
 """All but a fifth of the simulator's seeds: four of twenty hundreds, and of each narrower world those that catch its
@@ -99,6 +102,7 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("outbox/test_deferred.py", OURS),
     ("outbox/test_parcels.py", OURS),
     ("frameworks/test_sqlalchemy*.py", NOTHING),
+    ("frameworks/test_consumer_page.py", Part(but=r"test_a_phone_shows_it")),  # in a browser
     ("frameworks/*", OURS),
     ("skins/test_skins.py", Part(only=r"\[(?:fastapi-postgresql|flask-gthread-sqlite)\]")),
     # What workers and operators do to records.
@@ -176,6 +180,11 @@ def assert_caught(mutant: str, path: str, names: Iterable[str]) -> None:
 
 class Selection:
     """The plugin: it leaves out files before they are imported, and tests after they are collected."""
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Hide the programs that are not in the fast suite: it has to pass where they are not installed."""
+        if chosen(config) is Suite.FAST:
+            os.environ.update({f"ONCEKEY_TEST_{name}": "/not/in/the/fast/suite" for name in PROGRAMS})
 
     def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
         """Import no file of which the suite has no test: importing takes a third of the time before the first test."""
