@@ -97,7 +97,7 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("local/test_lock_store.py", OURS),
     ("local/test_sqlite_locks.py", OURS),
     ("phased/*", OURS),
-    ("outbox/test_accepted.py", OURS),
+    ("outbox/test_accepted.py", Part(only=r"\[(?:sqlite|asyncpg|psycopg)-")),
     ("outbox/test_crashes.py", OURS),
     ("outbox/test_deferred.py", OURS),
     ("outbox/test_parcels.py", OURS),
