@@ -102,7 +102,6 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("outbox/test_deferred.py", OURS),
     ("outbox/test_parcels.py", OURS),
     ("frameworks/test_sqlalchemy*.py", NOTHING),
-    ("frameworks/test_consumer_page.py", Part(but=r"test_a_phone_shows_it")),  # in a browser
     ("frameworks/*", OURS),
     ("skins/test_skins.py", Part(only=r"\[(?:fastapi-postgresql|flask-gthread-sqlite)\]")),
     # What workers and operators do to records.
@@ -116,7 +115,6 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     # What users run.
     ("client/test_killed.py", NOTHING),
     ("client/*", WHOLE),
-    ("cli/test_top.py", NOTHING),
     ("cli/test_migrate.py", Part(only=r"from_nothing|older_code|made_otherwise|status_for_programs")),
     ("cli/test_worker.py", Part(but=r"mistakes_are_one_line|\[.*postgres")),
     ("cli/*", SQLITE),

@@ -128,12 +128,13 @@ RARE = {
 """Moves that three hundred runs may do without."""
 
 
+@pytest.fixture(scope="class")
+def crowd() -> list[Run]:
+    return [simulate(seed) for seed in range(300)]
+
+
 class TestCrowd:
     """What three hundred runs show; harness.sharing gives these tests to one worker, which simulates them once."""
-
-    @pytest.fixture(scope="class")
-    def crowd(self) -> list[Run]:
-        return [simulate(seed) for seed in range(300)]
 
     def test_every_move_of_the_request_path_is_made(self, crowd: list[Run]) -> None:
         """R78: the trace of states is the model's, and no part of the model is left out."""
