@@ -16,7 +16,7 @@ from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpResponse, StreamingHttpResponse
 from django.urls import path
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_POST, require_safe
 from psycopg.conninfo import conninfo_to_dict
 
 from oncekey.engine.operation import SyncOperation
@@ -72,6 +72,7 @@ def _admitted(service: Service, request: Any) -> tuple[str, int]:
 
 
 def _status(service: Service) -> Any:
+    @require_safe
     def view(request: Any, key: str) -> Any:
         request.user, status = _admitted(service, request)
         return service.once.status_view(request, key) if status == 200 else HttpResponse(status=status)
