@@ -155,8 +155,11 @@ class LockStore:
         return self._statements.statement(name, params)
 
     def _stored(self, row: Row, begun: int | None) -> Stored:
-        """What was written; a transaction without the lock's number is not the one that was begun (L5)."""
-        if row["begun"] != begun:
+        """What was written; a transaction without the lock's number is not the one that was begun (L5).
+
+        PostgreSQL's own drivers mark a transaction without a lock by 0, and other drivers do not mark it.
+        """
+        if (row["begun"] or None) != begun:
             raise TransactionControlError(NOT_OURS)
         return Stored(expires_at=int(row["expires_at"]))
 
