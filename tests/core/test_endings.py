@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from oncekey.core.accepted import accepted_form
+from oncekey.core.answers import accepted_form
 from oncekey.core.endings import (
     ACTS,
     NEVER_STORED,
