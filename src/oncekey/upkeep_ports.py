@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from oncekey.core.envelopes import InUse
+    from oncekey.core.enclosing import InUse
     from oncekey.core.model import (
         Completed,
         DeadLetter,

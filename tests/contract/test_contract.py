@@ -11,7 +11,7 @@ from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.drivers.threads import threaded
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
@@ -47,7 +47,7 @@ def sqlite_file(module, tmp_path):
     """A file with the tables, closed again."""
     path = tmp_path / "keys.db"
     driver = SqliteDriver(path, module=module)
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()
     return path
 

@@ -11,7 +11,7 @@ from harness.tables import database_with_tables
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
@@ -133,6 +133,6 @@ class TestBlockingSqlite(StoreContract):
     @pytest.fixture
     def world(self, tmp_path):
         driver = BlockingOwner(create_engine(f"sqlite:///{tmp_path}/keys.db"))
-        drive(upkeep.up(SqliteStore().schema), driver.run)
+        drive(migrating.up(SqliteStore().schema), driver.run)
         with blocking(SqliteStore, driver) as world:
             yield world

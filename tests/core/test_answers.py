@@ -11,8 +11,7 @@ import pytest
 
 from core.records import an_intent
 from harness.each import each
-from oncekey.core.accepted import accepted_form
-from oncekey.core.answers import LONGEST_WAIT, Answer, marks, refuse, replay, retry_after
+from oncekey.core.answers import LONGEST_WAIT, Answer, accepted_form, marks, refuse, replay, retry_after
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -29,8 +28,9 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
+from oncekey.core.not_run import error_of
 from oncekey.core.policy import ErrorFormat, Flavor, InProgress, Policy
-from oncekey.core.problems import PROBLEMS, error_of
+from oncekey.core.problems import PROBLEMS
 
 KEY = "0f9d1c6e-4b7a-4f0e-9d55-2f6a1f2b3c4d"
 ECHO = b'"0f9d1c6e-4b7a-4f0e-9d55-2f6a1f2b3c4d"'

@@ -17,8 +17,8 @@ from oncekey.canonical.jcs import canonical_json
 from oncekey.core.calls import Shape
 from oncekey.core.errors import BodyInvalidError, ResultInvalidError
 from oncekey.core.model import Code, Refuse
+from oncekey.core.not_run import NotRunError, error_of
 from oncekey.core.policy import Policy
-from oncekey.core.problems import NotRunError, error_of
 
 
 class Model(BaseModel):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from core.properties import stable, thorough
 from harness.each import each
 from oncekey.canonical.digests import PUBLIC_KEY, Hmac, downstream_key, frame, raw, seed_of
-from oncekey.canonical.fingerprint import Request, fingerprint
+from oncekey.canonical.fingerprint import Request
+from oncekey.canonical.whole import fingerprint
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import RecordId
 

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from harness.each import each
-from oncekey.core.accepted import accepted_form
+from oncekey.core.answers import accepted_form
 from oncekey.core.endings import (
     ACTS,
     NEVER_STORED,

@@ -17,8 +17,9 @@ from core.jcs_vectors import DOCUMENTS
 from core.properties import stable, thorough
 from harness.each import each
 from oncekey.canonical import fingerprint as module
-from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of, same
+from oncekey.canonical.fingerprint import Request, Selection, same
 from oncekey.canonical.jcs import BigInts
+from oncekey.canonical.whole import fingerprint, fingerprint_of
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 
 KNOWN = Request("POST", "/payments", b"draft=false", b"application/json", b'{"currency": "EUR", "amount": 10.00}')

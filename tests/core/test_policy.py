@@ -11,8 +11,8 @@ import pytest
 from harness.each import each
 from oncekey.canonical.fingerprint import Selection
 from oncekey.canonical.jcs import BigInts
+from oncekey.core.checks import Front
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fronts import Front
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import SECOND, Effects, Recovery
 from oncekey.core.policy import (
@@ -32,7 +32,9 @@ from oncekey.core.policy import (
     never_proven,
 )
 from oncekey.core.scope import BindTo
-from oncekey.options import _WHOLE, OFFERED, CallOptions
+from oncekey.functions import CallOptions
+from oncekey.options import _WHOLE
+from oncekey.route_options import OFFERED
 
 DEFAULTS = {
     "flavor": Flavor.IETF,

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from oncekey.canonical.digests import seed_of
-from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of
+from oncekey.canonical.fingerprint import Request, Selection
+from oncekey.canonical.whole import fingerprint, fingerprint_of
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Claim, Code, Effects, RecordId, Recovery, Refuse

@@ -17,12 +17,13 @@ from harness.asgi import Reply, until
 from harness.brokers import Valkey
 from harness.ledger import down
 from harness.proxy import Proxy
-from oncekey.core.fronts import GET, Command, Front
+from oncekey.core.checks import Front
+from oncekey.core.fronts import GET, Command
 from oncekey.core.model import INLINE, LOCAL, SECOND, RecordId
 from oncekey.core.policy import Policy
 from oncekey.engine.fronts import Fronts
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.frameworks.shared import _line
+from oncekey.frameworks.fronting import _line
 from oncekey.observe.events import Consulted
 from oncekey.testing.claims import ManualClock
 

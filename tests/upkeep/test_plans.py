@@ -10,7 +10,7 @@ import pytest
 from harness.filling import fill_postgres
 from oncekey.drivers.placeholders import numbered
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -124,7 +124,7 @@ def test_the_beginning_of_an_unfinished_key_is_looked_up(full):
 def sqlite_file(tmp_path):
     path = tmp_path / "plans.db"
     driver = SqliteDriver(path)
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()
     return path
 

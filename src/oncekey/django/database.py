@@ -31,7 +31,7 @@ from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit,
 from oncekey.drivers.sqlite.execute import commit_error, store_error
 from oncekey.drivers.threads import OF_TRANSACTIONS
 from oncekey.flow import Body, Mode, Rows, Statement, Transaction, run_body
-from oncekey.frameworks.blocking import current
+from oncekey.frameworks.shared import thread_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,7 +149,7 @@ class DjangoDriver:
         connection = connections[self._alias]
         if _in_a_test(connection):
             return _executed(connection, transaction, _IN_A_TEST)
-        if connection.in_atomic_block or current.get() is None:
+        if connection.in_atomic_block or thread_exchange.get() is None:
             with self._spares.lent() as spare:
                 return _executed(spare, transaction, _VERBS[spare.vendor])
         if connection.connection is not None and not connection.autocommit:

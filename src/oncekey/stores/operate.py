@@ -19,8 +19,9 @@ from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, recover
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Backlog, Group, Letters, Queue, StoreStats, Waiting
-from oncekey.stores.rows import memo_of, memo_text, records_of, response_params, snapshot_of, version_proof
-from oncekey.stores.statements import execute
+from oncekey.stores.rows import memo_of, memo_text, response_params, snapshot_of, version_proof
+from oncekey.stores.statements import PART_STATEMENTS, execute
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Instant, MemoEntry, RecordId
@@ -33,32 +34,7 @@ if TYPE_CHECKING:
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys", "find_done_keys")
 """The order of searches for a key: the whole key, then as the beginning of unfinished ones, then of finished ones."""
 
-STATEMENTS: tuple[str, ...] = (
-    "list_records",
-    *FINDS,
-    "last_results",
-    "parcels_of",
-    "hold_record",
-    "hold_parcels_of",
-    "letters_of",
-    "sweep_retryable",
-    "doubt",
-    "operator_answer",
-    "operator_result",
-    "operator_replace",
-    "operator_unexecuted",
-    "operator_pend",
-    "operator_bust",
-    "operator_extend",
-    "drop_deferred",
-    "bring_back",
-    "drop_dead_letter",
-    "stats",
-    "standing",
-    "unresolved",
-    "outbox_census",
-    "letter_census",
-)
+STATEMENTS = PART_STATEMENTS["operate"]
 
 Deciding: TypeAlias = Callable[[Snapshot, tuple[ParcelLocation, ...]], Move | Forbidden]
 """Decides what to do about a record as it is now."""

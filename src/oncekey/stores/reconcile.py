@@ -13,8 +13,9 @@ from oncekey.core.model import RecordId
 from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.rows import record_of, records_of, version_proof
-from oncekey.stores.statements import execute, execute_until_acknowledged
+from oncekey.stores.rows import record_of, version_proof
+from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant, Record
@@ -23,22 +24,7 @@ if TYPE_CHECKING:
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = (
-    "unknown_due",
-    "still_unknown",
-    "add_evidence",
-    "find_evidence",
-    "evidence_about",
-    "open_evidence",
-    "judge_evidence",
-    "find_calls",
-    "keys_named",
-    "add_call",
-    "name_call",
-    "list_calls",
-    "forget_calls",
-    "forget_evidence",
-)
+STATEMENTS = PART_STATEMENTS["reconcile"]
 
 Noting: TypeAlias = "Callable[[Record], Note] | None"
 

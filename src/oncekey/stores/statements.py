@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.flow import Statement
@@ -64,6 +65,35 @@ class Statements:
         """The instant of all statements, in tests that control time. None: the store's own clock is used."""
         return None if self._clock is None else self._clock()
 
+
+PART_STATEMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        part: tuple(names.split())
+        for part, names in {
+            "audit": "note history forget_notes",
+            "phases": "checkpoint announce result withdraw resumable",
+            "outbox": "put_parcels due held_by find_parcel sent remaining hand_back again bury drop_parcel "
+            "find_dead_letter dead_letters",
+            "deferred": "hold_record hold_parcel extend_parcel take_up deferred_result pend park_record retake_parcel "
+            "bring_back drop_dead_letter",
+            "upkeep": "stale runs sweep_retryable doubt expire_begun expiring kept_expired purge_expired purge_kept "
+            "mark_expired drop_unclaimed abandon live_keys beat leave workers forget_workers",
+            "reconcile": "unknown_due still_unknown add_evidence find_evidence evidence_about open_evidence "
+            "judge_evidence find_calls keys_named add_call name_call list_calls forget_calls forget_evidence",
+            "operate": "list_records find_key find_open_keys find_done_keys last_results parcels_of hold_record "
+            "hold_parcels_of letters_of sweep_retryable doubt operator_answer operator_result operator_replace "
+            "operator_unexecuted operator_pend operator_bust operator_extend drop_deferred bring_back drop_dead_letter "
+            "stats standing unresolved outbox_census letter_census",
+            "survey": "walk_unknown walk_failed_retryable walk_in_progress walk_pending walk_completed walk_expired "
+            "find_key find_open_keys tally ended calls_of_record heard_of_key heard_of_provider parcels_in_full "
+            "latest_notes notes_edge",
+            "reseal": "content_records reseal_record content_parcels reseal_parcel reseal_letter content_evidence "
+            "reseal_evidence seals",
+        }.items()
+    }
+)
+"""The statements that each part of a store needs. A SQL store imports a part when it is first used, and is refused when
+it is made if a statement is missing."""
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -22,7 +21,6 @@ from oncekey.ops.stats import (
     LOOKED,
     MOST,
     START,
-    UNFINISHED,
     Count,
     End,
     Lines,
@@ -34,8 +32,8 @@ from oncekey.ops.stats import (
 from oncekey.stores.audit import entry_of
 from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of
-from oncekey.stores.rows import records_of
-from oncekey.stores.statements import execute
+from oncekey.stores.statements import PART_STATEMENTS, execute
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
@@ -49,18 +47,7 @@ if TYPE_CHECKING:
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys")
 """The order of searches for a key by an index: the whole key, then as the beginning of unfinished ones."""
 
-STATEMENTS: tuple[str, ...] = (
-    *(f"walk_{state}" for state in (*UNFINISHED, *FINISHED)),
-    *FINDS,
-    "tally",
-    "ended",
-    "calls_of_record",
-    "heard_of_key",
-    "heard_of_provider",
-    "parcels_in_full",
-    "latest_notes",
-    "notes_edge",
-)
+STATEMENTS = PART_STATEMENTS["survey"]
 
 _LAST: Final = 2**63 - 1
 _MANY: Final = 200
@@ -260,37 +247,3 @@ def _parcel(row: Row) -> ParcelView:
         last_error=row["last_error"],
         died_at=row["died_at"],
     )
-
-
-POSTGRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "diagnostic_clock": ("now",),
-        "diagnostic_indexes": ("name", "on_table", "valid", "scans", "rows"),
-        "diagnostic_tables": ("name", "live", "dead", "bytes", "last_autovacuum"),
-        "diagnostic_sessions": ("idle", "longest_idle", "oldest_transaction", "oldest_xmin", "hidden"),
-        "diagnostic_holders": ("prepared", "slot_xmin"),
-        "diagnostic_settings": ("name", "value"),
-        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
-        "diagnostic_rows": ("name", "records"),
-    }
-)
-
-SQLITE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "diagnostic_clock": ("now",),
-        "diagnostic_indexes": ("name", "on_table"),
-        "diagnostic_file": ("version", "path"),
-        "diagnostic_journal": ("journal_mode",),
-        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
-    }
-)
-
-MARIADB: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "diagnostic_clock": ("now",),
-        "diagnostic_indexes": ("name", "on_table"),
-        "diagnostic_server": ("Variable_name", "Value"),
-        "diagnostic_cluster": ("Variable_name", "Value"),
-        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
-    }
-)

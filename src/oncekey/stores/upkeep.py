@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-from oncekey.core.envelopes import InUse
+from oncekey.core.enclosing import InUse
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import State
@@ -26,8 +26,9 @@ from oncekey.core.upkeep import EXPIRED, START, Gone, Page, ReapPosition, Run
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Roll, Worker
 from oncekey.stores.reconcile import evidence_of
-from oncekey.stores.rows import memo_text, parcel_of, records_of, response_params, version_proof
-from oncekey.stores.statements import execute, execute_until_acknowledged
+from oncekey.stores.rows import memo_text, response_params, version_proof
+from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.worker_rows import parcel_of, records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Completed, Duration, Instant, Parcel, Record
@@ -39,25 +40,7 @@ if TYPE_CHECKING:
     from oncekey.stores.statements import Statements
 
 
-UPKEEP: tuple[str, ...] = (
-    "stale",
-    "runs",
-    "sweep_retryable",
-    "doubt",
-    "expire_begun",
-    "expiring",
-    "kept_expired",
-    "purge_expired",
-    "purge_kept",
-    "mark_expired",
-    "drop_unclaimed",
-    "abandon",
-    "live_keys",
-    "beat",
-    "leave",
-    "workers",
-    "forget_workers",
-)
+UPKEEP = PART_STATEMENTS["upkeep"]
 
 Noting: TypeAlias = "Callable[[Record], Note] | None"
 """Makes the audit line about a record; None: write none."""
@@ -300,16 +283,7 @@ class NotingUpkeepStore(UpkeepStore):
         return (yield from execute(Transaction(name, Mode.SINGLE, body)))
 
 
-RESEALING: tuple[str, ...] = (
-    "content_records",
-    "reseal_record",
-    "content_parcels",
-    "reseal_parcel",
-    "reseal_letter",
-    "content_evidence",
-    "reseal_evidence",
-    "seals",
-)
+RESEALING = PART_STATEMENTS["reseal"]
 
 _NO_ANSWER: dict[str, Value] = dict.fromkeys(("response_headers", "response_body", "response_schema"))
 _FIRST = UUID(int=0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.core.memo import FINISHED, LONGEST_NAME, STARTED
-from oncekey.core.model import SECOND, Doubtful, Effects, HandedBack, Intent, Recovery, State
+from oncekey.core.memo import FINISHED, STARTED
+from oncekey.core.model import LONGEST_NAME, SECOND, Doubtful, Effects, HandedBack, Intent, Recovery, State
 from oncekey.testing.claims import DEADLINE, LEASE, answered
 from oncekey.testing.contract.world import (
     BUSY,
