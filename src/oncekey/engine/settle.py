@@ -38,12 +38,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.endings import Business
-from oncekey.core.errors import (
-    CommitAmbiguousError,
-    RecordUnreadableError,
-    StoreError,
-    TransactionControlError,
-)
+from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     UNAVAILABLE,

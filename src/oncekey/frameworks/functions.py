@@ -21,13 +21,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from oncekey.core.answers import Answer, accepted_of
-from oncekey.core.errors import (
-    KeyMalformedError,
-    MalformedError,
-    OncekeyError,
-    RejectedError,
-    ResultNotStorableError,
-)
+from oncekey.core.errors import KeyMalformedError, MalformedError, OncekeyError, RejectedError, ResultNotStorableError
 from oncekey.core.keys import check_given, looks_personal
 from oncekey.core.model import UNAVAILABLE, Code, Headers, RecordId, Refuse
 from oncekey.core.not_run import InProgressError, error_of

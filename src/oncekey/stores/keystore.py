@@ -294,7 +294,6 @@ class NoteWriter:
         self._statements = statements
 
     def noting(self, notes: Sequence[Note]) -> Body[None]:
-        """Write lines as part of the transaction that makes the moves."""
         if notes:
             yield self._statements.statement("note", {"notes": json.dumps([_line(note) for note in notes])})
 

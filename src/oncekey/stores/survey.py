@@ -16,19 +16,7 @@ from uuid import UUID
 from oncekey.core.model import Outcome, ParcelKind, State
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.ops.stats import (
-    FINISHED,
-    LOOKED,
-    MOST,
-    START,
-    Count,
-    End,
-    Lines,
-    ParcelView,
-    Stretch,
-    Tally,
-    WalkPosition,
-)
+from oncekey.ops.stats import FINISHED, LOOKED, MOST, START, Count, End, Lines, ParcelView, Stretch, Tally, WalkPosition
 from oncekey.stores.audit import entry_of
 from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of

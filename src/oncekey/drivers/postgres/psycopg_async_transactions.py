@@ -11,16 +11,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.handler_sql import (
-    AS_HANDLER,
-    AS_OPENED,
-    ENDED,
-    LEFT_BEHIND,
-    LEFT_OPEN,
-    OVER,
-    RESET,
-    ConnectionUse,
-)
+from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, ENDED, LEFT_BEHIND, LEFT_OPEN, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies

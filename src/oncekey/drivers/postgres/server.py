@@ -16,13 +16,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from oncekey.core.errors import (
-    CommitAmbiguousError,
-    RolledBackError,
-    SchemaError,
-    StoreError,
-    StoreUnavailableError,
-)
+from oncekey.core.errors import CommitAmbiguousError, RolledBackError, SchemaError, StoreError, StoreUnavailableError
 from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError

@@ -30,12 +30,7 @@ from oncekey.engine.operation import Held, Operation, operation_of, unkeyed_oper
 from oncekey.engine.serve import NoConnectionError, Unkeyed, serve_unkeyed
 from oncekey.frameworks.asgi.exchange import Exchange
 from oncekey.frameworks.asgi.messages import trace_of
-from oncekey.frameworks.asgi.nesting import (
-    ExchangeState,
-    UnkeyedRequest,
-    current,
-    request_for,
-)
+from oncekey.frameworks.asgi.nesting import ExchangeState, UnkeyedRequest, current, request_for
 from oncekey.frameworks.shared import thread_exchange
 from oncekey.lazy import Lazy
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
