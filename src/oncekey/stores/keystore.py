@@ -321,7 +321,6 @@ class ParcelStore:
         self._statements = statements
 
     def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
-        """Write parcels as part of an open transaction."""
         if parcels:
             yield self._statements.statement("put_parcels", {"parcels": parcels_text(parcels)})
 
