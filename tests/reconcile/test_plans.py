@@ -9,6 +9,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from harness.filling import DOUBTED, fill_postgres
 from harness.tables import empty_tables
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.sqlite.blocking import SqliteDriver
@@ -53,6 +54,10 @@ def postgres(reconcile_dsn):
     with closing(psycopg.connect(empty_tables(reconcile_dsn), autocommit=True)) as connection:
         for statement in FILL.format_map(names).split(";"):
             connection.execute(statement)
+        # A provider was away for an hour: many records are unknown, and the reconciler takes them page by page.
+        fill_postgres(connection, 1, 5_000, finished=True)
+        connection.execute("UPDATE oncekey.record SET state = 'unknown'")
+        connection.execute(DOUBTED, {"now": 0})
         connection.execute("ANALYZE oncekey.call, oncekey.evidence, oncekey.record, oncekey.work")
         yield connection
 
@@ -66,16 +71,9 @@ def nodes(plan):
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_postgresql(postgres, name):
     command = PostgresStore()._statements._commands[name]
-    # An empty table is best read whole, and that question is about the index.
-    postgres.execute(f"SET enable_seqscan = {'off' if name == 'unknown_due' else 'on'}")
     (found,) = postgres.execute("EXPLAIN (FORMAT JSON) " + pyformat(command), QUESTIONS[name]).fetchone()
     plan = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
-    scanned = [
-        node["Relation Name"]
-        for node in nodes(plan)
-        if node["Node Type"] == "Seq Scan" and node["Relation Name"] not in {"record", "work"}
-    ]
-    assert scanned == []
+    assert [node["Relation Name"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"] == []
     used = {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
     expected = {
         "unknown_due": {"work_due"},

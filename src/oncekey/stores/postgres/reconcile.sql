@@ -3,14 +3,19 @@
 -- name: unknown_due
 -- List the unknown records whose provider is to be asked now, longest due first.
 -- Served by work_due, and record_pkey for each. A record that the reconciler gave up has no instant, and only operators find it.
+-- OFFSET 0 keeps the planner from joining the tables as a whole: it expects one row of a join by three columns, and a page would
+-- read every unknown record there is, which in an outage of a provider are many.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT record.*
     FROM oncekey.work AS due
-    JOIN oncekey.whole AS record
-      ON record.scope = due.scope AND record.key = due.key AND record.incarnation = due.incarnation
-    WHERE record.state = 'unknown' AND due.reconcile_after <= (SELECT clock.now FROM clock)
+    CROSS JOIN LATERAL (
+        SELECT * FROM oncekey.whole AS record
+        WHERE record.scope = due.scope AND record.key = due.key AND record.incarnation = due.incarnation
+          AND record.state = 'unknown'
+        OFFSET 0) AS record
+    WHERE due.reconcile_after <= (SELECT clock.now FROM clock)
       AND (due.reconcile_after, due.scope, due.key) > (:after_at::bigint, :after_scope::text, :after_key::text)
     ORDER BY due.reconcile_after, due.scope, due.key
     LIMIT :limit::bigint) AS page ON true
