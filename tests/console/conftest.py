@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.tables import database_with_tables, empty_tables
+from harness.tables import database_with_tables, empty_tables, sqlite_with_tables
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -34,8 +32,7 @@ def empty_dsn(console_dsn):
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
-        driver = SqliteDriver(tmp_path / "console.db")
-        drive(migrating.up(SqliteStore().schema), driver.run)
+        driver = SqliteDriver(sqlite_with_tables(tmp_path / "console.db"))
         with blocking(SqliteStore, driver) as world:
             yield world
         return

@@ -7,12 +7,11 @@ import sqlite3
 import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
+from harness.tables import sqlite_with_tables
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.drivers.threads import threaded
-from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
@@ -45,11 +44,7 @@ def module():
 @pytest.fixture
 def sqlite_file(module, tmp_path):
     """A file with the tables, closed again."""
-    path = tmp_path / "keys.db"
-    driver = SqliteDriver(path, module=module)
-    drive(migrating.up(SqliteStore().schema), driver.run)
-    driver.close()
-    return path
+    return sqlite_with_tables(tmp_path / "keys.db", module)
 
 
 class TestSqlite(StoreContract):

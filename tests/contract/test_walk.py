@@ -9,6 +9,7 @@ import uuid
 import psycopg
 import pytest
 
+from harness.tables import sqlite_with_tables
 from oncekey.core.transitions import ROWS
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
@@ -41,9 +42,8 @@ class TestMemory(Walk):
 class TestSqlite(Walk):
     @pytest.fixture
     def world(self, tmp_path):
-        path = tmp_path / "keys.db"
+        path = sqlite_with_tables(tmp_path / "keys.db")
         driver = SqliteDriver(path)
-        drive(migrating.up(SqliteStore().schema), driver.run)
 
         def plant(cells):
             names = ", ".join(f":{name}" for name in COLUMNS)

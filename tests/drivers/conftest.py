@@ -7,10 +7,8 @@ import sqlite3
 import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
+from harness.tables import sqlite_with_tables
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import migrating
-from oncekey.flow import drive
-from oncekey.stores.sqlite import SqliteStore
 
 
 @pytest.fixture(params=(sqlite3, pysqlite3), ids=("sqlite3", "pysqlite3"))
@@ -23,8 +21,7 @@ def module(request):
 def path(module, tmp_path):
     """A file with oncekey's tables and one of the application's."""
     path = tmp_path / "shop.db"
-    driver = SqliteDriver(path, module=module)
-    drive(migrating.up(SqliteStore().schema), driver.run)
+    driver = SqliteDriver(sqlite_with_tables(path, module), module=module)
     with driver._file.lent() as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT NOT NULL UNIQUE)")
     driver.close()

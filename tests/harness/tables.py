@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 
 import psycopg
 
 from harness.databases import DatabaseServer
 from harness.patience import PATIENCE, wait_until
 from oncekey import wire
+from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.engine import migrating
+from oncekey.flow import drive
+from oncekey.stores.sqlite import SqliteStore
 
 _WAITING = """
     SELECT count(*) FROM pg_stat_activity
@@ -45,6 +53,21 @@ def make_tables(dsn: str) -> str:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(wire.migrations_for(dsn).script().encode())
     return dsn
+
+
+def sqlite_with_tables(path: Path, module: ModuleType = sqlite3) -> Path:
+    """Make a file with the tables, and return its path again: a copy, for migrating takes longer than most tests."""
+    path.write_bytes(_migrated_by(module))
+    return path
+
+
+@cache
+def _migrated_by(module: ModuleType) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        driver = SqliteDriver(Path(folder, "keys.db"), module=module)
+        drive(migrating.up(SqliteStore().schema), driver.run)
+        driver.close()  # its write-ahead log is in the file then
+        return Path(folder, "keys.db").read_bytes()
 
 
 @contextmanager

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from harness.tables import database_with_tables
+from harness.tables import database_with_tables, sqlite_with_tables
 from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -31,8 +29,7 @@ def outbox_dsn(postgres_server):
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
-        driver = SqliteDriver(tmp_path / "outbox.db")
-        drive(migrating.up(SqliteStore().schema), driver.run)
+        driver = SqliteDriver(sqlite_with_tables(tmp_path / "outbox.db"))
         with blocking(SqliteStore, driver) as world:
             yield world
         return

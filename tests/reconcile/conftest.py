@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.tables import database_with_tables, empty_tables
+from harness.tables import database_with_tables, empty_tables, sqlite_with_tables
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -34,8 +32,7 @@ def empty_dsn(reconcile_dsn):
 def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
-        driver = SqliteDriver(tmp_path / "reconcile.db")
-        drive(migrating.up(SqliteStore().schema), driver.run)
+        driver = SqliteDriver(sqlite_with_tables(tmp_path / "reconcile.db"))
         made = blocking(SqliteStore, driver)
     elif request.param in {"mariadb", "mysql"}:
         made = blocking(MariadbStore, PymysqlDriver(request.getfixturevalue(f"empty_{request.param}")))

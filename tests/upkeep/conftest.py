@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness.tables import database_with_tables, empty_tables
+from harness.tables import database_with_tables, empty_tables, sqlite_with_tables
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore
@@ -36,8 +34,7 @@ def _world(kind, request, tmp_path):
     if kind == "memory":
         return blocking(MemoryStore, MemoryDriver())
     if kind == "sqlite":
-        driver = SqliteDriver(tmp_path / "upkeep.db")
-        drive(migrating.up(SqliteStore().schema), driver.run)
+        driver = SqliteDriver(sqlite_with_tables(tmp_path / "upkeep.db"))
         return blocking(SqliteStore, driver)
     if kind in {"mariadb", "mysql"}:
         return blocking(MariadbStore, PymysqlDriver(request.getfixturevalue(f"empty_{kind}")))

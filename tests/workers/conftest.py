@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.tables import database_with_tables
+from harness.tables import database_with_tables, sqlite_with_tables
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking
@@ -29,8 +27,7 @@ def shop(request, tmp_path):
     """A topic of the test's own, on each store."""
     if request.param == "sqlite":
         path = tmp_path / "shop.db"
-        driver = SqliteDriver(path)
-        drive(migrating.up(SqliteStore().schema), driver.run)
+        driver = SqliteDriver(sqlite_with_tables(path))
         with blocking(SqliteStore, driver) as world:
             yield Shop(world, lambda: AsyncSqliteDriver(path))
         return

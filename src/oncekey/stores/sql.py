@@ -143,8 +143,13 @@ class SqlSchema:
         return True
 
     def _execute(self, name: str, text: str) -> Body[None]:
-        for sentence in sentences(text, self._dialect):
-            yield Statement(name, sentence.text)
+        for statement in _split(text, self._dialect):
+            yield Statement(name, statement)
+
+
+@cache
+def _split(text: str, dialect: Dialect) -> tuple[str, ...]:
+    return tuple(sentence.text for sentence in sentences(text, dialect))
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -154,9 +155,14 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
     titled `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word takes the place of the
     name that it is given for.
     """
+    return dict(_loaded(package, names or ("queries.sql",), shared))
+
+
+@cache
+def _loaded(package: str, names: tuple[str, ...], shared: str | None) -> dict[str, str]:
     statements: dict[str, str] = {}
     parts: dict[str, _Part] = {}
-    for name in names or ("queries.sql",):
+    for name in names:
         _, *found = _TITLE.split("\n".join(_texts(name, shared, package)))
         for kind, title, asks, body in zip(found[::5], found[1::5], found[2::5], found[4::5], strict=True):
             whole = body.strip().rstrip(";")
