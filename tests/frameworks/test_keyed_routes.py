@@ -407,3 +407,11 @@ def test_the_oldest_way_makes_room() -> None:
     for line in (b"a", b"b", b"a", b"c"):
         routes.add(line, {"method": "POST", "path": "/", "endpoint": None}, "", None)  # type: ignore[arg-type]
     assert list(routes.known) == [b"b", b"c"]
+
+
+def test_a_long_line_or_path_is_not_kept() -> None:
+    # Ten thousand of them would fill the memory of a process.
+    routes = KeyedRoutes()
+    for line, path in ((b'"k";a="' + b"x" * 60_000 + b'"', "/"), (b"k", "/" + "x" * 60_000)):
+        routes.add(line, {"method": "POST", "path": path, "endpoint": None}, "", None)  # type: ignore[arg-type]
+    assert routes.known == {}

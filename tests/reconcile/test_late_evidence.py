@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from oncekey.core.errors import StoreUnavailableError
@@ -10,7 +12,7 @@ from oncekey.core.model import INLINE, Completed, Effects, EntryKind, Lease, Mem
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import Executed, NotExecuted
 from oncekey.core.transitions import Actor, Mover
-from oncekey.engine import reconcile
+from oncekey.engine import reconcile, settle
 from oncekey.flow import adrive, drive
 from oncekey.resolvers import from_text
 from oncekey.stores.memory import MemoryStore
@@ -108,7 +110,8 @@ def test_a_store_that_is_away_loses_the_evidence_and_nothing_else(world, caplog)
 def answered(world, effects, outcome):
     _, lease = announced(world)
     lease = Lease(**{name: getattr(lease, name) for name in Lease.__slots__} | {"effects": effects})
-    return reconcile.keep_refused_answer(world.store, lease, Completed(StoredResponse(201, (), b"{}"), outcome), POLICY)
+    run = SimpleNamespace(store=world.store, policy=POLICY)
+    return settle._keep_refused_answer(run, lease, Completed(StoredResponse(201, (), b"{}"), outcome))
 
 
 def test_only_what_was_executed_and_is_nowhere_else_is_told(world):

@@ -15,7 +15,7 @@ from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import request
 from oncekey.flow import Transaction, drive
 from oncekey.runtimes import aio
-from oncekey.runtimes.aio import AT_ONCE, Recaller
+from oncekey.runtimes.aio import AT_ONCE, MOST, Recaller
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim, answered
 
@@ -98,6 +98,18 @@ async def test_those_who_come_meanwhile_are_read_by_one_statement_and_each_hears
         await server.let_go()
     assert [body_of(task) for task in later[:-1]] == [b"0", b"1", b"2", b"3", b"4", b"0"]
     assert later[-1].result() is None
+
+
+async def test_who_comes_after_many_that_were_cancelled_is_read() -> None:
+    server = Server()
+    async with crowd(server):
+        gone = await server.asked(*[server.stored(b"gone")] * (AT_ONCE * MOST))
+        (task,) = await server.asked(server.stored(b"patient"))
+        for one in gone:
+            one.cancel()
+        await server.let_go()
+        await server.let_go()
+    assert body_of(task) == b"patient"
 
 
 async def test_what_was_stored_before_somebody_asked_is_seen() -> None:

@@ -421,8 +421,8 @@ class Recaller:
 
     def _read_on(self) -> None:
         """Begin a read for the repeats that wait, after another read has ended."""
-        waiting, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-        waiting = [(record_id, answer) for record_id, answer in waiting if not answer.done()]
+        left = [repeat for repeat in self._waiting if not repeat[1].done()]  # the others were cancelled
+        waiting, self._waiting = left[:MOST], left[MOST:]
         if not waiting:
             self._reading -= 1
             return

@@ -38,6 +38,12 @@ WRITING = """
     INSERT INTO orders (item)
     SELECT gen_random_uuid()::text FROM set_config('synchronous_commit', 'on', true) AS setting WHERE setting = 'on'
 """
+WARNING = """
+    CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE WARNING 'low on stock'; RETURN NULL; END$$;
+    CREATE TRIGGER at_once AFTER INSERT ON oncekey.record FOR EACH ROW EXECUTE FUNCTION warn();
+    CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON oncekey.record DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION warn();
+"""
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +125,21 @@ class TestGivenUp:
             pair.standby.thaw()
             last = await sent(shop, key)
             assert (last.status // 100, last.replayed, runs_of(shop, key)) == (2, True, 1)
+
+    @pytest.mark.parametrize("way", WAYS)
+    async def test_a_warning_of_a_trigger_is_no_cancelled_wait(
+        self, way: str, pair: PostgresPair, dsn: str, raw: Any
+    ) -> None:
+        # PostgreSQL gives RAISE WARNING the same SQLSTATE, in a statement and at COMMIT.
+        raw.execute(WARNING)
+        async with shop_of(way, dsn, dsn) as shop:
+            key = new_key()
+            first = await sent(shop, key)
+            assert (first.status // 100, first.replayed) == (2, False)
+            pair.await_applied()
+            pair.standby.freeze()
+            again = await sent(shop, key)  # it reads, so nothing waits for the standby
+            assert (again.status, again.replayed, runs_of(shop, key)) == (first.status, True, 1)
 
     @pytest.mark.parametrize("way", ["asyncpg", "psycopg", "def"])
     async def test_nothing_is_executed_on_a_claim_whose_wait_was_cancelled(

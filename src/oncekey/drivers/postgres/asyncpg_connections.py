@@ -207,7 +207,7 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         if notice.sqlstate == server.NOTICE:
             if self.notice is None:
                 self.notice = notice.message
-        elif notice.sqlstate == server.SYNC_WAIT_CANCELLED:
+        elif server.stopped_waiting(notice):
             self.unsure = True
             self.unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
 

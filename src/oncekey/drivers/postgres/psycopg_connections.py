@@ -27,7 +27,7 @@ from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.handler_sql import RESET, HandlerProxy, refusal, refuse_transaction_control
 from oncekey.drivers.postgres.address import GREETED
-from oncekey.drivers.postgres.server import NOTICE, SYNC_WAIT_CANCELLED
+from oncekey.drivers.postgres.server import NOTICE, stopped_waiting
 from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
 from oncekey.drivers.slots import IdleStack
 
@@ -313,7 +313,7 @@ def bounded(dsn: str, timeout: float) -> str:
 
 def _ready(connection: C, threshold: int | None, unconfirmed: UnconfirmedCommits) -> C:
     def take_notice(notice: Diagnostic) -> None:
-        if notice.sqlstate == SYNC_WAIT_CANCELLED:
+        if stopped_waiting(notice):
             connection.unsure = True
             unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
         elif notice.sqlstate == NOTICE and connection.notice is None:

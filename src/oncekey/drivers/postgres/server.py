@@ -136,8 +136,20 @@ def _read_only() -> Body[None]:
     yield Statement("read_only", "SET LOCAL transaction_read_only = on")
 
 
-SYNC_WAIT_CANCELLED: Final = "01000"
-"""The warning of a commit that stopped waiting for its standby: it is on this server, and perhaps on no other."""
+_WARNING: Final = "01000"
+_WAITS_FOR_STANDBY: Final = "SyncRepWaitForLSN"
+
+
+def stopped_waiting(notice: Any) -> bool:  # noqa: ANN401  (asyncpg's message, or psycopg's)
+    """Whether a commit stopped waiting for its standby: it is on this server, and perhaps on no other.
+
+    Its warning has the SQLSTATE of every warning, also of RAISE WARNING; the server's function tells them apart.
+    """
+    if notice.sqlstate != _WARNING:
+        return False
+    function = getattr(notice, "server_source_function", None) or getattr(notice, "source_function", None)
+    return function is None or function == _WAITS_FOR_STANDBY
+
 
 READS_ONLY: Final = "25006"
 """The error of a server that takes no writes. Another may take them by now, so its connections are not kept."""

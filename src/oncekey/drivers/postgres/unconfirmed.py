@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -69,20 +70,22 @@ _by_address: Final[WeakValueDictionary[str, UnconfirmedCommits]] = WeakValueDict
 
 
 class _Tries:
-    """One asks at a time. Those who waited meanwhile use its result, and do not ask again."""
+    """One asks at a time. Those who waited while a try failed do not ask again."""
 
     def __init__(self, unconfirmed: UnconfirmedCommits) -> None:
         self._unconfirmed = unconfirmed
-        self._tries = 0
+        self._failures = 0
 
-    def _begun(self, tries: int) -> object | None:
-        """The mark of a new try; None if everything is confirmed."""
-        if not self._unconfirmed:
-            return None
-        if tries != self._tries:
+    @contextmanager
+    def _trying(self, failures: int) -> Iterator[object | None]:
+        """A new try, with the mark of what it confirms; None if everything is confirmed."""
+        if self._unconfirmed and failures != self._failures:
             raise not_confirmed()
-        self._tries += 1
-        return self._unconfirmed.mark()
+        try:
+            yield self._unconfirmed.mark() if self._unconfirmed else None
+        except Exception:
+            self._failures += 1
+            raise
 
     def _ended(self, mark: object, *, confirmed: bool) -> None:
         if not confirmed:
@@ -99,9 +102,8 @@ class Confirming(_Tries):
 
     def confirm_all(self) -> None:
         """Return when every commit is confirmed."""
-        tries = self._tries
-        with self._turn:
-            mark = self._begun(tries)
+        failures = self._failures
+        with self._turn, self._trying(failures) as mark:
             if mark is not None:
                 self._ended(mark, confirmed=self._ask())
 
@@ -115,11 +117,11 @@ class AsyncConfirming(_Tries):
 
     async def confirm_all(self) -> None:
         """Return when every commit is confirmed."""
-        tries = self._tries
+        failures = self._failures
         async with self._turn:
-            mark = self._begun(tries)
-            if mark is not None:
-                self._ended(mark, confirmed=await self._ask())
+            with self._trying(failures) as mark:
+                if mark is not None:
+                    self._ended(mark, confirmed=await self._ask())
 
 
 def not_confirmed() -> StoreUnavailableError:

@@ -18,7 +18,7 @@ from sqlalchemy.pool import AssertionPool, ConnectionPoolEntry, Pool, QueuePool,
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreUnavailableError
 from oncekey.drivers.placeholders import escaped
-from oncekey.drivers.postgres.server import SYNC_WAIT_CANCELLED, unsure_commit
+from oncekey.drivers.postgres.server import stopped_waiting, unsure_commit
 from oncekey.drivers.slots import business_share
 from oncekey.drivers.sqlalchemy.errors import FAILURES, commit_failed
 from oncekey.drivers.sqlite.files import GONE, OpenedFile
@@ -114,7 +114,7 @@ def sure(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: s
     raw, opened, notices = raw_of(connection), opened_by(connection), []
 
     def take_notice(*notice: Any) -> None:  # noqa: ANN401  (asyncpg's message, or psycopg's)
-        if notice[-1].sqlstate == SYNC_WAIT_CANCELLED:
+        if stopped_waiting(notice[-1]):
             notices.append(notice)
             unconfirmed.add()
 

@@ -185,6 +185,8 @@ def _unknown(_: Scope, __: object) -> bool:
 
 
 MOST_ROUTES: Final = 10_000
+LONGEST_LINE: Final = 1_000
+"""Longer lines and paths are not kept: a line may have parameters after its key, of any length."""
 _ROUTED: Final = ("endpoint", "path_params", "route")
 """What a framework's router writes into the scope. Outer middleware may read it there afterwards."""
 
@@ -232,6 +234,8 @@ class KeyedRoutes:
 
     def add(self, line: bytes, scope: Scope, root_path: str, enrolment: Enrolment) -> None:
         """Remember the route of a request."""
+        if len(line) + len(scope["path"]) > LONGEST_LINE:
+            return
         known = self.known
         if len(known) >= self._most and line not in known:
             del known[next(iter(known))]
