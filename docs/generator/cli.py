@@ -19,6 +19,7 @@ ALSO: Final[Mapping[str, str]] = {
         "exit code is 0 when all is well."
     ),
     "oncekey check": (
+        "It comes with the package `oncekey-check`, whose program `oncekey-check URL` takes the same options. "
         "[Check an API](../howto/check-an-api.md) shows how to use it, [Conformance clauses](conformance.md) lists "
         "what it tries. The report is on standard output, what it is doing on standard error."
     ),

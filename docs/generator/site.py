@@ -36,6 +36,7 @@ MODULES: Final[Mapping[str, str]] = {
     "oncekey.client.httpx": "The client on httpx.",
     "oncekey.client.requests": "The client on requests.",
     "oncekey.client.aiohttp": "The client on aiohttp.",
+    "oncekey_check": "The tester, from Python.",
     "oncekey.django": "Django and Django REST framework.",
     "oncekey.litestar": "The plugin for Litestar.",
     "oncekey.mcp": "Tools of an MCP server.",

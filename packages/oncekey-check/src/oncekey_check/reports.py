@@ -13,11 +13,11 @@ from html import escape
 from typing import Final
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from oncekey.conformance.catalogue import references
-from oncekey.conformance.clauses import Area, Failed, Passed, Skipped, Verdict
-from oncekey.conformance.headlines import Group
-from oncekey.conformance.running import MOST_DANGEROUS, Finding, Report
-from oncekey.conformance.scripts import invocation, script, shortened, transcript
+from oncekey_check.catalogue import references
+from oncekey_check.clauses import Area, Failed, Passed, Skipped, Verdict
+from oncekey_check.headlines import Group
+from oncekey_check.running import MOST_DANGEROUS, Finding, Report
+from oncekey_check.scripts import invocation, script, shortened, transcript
 
 MARK: Final = "# ---- 8< ----"
 """The line before and after a script."""
@@ -43,7 +43,7 @@ def counts(report: Report) -> str:
 
 def run_line(report: Report) -> str:
     """The command of the run, so that a reader of the report can repeat it."""
-    return f"oncekey {report.version}: {invocation(report.target, report.profile)}"
+    return f"oncekey-check {report.version}: {invocation(report.target, report.profile)}"
 
 
 def rows(report: Report) -> Iterator[tuple[Area, list[tuple[str, str, str, str]]]]:
@@ -156,7 +156,7 @@ def to_html(report: Report) -> str:
     run = f"{report.sent} requests in {report.seconds:.0f} seconds"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="dim">oncekey {escape(report.version)}, profile {escape(report.profile)}, {began}: {run}</p>',
+        f'<p class="dim">oncekey-check {escape(report.version)}, profile {escape(report.profile)}, {began}: {run}</p>',
         _verdict(report),
         _findings("What is wrong, the worst first", groups[:MOST_DANGEROUS], report),
         _findings("Also wrong", groups[MOST_DANGEROUS:], report),
@@ -255,7 +255,7 @@ def to_json(report: Report) -> str:
     """The whole report, with the clauses outside the profile as well."""
     causes = {one.clause.id: group.root.clause.id for group in report.groups for one in group.consequences}
     document = {
-        "oncekey": report.version,
+        "oncekey-check": report.version,
         "command": invocation(report.target, report.profile),
         "url": str(report.target.address),
         "method": report.target.method,
@@ -323,7 +323,7 @@ _ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 def to_junit(report: Report) -> str:
     """One suite for each area; advice is no failure, and is in the output of its case."""
-    root = Element("testsuites", name=f"oncekey check {report.target.address}", time=f"{report.seconds:.3f}")
+    root = Element("testsuites", name=f"oncekey-check {report.target.address}", time=f"{report.seconds:.3f}")
     for area in Area:
         found = [finding for finding in report.asked if finding.clause.area is area]
         if found:
@@ -338,13 +338,13 @@ def _suite(root: Element, area: Area, found: list[Finding], report: Report) -> N
     counts = {"tests": len(found), "failures": len(failed), "skipped": len(skipped), "errors": 0}
     suite = SubElement(root, "testsuite", {"name": area.value, **{name: str(count) for name, count in counts.items()}})
     properties = SubElement(suite, "properties")
-    SubElement(properties, "property", name="oncekey", value=report.version)
+    SubElement(properties, "property", name="oncekey-check", value=report.version)
     SubElement(properties, "property", name="command", value=_legal(invocation(report.target, report.profile)))
     for finding in found:
         case = SubElement(
             suite,
             "testcase",
-            classname=f"oncekey.check.{report.profile.value}.{area.value}",
+            classname=f"oncekey_check.{report.profile.value}.{area.value}",
             name=f"{finding.clause.id}: {report.in_api_words(finding.clause.title)}",
             time=f"{finding.seconds:.3f}",
         )
@@ -385,7 +385,7 @@ def to_sarif(report: Report) -> str:
             {
                 "tool": {
                     "driver": {
-                        "name": "oncekey check",
+                        "name": "oncekey-check",
                         "version": report.version,
                         "rules": [_rule(finding, report) for finding in report.asked],
                     }

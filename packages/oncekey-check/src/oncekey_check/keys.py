@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from oncekey.conformance.carrier import ANY_UUID, KEY, KeyFormat
-from oncekey.conformance.clauses import (
+from oncekey_check.carrier import ANY_UUID, KEY, KeyFormat
+from oncekey_check.clauses import (
     DRAFT,
     EVERY,
     MARKED,
@@ -24,9 +24,9 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, gets, one_operation, shown, two_operations, worst_of
-from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Answer, RawRequest
+from oncekey_check.judging import BAD_REQUEST, SERVER_ERROR, gets, one_operation, shown, two_operations, worst_of
+from oncekey_check.probe import Probe
+from oncekey_check.raw_http import Answer, RawRequest
 
 _MEANINGLESS: Final = "X-Oncekey-Check"
 _LENGTHS: Final = (255, 200, 128, 100, 64, 48, 36)

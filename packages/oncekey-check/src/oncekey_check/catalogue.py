@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from oncekey.conformance import failures, keys, leaks, mismatches, others, races, replays, servers
-from oncekey.conformance.clauses import Clause, Need
-from oncekey.conformance.target import Target
-from oncekey.core.errors import OncekeyError
+from oncekey_check import failures, keys, leaks, mismatches, others, races, replays, servers
+from oncekey_check.clauses import Clause, Need
+from oncekey_check.errors import CheckError
+from oncekey_check.target import Target
 
 
-class NoSuchClauseError(OncekeyError):
+class NoSuchClauseError(CheckError):
     """A pattern for clauses matches none of them."""
 
 

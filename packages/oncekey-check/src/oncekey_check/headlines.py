@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from oncekey.conformance.clauses import Clause, Failed, Harm, Severity
+from oncekey_check.clauses import Clause, Failed, Harm, Severity
 
 if TYPE_CHECKING:
-    from oncekey.conformance.running import Finding
+    from oncekey_check.running import Finding
 
 
 @dataclass(frozen=True, slots=True)

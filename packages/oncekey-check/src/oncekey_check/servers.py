@@ -19,8 +19,8 @@ from dataclasses import replace
 from threading import Thread
 from typing import Final
 
-from oncekey.conformance import raw_http
-from oncekey.conformance.clauses import (
+from oncekey_check import raw_http
+from oncekey_check.clauses import (
     EVERY,
     Clause,
     Exchange,
@@ -33,10 +33,10 @@ from oncekey.conformance.clauses import (
     Verdict,
     Way,
 )
-from oncekey.conformance.judging import shown, tally
-from oncekey.conformance.probe import CannotCheckError, Probe
-from oncekey.conformance.raw_http import Answer, RawRequest
-from oncekey.conformance.target import replaced
+from oncekey_check.judging import shown, tally
+from oncekey_check.probe import CannotCheckError, Probe
+from oncekey_check.raw_http import Answer, RawRequest
+from oncekey_check.target import replaced
 
 STORE_UP: Final = "--store-up-command"
 

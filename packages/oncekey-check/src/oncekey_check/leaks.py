@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, TypeAlias
 
-from oncekey.conformance import bodies
-from oncekey.conformance.clauses import (
+from oncekey_check import bodies
+from oncekey_check.clauses import (
     DRAFT,
     EVERY,
     SAFE,
@@ -27,9 +27,9 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, is_marked, one_operation, shown
-from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Answer
+from oncekey_check.judging import BAD_REQUEST, is_marked, one_operation, shown
+from oncekey_check.probe import Probe
+from oncekey_check.raw_http import Answer
 
 
 def independent(probe: Probe) -> Verdict:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 
-from oncekey.conformance.carrier import Place
-from oncekey.conformance.catalogue import ABOUT_HEADERS, CLAUSES, NOT_IN_PATH, planned
-from oncekey.conformance.clauses import (
+from oncekey_check.carrier import Place
+from oncekey_check.catalogue import ABOUT_HEADERS, CLAUSES, NOT_IN_PATH, planned
+from oncekey_check.clauses import (
     LIKELY,
     Area,
     Clause,
@@ -31,12 +31,12 @@ from oncekey.conformance.clauses import (
     Verdict,
     Way,
 )
-from oncekey.conformance.headlines import Evidence, Group, grouped, told_of
-from oncekey.conformance.judging import is_marked
-from oncekey.conformance.probe import Probe, SilentError, take_aim
-from oncekey.conformance.raw_http import Answer
-from oncekey.conformance.target import Target
-from oncekey.core.errors import OncekeyError
+from oncekey_check.errors import CheckError
+from oncekey_check.headlines import Evidence, Group, grouped, told_of
+from oncekey_check.judging import is_marked
+from oncekey_check.probe import Probe, SilentError, take_aim
+from oncekey_check.raw_http import Answer
+from oncekey_check.target import Target
 
 MOST_DANGEROUS = 3
 """How many causes the report shows first, in full."""
@@ -90,7 +90,7 @@ class Report:
     sent: int
     seconds: float
     began_at: float = field(default_factory=time.time)
-    version: str = field(default_factory=lambda: version("oncekey"))
+    version: str = field(default_factory=lambda: version("oncekey-check"))
     known: frozenset[str] = frozenset()
     """The clauses whose failure is in the baseline."""
     stopped: str = ""
@@ -343,7 +343,7 @@ def word_for(finding: Finding, profile: Profile) -> str:
             return "passed"
 
 
-class BadBaselineError(OncekeyError):
+class BadBaselineError(CheckError):
     """The file is no baseline for this run; the message says why."""
 
 
@@ -391,5 +391,5 @@ def written(report: Report) -> str:
         for finding in findings
         if finding.harm is not None
     }
-    document = {"oncekey": report.version, "profile": report.profile.value, "known": known}
+    document = {"oncekey-check": report.version, "profile": report.profile.value, "known": known}
     return f"{json.dumps(document, indent=2, ensure_ascii=False)}\n"

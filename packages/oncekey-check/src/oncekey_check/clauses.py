@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from oncekey.conformance.raw_http import Answer, RawRequest
+from oncekey_check.raw_http import Answer, RawRequest
 
 if TYPE_CHECKING:
-    from oncekey.conformance.probe import Probe
+    from oncekey_check.probe import Probe
 
 
 class Way(StrEnum):

@@ -9,9 +9,9 @@ import zlib
 from dataclasses import replace
 from typing import Final
 
-from oncekey.conformance import bodies
-from oncekey.conformance.carrier import MARKER
-from oncekey.conformance.clauses import (
+from oncekey_check import bodies
+from oncekey_check.carrier import MARKER
+from oncekey_check.clauses import (
     DRAFT,
     EVERY,
     MARKED,
@@ -25,9 +25,9 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import is_marked, needs_comparison, one_operation, shown, tally
-from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Answer, RawRequest
+from oncekey_check.judging import is_marked, needs_comparison, one_operation, shown, tally
+from oncekey_check.probe import Probe
+from oncekey_check.raw_http import Answer, RawRequest
 
 _KEPT: Final = ("Location", "Content-Type", "ETag", "Content-Language", "Link")
 _OF_ONE_MESSAGE: Final = re.compile(

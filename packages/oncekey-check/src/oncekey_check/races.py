@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Final
 
-from oncekey.conformance.clauses import (
+from oncekey_check.clauses import (
     EVERY,
     SAFE,
     Clause,
@@ -21,8 +21,8 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import CONFLICT, gets_by_profile, needs_replays, shown, tally
-from oncekey.conformance.probe import Overlap, Probe
+from oncekey_check.judging import CONFLICT, gets_by_profile, needs_replays, shown, tally
+from oncekey_check.probe import Overlap, Probe
 
 _ACCEPTED: Final = 202
 _LOSERS: Final = 10

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, Self
 from urllib.parse import urlsplit
 
-from oncekey.conformance.carrier import Carrier, Header
-from oncekey.core.errors import OncekeyError
+from oncekey_check.carrier import Carrier, Header
+from oncekey_check.errors import CheckError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -31,7 +31,7 @@ _CONTINUE, _SUCCESS, _REDIRECT = 100, 200, 300
 _BODILESS: Final = (204, 304)
 
 
-class BadAddressError(OncekeyError):
+class BadAddressError(CheckError):
     """The URL cannot be used; the message says why."""
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from oncekey.conformance.carrier import ANY_UUID, Carrier, Header, KeyFormat
-from oncekey.conformance.clauses import Need
-from oncekey.conformance.raw_http import Address
+from oncekey_check.carrier import ANY_UUID, Carrier, Header, KeyFormat
+from oncekey_check.clauses import Need
+from oncekey_check.raw_http import Address
 
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _SECRET_WORDS: Final = ("authorization", "cookie", "token", "secret", "api-key", "apikey", "password", "signature")

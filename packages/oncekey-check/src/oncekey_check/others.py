@@ -7,11 +7,11 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from oncekey.conformance.carrier import KEY
-from oncekey.conformance.clauses import EVERY, Clause, Failed, Harm, Need, Passed, Severity, UndecidedError, Verdict
-from oncekey.conformance.judging import is_marked, shown
-from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Address, RawRequest
+from oncekey_check.carrier import KEY
+from oncekey_check.clauses import EVERY, Clause, Failed, Harm, Need, Passed, Severity, UndecidedError, Verdict
+from oncekey_check.judging import is_marked, shown
+from oncekey_check.probe import Probe
+from oncekey_check.raw_http import Address, RawRequest
 
 _PLACEHOLDER: Final = re.compile(r"\\\{[^/]*\\\}")
 

@@ -13,8 +13,8 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from oncekey.conformance import bodies
-from oncekey.conformance.clauses import (
+from oncekey_check import bodies
+from oncekey_check.clauses import (
     DRAFT,
     EVERY,
     MARKED,
@@ -26,10 +26,10 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import BAD_REQUEST, SERVER_ERROR, is_marked, needs_replays, one_operation, shown
-from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Answer, RawRequest
-from oncekey.conformance.target import replaced
+from oncekey_check.judging import BAD_REQUEST, SERVER_ERROR, is_marked, needs_replays, one_operation, shown
+from oncekey_check.probe import Probe
+from oncekey_check.raw_http import Answer, RawRequest
+from oncekey_check.target import replaced
 
 _MOST_LACKING: Final = 3
 

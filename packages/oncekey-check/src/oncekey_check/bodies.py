@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
-from oncekey.conformance.raw_http import Answer
+from oncekey_check.raw_http import Answer
 
 
 def amount_at(document: object, pointer: str) -> int:

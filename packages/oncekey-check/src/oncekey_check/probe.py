@@ -15,13 +15,13 @@ from itertools import islice
 from threading import Thread
 from typing import Final, NamedTuple
 
-from oncekey.conformance import bodies, raw_http
-from oncekey.conformance.bodies import Path, amount_at, is_same, volatile
-from oncekey.conformance.carrier import ANY_UUID, KEY, MARKER
-from oncekey.conformance.clauses import PLAIN, Exchange, Manner, Need, Profile, UndecidedError, Way
-from oncekey.conformance.raw_http import Answer, RawRequest
-from oncekey.conformance.target import Target, is_secret, replaced
-from oncekey.core.errors import OncekeyError
+from oncekey_check import bodies, raw_http
+from oncekey_check.bodies import Path, amount_at, is_same, volatile
+from oncekey_check.carrier import ANY_UUID, KEY, MARKER
+from oncekey_check.clauses import PLAIN, Exchange, Manner, Need, Profile, UndecidedError, Way
+from oncekey_check.errors import CheckError
+from oncekey_check.raw_http import Answer, RawRequest
+from oncekey_check.target import Target, is_secret, replaced
 
 _CONFLICT, _ACCEPTED, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE = 409, 202, 423, 425, 429, 503
 _SERVER_ERROR: Final = 500
@@ -419,7 +419,7 @@ _MOST_OBJECTS = 3
 _MOST_OTHERS = 8
 
 
-class CannotCheckError(OncekeyError):
+class CannotCheckError(CheckError):
     """The API cannot be checked with these options; the message says what the tester saw."""
 
 

@@ -1,6 +1,7 @@
-"""`oncekey check URL`: tests whether an API keeps the promises of its idempotency keys.
+"""`oncekey-check URL` tests whether an API keeps the promises of its idempotency keys.
 
-Its options may come from a TOML file, so that a pipeline needs one short command.
+Its options may come from a TOML file, so that a pipeline needs one short command. Where the library is installed, too,
+the same command is `oncekey check`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ import re
 import shlex
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 import typer
+from typer.core import TyperCommand
 
-from oncekey.conformance import Address, Clause, Failed, Profile, Report, Target, check, chosen, planned, reports
-from oncekey.conformance.carrier import IN_URL, KEY, MARKER, BadKeyFormatError, Carrier, Header, KeyFormat, Place
-from oncekey.conformance.running import BadBaselineError, Baseline, written
-from oncekey.conformance.scripts import script
+from oncekey_check import Address, Clause, Failed, Profile, Report, Target, check, chosen, planned, reports
+from oncekey_check.carrier import IN_URL, KEY, MARKER, BadKeyFormatError, Carrier, Header, KeyFormat, Place
+from oncekey_check.errors import CheckError
+from oncekey_check.running import BadBaselineError, Baseline, written
+from oncekey_check.scripts import script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_OWN: Final = frozenset({"config", "help"})
+_OWN: Final = frozenset({"config", "help", "show_version"})
 _INTERRUPTED: Final = 130
 
 
@@ -102,9 +106,34 @@ Headers = Annotated[
 ]
 
 
+class Check(TyperCommand):
+    """The command. An error of the tester is one line, whichever program runs it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; exit code 2 if it cannot begin or continue."""
+        try:
+            return super().invoke(ctx)
+        except CheckError as error:
+            typer.echo(f"{ctx.find_root().info_name}: {error}", err=True)
+            raise typer.Exit(2) from None
+
+
 def register(app: typer.Typer) -> None:
     """Add the command `check`."""
-    app.command("check")(check_url)
+    app.command("check", cls=Check)(check_url)
+
+
+def main() -> None:
+    """Run the program `oncekey-check`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    register(app)
+    app(prog_name="oncekey-check")
+
+
+def _version(*, asked: bool) -> None:
+    if asked:
+        typer.echo(f"oncekey-check {version('oncekey-check')}")
+        raise typer.Exit
 
 
 def check_url(  # noqa: PLR0917  (typer reads the parameters)
@@ -264,6 +293,12 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
             callback=configure,
         ),
     ] = None,
+    show_version: Annotated[  # noqa: ARG001  (its callback answers)
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=lambda asked: _version(asked=asked), help="Print the version."
+        ),
+    ] = False,
 ) -> None:
     """Test whether an API keeps the promises of its idempotency keys. Only for an API that you may test.
 
@@ -272,7 +307,7 @@ def check_url(  # noqa: PLR0917  (typer reads the parameters)
     the key. Exit code 0: the API breaks no promise; 1: it breaks at least one; 2: it could not be checked, or not to
     the end; 130: interrupted. Reports are written in any case, as far as the run came.
 
-    oncekey check http://127.0.0.1:8000/orders --body @order.json -H 'Authorization: Bearer demo-alpha'
+    oncekey-check http://127.0.0.1:8000/orders --body @order.json -H 'Authorization: Bearer demo-alpha'
     """
     clauses = chosen(only, skip)
     if show_list:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeAlias
 
-from oncekey.conformance import bodies
-from oncekey.conformance.clauses import (
+from oncekey_check import bodies
+from oncekey_check.clauses import (
     EVERY,
     SAFE,
     Clause,
@@ -28,7 +28,7 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.judging import (
+from oncekey_check.judging import (
     BAD_REQUEST,
     CONFLICT,
     MISMATCH,
@@ -40,7 +40,7 @@ from oncekey.conformance.judging import (
     shown,
     worst_of,
 )
-from oncekey.conformance.probe import Overlap, Probe
+from oncekey_check.probe import Overlap, Probe
 
 _IN_FLIGHT: Final = {
     Profile.IETF: {422, CONFLICT},

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from oncekey.conformance.carrier import ANY_UUID, KEY, MARKER, Header
-from oncekey.conformance.clauses import Exchange, Profile, Way
-from oncekey.conformance.raw_http import Answer, RawRequest
-from oncekey.conformance.target import Target, is_secret
+from oncekey_check.carrier import ANY_UUID, KEY, MARKER, Header
+from oncekey_check.clauses import Exchange, Profile, Way
+from oncekey_check.raw_http import Answer, RawRequest
+from oncekey_check.target import Target, is_secret
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}([0-9a-f]{12})", re.IGNORECASE)
 _RUN: Final = re.compile(r"[0-9a-f]{8,}", re.IGNORECASE)
@@ -206,7 +206,7 @@ _COMMANDS: Final = ("crash_command", "store_down_command", "store_up_command")
 def invocation(target: Target, profile: Profile) -> str:
     """The command that makes the same run again."""
     words = [word for option, value in options(target, profile) for word in (option, value) if word]
-    return " ".join(["oncekey", "check", quoted(str(target.address)), *words])
+    return " ".join(["oncekey-check", quoted(str(target.address)), *words])
 
 
 def options(target: Target, profile: Profile) -> list[tuple[str, str]]:

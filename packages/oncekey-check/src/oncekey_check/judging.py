@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from oncekey.conformance.carrier import MARKER
-from oncekey.conformance.clauses import (
+from oncekey_check.carrier import MARKER
+from oncekey_check.clauses import (
     EVERY,
     SAFE,
     Failed,
@@ -19,8 +19,8 @@ from oncekey.conformance.clauses import (
     UndecidedError,
     Verdict,
 )
-from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Answer
+from oncekey_check.probe import Probe
+from oncekey_check.raw_http import Answer
 
 MISMATCH: Final[Mapping[Profile, Collection[int]]] = {
     Profile.IETF: {422},
