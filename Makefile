@@ -173,7 +173,7 @@ check: $(VENV)/.dev ## Lint, formatting, types, generated drivers and the depend
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m tools.twins --check
-	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p oncekey_check -p tools -p harness -p proof.model -p proof.sim -p proof.crash
+	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p oncekey_check -p oncekey_client -p tools -p harness -p proof.model -p proof.sim -p proof.crash
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")

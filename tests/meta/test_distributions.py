@@ -14,15 +14,22 @@ from typing import Any
 
 import pytest
 
+from client.scripted import DROP, ScriptedServer, answer
 from conformance.shop import Shop
 from harness.alone import PROJECTS, ROOT, add, applies, built, installed, requirements
+from oncekey_client import Journal
+from oncekey_client.exchange import Call
 
 PACKAGES = sorted(set(PROJECTS) - {"oncekey"})
 NEEDS = {
     "oncekey-check": {"typer"},
+    "oncekey-client": set(),
 }
 """What the base install of each brings."""
-BEYOND = {"oncekey-check": {"oncekey_check.command"}}
+BEYOND = {
+    "oncekey-check": {"oncekey_check.command"},
+    "oncekey-client": {"oncekey_client.aiohttp", "oncekey_client.command", "oncekey_client.requests"},
+}
 """The modules that import more than the standard library."""
 
 
@@ -88,6 +95,11 @@ def test_the_modules_import_nothing_but_the_standard_library(name: str, wheels: 
     _run(sys.executable, "-I", "-S", "-W", "error", "-c", program, wheels[name], *chosen, cwd=ROOT)
 
 
+def _finds(module: str, programs: Path) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([programs / "python", "-I", "-c", code], check=False).returncode == 0
+
+
 # oncekey-check
 
 
@@ -108,10 +120,7 @@ def test_the_tester_alone_checks_an_api(wheels: Mapping[str, Path], tmp_path: Pa
     assert report["oncekey-check"] == _project("oncekey")["version"]
     assert (report["passed"], report["failed"]) == (2, 0)
     assert report["command"].startswith("oncekey-check http://")
-    found = _run(
-        programs / "python", "-c", "import importlib.util; print(importlib.util.find_spec('oncekey'))", cwd=tmp_path
-    )
-    assert found == "None\n"
+    assert not _finds("oncekey", programs)
     assert sorted(path.name for path in programs.glob("oncekey*")) == ["oncekey-check"]
 
 
@@ -123,3 +132,59 @@ def test_the_tester_joins_the_commands_of_the_library(wheels: Mapping[str, Path]
     add(wheels["oncekey-check"], programs)
     with _api() as words:
         assert json.loads(_run(programs / "oncekey", "check", *words, cwd=tmp_path))["failed"] == 0
+
+
+# oncekey-client
+
+SENDING = {
+    "httpx": """
+import httpx
+from oncekey_client.httpx import OncekeyTransport
+
+with httpx.Client(transport=OncekeyTransport()) as client:
+    print(client.post(URL, json={"quantity": 2}).status_code)
+""",
+    "requests": """
+import requests
+from oncekey_client.requests import OncekeyAdapter
+
+with requests.Session() as session:
+    session.mount("http://", OncekeyAdapter())
+    print(session.post(URL, json={"quantity": 2}).status_code)
+""",
+    "aiohttp": """
+import asyncio
+import aiohttp
+from oncekey_client.aiohttp import OncekeyClientMiddleware
+
+async def main():
+    async with aiohttp.ClientSession(middlewares=[OncekeyClientMiddleware()]) as session:
+        async with session.post(URL, json={"quantity": 2}) as response:
+            print(response.status)
+
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("extra", SENDING)
+def test_the_client_alone_retries_with_one_key(extra: str, wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    programs = installed(f"oncekey-client[{extra}]", wheels, tmp_path / "alone")
+    with ScriptedServer(DROP, answer(201)) as server:
+        printed = _run(programs / "python", "-I", "-c", f"URL = {server.url!r}\n{SENDING[extra]}", cwd=tmp_path)
+    assert printed == "201\n"
+    first, second = server.seen
+    assert first.key == second.key
+    assert not any(_finds(module, programs) for module in {"oncekey", "typer", *SENDING} - {extra})
+
+
+def test_the_program_of_the_client_needs_its_extra(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    programs = installed("oncekey-client[cli]", wheels, tmp_path / "cli")
+    Journal(tmp_path / "journal.db").begin(Call("POST", "http://shop.example/"), "key-1", name=None, profile="ietf")
+    command = [programs / "oncekey-client", "list", "--journal", "journal.db"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (shown.returncode, shown.stdout.splitlines()[1].split()[:2]) == (1, ["open", "key-1"])
+    programs = installed("oncekey-client", wheels, tmp_path / "base")
+    without = subprocess.run([programs / "oncekey-client"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (without.returncode, without.stdout) == (2, "")
+    assert without.stderr == "the program oncekey-client needs one more package: pip install 'oncekey-client[cli]'\n"

@@ -15,7 +15,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "audit": ("routes", "Find routes without protection, for CI."),
         "check": ("oncekey-check", "Try whether an API keeps the promises of its keys."),
-        "client": ("client", "Look into a client's journal, and finish what it began."),
+        "client": ("oncekey-client", "Look into a client's journal, and finish what it began."),
         "console": ("console", "Serve the operators' pages: what waits, what happened, what to do."),
         "demo": ("demo", "Serve a small shop whose requests may be sent again."),
         "dlq": ("dlq", "Dead letters: what the outbox does not try any more."),

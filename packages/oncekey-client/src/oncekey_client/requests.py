@@ -17,9 +17,9 @@ from requests.structures import CaseInsensitiveDict
 from urllib3.exceptions import NewConnectionError
 from urllib3.response import HTTPResponse
 
-from oncekey.client.attempts import KeyedCall, RetryRules, RetrySession, drive
-from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
-from oncekey.client.journal import Journal, JournalEntry
+from oncekey_client.attempts import KeyedCall, RetryRules, RetrySession, drive
+from oncekey_client.exchange import Call, Failure, Loss, Reply, RequestOutcomeUnknownError, fields
+from oncekey_client.journal import Journal, JournalEntry
 
 PATIENCE: Final = 30.0
 """Seconds for each try of `ask_again` and `resume`, by default."""
@@ -67,8 +67,8 @@ class OncekeyAdapter(HTTPAdapter):
         """Answer a request.
 
         Raises:
-            KeyReusedError: The key belongs to another request.
-            OutcomeUnknownError: It may have happened; `ask_again` takes the error.
+            RequestKeyReusedError: The key belongs to another request.
+            RequestOutcomeUnknownError: It may have happened; `ask_again` takes the error.
         """
         options = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
         if not self.session.enrols(request.method or ""):
@@ -78,7 +78,7 @@ class OncekeyAdapter(HTTPAdapter):
             return self._answered(request, begun)
         return self._finish(begun, options)
 
-    def ask_again(self, error: OutcomeUnknownError, **options: Any) -> requests.Response:  # noqa: ANN401
+    def ask_again(self, error: RequestOutcomeUnknownError, **options: Any) -> requests.Response:  # noqa: ANN401
         """Go on with an operation whose outcome was unknown; the options are those of `send`."""
         return self._finish(KeyedCall(error.key, error.call), {"timeout": PATIENCE, **options})
 

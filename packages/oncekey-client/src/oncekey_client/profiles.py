@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
-from oncekey.client.exchange import Call, Failure, Loss, Reply
-from oncekey.core.errors import ConfigurationError
-from oncekey.core.keys import NotAStringItemError, parse_string_item
-from oncekey.core.model import Code
-from oncekey.core.problems import PROBLEMS
+from oncekey_client.exchange import Call, ClientConfigurationError, Failure, Loss, Reply
+from oncekey_client.keys import NotAStringItemError, parse_string_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,19 +48,19 @@ class Sign(StrEnum):
     FINAL = "final"
 
 
-_OURS: Final[Mapping[Code, Sign]] = {
-    Code.IN_PROGRESS: Sign.IN_PROGRESS,
-    Code.KEY_REUSED: Sign.MISMATCH,
-    Code.OUTCOME_UNKNOWN: Sign.UNKNOWN,
-    Code.RECORD_UNREADABLE: Sign.UNKNOWN,
-    Code.KEY_EXPIRED: Sign.EXPIRED,
-    Code.STORE_UNAVAILABLE: Sign.NOT_EXECUTED,
-    Code.RESPONSE_NOT_STORED: Sign.FINAL,
-}
+OURS: Final = (
+    ("idempotency_key_in_progress", "IDEMPOTENCY_KEY_IN_PROGRESS", Sign.IN_PROGRESS),
+    ("idempotency_key_reused_with_different_payload", "IDEMPOTENCY_CONFLICT", Sign.MISMATCH),
+    ("idempotency_outcome_unknown", "IDEMPOTENCY_OUTCOME_UNKNOWN", Sign.UNKNOWN),
+    ("idempotency_record_unreadable", "IDEMPOTENCY_RECORD_UNREADABLE", Sign.UNKNOWN),
+    ("idempotency_key_expired", "IDEMPOTENCY_KEY_EXPIRED", Sign.EXPIRED),
+    ("idempotency_store_unavailable", "IDEMPOTENCY_STORE_UNAVAILABLE", Sign.NOT_EXECUTED),
+    ("idempotency_response_not_stored", "IDEMPOTENCY_RESPONSE_NOT_STORED", Sign.FINAL),
+)
+"""The refusals of oncekey's servers that say more than their status, in both of their error formats."""
 
 _WORDS: Final[Mapping[str, Sign]] = {
-    **{code.value: sign for code, sign in _OURS.items()},
-    **{PROBLEMS[code].fault_code: sign for code, sign in _OURS.items()},
+    **{word: sign for code, fault, sign in OURS for word in (code, fault)},
     # The titles of the examples in the IETF draft are all that its servers have in common.
     "Idempotency-Key is already used": Sign.MISMATCH,
     "A request is outstanding for this Idempotency-Key": Sign.IN_PROGRESS,
@@ -102,7 +99,7 @@ class Profile:
         try:
             return parse_string_item(value.encode("latin-1", "replace"))
         except NotAStringItemError as error:
-            raise ConfigurationError(f"the {self.field} that was given cannot be parsed: {error}") from None
+            raise ClientConfigurationError(f"the {self.field} that was given cannot be parsed: {error}") from None
 
     def put(self, call: Call, key: str) -> Call:
         """The call with its key. A key that the caller wrote keeps its spelling, and so its bytes."""
@@ -141,9 +138,9 @@ class Profile:
     def _check(self, key: str) -> None:
         pattern = _VISIBLE if self.place is KeyPlace.BARE else _QUOTABLE
         if not pattern.fullmatch(key) or not key.strip():
-            raise ConfigurationError("a key is printable ASCII, and not empty")
+            raise ClientConfigurationError("a key is printable ASCII, and not empty")
         if len(key) > self.max_length:
-            raise ConfigurationError(f"{self.name} takes keys of at most {self.max_length} characters")
+            raise ClientConfigurationError(f"{self.name} takes keys of at most {self.max_length} characters")
 
 
 IETF: Final = Profile("ietf")
@@ -171,7 +168,7 @@ def _with_member(body: bytes, name: str, value: str) -> bytes:
     rest = body.strip() or b"{}"
     members = _object(rest)
     if name in members or (not members and rest[:1] + rest[1:-1].strip() + rest[-1:] != b"{}"):
-        raise ConfigurationError(f"the body has to be a JSON object without a {name} that is no key")
+        raise ClientConfigurationError(f"the body has to be a JSON object without a {name} that is no key")
     comma = b"," if members else b""
     return b"{%s:%s%s%s" % (json.dumps(name).encode(), json.dumps(value).encode(), comma, rest[1:])
 

@@ -17,10 +17,17 @@ from importlib.util import find_spec
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from oncekey.client.attempts import KeyedCall, RetryRules, RetrySession, adrive, drive
-from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
-from oncekey.client.journal import Journal, JournalEntry
-from oncekey.core.errors import ConfigurationError
+from oncekey_client.attempts import KeyedCall, RetryRules, RetrySession, adrive, drive
+from oncekey_client.exchange import (
+    Call,
+    ClientConfigurationError,
+    Failure,
+    Loss,
+    Reply,
+    RequestOutcomeUnknownError,
+    fields,
+)
+from oncekey_client.journal import Journal, JournalEntry
 
 if TYPE_CHECKING:
     from httpx import AsyncBaseTransport, BaseTransport, Request, Response
@@ -68,8 +75,8 @@ class OncekeyTransport(BaseTransport):
         """Answer a request.
 
         Raises:
-            KeyReusedError: The key belongs to another request.
-            OutcomeUnknownError: It may have happened; `ask_again` takes the error.
+            RequestKeyReusedError: The key belongs to another request.
+            RequestOutcomeUnknownError: It may have happened; `ask_again` takes the error.
         """
         if not self.session.enrols(request.method):
             return self._inner.handle_request(request)
@@ -80,7 +87,7 @@ class OncekeyTransport(BaseTransport):
             return _response(request, begun)
         return self._finish(begun, request)
 
-    def ask_again(self, error: OutcomeUnknownError) -> Response:
+    def ask_again(self, error: RequestOutcomeUnknownError) -> Response:
         """Go on with an operation whose outcome was unknown, with its key."""
         return self._finish(
             KeyedCall(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
@@ -171,7 +178,7 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
             return _response(request, begun)
         return await self._finish(begun, request)
 
-    async def ask_again(self, error: OutcomeUnknownError) -> Response:
+    async def ask_again(self, error: RequestOutcomeUnknownError) -> Response:
         """Go on with an operation whose outcome was unknown, with its key."""
         return await self._finish(
             KeyedCall(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
@@ -237,7 +244,7 @@ def _package() -> ModuleType:
     for name in ("httpx", "httpx2"):
         if find_spec(name) is not None:
             return import_module(name)
-    raise ConfigurationError("the client needs one more package: pip install 'oncekey[client]'")
+    raise ClientConfigurationError("the client needs one more package: pip install 'oncekey[client]'")
 
 
 def _package_of(thing: object) -> ModuleType:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from oncekey.client.exchange import Call, Fields, JournalError, KeyReusedError, Reply, fields
+from oncekey_client.exchange import Call, Fields, JournalError, Reply, RequestKeyReusedError, fields
 
 KEPT_FIELDS: Final = frozenset({"accept", "accept-language", "content-encoding", "content-language", "content-type"})
 _KEPT_OF_ANSWERS: Final = KEPT_FIELDS | {"location", "etag"}
@@ -117,7 +117,7 @@ class Journal:
         after a crash gets the entry, and so the key, that it had.
 
         Raises:
-            KeyReusedError: The name or the key stands for another request.
+            RequestKeyReusedError: The name or the key stands for another request.
         """
         with self._transaction() as connection:
             row = None if name is None else connection.execute(_NAMED, {"name": name}).fetchone()
@@ -127,7 +127,7 @@ class Journal:
                 row = connection.execute(_FIND, {"key": key}).fetchone()
         entry = _entry(row)
         if entry.digest != _without_user(call).digest:
-            raise KeyReusedError("the journal has another request under this name or key", key=entry.key)
+            raise RequestKeyReusedError("the journal has another request under this name or key", key=entry.key)
         return entry
 
     def answer(self, key: str, reply: Reply) -> None:

@@ -8,9 +8,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
-from oncekey.core import not_run
-from oncekey.core.errors import OncekeyError
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -117,14 +114,15 @@ def _first(headers: Fields, name: str) -> str | None:
     return next((value for field_name, value in headers if field_name.lower() == wanted), None)
 
 
-class ClientError(OncekeyError):
-    """Everything that oncekey's client raises.
-
-    An error that the top-level package has, too, is a subclass of that one: `except oncekey.KeyReusedError` catches it.
-    """
+class ClientError(Exception):
+    """Everything that this package raises."""
 
 
-class KeyReusedError(ClientError, not_run.KeyReusedError):
+class ClientConfigurationError(ClientError):
+    """A rule, a key or an option is wrong; the message names it and says what fixes it."""
+
+
+class RequestKeyReusedError(ClientError):
     """The key belongs to another request: a bug of the calling program, which no retry repairs."""
 
     def __init__(self, message: str, *, key: str, reply: Reply | None = None) -> None:
@@ -133,7 +131,7 @@ class KeyReusedError(ClientError, not_run.KeyReusedError):
         self.reply = reply
 
 
-class OutcomeUnknownError(ClientError, not_run.OutcomeUnknownError):
+class RequestOutcomeUnknownError(ClientError):
     """The operation may have happened, and no answer says so. Do not send it with a new key.
 
     `call` and `key` are needed to ask again: pass the error to the transport's `ask_again`. `reply` is the last
@@ -147,7 +145,7 @@ class OutcomeUnknownError(ClientError, not_run.OutcomeUnknownError):
         self.reply = reply
 
 
-class KeyExpiredError(OutcomeUnknownError, not_run.KeyExpiredError):
+class RequestKeyExpiredError(RequestOutcomeUnknownError):
     """The key is too old to be sent: find out by other means whether it happened, then use a new key if not."""
 
 

@@ -16,21 +16,21 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias, assert_never
 from uuid import uuid4
 
-from oncekey.client.exchange import (
+from oncekey_client.exchange import (
     Call,
+    ClientConfigurationError,
     Failure,
-    KeyExpiredError,
-    KeyReusedError,
-    OutcomeUnknownError,
     PersonalKeyWarning,
     Reply,
+    RequestKeyExpiredError,
+    RequestKeyReusedError,
+    RequestOutcomeUnknownError,
     same_origin,
 )
-from oncekey.client.journal import Journal, JournalEntry
-from oncekey.client.profiles import IETF, NextMove, Profile, is_ours, is_status_of, next_move, polled
-from oncekey.core.errors import ConfigurationError
-from oncekey.core.keys import looks_personal
-from oncekey.core.pacing import Backoff, parse_retry_after
+from oncekey_client.journal import Journal, JournalEntry
+from oncekey_client.keys import looks_personal
+from oncekey_client.profiles import IETF, NextMove, Profile, is_ours, is_status_of, next_move, polled
+from oncekey_client.waits import Backoff, parse_retry_after
 
 _DESCRIBES_BODY: Final = ("content-type", "content-length", "content-encoding", "transfer-encoding", "host")
 
@@ -48,7 +48,7 @@ class RetryRules:
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or not 0 < self.deadline < float("inf") or self.redirects < 0:
-            raise ConfigurationError("rules need attempts >= 1, a finite deadline > 0 and redirects >= 0")
+            raise ClientConfigurationError("rules need attempts >= 1, a finite deadline > 0 and redirects >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +308,8 @@ class RetrySession:
         """Give the call its key, on disk if there is a journal; or return the answer that an earlier call got.
 
         Raises:
-            KeyReusedError: The journal knows the key or the name for another request.
-            KeyExpiredError: The journal knows the operation, and its key is too old to be sent.
+            RequestKeyReusedError: The journal knows the key or the name for another request.
+            RequestKeyExpiredError: The journal knows the operation, and its key is too old to be sent.
         """
         name = call.field(OPERATION_FIELD)
         call = call.without(OPERATION_FIELD)
@@ -329,7 +329,7 @@ class RetrySession:
     def unfinished(self, only: Container[str] | None = None) -> list[JournalEntry]:
         """The entries of the journal without an answer, for the APIs of this client; `only` names the keys."""
         if self.journal is None:
-            raise ConfigurationError("there is nothing to resume without a journal")
+            raise ClientConfigurationError("there is nothing to resume without a journal")
         ours = [entry for entry in self.journal.unfinished() if entry.profile == self.rules.profile.name]
         return [entry for entry in ours if only is None or entry.key in only]
 
@@ -346,8 +346,8 @@ class RetrySession:
         """Store the outcome and return it: an answer, or a failure before anything was sent; otherwise raise.
 
         Raises:
-            KeyReusedError: The server knows the key for another request.
-            OutcomeUnknownError: It may have happened.
+            RequestKeyReusedError: The server knows the key for another request.
+            RequestOutcomeUnknownError: It may have happened.
         """
         key, journal = operation.key, self.journal
         match outcome:
@@ -361,11 +361,13 @@ class RetrySession:
             case Misused(reply):
                 if journal is not None:
                     journal.answer(key, reply)
-                raise KeyReusedError("the key belongs to another request; it was not sent again", key=key, reply=reply)
+                raise RequestKeyReusedError(
+                    "the key belongs to another request; it was not sent again", key=key, reply=reply
+                )
             case Unknown(why, last, expired):
                 if journal is not None:
                     journal.doubt(key, why)
-                kind = KeyExpiredError if expired else OutcomeUnknownError
+                kind = RequestKeyExpiredError if expired else RequestOutcomeUnknownError
                 message = f"the operation may have happened: {why}"
                 if isinstance(last, Failure):
                     raise kind(message, call=operation.call, key=key) from last.error
@@ -377,5 +379,5 @@ class RetrySession:
         if journal.age(entry) > self.max_age:
             why = "its key is older than servers keep keys"
             journal.doubt(entry.key, why)
-            raise KeyExpiredError(f"the operation may have happened: {why}", call=call, key=entry.key)
+            raise RequestKeyExpiredError(f"the operation may have happened: {why}", call=call, key=entry.key)
         return KeyedCall(entry.key, call)

@@ -1,6 +1,6 @@
 """A middleware for aiohttp's client.
 
-    session = aiohttp.ClientSession(middlewares=[OncekeyMiddleware()])
+    session = aiohttp.ClientSession(middlewares=[OncekeyClientMiddleware()])
 
 It keeps no journal: a response of aiohttp cannot be made from a file's entry. The session's total time-out covers all
 tries together, so it has to be longer than the deadline.
@@ -18,9 +18,16 @@ from aiohttp.client_middlewares import ClientHandlerType
 from aiohttp.client_reqrep import ClientRequest, ClientResponse
 from yarl import URL
 
-from oncekey.client.attempts import KeyedCall, RetryRules, RetrySession, adrive
-from oncekey.client.exchange import Call, Failure, Loss, OutcomeUnknownError, Reply, fields
-from oncekey.core.errors import ConfigurationError
+from oncekey_client.attempts import KeyedCall, RetryRules, RetrySession, adrive
+from oncekey_client.exchange import (
+    Call,
+    ClientConfigurationError,
+    Failure,
+    Loss,
+    Reply,
+    RequestOutcomeUnknownError,
+    fields,
+)
 
 _HOPELESS: Final = (
     aiohttp.ClientConnectorCertificateError,
@@ -33,7 +40,7 @@ _NOT_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError
 _Exchange = Callable[[Call], Awaitable[ClientResponse]]
 
 
-class OncekeyMiddleware:
+class OncekeyClientMiddleware:
     """Sends state-changing requests so that they happen once; other methods pass as they are."""
 
     def __init__(
@@ -45,15 +52,17 @@ class OncekeyMiddleware:
     ) -> None:
         self.session = session or RetrySession(rules=rules or RetryRules())
         if self.session.journal is not None:
-            raise ConfigurationError("the middleware for aiohttp keeps no journal: use httpx or requests with one")
+            raise ClientConfigurationError(
+                "the middleware for aiohttp keeps no journal: use httpx or requests with one"
+            )
         self._sleep = sleep
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Answer a request.
 
         Raises:
-            KeyReusedError: The key belongs to another request.
-            OutcomeUnknownError: It may have happened; `ask_again` takes the error.
+            RequestKeyReusedError: The key belongs to another request.
+            RequestOutcomeUnknownError: It may have happened; `ask_again` takes the error.
         """
         if not self.session.enrols(request.method):
             return await handler(request)
@@ -72,7 +81,7 @@ class OncekeyMiddleware:
 
         return await self._finish(begun, exchange)
 
-    async def ask_again(self, error: OutcomeUnknownError, session: aiohttp.ClientSession) -> ClientResponse:
+    async def ask_again(self, error: RequestOutcomeUnknownError, session: aiohttp.ClientSession) -> ClientResponse:
         """Go on with an operation whose outcome was unknown, with its key."""
         return await self._finish(KeyedCall(error.key, error.call), lambda call: _beside(session, call))
 
