@@ -14,6 +14,10 @@ ARGS    ?=
 PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
+# The library, and the distributions beside it.
+PROJECTS = pyproject.toml $(wildcard packages/*/pyproject.toml)
+EDITABLE = --no-deps --no-build-isolation $(patsubst %/,-e %,$(dir $(addprefix ./,$(PROJECTS))))
+
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis peers check bench docs docs-serve soak torture race failover pins clean
 
@@ -169,7 +173,7 @@ check: $(VENV)/.dev ## Lint, formatting, types, generated drivers and the depend
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m tools.twins --check
-	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p tools -p harness -p proof.model -p proof.sim -p proof.crash
+	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p oncekey_check -p oncekey_client -p tools -p harness -p proof.model -p proof.sim -p proof.crash
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")
@@ -194,8 +198,8 @@ race: $(VENV)/.dev dynalite mariadb mysql ## Let 8 processes race for 2,000 keys
 failover: $(PATRONI)/.made ## Torture two servers that Patroni keeps, and kill the leader (a minute; ARGS="--seconds 60 --seed 7")
 	$(PATRONI)/bin/python tests/soak/failover_soak.py $(ARGS)
 
-# Everything is compiled from pyproject.toml, and the check at the end keeps registries' addresses out of the tree.
-COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes --no-header
+# Everything is compiled from the projects, and the check at the end keeps registries' addresses out of the tree.
+COMPILE = $(UV) pip compile $(PROJECTS) --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
 pins: ## Maintainers, with uv: compile requirements/*.txt again (ARGS=--upgrade)
 	$(COMPILE) --extra demo --extra postgres --extra asyncpg --group build $(ARGS) -o requirements/run.txt
@@ -207,7 +211,7 @@ pins: ## Maintainers, with uv: compile requirements/*.txt again (ARGS=--upgrade)
 
 clean: ## Remove .venv, caches and builds (the demo's database stays)
 	rm -rf .venv .venv-lowest .venv-failover .venv-bench bench-results site dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src packages tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Empty when $(PYTHON) will do, else the one line that says what is wrong; the code must parse on any Python 3.
 PYTHON_PROBLEM = $(shell $(PYTHON) -c "import sys; from importlib.util import find_spec; print( \
@@ -222,9 +226,9 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.run: $(VENV)/.made requirements/run.txt pyproject.toml
+$(VENV)/.run: $(VENV)/.made requirements/run.txt $(PROJECTS)
 	$(PIP) install --require-hashes -r requirements/run.txt
-	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) install $(EDITABLE)
 	@touch $@
 
 # What the lowest versions are tried on: each extra where it touches another package's interface.
@@ -234,21 +238,21 @@ LOWEST_TESTS = tests/frameworks tests/flask_apps tests/django_shop tests/litesta
 	tests/contract/test_dynamodb_contract.py::TestAiobotocoreOnDynalite \
 	tests/stores/test_redis.py tests/upkeep/test_limits.py tests/phased/test_completer.py tests/cli/test_migrate.py tests/cli/test_doctor.py tests/cli/test_routes.py
 
-$(LOWEST)/.made: requirements/lowest.txt pyproject.toml
+$(LOWEST)/.made: requirements/lowest.txt $(PROJECTS)
 	$(if $(PYTHON_PROBLEM),$(error $(PYTHON_PROBLEM)))
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/lowest.txt
-	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
+	$(LOWEST)/bin/python -m pip --disable-pip-version-check --quiet install $(EDITABLE)
 	@touch $@
 
-$(PATRONI)/.made: requirements/failover.txt pyproject.toml
+$(PATRONI)/.made: requirements/failover.txt $(PROJECTS)
 	$(if $(PYTHON_PROBLEM),$(error $(PYTHON_PROBLEM)))
 	$(PYTHON) -m venv --clear $(PATRONI)
 	$(PATRONI)/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/failover.txt
-	$(PATRONI)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --no-build-isolation -e .
+	$(PATRONI)/bin/python -m pip --disable-pip-version-check --quiet install $(EDITABLE)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.made requirements/dev.txt pyproject.toml
+$(VENV)/.dev: $(VENV)/.made requirements/dev.txt $(PROJECTS)
 	$(PIP) install --require-hashes -r requirements/dev.txt
-	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) install $(EDITABLE)
 	@touch $@ $(VENV)/.run

@@ -19,12 +19,15 @@ ALSO: Final[Mapping[str, str]] = {
         "exit code is 0 when all is well."
     ),
     "oncekey check": (
+        "It comes with the package `oncekey-check`, whose program `oncekey-check URL` takes the same options. "
         "[Check an API](../howto/check-an-api.md) shows how to use it, [Conformance clauses](conformance.md) lists "
         "what it tries. The report is on standard output, what it is doing on standard error."
     ),
     "oncekey client": (
+        "It comes with the package `oncekey-client`, whose program `oncekey-client` (extra `cli`) has the same "
+        "commands. "
         "A journal is written by programs; see [Send requests that happen once](../howto/client.md). The command "
-        "`resume` needs the extra `client`."
+        "`resume` needs httpx."
     ),
     "oncekey demo": (
         "It makes the tables that it needs, starts a provider as a process of its own, and prints requests to try. "

@@ -1,4 +1,4 @@
-"""`conformance.md`: the clauses of `oncekey check`, and the broken shops that show that each of them is awake."""
+"""`conformance.md`: the clauses of `oncekey-check`, and the broken shops that show that each of them is awake."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from oncekey.conformance import CLAUSES, Area, Clause, Profile, planned
-from oncekey.conformance.catalogue import references
+from oncekey_check import CLAUSES, Area, Clause, Profile, planned
+from oncekey_check.catalogue import references
 
 from .markdown import code, table, title
 from .markdown import page as put_together
@@ -44,7 +44,7 @@ def page() -> str:
     """The page."""
     return put_together(
         title("Conformance clauses"),
-        f"[`oncekey check`](cli.md#oncekey-check) tries {len(CLAUSES)} clauses with about {planned()} requests; "
+        f"[`oncekey-check`](cli.md#oncekey-check) tries {len(CLAUSES)} clauses with about {planned()} requests; "
         "[Check an API](../howto/check-an-api.md) shows how. A clause is a promise (must) or advice (should), by "
         "profile. Only a broken promise makes the exit code 1. A clause that needs *sight* is about effects or "
         "replays: where two fresh keys get equal answers and there is no `--count-url`, they cannot be seen, and the "

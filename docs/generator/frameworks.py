@@ -30,7 +30,7 @@ def page() -> str:
     return put_together(
         title("Frameworks"),
         "What oncekey does in each framework. One acceptance suite (`tests/skins`) runs the same payments service "
-        "behind all of them, over real sockets, with `kill -9`, outages of the store and `oncekey check`; it runs what "
+        "behind all of them, over real sockets, with `kill -9`, outages of the store and `oncekey-check`; it runs what "
         "this table says, and proves that what the table denies is refused.",
         table(
             ("Framework", "Protected by", "Guide", "Tested on"),

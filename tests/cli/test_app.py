@@ -8,7 +8,7 @@ import pkgutil
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 
 import pytest
 import typer
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import oncekey
 from oncekey import cli
-from oncekey.cli.app import COMMANDS, make_app
+from oncekey.cli.app import COMMANDS, GROUP, make_app
 from oncekey.core.errors import OncekeyError
 
 
@@ -32,6 +32,11 @@ def test_without_a_command_it_lists_them():
     assert "migrate" in result.output
 
 
+def elsewhere() -> list[str]:
+    """The commands that other distributions have."""
+    return [name for name, (place, _) in COMMANDS.items() if place.startswith("oncekey-")]
+
+
 def test_the_list_of_commands_is_what_the_modules_register():
     # Each module registers its own commands; the table of all of them is read without importing one.
     registered = {}
@@ -43,7 +48,16 @@ def test_the_list_of_commands_is_what_the_modules_register():
             module.register(own)
             registered |= dict.fromkeys(typer.main.get_command(own).commands, found.name)
 
+    for name in elsewhere():
+        (found,) = entry_points(group=GROUP, name=name)
+        own = typer.Typer()
+        own.callback()(lambda: None)
+        found.load().register(own)
+        assert name in typer.main.get_command(own).commands
+        registered[name] = found.dist.name
+
     assert {name: place for name, (place, _) in COMMANDS.items()} == registered
+    assert {found.name for found in entry_points(group=GROUP)} == set(elsewhere())
     assert all(summary.endswith(".") and len(summary) <= 66 for _, summary in COMMANDS.values())
 
 

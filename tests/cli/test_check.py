@@ -13,8 +13,7 @@ import pytest
 from conformance.shop import Bug, Shop
 from harness.ports import free_port
 from oncekey import cli
-from oncekey.cli import check as command
-from oncekey.conformance import chosen
+from oncekey_check import chosen, command
 
 BODY = '{"item": "teapot", "quantity": 2}'
 # What the command says is tested here, and the clauses elsewhere.

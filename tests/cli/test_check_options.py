@@ -13,6 +13,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import fromstring
@@ -27,8 +28,7 @@ from harness.certificates import certificate
 from harness.patience import PATIENCE, wait_until
 from harness.served import Served
 from oncekey import cli
-from oncekey.cli import check as command
-from oncekey.conformance import CLAUSES
+from oncekey_check import CLAUSES, command
 
 BODY = '{"item": "teapot", "quantity": 2}'
 
@@ -63,6 +63,10 @@ def test_the_list_names_every_clause_and_sends_nothing(run: Run) -> None:
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == [clause.id for clause in CLAUSES]
     assert "(needs --crash-command, --slow-header)" in out
+
+
+def test_the_version_is_that_of_the_tester(run: Run) -> None:
+    assert run("--version") == (0, f"oncekey-check {version('oncekey-check')}\n", "")
 
 
 def test_keys_of_another_form_and_fields_that_must_be_unique_are_told_by_options(run: Run) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from client.scripted import ScriptedServer, answer
-from oncekey.client.exchange import Call, Reply
-from oncekey.client.journal import Journal, Progress
+from oncekey_client.exchange import Call, Reply
+from oncekey_client.journal import Journal, Progress
 
 ONCEKEY = Path(sys.executable).with_name("oncekey")
 KEY = "key-of-the-first-order"

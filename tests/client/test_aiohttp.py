@@ -9,12 +9,18 @@ import pytest
 
 from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
-from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
-from oncekey.client.aiohttp import OncekeyMiddleware
-from oncekey.client.attempts import RetrySession
-from oncekey.client.profiles import SQUARE
-from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code
+from oncekey_client import (
+    Backoff,
+    ClientConfigurationError,
+    Journal,
+    RequestKeyReusedError,
+    RequestOutcomeUnknownError,
+    RetryRules,
+)
+from oncekey_client.aiohttp import OncekeyClientMiddleware
+from oncekey_client.attempts import RetrySession
+from oncekey_client.profiles import SQUARE
 
 FAST = Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0)
 RULES = RetryRules(attempts=4, backoff=FAST)
@@ -27,7 +33,7 @@ async def no_sleep(_: float) -> None:
 
 def send(url, *, method="POST", rules=RULES, **options):
     async def run():
-        middleware = OncekeyMiddleware(rules=rules, sleep=no_sleep)
+        middleware = OncekeyClientMiddleware(rules=rules, sleep=no_sleep)
         async with (
             aiohttp.ClientSession(middlewares=[middleware]) as session,
             session.request(method, url, **options) as response,
@@ -95,16 +101,16 @@ def test_replays_are_final_and_a_mismatch_is_an_error():
         answer(500, Idempotent_Replayed="true"), answer(422, {"code": Code.KEY_REUSED.value})
     ) as server:
         assert send(server.url)[0] == 500
-        with pytest.raises(KeyReusedError):
+        with pytest.raises(RequestKeyReusedError):
             send(server.url)
     assert len(server.seen) == 2
 
 
 def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key():
     async def run(url):
-        middleware = OncekeyMiddleware(rules=RULES, sleep=no_sleep)
+        middleware = OncekeyClientMiddleware(rules=RULES, sleep=no_sleep)
         async with aiohttp.ClientSession(middlewares=[middleware]) as session:
-            with pytest.raises(OutcomeUnknownError) as caught:
+            with pytest.raises(RequestOutcomeUnknownError) as caught:
                 await session.post(url, json={"a": 1})
             response = await middleware.ask_again(caught.value, session)
             return response.status
@@ -121,7 +127,7 @@ def test_a_server_that_is_not_there_is_the_plain_error_of_aiohttp():
 
 def test_a_cancelled_request_is_not_sent_again():
     async def run(url, arrived):
-        async with aiohttp.ClientSession(middlewares=[OncekeyMiddleware(rules=RULES)]) as session:
+        async with aiohttp.ClientSession(middlewares=[OncekeyClientMiddleware(rules=RULES)]) as session:
             task = asyncio.create_task(session.post(url))
             await asyncio.to_thread(arrived.wait, 10)
             task.cancel()
@@ -134,5 +140,5 @@ def test_a_cancelled_request_is_not_sent_again():
 
 
 def test_a_journal_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="keeps no journal"):
-        OncekeyMiddleware(session=RetrySession(journal=Journal(tmp_path / "journal.db")))
+    with pytest.raises(ClientConfigurationError, match="keeps no journal"):
+        OncekeyClientMiddleware(session=RetrySession(journal=Journal(tmp_path / "journal.db")))

@@ -9,7 +9,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from oncekey.client.attempts import (
+from oncekey.core.model import Code
+from oncekey.core.policy import Policy
+from oncekey.core.problems import PROBLEMS, render
+from oncekey_client import ClientConfigurationError
+from oncekey_client.attempts import (
     Answered,
     Misused,
     Outcome,
@@ -20,13 +24,9 @@ from oncekey.client.attempts import (
     attempts,
     drive,
 )
-from oncekey.client.exchange import Call, Failure, Loss, Reply
-from oncekey.client.profiles import ADYEN, AWS, IETF, PAYPAL, SQUARE, STRIPE
-from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Code
-from oncekey.core.pacing import Backoff
-from oncekey.core.policy import Policy
-from oncekey.core.problems import PROBLEMS, render
+from oncekey_client.exchange import Call, Failure, Loss, Reply
+from oncekey_client.profiles import ADYEN, AWS, IETF, PAYPAL, SQUARE, STRIPE
+from oncekey_client.waits import Backoff
 
 CALL = Call("POST", "http://shop.example/orders", (("Idempotency-Key", '"k"'), ("Authorization", "Bearer t")), b"{}")
 EPOCH = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -325,5 +325,5 @@ def test_polling_ends_with_the_deadline():
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"deadline": 0.0}, {"deadline": float("inf")}, {"redirects": -1}])
 def test_rules_without_bounds_are_refused(wrong):
     # R223
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ClientConfigurationError):
         RetryRules(**wrong)

@@ -11,15 +11,14 @@ from types import ModuleType, SimpleNamespace
 import httpx
 import pytest
 
-import oncekey
 from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
-from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
-from oncekey.client import httpx as adapter
-from oncekey.client.httpx import AsyncOncekeyTransport, OncekeyTransport
-from oncekey.client.journal import Progress
-from oncekey.client.profiles import SQUARE, STRIPE
 from oncekey.core.model import Code
+from oncekey_client import Backoff, Journal, RequestKeyReusedError, RequestOutcomeUnknownError, RetryRules
+from oncekey_client import httpx as adapter
+from oncekey_client.httpx import AsyncOncekeyTransport, OncekeyTransport
+from oncekey_client.journal import Progress
+from oncekey_client.profiles import SQUARE, STRIPE
 
 FAST = Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0)
 RULES = RetryRules(backoff=FAST, attempts=4)
@@ -160,10 +159,9 @@ def test_a_mismatch_is_an_error_of_the_program(way):
     # R224
     with (
         ScriptedServer(answer(422, {"code": Code.KEY_REUSED.value})) as server,
-        pytest.raises(oncekey.KeyReusedError) as caught,  # the name that functions raise, too
+        pytest.raises(RequestKeyReusedError) as caught,
     ):
         way.send(way.transport(), "POST", server.url)
-    assert isinstance(caught.value, KeyReusedError)
     assert len(server.seen) == 1
     assert caught.value.reply is not None
     assert caught.value.reply.status == 422
@@ -171,7 +169,7 @@ def test_a_mismatch_is_an_error_of_the_program(way):
 
 def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key(way):
     with ScriptedServer(DROP, DROP, DROP, DROP, DONE) as server:
-        with pytest.raises(OutcomeUnknownError) as caught:
+        with pytest.raises(RequestOutcomeUnknownError) as caught:
             way.send(way.transport(), "POST", server.url, json={"a": 1}, headers={"Authorization": "Bearer t"})
         response = way.ask(way.transport(), "ask_again", caught.value)
     assert response.status_code == 201
@@ -264,7 +262,7 @@ def test_resume_sends_what_is_open_with_the_same_keys_and_the_headers_that_are_g
     # R225
     journal = Journal(tmp_path / "journal.db")
     with ScriptedServer(DROP, DROP, DROP, DROP, answer(401), DONE, DONE) as server:
-        with pytest.raises(OutcomeUnknownError):
+        with pytest.raises(RequestOutcomeUnknownError):
             way.send(way.transport(journal=journal), "POST", server.url, json={"a": 1})
         way.send(way.transport(journal=journal), "POST", server.url, json={"a": 2})
         assert [entry.progress for entry in journal.unfinished()] == [Progress.UNKNOWN, Progress.OPEN]
@@ -292,7 +290,7 @@ def test_one_that_fails_does_not_keep_the_others_from_being_resumed(way, tmp_pat
         for number in range(2):
             way.send(way.transport(journal=journal), "POST", server.url, json={"a": number})
         done = way.ask(way.transport(journal=journal), "resume")
-    assert isinstance(done[0][1], KeyReusedError)
+    assert isinstance(done[0][1], RequestKeyReusedError)
     assert done[1][1].status_code == 201
 
 
@@ -359,10 +357,10 @@ def test_a_package_of_the_same_shape_is_recognised_by_its_classes(monkeypatch):
 
 
 def test_without_any_of_the_packages_it_says_what_to_install(monkeypatch):
-    from oncekey.core.errors import ConfigurationError
+    from oncekey_client import ClientConfigurationError
 
     monkeypatch.setattr(adapter, "find_spec", lambda _: None)
-    with pytest.raises(ConfigurationError, match=r"oncekey\[client\]"):
+    with pytest.raises(ClientConfigurationError, match=r"oncekey\[client\]"):
         OncekeyTransport()
-    with pytest.raises(ConfigurationError, match="without a journal"):
+    with pytest.raises(ClientConfigurationError, match="without a journal"):
         OncekeyTransport(SimpleNamespace()).resume()

@@ -8,9 +8,9 @@ import httpx2
 import pytest
 
 from client.scripted import DROP, TRUNCATED, ScriptedServer, answer
-from oncekey.client import Backoff, Journal, OutcomeUnknownError, RetryRules
-from oncekey.client.httpx import AsyncOncekeyTransport, OncekeyTransport
 from oncekey.core.model import Code
+from oncekey_client import Backoff, Journal, RequestOutcomeUnknownError, RetryRules
+from oncekey_client.httpx import AsyncOncekeyTransport, OncekeyTransport
 
 RULES = RetryRules(backoff=Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0), attempts=4)
 DONE = answer(201, {"id": 1}, Location="/orders/1")
@@ -58,7 +58,7 @@ def test_a_replayed_answer_is_final(send):  # R227
 
 def test_an_unknown_outcome_is_an_error_of_its_own(send, tmp_path):
     journal = Journal(tmp_path / "journal.db")
-    with ScriptedServer(*[DROP] * 4) as server, pytest.raises(OutcomeUnknownError):
+    with ScriptedServer(*[DROP] * 4) as server, pytest.raises(RequestOutcomeUnknownError):
         send(server.url, journal=journal)
     assert len(server.seen) == 4
     assert len(journal.unfinished()) == 1  # R225: its key is on disk, to be sent again

@@ -10,19 +10,19 @@ from contextlib import closing
 
 import pytest
 
-from oncekey.client.attempts import Answered, KeyedCall, Misused, RetrySession, Unknown, Unsettled
-from oncekey.client.exchange import (
+from oncekey_client.attempts import Answered, KeyedCall, Misused, RetrySession, Unknown, Unsettled
+from oncekey_client.exchange import (
     Call,
     Failure,
     JournalError,
-    KeyExpiredError,
-    KeyReusedError,
     Loss,
-    OutcomeUnknownError,
     PersonalKeyWarning,
     Reply,
+    RequestKeyExpiredError,
+    RequestKeyReusedError,
+    RequestOutcomeUnknownError,
 )
-from oncekey.client.journal import Journal, Progress
+from oncekey_client.journal import Journal, Progress
 
 SECRET = "Bearer s3cr3t-token"
 CALL = Call(
@@ -86,9 +86,9 @@ def test_the_same_name_or_key_is_the_same_operation(journal):
 def test_another_request_under_a_name_or_key_is_refused_before_it_is_sent(journal, other):
     # R224
     begin(journal, name="invoice-7")
-    with pytest.raises(KeyReusedError):
+    with pytest.raises(RequestKeyReusedError):
         begin(journal, other)
-    with pytest.raises(KeyReusedError):
+    with pytest.raises(RequestKeyReusedError):
         begin(journal, other, key="another-key-16chr", name="invoice-7")
 
 
@@ -152,8 +152,8 @@ except sqlite3.OperationalError as error:
 
 PROGRAM = """
 import sys
-from oncekey.client.exchange import Call, Reply
-from oncekey.client.journal import Journal
+from oncekey_client.exchange import Call, Reply
+from oncekey_client.journal import Journal
 journal = Journal(sys.argv[1])
 for n in range(20):
     key = f"key-of-process-{sys.argv[2]}-{n}"
@@ -220,7 +220,7 @@ def test_a_key_older_than_servers_keep_keys_is_not_sent(tmp_path):
     now[0] = 3599.0
     assert isinstance(session.begin(named), KeyedCall)
     now[0] = 3601.0
-    with pytest.raises(KeyExpiredError):
+    with pytest.raises(RequestKeyExpiredError):
         session.begin(named)
     assert session.journal is not None
     (entry,) = session.journal.unfinished()
@@ -244,20 +244,20 @@ def test_every_outcome_is_written_down_and_handed_on(journal):
     standings = []
     assert ended(Answered(DONE), "a" * 16) == DONE
     assert ended(Unsettled(failure), "b" * 16) == failure
-    with pytest.raises(OutcomeUnknownError, match="may have happened: silence") as unknown:
+    with pytest.raises(RequestOutcomeUnknownError, match="may have happened: silence") as unknown:
         ended(Unknown("silence", failure), "c" * 16)
     assert (unknown.value.key, unknown.value.call, unknown.value.__cause__) == ("c" * 16, CALL, failure.error)
-    with pytest.raises(KeyExpiredError) as expired:
+    with pytest.raises(RequestKeyExpiredError) as expired:
         ended(Unknown("forgotten", Reply(410), expired=True), "d" * 16)
     assert expired.value.reply == Reply(410)
-    with pytest.raises(KeyReusedError):
+    with pytest.raises(RequestKeyReusedError):
         ended(Misused(Reply(422)), "e" * 16)
     answered, still_open, doubt = Progress.ANSWERED, Progress.OPEN, Progress.UNKNOWN
     assert standings == [answered, still_open, doubt, doubt, answered]
 
 
 def test_no_error_shows_credentials():
-    error = OutcomeUnknownError("it may have happened", call=CALL, key=KEY)
+    error = RequestOutcomeUnknownError("it may have happened", call=CALL, key=KEY)
     shown = repr(error) + str(error) + repr(error.call)
     assert "s3cr3t" not in shown
     assert "hunter2" not in shown

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from oncekey.client.exchange import Call, Reply
-from oncekey.client.profiles import ADYEN, IETF, PAYPAL, PROFILES, SQUARE, STRIPE, KeyPlace, Profile
-from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import parse_key
+from oncekey_client import ClientConfigurationError
+from oncekey_client.exchange import Call, Reply
+from oncekey_client.profiles import ADYEN, IETF, PAYPAL, PROFILES, SQUARE, STRIPE, KeyPlace, Profile
 
 KEY = "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f9999"
 CALL = Call("POST", "http://shop.example/orders", (("Content-Type", "application/json"),), b'{"amount": 1.10}')
@@ -59,7 +59,7 @@ def test_a_body_carries_the_key_and_keeps_every_other_byte(before, after):
 
 @pytest.mark.parametrize("body", [b"[1]", b"text", b'{"idempotency_key": 7}', b"{"])
 def test_a_body_that_cannot_carry_a_key_is_refused_before_anything_is_sent(body):
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ClientConfigurationError):
         SQUARE.put(CALL.with_body(body), "k-1")
 
 
@@ -86,12 +86,12 @@ def test_a_key_that_the_caller_spelled_keeps_its_spelling(profile, spelled):
     ],
 )
 def test_a_key_that_cannot_be_sent_is_refused(profile, key):
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ClientConfigurationError):
         profile.put(CALL, key)
 
 
 def test_a_quoted_key_that_is_none_is_refused():
-    with pytest.raises(ConfigurationError, match="cannot be parsed"):
+    with pytest.raises(ClientConfigurationError, match="cannot be parsed"):
         IETF.key_of(CALL.with_field("Idempotency-Key", '"open'))
 
 

@@ -11,11 +11,11 @@ import requests
 
 from client.scripted import DROP, HANG, RESET, TRUNCATED, ScriptedServer, answer
 from harness.ports import free_port
-from oncekey.client import Backoff, Journal, KeyReusedError, OutcomeUnknownError, RetryRules
-from oncekey.client.exchange import Loss
-from oncekey.client.journal import Progress
-from oncekey.client.requests import OncekeyAdapter, _loss
 from oncekey.core.model import Code
+from oncekey_client import Backoff, Journal, RequestKeyReusedError, RequestOutcomeUnknownError, RetryRules
+from oncekey_client.exchange import Loss
+from oncekey_client.journal import Progress
+from oncekey_client.requests import OncekeyAdapter, _loss
 
 RULES = RetryRules(attempts=4, backoff=Backoff(base=0.001, cap=0.002, floor=0.001, longest=2.0))
 DONE = answer(201, {"id": 1}, Location="/orders/1")
@@ -93,7 +93,7 @@ def test_replays_are_final_and_a_mismatch_is_an_error(make):
     stored, mismatch = answer(500, Idempotent_Replayed="true"), answer(422, {"code": Code.KEY_REUSED.value})
     with ScriptedServer(stored, mismatch) as server:
         assert session.post(server.url, timeout=10).status_code == 500
-        with pytest.raises(KeyReusedError):
+        with pytest.raises(RequestKeyReusedError):
             session.post(server.url, timeout=10)
     assert len(server.seen) == 2
 
@@ -101,7 +101,7 @@ def test_replays_are_final_and_a_mismatch_is_an_error(make):
 def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key(make):
     session, adapter = make()
     with ScriptedServer(*[DROP] * 4, DONE) as server:
-        with pytest.raises(OutcomeUnknownError) as caught:
+        with pytest.raises(RequestOutcomeUnknownError) as caught:
             session.post(server.url, json={"a": 1}, timeout=10)
         assert adapter.ask_again(caught.value, timeout=10).status_code == 201
     assert len(set(server.keys)) == 1
@@ -130,7 +130,7 @@ def test_the_journal_answers_the_second_time_and_resumes_what_is_open(make, tmp_
         session.post(server.url, json={"a": 1}, headers=named, timeout=10)
         again = session.post(server.url, json={"a": 1}, headers=named, timeout=10)
         assert (again.status_code, again.json(), again.headers["Location"]) == (201, {"id": 1}, "/orders/1")
-        with pytest.raises(OutcomeUnknownError):
+        with pytest.raises(RequestOutcomeUnknownError):
             session.post(server.url, json={"a": 2}, timeout=10)
         assert [entry.progress for entry in journal.unfinished()] == [Progress.UNKNOWN]
         ((_, response),) = adapter.resume(lambda _: {"Authorization": "Bearer t"}, timeout=0.2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from conformance.shop import Bug, Shop, Way
-from oncekey.conformance import Address, Failed, Profile, Report, Target
-from oncekey.conformance.carrier import IN_URL, Carrier, KeyFormat, Place
+from oncekey_check import Address, Failed, Profile, Report, Target
+from oncekey_check.carrier import IN_URL, Carrier, KeyFormat, Place
 
 _TEAPOTS = {"product_id": "sku_teapot", "quantity": 2}
 _KETTLE = {"product_id": "sku_kettle", "quantity": 1}

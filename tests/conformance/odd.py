@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.shop import Way
-from oncekey.conformance import Profile
+from oncekey_check import Profile
 
 SAID: dict[Way, tuple[str, ...]] = {
     Way.NO_CHUNKS: (),

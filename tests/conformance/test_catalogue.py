@@ -11,15 +11,15 @@ import pytest
 
 from conformance.shop import Shop
 from harness.pages import ROOT
-from oncekey.conformance import CLAUSES, Address, Need, Target, bodies, chosen
-from oncekey.conformance.bodies import amount_at, is_same, volatile
-from oncekey.conformance.carrier import KeyFormat, filled
-from oncekey.conformance.catalogue import REFERENCES, NoSuchClauseError
-from oncekey.conformance.clauses import Failed, Harm, UndecidedError
-from oncekey.conformance.headlines import HEADLINES, Evidence, told_of
-from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Answer, RawRequest
-from oncekey.conformance.target import is_secret, replaced
+from oncekey_check import CLAUSES, Address, Need, Target, bodies, chosen
+from oncekey_check.bodies import amount_at, is_same, volatile
+from oncekey_check.carrier import KeyFormat, filled
+from oncekey_check.catalogue import REFERENCES, NoSuchClauseError
+from oncekey_check.clauses import Failed, Harm, UndecidedError
+from oncekey_check.headlines import HEADLINES, Evidence, told_of
+from oncekey_check.probe import Probe
+from oncekey_check.raw_http import Answer, RawRequest
+from oncekey_check.target import is_secret, replaced
 
 WRONG = Failed("this", "that")
 ORDER = b'{"customer": "c\\u00fc", "items": [{"sku": "t", "n": 2}, true], "note": null}'

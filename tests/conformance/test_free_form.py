@@ -10,9 +10,9 @@ from fastapi import FastAPI, Request
 
 from conformance.aiming import JSON
 from harness.served import Served
-from oncekey.conformance import CLAUSES, Address, Passed, Profile, Target, check
 from oncekey.core.model import INLINE
 from oncekey.once import Once
+from oncekey_check import CLAUSES, Address, Passed, Profile, Target, check
 
 COMPARED = {
     f"mismatches.{name}"

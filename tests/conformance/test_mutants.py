@@ -9,8 +9,8 @@ import pytest
 from conformance.aiming import broken, shop_target
 from conformance.mutants import HEADLINES, KILLS, REACHED, UNKILLED
 from conformance.shop import Bug, Shop
-from oncekey.conformance import CLAUSES, Failed, Need, Profile, Report, Skipped, check
-from oncekey.conformance.scripts import transcript
+from oncekey_check import CLAUSES, Failed, Need, Profile, Report, Skipped, check
+from oncekey_check.scripts import transcript
 
 AT_ONCE = 12
 

@@ -17,7 +17,7 @@ from conformance.fronts import Front
 from conformance.odd import PROFILES, SAID, SUPPLIED, UNDECIDED
 from conformance.shop import Bug, Shop, Way
 from harness.patience import PATIENCE
-from oncekey.conformance import (
+from oncekey_check import (
     CLAUSES,
     Address,
     Area,
@@ -33,8 +33,8 @@ from oncekey.conformance import (
     check,
     planned,
 )
-from oncekey.conformance.carrier import KEY, Carrier
-from oncekey.conformance.reports import missing, to_json, to_junit, verdict_line
+from oncekey_check.carrier import KEY, Carrier
+from oncekey_check.reports import missing, to_json, to_junit, verdict_line
 
 AT_ONCE = 12
 UNCOUNTED = [way for way in Way if way is not Way.PAGED]  # a page that is full matters to who counts

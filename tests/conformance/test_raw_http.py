@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from oncekey.conformance.raw_http import (
+from oncekey_check.raw_http import (
     Address,
     Answer,
     BadAddressError,

@@ -28,7 +28,7 @@ from harness.demo import Demo
 from harness.postgres import PostgresServer
 from harness.served import Served
 from oncekey import LOCAL, SINGLE_TENANT, Once
-from oncekey.conformance import (
+from oncekey_check import (
     Address,
     CannotCheckError,
     Failed,
@@ -39,8 +39,8 @@ from oncekey.conformance import (
     check,
     chosen,
 )
-from oncekey.conformance.carrier import Carrier
-from oncekey.conformance.headlines import Harm
+from oncekey_check.carrier import Carrier
+from oncekey_check.headlines import Harm
 
 
 def _check(target: Target, *only: str, profile: Profile = Profile.STRICT_MONEY) -> Report:

@@ -14,12 +14,12 @@ import pytest
 from conformance.aiming import shop_target
 from conformance.fronts import Front
 from conformance.shop import Bug, Shop
-from oncekey.conformance import CLAUSES, Address, Failed, Finding, Profile, Target, check
-from oncekey.conformance.carrier import Carrier
-from oncekey.conformance.clauses import Exchange, Manner, Way
-from oncekey.conformance.raw_http import Answer, RawRequest
-from oncekey.conformance.reports import MARK, plain
-from oncekey.conformance.scripts import FreshKeys, curl_line, octets, quoted, script, variable
+from oncekey_check import CLAUSES, Address, Failed, Finding, Profile, Target, check
+from oncekey_check.carrier import Carrier
+from oncekey_check.clauses import Exchange, Manner, Way
+from oncekey_check.raw_http import Answer, RawRequest
+from oncekey_check.reports import MARK, plain
+from oncekey_check.scripts import FreshKeys, curl_line, octets, quoted, script, variable
 
 WAIT = 409
 CREDENTIALS = {"AUTHORIZATION": "Bearer alpha", "OTHER_AUTHORIZATION": "Bearer beta"}

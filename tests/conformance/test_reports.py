@@ -18,11 +18,11 @@ from conformance.fronts import Front
 from conformance.shop import Bug, Shop
 from harness.browser import chromium
 from oncekey import __version__
-from oncekey.conformance import CLAUSES, Failed, Profile, Report, check
-from oncekey.conformance.clauses import Exchange, Harm
-from oncekey.conformance.raw_http import Address, Answer, RawRequest
-from oncekey.conformance.reports import dangers, missing, plain, to_html, to_json, to_junit, to_sarif
-from oncekey.conformance.scripts import invocation, transcript
+from oncekey_check import CLAUSES, Failed, Profile, Report, check
+from oncekey_check.clauses import Exchange, Harm
+from oncekey_check.raw_http import Address, Answer, RawRequest
+from oncekey_check.reports import dangers, missing, plain, to_html, to_json, to_junit, to_sarif
+from oncekey_check.scripts import invocation, transcript
 
 FAST = [clause for clause in CLAUSES if not clause.id.startswith(("races", "hang-ups"))]
 
@@ -157,7 +157,7 @@ def test_no_report_has_a_credential_in_it(write, report: Report) -> None:
 def test_a_report_says_what_was_run_and_where_to_read_on(write, report: Report) -> None:
     text = unescape(write(report))
     assert __version__ in text
-    assert "oncekey check" in text
+    assert "oncekey-check" in text
     assert "--other-tenant-header" in text
     assert "OTHER_AUTHORIZATION" in text
     assert "datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07#section-" in text
@@ -166,7 +166,7 @@ def test_a_report_says_what_was_run_and_where_to_read_on(write, report: Report) 
 
 def test_what_was_run_can_be_run_again(report: Report) -> None:
     words = shlex.split(invocation(report.target, report.profile))
-    assert words[:3] == ["oncekey", "check", str(report.target.address)]
+    assert words[:2] == ["oncekey-check", str(report.target.address)]
     assert words[words.index("--body") + 1] == report.target.body.decode()
     assert words[words.index("--header") + 3] == "Authorization: ${AUTHORIZATION}"
     assert words[words.index("--other-tenant-header") + 1] == "Authorization: ${OTHER_AUTHORIZATION}"

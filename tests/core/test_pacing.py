@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.properties import stable
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.pacing import Backoff, Bounds, Worked, parse_retry_after
+from oncekey.core.pacing import Backoff, Bounds, Worked
 
-NOW = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC).timestamp()
 CHANCE = st.floats(0, 1)
 FAILURES = st.integers(0, 10_000)
 
@@ -43,37 +40,6 @@ def test_full_jitter_reaches_both_ends_and_doubles_up_to_the_cap():
     backoff = Backoff(base=1.0, cap=8.0, floor=0.1, longest=60.0)
     assert [backoff.wait(n, 1.0) for n in range(6)] == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
     assert [backoff.wait(n, 0.0) for n in range(3)] == [0.1] * 3
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("0", 0.0),
-        ("7", 7.0),
-        (" 120 ", 120.0),
-        ("9" * 5000, 1e12),
-        ("Sun, 15 Nov 2026 12:00:30 GMT", 30.0),
-        ("Sunday, 15-Nov-26 12:00:30 GMT", 30.0),
-        ("Sun Nov 15 12:00:30 2026", 30.0),
-        ("Sun, 15 Nov 2026 11:00:00 GMT", 0.0),
-        ("-5", None),
-        ("1.5", None),
-        ("soon", None),
-        ("", None),
-        ("Sun, 99 Nov 2026 12:00:30 GMT", None),
-        ("١٢", None),
-    ],
-)
-def test_seconds_and_dates_are_read_and_nothing_else(value, seconds):
-    # R222
-    assert parse_retry_after(value, NOW) == seconds
-
-
-@stable
-@given(st.one_of(st.text(), st.from_regex(r"[A-Za-z]{3,9},? [0-9A-Za-z :-]{8,40}")), st.floats(0, 1e11))
-def test_nothing_that_a_server_says_is_an_error(value, now):
-    found = parse_retry_after(value, now)
-    assert found is None or found >= 0
 
 
 @pytest.mark.parametrize(

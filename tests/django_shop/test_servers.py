@@ -26,7 +26,7 @@ import pytest
 from conformance.aiming import JSON, broken
 from harness.databases import DatabaseServer
 from harness.patience import PATIENCE, wait_until
-from oncekey.conformance import Address, Profile, Target, check
+from oncekey_check import Address, Profile, Target, check
 
 TESTS = Path(__file__).parents[1]
 

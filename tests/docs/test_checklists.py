@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.pages import ROOT
-from oncekey.conformance.catalogue import CLAUSES
+from oncekey_check.catalogue import CLAUSES
 
 CHECKLIST = (ROOT / "docs" / "howto" / "production-checklist.md").read_text("utf-8")
 ANTI_PATTERNS = (ROOT / "docs" / "explanation" / "anti-patterns.md").read_text("utf-8")

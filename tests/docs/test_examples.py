@@ -178,7 +178,7 @@ def test_a_shop_keeps_every_promise(name: str, folder: Path) -> None:
         assert send("/transfers", {"cents": 7}).status_code == 202
         wait_until(lambda: send("/transfers", {"cents": 7}).status_code == 201, log.read_text, every=0.1)
         assert charged(folder) == [5, 6, 7]
-        assert ", 0 failed, 0 advice, " in run(command("oncekey check", port), folder)
+        assert ", 0 failed, 0 advice, " in run(command("oncekey-check", port), folder)
 
 
 def test_a_task_that_is_delivered_three_times_charges_once(folder: Path) -> None:

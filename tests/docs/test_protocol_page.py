@@ -62,7 +62,7 @@ def test_what_is_named_as_a_proof_cites_what_it_proves(code: str) -> None:
 def test_every_code_in_the_source_is_defined() -> None:
     unknown = {
         (path.relative_to(ROOT).as_posix(), code)
-        for path in _sources("src", "docs", "examples", "bench")
+        for path in _sources("src", "packages", "docs", "examples", "bench")
         for line in _prose(path)
         for code in CITED.findall(line)
         if code not in RULES and code not in HOLES
@@ -73,7 +73,7 @@ def test_every_code_in_the_source_is_defined() -> None:
 def test_the_numbers_of_requirements_stand_in_tests_only() -> None:
     found = {
         (path.relative_to(ROOT).as_posix(), code)
-        for path in _sources("src", "docs", "examples", "bench")
+        for path in _sources("src", "packages", "docs", "examples", "bench")
         for line in _prose(path)
         for code in PRIVATE.findall(line)
     }

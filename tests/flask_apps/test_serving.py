@@ -26,7 +26,7 @@ from flask_apps.test_views import items
 from harness.dsn import through
 from harness.patience import PATIENCE
 from harness.proxy import Proxy
-from oncekey.conformance import Address, Profile, Target, check
+from oncekey_check import Address, Profile, Target, check
 from wsgi.shop import Reply, served
 from wsgi.shop import send as plainly
 

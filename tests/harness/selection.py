@@ -128,6 +128,7 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("docs/test_reference.py", WHOLE),
     ("docs/test_walks.py", Part(only=r"\[README\.md\]")),
     ("meta/test_wheel.py", NOTHING),
+    ("meta/test_distributions.py", NOTHING),
     ("meta/*", WHOLE),
 )
 """Files below `tests`, with the tests of them that are fast; the first row that fits decides."""

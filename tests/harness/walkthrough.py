@@ -177,11 +177,11 @@ class Walkthrough:
         assert re.search(rf"^{re.escape(target)}:", _makefile(), re.MULTILINE), f"the Makefile has no {target}"
 
     def check_extras(self, line: str) -> None:
-        """`pip install 'oncekey[extras]'`: there are such extras."""
-        named = re.search(r"oncekey\[([\w,]+)\]", line)
+        """`pip install 'oncekey[extras]'`, or a distribution beside it: there are such extras."""
+        named = re.search(r"(oncekey[a-z-]*)(?:\[([\w,]+)\])?", line)
         assert named is not None
-        missing = set(named[1].split(",")) - set(_extras())
-        assert not missing, f"pyproject.toml has no extra {missing}"
+        missing = set((named[2] or "").split(",")) - {"", *_extras(named[1])}
+        assert not missing, f"{named[1]} has no extra {missing}"
 
     def serve_valkey(self, line: str) -> None:
         """`valkey-server --port 6379 ...`: a private one, with the options of the page."""
@@ -235,7 +235,7 @@ class Walkthrough:
 SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] = (
     (re.compile(r"make run(?: ARGS=\"[^\"]*\")?"), Walkthrough.serve_demo),
     (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
-    (re.compile(r"pip install 'oncekey\[[\w,]+\]'(?: [a-z]+)*"), Walkthrough.check_extras),
+    (re.compile(r"pip install '?oncekey(?:-[a-z]+)?(?:\[[\w,]+\])?'?(?: [a-z]+)*"), Walkthrough.check_extras),
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
     (re.compile(r"valkey-server --port 6379(?: --[a-z-]+ [a-z]+)*"), Walkthrough.serve_valkey),
     (re.compile(r"cp (?:examples|contrib)/[\w./-]+ \."), Walkthrough.take_file),
@@ -274,9 +274,10 @@ def _makefile() -> str:
     return (ROOT / "Makefile").read_text()
 
 
-def _extras() -> dict[str, object]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras: dict[str, object] = project["optional-dependencies"]
+def _extras(distribution: str) -> dict[str, object]:
+    folder = ROOT if distribution == "oncekey" else ROOT / "packages" / distribution
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    extras: dict[str, object] = project.get("optional-dependencies", {})
     return extras
 
 

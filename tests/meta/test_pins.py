@@ -14,7 +14,8 @@ FILES = sorted((ROOT / "requirements").glob("*.txt"))
 _REQUIREMENT = re.compile(r"[a-z0-9][a-z0-9-]*(\[[a-z0-9,-]+\])?==[A-Za-z0-9.+!]+( ; [\w .'=<>!()]+)? \\")
 _HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 _ORIGIN = re.compile(
-    r"    # +(via ?)?(-c requirements/(run|dev)\.txt|[a-z0-9-]+(\[[a-z0-9,-]+\])?( \(pyproject\.toml(:\w+)?\))?)?"
+    r"    # +(via ?)?(-c requirements/(run|dev)\.txt|[a-z0-9-]+(\[[a-z0-9,-]+\])?"
+    r"( \((packages/[a-z-]+/)?pyproject\.toml(:\w+)?\))?)?"
 )
 
 
@@ -77,9 +78,13 @@ def test_what_runs_and_what_tests_agree_on_every_version() -> None:
 
 
 def _promised() -> list[tuple[str, str]]:
-    """Every package that an extra needs, with the lowest version that it promises to work with."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted = [wish for wishes in extras.values() for wish in wishes if not wish.startswith("oncekey[")]
+    """Every package that one of our distributions needs, with the lowest version that it promises to work with."""
+    wanted: list[str] = []
+    for file in (ROOT / "pyproject.toml", *sorted((ROOT / "packages").glob("*/pyproject.toml"))):
+        project = tomllib.loads(file.read_text())["project"]
+        wanted += project["dependencies"]
+        wanted += [wish for wishes in project.get("optional-dependencies", {}).values() for wish in wishes]
+    wanted = [wish for wish in wanted if not wish.startswith("oncekey[")]
     found = [re.match(r"([a-z0-9-]+)(?:\[\w+\])?>=([\d.]+)", wish) for wish in wanted]
     assert all(found), wanted
     return [(one[1], one[2]) for one in found if one is not None]

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = sorted((ROOT / "src" / "oncekey").rglob("*.py"))
+LIBRARY = ROOT / "src" / "oncekey"
+MODULES = sorted([*LIBRARY.rglob("*.py"), *(ROOT / "packages").rglob("src/**/*.py")])
 LONGEST_MODULE = 600
 LARGEST_SHARE_OF_IMPORTS = 0.07
 DEEPEST_PACKAGE = 2
@@ -31,7 +32,7 @@ def _files() -> list[Path]:
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         paths = [ROOT / name for name in shown.split("\0") if name]
     else:
-        paths = [path for folder in ("src", "tests", "docs") for path in (ROOT / folder).rglob("*")]
+        paths = [path for folder in ("src", "packages", "tests", "docs") for path in (ROOT / folder).rglob("*")]
         paths = [path for path in [*paths, *ROOT.glob("*.*")] if "__pycache__" not in path.parts]
     return [path for path in paths if path.is_file()]
 
@@ -73,7 +74,7 @@ def test_make_check_lets_dependencies_point_one_way_only() -> None:
 
 def _methods(folder: str, *, of_protocols: bool) -> Iterator[tuple[str, str, str | None]]:
     """Public methods of public classes: where each is, its name, and its docstring."""
-    for path in sorted((ROOT / "src" / "oncekey" / folder).rglob("*.py")):
+    for path in sorted((LIBRARY / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 protocol = any(ast.unparse(base).startswith("Protocol") for base in node.bases)
@@ -99,7 +100,7 @@ def test_a_method_of_a_port_is_described_in_the_port_only() -> None:
 
 def test_no_package_is_deep() -> None:
     # Django looks for its commands at `management/commands`, and for nothing else
-    deep = {path.parent.relative_to(ROOT / "src" / "oncekey") for path in MODULES}
+    deep = {path.parent.relative_to(LIBRARY) for path in LIBRARY.rglob("*.py")}
     assert {str(one) for one in deep if len(one.parts) > DEEPEST_PACKAGE} == {"django/management/commands"}
 
 

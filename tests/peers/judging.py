@@ -1,4 +1,4 @@
-"""Other packages judged by `oncekey check`, each in a shop that is built as its README shows.
+"""Other packages judged by `oncekey-check`, each in a shop that is built as its README shows.
 
     python tests/peers/judging.py
 
@@ -27,7 +27,7 @@ from bench.places import ROOT
 from bench.prepared import PINS, interpreter, is_made
 
 from harness.brokers import Valkey
-from oncekey.conformance import CLAUSES
+from oncekey_check import CLAUSES
 
 SHOPS = ROOT / "tests" / "peers" / "served"
 PAGE = ROOT / "docs" / "explanation" / "judged-packages.md"
@@ -131,7 +131,7 @@ def command(peer: Peer, url: str) -> list[str]:
 
 
 def judged(peer: Peer, url: str) -> dict[str, Any]:
-    """Run `oncekey check`, and return its report."""
+    """Run `oncekey-check`, and return its report."""
     words = command(peer, url)
     words[0] = str(Path(sys.executable).with_name("oncekey"))
     done = subprocess.run(words, capture_output=True, text=True, check=False)

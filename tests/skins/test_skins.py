@@ -22,13 +22,13 @@ from harness.provider import Provider
 from harness.proxy import Proxy
 from harness.served import Wire
 from harness.tables import leases_run_out
-from oncekey.conformance import Address, Profile, Target, check
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.listing import listed
 from oncekey.frameworks.openapi import document_of
 from oncekey.once import Once
 from oncekey.surveying import Protection, survey
+from oncekey_check import Address, Profile, Target, check
 from skins.on_asgi import BY_PATH
 from skins.rows import ABILITIES, KILLED_ON_SQLITE, ON_SQLITE, SKINS, TABLE, Skin
 from skins.service import ITSELF, READER, ROUTES, STEPS, STRANGER, WRITER, Service

@@ -27,8 +27,8 @@ import httpx
 
 from harness.demo import ALPHA, Demo
 from harness.proxy import Proxy
-from oncekey.client import Backoff, ClientError, Journal, RetryRules
-from oncekey.client.httpx import AsyncOncekeyTransport
+from oncekey_client import Backoff, ClientError, Journal, RetryRules
+from oncekey_client.httpx import AsyncOncekeyTransport
 
 AT_ONCE = 4
 _POLL = 0.02

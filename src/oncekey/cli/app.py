@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
@@ -13,8 +14,8 @@ from typer.core import TyperGroup
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "audit": ("routes", "Find routes without protection, for CI."),
-        "check": ("check", "Try whether an API keeps the promises of its keys."),
-        "client": ("client", "Look into a client's journal, and finish what it began."),
+        "check": ("oncekey-check", "Try whether an API keeps the promises of its keys."),
+        "client": ("oncekey-client", "Look into a client's journal, and finish what it began."),
         "console": ("console", "Serve the operators' pages: what waits, what happened, what to do."),
         "demo": ("demo", "Serve a small shop whose requests may be sent again."),
         "dlq": ("dlq", "Dead letters: what the outbox does not try any more."),
@@ -35,7 +36,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "worker": ("worker", "Run the background tasks until SIGTERM."),
     }
 )
-"""Every command, with the module that registers it and its line in `oncekey --help`."""
+"""Every command, with the module or the distribution that registers it, and its line in `oncekey --help`."""
+
+GROUP: Final = "oncekey.commands"
+"""The entry points of commands in other distributions: the command's name, and a module with `register(app)`."""
 
 
 class Commands(TyperGroup):
@@ -52,7 +56,7 @@ class Commands(TyperGroup):
         """The command of a name, from the module that registers it."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"oncekey.cli.{COMMANDS[cmd_name][0]}")
+        module = _module_of(cmd_name)
         own = typer.Typer(rich_markup_mode=None)
         own.callback()(lambda: None)  # a group, however few commands the module has
         module.register(own)
@@ -63,6 +67,19 @@ class Commands(TyperGroup):
         """Write the table of commands without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+def _module_of(command: str) -> Any:
+    """The module that registers a command, which may be in a distribution that is not installed."""
+    place = COMMANDS[command][0]
+    if not place.startswith("oncekey-"):
+        return import_module(f"oncekey.cli.{place}")
+    from importlib.metadata import entry_points
+
+    for found in entry_points(group=GROUP, name=command):
+        return found.load()
+    sys.stderr.write(f"oncekey {command} is in another package: pip install {place}\n")
+    raise SystemExit(2)
 
 
 def make_app() -> typer.Typer:

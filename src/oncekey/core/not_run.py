@@ -1,4 +1,4 @@
-"""Refusals as exceptions: what the caller of a protected function, or of a client, gets in place of a result.
+"""Refusals as exceptions: what the caller of a protected function gets in place of a result.
 
 There is one class for each reaction: wait, ask again, look for the bug, or leave it to a person.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class NotRunError(OncekeyError):
-    """This call returned no result of the protected function, or of the client's request; the subclass says why.
+    """This call returned no result of the protected function; the subclass says why.
 
     `retry_after` (seconds) is given where the same call may get another answer later.
     """
@@ -56,7 +56,7 @@ class OutcomeUnknownError(NotRunError):
 
 
 class KeyReusedError(NotRunError):
-    """The key belongs to another request, or to a call with other arguments."""
+    """The key belongs to a call with other arguments."""
 
 
 class KeyExpiredError(NotRunError):

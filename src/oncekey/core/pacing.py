@@ -1,24 +1,18 @@
 """How long to wait before the next try, and how large the next batch is.
 
-Waits have full jitter and do as `Retry-After` asks. Seconds are floats here: these are waits of a client, no instants
-of a store. Batches grow while they end in good time, and shrink as soon as one does not: the outbox's worker and the
-reaper go by the same rule. It knows no clock: the worker measures, and asks.
+Waits have full jitter. Seconds are floats here: these are waits of a worker, no instants of a store. Batches grow while
+they end in good time, and shrink as soon as one does not: the outbox's worker and the reaper go by the same rule. It
+knows no clock: the worker measures, and asks.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Final
 
 from oncekey.core.errors import ConfigurationError
 
-_SECONDS: Final = re.compile(r"[0-9]+", re.ASCII)
-_DATE: Final = re.compile(r"[A-Za-z]{3,9},? [0-9A-Za-z :-]{8,40}", re.ASCII)
-_MOST_DIGITS: Final = 12
 _MOST_DOUBLINGS: Final = 60
 
 
@@ -48,29 +42,6 @@ class Backoff:
         if asked is None:
             return max(self.floor, luck * envelope)
         return max(self.floor, min(max(asked, 0.0), self.longest) + luck * self.base)
-
-
-def parse_retry_after(value: str, now: float) -> float | None:
-    """The seconds that a `Retry-After` field asks for; None if the field cannot be parsed.
-
-    `now` is the time of day in seconds since the epoch, for fields that hold a date; a date in the past is 0.
-    """
-    text = value.strip(" \t")
-    if _SECONDS.fullmatch(text):
-        # More digits than any wait has; the caller clamps the value.
-        return float(text) if len(text) <= _MOST_DIGITS else 10.0**_MOST_DIGITS
-    if not _DATE.fullmatch(text):
-        return None
-    try:
-        moment = parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    try:
-        return max(0.0, moment.timestamp() - now)
-    except (ValueError, OverflowError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,275 @@
+"""The types of the tester: a clause, its verdicts, and the profiles by which it is judged.
+
+`Manner` records how the tester sent the requests of a finding, so that a script can send them in the same way again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from oncekey_check.raw_http import Answer, RawRequest
+
+if TYPE_CHECKING:
+    from oncekey_check.probe import Probe
+
+
+class Way(StrEnum):
+    """How a request reached the server."""
+
+    PLAIN = "plain"
+    """On a connection of its own."""
+    TOGETHER = "together"
+    """At the same moment as others."""
+    PIPELINED = "pipelined"
+    """In one piece with others on one connection."""
+    SLOWLY = "slowly"
+    """The body in pieces."""
+    CUT = "cut"
+    """The client hung up."""
+    OVERLAPPING = "overlapping"
+    """The second one while the first one ran."""
+    INTERRUPTED = "interrupted"
+    """A command was run while the request ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """A way, and its details. `many` consecutive exchanges belong together."""
+
+    way: Way = Way.PLAIN
+    many: int = 1
+    seconds: float = 0.0
+    """The distance between two requests, or how long the client stayed."""
+    sent: int = 0
+    """The bytes that were sent before the client hung up."""
+    listened: bool = False
+    """Whether the client waited for the beginning of the answer before it hung up."""
+    after: tuple[str, ...] = ()
+    """The options whose commands were run before the request, or while it ran."""
+
+
+PLAIN = Manner()
+
+
+class Profile(StrEnum):
+    """A set of promises that an API may make."""
+
+    IETF = "ietf"
+    """The IETF draft (revision 07): quoted keys, 400, 409 and 422."""
+    STRIPE = "stripe"
+    """The de-facto standard: bare keys, which may be left out; 400 for another request under a used key; a marker."""
+    CONFLICT = "conflict"
+    """As Stripe, but 409 for another request under a used key, and no marker."""
+    STRICT_MONEY = "strict-money"
+    """For APIs that move money: the draft, and the safe choice wherever the draft leaves one open."""
+
+
+class Area(StrEnum):
+    """What a clause is about."""
+
+    KEYS = "keys"
+    REPLAYS = "replays"
+    MISMATCHES = "mismatches"
+    RACES = "races"
+    TENANTS = "tenants"
+    FAILURES = "failures"
+    HANGUPS = "hang-ups"
+    FINALS = "final answers"
+    INSTANCES = "instances and leases"
+    CRASHES = "crashes and outages"
+    LEAKS = "leaks"
+    OTHERS = "other methods and description"
+
+
+_AREAS: Final = {
+    "keys": Area.KEYS,
+    "replays": Area.REPLAYS,
+    "mismatches": Area.MISMATCHES,
+    "races": Area.RACES,
+    "tenants": Area.TENANTS,
+    "failures": Area.FAILURES,
+    "hang-ups": Area.HANGUPS,
+    "finals": Area.FINALS,
+    "instances": Area.INSTANCES,
+    "leases": Area.INSTANCES,
+    "crashes": Area.CRASHES,
+    "outages": Area.CRASHES,
+    "leaks": Area.LEAKS,
+    "others": Area.OTHERS,
+}
+"""The first word of a clause's id -> its area."""
+
+
+LIKELY: Final = (
+    Area.REPLAYS,
+    Area.HANGUPS,
+    Area.RACES,
+    Area.FAILURES,
+    Area.CRASHES,
+    Area.INSTANCES,
+    Area.TENANTS,
+    Area.FINALS,
+    Area.MISMATCHES,
+    Area.LEAKS,
+    Area.KEYS,
+    Area.OTHERS,
+)
+"""The areas by how often an ordinary client meets what they are about: a plain retry first."""
+
+
+class Severity(IntEnum):
+    """What may follow when a clause is broken."""
+
+    LOW = 1
+    """Clients learn less than they could."""
+    MEDIUM = 2
+    """Clients get stuck, or get a wrong answer."""
+    HIGH = 3
+    """A client acts on a wrong answer."""
+    CRITICAL = 4
+    """An effect happens twice, or another caller sees it."""
+
+
+class Need(StrEnum):
+    """What a clause needs to be tried, named by the option that gives it."""
+
+    COUNT = "--count-url"
+    SLOW = "--slow-header"
+    OTHER_TENANT = "--other-tenant-header"
+    SAME_CALLER = "--same-caller-header"
+    OTHER_BODY = "--other-body"
+    OTHER_URL = "--other-url"
+    JSON = "--body (JSON)"
+    FAIL = "--fail-header"
+    CREDENTIALS = "--header (with credentials)"
+    UNSAFE = "--unsafe-methods"
+    DECLINED = "--declined-body"
+    LARGE = "--large-header"
+    ALSO = "--also-url"
+    LEASE = "--lease"
+    CRASH = "--crash-command"
+    OUTAGE = "--store-down-command"
+
+
+EVERY: Final = frozenset(Profile)
+SAFE: Final = frozenset({Profile.STRICT_MONEY})
+DRAFT: Final = frozenset({Profile.IETF, Profile.STRICT_MONEY})
+MARKED: Final = frozenset({Profile.STRIPE, Profile.STRICT_MONEY})
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request and its answer, and how the request was sent if that matters."""
+
+    request: RawRequest
+    answer: Answer
+    how: str = ""
+    manner: Manner = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The API does as the clause says."""
+
+
+class Harm(IntEnum):
+    """The harm that the tester saw, the worst last."""
+
+    UNTOLD = 1
+    """Clients learn less than they could."""
+    WRONG = 2
+    """A client got a wrong answer."""
+    UNPROTECTED = 3
+    """A request was executed outside the protection of any key."""
+    LOST = 4
+    """An operation did not happen, or no retry gets its answer any more."""
+    LEAKED = 5
+    """A caller saw what belongs to another caller."""
+    TWICE = 6
+    """An effect happened more often than the client asked for."""
+
+    @property
+    def words(self) -> str:
+        """The harm as a report names it."""
+        return _WORDS[self]
+
+
+_WORDS: Final = {
+    Harm.UNTOLD: "clients know less",
+    Harm.WRONG: "wrong answer",
+    Harm.UNPROTECTED: "executed without protection",
+    Harm.LOST: "lost",
+    Harm.LEAKED: "leaked",
+    Harm.TWICE: "happened more than once",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The API does not keep the clause. The runner adds the exchange."""
+
+    expected: str
+    seen: str
+    exchange: tuple[Exchange, ...] = ()
+    only: frozenset[Profile] = EVERY
+    """The profiles in which that is wrong."""
+    mild: frozenset[Profile] = frozenset()
+    """The profiles in which it is advice, even where the clause is a promise."""
+    expected_in: Mapping[Profile, str] = field(default_factory=dict, hash=False)
+    """What a profile expects, where profiles differ."""
+    told: tuple[Harm, str] | None = None
+    """The harm and the headline, where the clause's own headline would not be true of what was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The clause was not tried; it names the option that would allow it."""
+
+    because: str
+    pass_this: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided(Skipped):
+    """The clause was tried, and the answers prove neither that the API keeps it nor that it breaks it."""
+
+
+Verdict: TypeAlias = Passed | Failed | Skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clause:
+    """One promise: `must` are the profiles that make it, `should` those that only advise it.
+
+    `sight` is set for promises about effects and replays. They cannot be judged if the answers to two fresh keys are
+    equal and effects are not counted: a replay would look the same as an execution.
+    """
+
+    id: str
+    title: str
+    why: str
+    fix: str
+    """How the owner of an API repairs it, in one line."""
+    severity: Severity
+    requests: int
+    judge: Callable[[Probe], Verdict]
+    must: frozenset[Profile] = EVERY
+    should: frozenset[Profile] = frozenset()
+    needs: tuple[Need, ...] = ()
+    sight: bool = False
+
+    @property
+    def area(self) -> Area:
+        """What the clause is about: the first word of its id says it."""
+        return _AREAS[self.id.partition(".")[0]]
+
+
+class UndecidedError(Exception):
+    """A clause cannot be judged after all; the runner makes it `Undecided`."""
+
+    def __init__(self, because: str, pass_this: str = "") -> None:
+        super().__init__(because)
+        self.verdict = Undecided(because, pass_this)

@@ -1,0 +1,173 @@
+"""Judgements on answers that several clauses share, and the words in which they describe answers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from oncekey_check.carrier import MARKER
+from oncekey_check.clauses import (
+    EVERY,
+    SAFE,
+    Failed,
+    Harm,
+    Need,
+    Passed,
+    Profile,
+    Skipped,
+    UndecidedError,
+    Verdict,
+)
+from oncekey_check.probe import Probe
+from oncekey_check.raw_http import Answer
+
+MISMATCH: Final[Mapping[Profile, Collection[int]]] = {
+    Profile.IETF: {422},
+    Profile.STRIPE: {400},
+    Profile.CONFLICT: {409},
+    Profile.STRICT_MONEY: {422},
+}
+"""What another request under a used key gets, by profile."""
+
+BAD_REQUEST, CONFLICT, SERVER_ERROR = 400, 409, 500
+_LOCKED, _TOO_EARLY = 423, 425
+
+
+def shown(answer: Answer) -> str:
+    """An answer in a few words."""
+    if not answer.status:
+        return f"no answer ({answer.reason})"
+    marked = ", marked as a replay" if is_marked(answer) else ""
+    return f"{answer.status}{marked}, {len(answer.body)} bytes"
+
+
+def tally(answers: Iterable[Answer]) -> str:
+    """Many answers in a few words."""
+    counts: dict[str, int] = {}
+    for answer in answers:
+        word = str(answer.status or "no answer")
+        counts[word] = counts.get(word, 0) + 1
+    return ", ".join(f"{number} times {word}" for word, number in sorted(counts.items()))
+
+
+def is_marked(answer: Answer) -> bool:
+    """Whether the answer has the marker of a replay."""
+    return (answer.header(MARKER) or "").lower() == "true"
+
+
+def gets(answer: Answer, statuses: Collection[int], when: str) -> Verdict:
+    """The answer has one of these statuses, in every profile."""
+    if answer.status in statuses:
+        return Passed()
+    return Failed(f"{when}: {wanted(statuses)}", shown(answer))
+
+
+def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]], when: str) -> Verdict:
+    """The answer has one of the statuses that a profile allows; it fails in the others.
+
+    423 and 425 with Retry-After also tell a client to wait. Profiles that are not strict only advise against them.
+    """
+    wrong = frozenset(profile for profile, allowed in statuses.items() if answer.status not in allowed)
+    if not wrong:
+        return Passed()
+    expected = {profile: f"{when}: {wanted(statuses[profile])}" for profile in statuses if profile in wrong}
+    every = "; ".join(f"{wanted(statuses[profile])} in {profile}" for profile in expected)
+    waits = answer.status in {_LOCKED, _TOO_EARLY} and answer.header("Retry-After")
+    return Failed(
+        f"{when}: {every}",
+        shown(answer),
+        only=wrong,
+        mild=EVERY - SAFE if waits else frozenset(),
+        expected_in=expected,
+        told=(Harm.UNTOLD, f"{when.capitalize()} got {answer.status} instead of 409") if waits else None,
+    )
+
+
+def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
+    """Passed if both requests were one operation: by the count if there is one, and by the answers if they show it.
+
+    The clauses about replays report an API that executes plain retries, or answers them in another way; a clause that
+    only happens to look at a retry does not report it once more.
+    """
+    if effects is not None and effects > 1 and not probe.habits.protects:
+        raise UndecidedError("a plain retry is executed again, too")
+    if effects is not None and effects > 1:
+        return Failed(f"{what}: one operation", f"{effects} effects; {shown(first)}, then {shown(again)}")
+    if probe.same(first, again):
+        return Passed()
+    if probe.habits.replays:
+        return Failed(f"{what}: {shown(first)} again", shown(again))
+    if effects is None:
+        raise UndecidedError("a plain retry does not get the first answer either", Need.COUNT)
+    return Passed()
+
+
+def needs_replays(probe: Probe) -> None:
+    """Raise unless a plain retry gets the first answer; other clauses report an API where it does not."""
+    if not probe.habits.replays:
+        raise UndecidedError("a plain retry does not get the first answer either")
+
+
+def needs_comparison(probe: Probe) -> None:
+    """Raise unless another body under a used key is refused; other clauses report an API that accepts it."""
+    if not probe.habits.compares:
+        raise UndecidedError("another body under a used key is not refused at all")
+
+
+def two_operations(probe: Probe, effects: int | None, first: Answer, second: Answer, what: str) -> Verdict:
+    """Both requests were executed."""
+    same = probe.same(first, second)
+    executed = not same if effects is None else effects > 1
+    if second.ok and executed and not is_marked(second):
+        return Passed()
+    probe.recount()
+    seen = f"{shown(first)}, then {shown(second)}{', the same body' if same else ''}"
+    return Failed(f"{what}: two operations", seen if effects is None else f"{seen}; effects: {effects}")
+
+
+def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
+    """Passed if the second request did not get the first one's answer. It may be refused or executed.
+
+    Some APIs mark every replay by a status such as 409: a refusal whose body is the first one's answer is no refusal.
+    """
+    if not again.ok and probe.habits.distinct and first.body and first.body == again.body:
+        return Failed(f"{what}: not the first one's answer", f"{shown(again)}, the body of the first one's answer")
+    if not again.ok:
+        return Passed()
+    same = probe.same(first, again)
+    if same and effects is None and not probe.habits.distinct and not is_marked(again):
+        raise UndecidedError("all answers are equal, and whether it was executed is not counted", Need.COUNT)
+    if is_marked(again) or (same if effects is None else effects <= 1):
+        probe.recount()
+        return Failed(f"{what}: not the first one's answer", f"{shown(again)}, and it was not executed")
+    return Passed()
+
+
+def wanted(statuses: Collection[int]) -> str:
+    """Statuses as a person lists them."""
+    return " or ".join(map(str, sorted(statuses)))
+
+
+def worst_of(probe: Probe, cases: Iterable[Verdict]) -> Verdict:
+    """The failure in most profiles, else the first case that could not be judged, else `Passed`.
+
+    `cases` is lazy: each case is tried when its turn comes, so that a failure has the requests of its own case only.
+    """
+    failed: list[Failed] = []
+    skipped: list[Skipped] = []
+    probe.trail = []
+    try:
+        for verdict in cases:
+            match verdict:
+                case Failed():
+                    failed.append(replace(verdict, exchange=tuple(probe.trail)))
+                case Skipped():
+                    skipped.append(verdict)
+                case Passed():
+                    pass
+            probe.trail = []
+    except UndecidedError as error:
+        skipped.append(error.verdict)
+    failed.sort(key=lambda verdict: -len(verdict.only))
+    return failed[0] if failed else skipped[0] if skipped else Passed()

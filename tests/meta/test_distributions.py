@@ -1,0 +1,190 @@
+"""The distributions under `packages`: one version, and each works alone, from its wheel, with what it declares."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.scripted import DROP, ScriptedServer, answer
+from conformance.shop import Shop
+from harness.alone import PROJECTS, ROOT, add, applies, built, installed, requirements
+from oncekey_client import Journal
+from oncekey_client.exchange import Call
+
+PACKAGES = sorted(set(PROJECTS) - {"oncekey"})
+NEEDS = {
+    "oncekey-check": {"typer"},
+    "oncekey-client": set(),
+}
+"""What the base install of each brings."""
+BEYOND = {
+    "oncekey-check": {"oncekey_check.command"},
+    "oncekey-client": {"oncekey_client.aiohttp", "oncekey_client.command", "oncekey_client.requests"},
+}
+"""The modules that import more than the standard library."""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    folder = tmp_path_factory.mktemp("wheels")
+    return {name: built(name, folder) for name in PROJECTS}
+
+
+def _project(name: str) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())["project"]
+    return project
+
+
+def _module(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_all_have_one_version_and_one_licence(name: str) -> None:
+    ours, library = _project(name), _project("oncekey")
+    for key in ("version", "license", "license-files", "requires-python"):
+        assert ours[key] == library[key]
+    assert (PROJECTS[name] / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_file_of_the_package_is_in_the_wheel_and_no_other(name: str, wheels: Mapping[str, Path]) -> None:
+    source = PROJECTS[name] / "src"
+    files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    files = {file for file in files if "__pycache__" not in file}
+    with zipfile.ZipFile(wheels[name]) as archive:
+        packed = {file for file in archive.namelist() if ".dist-info/" not in file}
+        legal = [file for file in archive.namelist() if file.endswith(".dist-info/licenses/LICENSE")]
+    assert packed == files
+    assert f"{_module(name)}/py.typed" in packed
+    assert legal
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_base_needs_what_is_listed_here(name: str, wheels: Mapping[str, Path]) -> None:
+    assert {need.name for need in requirements(wheels[name]) if applies(need)} == NEEDS[name]
+
+
+@pytest.mark.parametrize("name", sorted(BEYOND))
+def test_the_modules_import_nothing_but_the_standard_library(name: str, wheels: Mapping[str, Path]) -> None:
+    with zipfile.ZipFile(wheels[name]) as archive:
+        files = [file for file in archive.namelist() if file.endswith(".py")]
+    modules = {file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in files}
+    assert BEYOND[name] <= modules
+    # Isolated and without site, so that only the standard library and the wheel can be seen.
+    program = (
+        "import importlib, sys; sys.path.insert(0, sys.argv[1])\n"
+        "for name in sys.argv[2:]: importlib.import_module(name)\n"
+    )
+    chosen = sorted(modules - BEYOND[name])
+    _run(sys.executable, "-I", "-S", "-W", "error", "-c", program, wheels[name], *chosen, cwd=ROOT)
+
+
+def _finds(module: str, programs: Path) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([programs / "python", "-I", "-c", code], check=False).returncode == 0
+
+
+# oncekey-check
+
+
+@contextmanager
+def _api() -> Iterator[list[str]]:
+    """A server that is not ours, and the words that describe it."""
+    with Shop() as shop:
+        body, header = '{"item": "teapot", "quantity": 2}', "Authorization: Bearer alpha"
+        few = ("--only", "keys.missing", "--only", "replays.one-effect", "--patience", "0.5")
+        count = ("--count-url", f"{shop.url}/orders", "--count-pointer", "/total")
+        yield [f"{shop.url}/orders", "--body", body, "--header", header, *count, *few, "--json"]
+
+
+def test_the_tester_alone_checks_an_api(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    programs = installed("oncekey-check", wheels, tmp_path / "alone")
+    with _api() as words:
+        report = json.loads(_run(programs / "oncekey-check", *words, cwd=tmp_path))
+    assert report["oncekey-check"] == _project("oncekey")["version"]
+    assert (report["passed"], report["failed"]) == (2, 0)
+    assert report["command"].startswith("oncekey-check http://")
+    assert not _finds("oncekey", programs)
+    assert sorted(path.name for path in programs.glob("oncekey*")) == ["oncekey-check"]
+
+
+def test_the_tester_joins_the_commands_of_the_library(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    programs = installed("oncekey[cli]", wheels, tmp_path / "library")
+    without = subprocess.run([programs / "oncekey", "check"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (without.returncode, without.stdout) == (2, "")
+    assert without.stderr == "oncekey check is in another package: pip install oncekey-check\n"
+    add(wheels["oncekey-check"], programs)
+    with _api() as words:
+        assert json.loads(_run(programs / "oncekey", "check", *words, cwd=tmp_path))["failed"] == 0
+
+
+# oncekey-client
+
+SENDING = {
+    "httpx": """
+import httpx
+from oncekey_client.httpx import OncekeyTransport
+
+with httpx.Client(transport=OncekeyTransport()) as client:
+    print(client.post(URL, json={"quantity": 2}).status_code)
+""",
+    "requests": """
+import requests
+from oncekey_client.requests import OncekeyAdapter
+
+with requests.Session() as session:
+    session.mount("http://", OncekeyAdapter())
+    print(session.post(URL, json={"quantity": 2}).status_code)
+""",
+    "aiohttp": """
+import asyncio
+import aiohttp
+from oncekey_client.aiohttp import OncekeyClientMiddleware
+
+async def main():
+    async with aiohttp.ClientSession(middlewares=[OncekeyClientMiddleware()]) as session:
+        async with session.post(URL, json={"quantity": 2}) as response:
+            print(response.status)
+
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("extra", SENDING)
+def test_the_client_alone_retries_with_one_key(extra: str, wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    programs = installed(f"oncekey-client[{extra}]", wheels, tmp_path / "alone")
+    with ScriptedServer(DROP, answer(201)) as server:
+        printed = _run(programs / "python", "-I", "-c", f"URL = {server.url!r}\n{SENDING[extra]}", cwd=tmp_path)
+    assert printed == "201\n"
+    first, second = server.seen
+    assert first.key == second.key
+    assert not any(_finds(module, programs) for module in {"oncekey", "typer", *SENDING} - {extra})
+
+
+def test_the_program_of_the_client_needs_its_extra(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    programs = installed("oncekey-client[cli]", wheels, tmp_path / "cli")
+    Journal(tmp_path / "journal.db").begin(Call("POST", "http://shop.example/"), "key-1", name=None, profile="ietf")
+    command = [programs / "oncekey-client", "list", "--journal", "journal.db"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (shown.returncode, shown.stdout.splitlines()[1].split()[:2]) == (1, ["open", "key-1"])
+    programs = installed("oncekey-client", wheels, tmp_path / "base")
+    without = subprocess.run([programs / "oncekey-client"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (without.returncode, without.stdout) == (2, "")
+    assert without.stderr == "the program oncekey-client needs one more package: pip install 'oncekey-client[cli]'\n"
