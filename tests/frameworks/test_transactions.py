@@ -416,7 +416,7 @@ async def test_who_waits_for_sqlites_writer_goes_on_with_what_it_was_lent(tmp_pa
         second = asyncio.create_task(shop.send())
         await looked.wait()
         go.set()
-        # The second may have finished before the failure of the first is stored; its answer is the answer of the key then.
+        # The second may have finished before the failure of the first is stored: the key has its answer then.
         assert (await first).status in ({201} if ends == "answers" else {500, 201})
         assert (await second).status == 201
         assert shop.rows == ["tea 1" if ends == "answers" else "tea 2"]
