@@ -22,6 +22,7 @@ from harness.mariadb import MariadbServer, MysqlInstallation, emptied, mariadb_w
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
 from harness.sharing import Sharing, is_short
+from harness.spare import SpareDatabases
 
 pytest.register_assert_rewrite("oncekey.testing.contract")  # before any test imports it
 room.settle()
@@ -183,12 +184,26 @@ def postgres_server() -> Iterator[DatabaseServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def spare_databases(postgres_server: DatabaseServer) -> SpareDatabases:
+    """Databases on that server which tests hand on to each other."""
+    return SpareDatabases(postgres_server)
+
+
 @pytest.fixture
-def postgres_dsn(postgres_server: DatabaseServer) -> Iterator[str]:
+def postgres_dsn(spare_databases: SpareDatabases) -> Iterator[str]:
     """The address of an empty database of the test's own."""
-    name = f"oncekey_{uuid.uuid4().hex}"
-    yield postgres_server.create_database(name)
-    postgres_server.drop_database(name)
+    dsn = spare_databases.empty()
+    yield dsn
+    spare_databases.give_back(dsn)
+
+
+@pytest.fixture
+def tables_dsn(spare_databases: SpareDatabases) -> Iterator[str]:
+    """The address of a database of the test's own that has oncekey's tables, all empty."""
+    dsn = spare_databases.with_tables()
+    yield dsn
+    spare_databases.give_back(dsn)
 
 
 @pytest.fixture(scope="session")

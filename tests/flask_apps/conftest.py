@@ -33,7 +33,7 @@ def url(request: pytest.FixtureRequest) -> str:
     if request.param == "sqlite":
         found: str = request.getfixturevalue("file_url")
         return found
-    dsn: str = request.getfixturevalue("postgres_dsn")
+    dsn: str = request.getfixturevalue("tables_dsn")
     return with_tables(dsn.replace("postgresql:", "postgresql+psycopg:"))
 
 

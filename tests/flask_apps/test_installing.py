@@ -167,9 +167,9 @@ def test_flask_with_a_url_needs_no_sqlalchemy(once: Once, tmp_path: Path) -> Non
     assert ran == ["order"] * 2
 
 
-def test_what_is_set_in_the_session_is_the_applications(open_shop: Callable[..., Shop], postgres_dsn: str) -> None:
+def test_what_is_set_in_the_session_is_the_applications(open_shop: Callable[..., Shop], tables_dsn: str) -> None:
     # a SET that a handler of a lent connection would be refused: this one is the application's own
-    shop = open_shop(with_tables(postgres_dsn.replace("postgresql:", "postgresql+psycopg:")))
+    shop = open_shop(with_tables(tables_dsn.replace("postgresql:", "postgresql+psycopg:")))
 
     @shop.app.post("/set")
     @shop.once.protect(effects=LOCAL, operation="set")

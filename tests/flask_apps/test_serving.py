@@ -50,8 +50,8 @@ def rows(url: str, sql: str) -> list[Any]:
 
 
 @pytest.fixture
-def postgres_url(postgres_dsn: str) -> str:
-    return with_tables(postgres_dsn.replace("postgresql:", "postgresql+psycopg:"))
+def postgres_url(tables_dsn: str) -> str:
+    return with_tables(tables_dsn.replace("postgresql:", "postgresql+psycopg:"))
 
 
 # In this process, in as many threads as requests come

@@ -330,11 +330,11 @@ def test_a_file_that_was_deleted_takes_nothing_until_it_is_back(
 
 
 def test_a_role_of_the_views_transaction_does_not_reach_the_record(
-    postgres_dsn: str, open_shop: Callable[..., Shop]
+    tables_dsn: str, open_shop: Callable[..., Shop]
 ) -> None:
-    shop = open_shop(with_tables(postgres_dsn.replace("postgresql:", "postgresql+psycopg:")))
+    shop = open_shop(with_tables(tables_dsn.replace("postgresql:", "postgresql+psycopg:")))
     role = f"flask_{uuid.uuid4().hex}"
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+    with psycopg.connect(tables_dsn, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {role}".encode())
     shop.does = lambda given: shop.db.session.execute(text(given["does"]))
     client, headers = shop.app.test_client(), sent()
@@ -344,5 +344,5 @@ def test_a_role_of_the_views_transaction_does_not_reach_the_record(
     order = {"item": "milk", "does": "SET LOCAL transaction_read_only = on"}
     failed = client.post("/orders", json=order, headers=sent())
     assert (failed.status_code, failed.get_json()["code"]) == (500, "idempotency_execution_failed")
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+    with psycopg.connect(tables_dsn, autocommit=True) as connection:
         connection.execute(f"DROP ROLE {role}".encode())

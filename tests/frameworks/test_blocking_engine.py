@@ -28,7 +28,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/shop.db"
     else:
-        url = request.getfixturevalue("postgres_dsn").replace("postgresql:", "postgresql+psycopg:")
+        url = request.getfixturevalue("tables_dsn").replace("postgresql:", "postgresql+psycopg:")
     engine = create_engine(url, pool_size=2, max_overflow=1)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE sold (item VARCHAR(50) NOT NULL)"))

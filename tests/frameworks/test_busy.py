@@ -96,7 +96,7 @@ async def test_a_stored_answer_is_served_while_every_slot_is_taken(
     if package == "sqlite":
         shop = RealShop(SqliteFile(tmp_path / "shop.db"))
     else:
-        shop = RealShop(PostgresDatabase(request.getfixturevalue("postgres_dsn"), package, pool_size=2))
+        shop = RealShop(PostgresDatabase(request.getfixturevalue("tables_dsn"), package, pool_size=2))
     entered, go = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -142,13 +142,13 @@ async def test_a_stored_answer_is_served_while_every_slot_is_taken(
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
 async def test_a_crowd_of_quick_handlers_is_not_looked_past(
-    package: str, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    package: str, tables_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R110: a place comes free sooner than a look would be answered, so nobody pays for one
     glances: list[Any] = []
     monkeypatch.setattr(local, "peek", lambda *asked: glances.append(asked) or peek(*asked))
     monkeypatch.setattr(shell, "SOON", 30.0)
-    shop = RealShop(PostgresDatabase(postgres_dsn, package, pool_size=2))
+    shop = RealShop(PostgresDatabase(tables_dsn, package, pool_size=2))
     entered, go = asyncio.Event(), asyncio.Event()
 
     @shop.app.post("/orders", status_code=201)
@@ -210,7 +210,7 @@ async def test_another_processs_writer_keeps_new_keys_waiting_and_no_replay(tmp_
         assert len(shop.rows) == 2
 
 
-async def test_a_stored_answer_is_served_while_every_session_is_taken(postgres_dsn: str, waits: list[str]) -> None:
+async def test_a_stored_answer_is_served_while_every_session_is_taken(tables_dsn: str, waits: list[str]) -> None:
     # R96
     entered, go = asyncio.Event(), asyncio.Event()
 
@@ -223,7 +223,7 @@ async def test_a_stored_answer_is_served_while_every_session_is_taken(postgres_d
                 entered.set()
                 await go.wait()
 
-    async with opened(postgres_dsn, "asyncpg", routes, engine={"pool_size": 2, "max_overflow": 0}) as shop:
+    async with opened(tables_dsn, "asyncpg", routes, engine={"pool_size": 2, "max_overflow": 0}) as shop:
         done, running = new_key(), new_key()
         assert (await shop.send(key=done)).status == 201
         slow = asyncio.create_task(shop.send({"item": "slow"}, key=running))

@@ -25,7 +25,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> RealShop:
     if request.param == "sqlite":
         shop = RealShop(SqliteFile(tmp_path / "shop.db"))
     else:
-        shop = RealShop(PostgresDatabase(request.getfixturevalue("postgres_dsn"), request.param, pool_size=3))
+        shop = RealShop(PostgresDatabase(request.getfixturevalue("tables_dsn"), request.param, pool_size=3))
 
     @shop.app.post("/orders")
     @shop.once.protect(effects=LOCAL, operation="create_order")

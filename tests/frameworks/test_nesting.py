@@ -461,9 +461,9 @@ async def test_sessions_are_on_the_database_of_their_own_once(two_databases: lis
     await theirs.dispose()
 
 
-async def test_a_store_that_fails_after_the_claim_is_not_answered_as_if_nothing_had_run(postgres_dsn: str) -> None:
+async def test_a_store_that_fails_after_the_claim_is_not_answered_as_if_nothing_had_run(tables_dsn: str) -> None:
     # R110: the outer one lent a session and never claimed; what ran, ran for the inner one
-    engine = engine_for(postgres_dsn, "asyncpg")
+    engine = engine_for(tables_dsn, "asyncpg")
     lending, shop = Once(engine, migrate=True, policy=Policy(docs_url="/lending")), Shop(install=False)
     lending.install(shop.app, tenant=SINGLE_TENANT, status=None)
     shop.once.install(shop.app, tenant=tenant_of)

@@ -24,7 +24,7 @@ from oncekey.frameworks.asgi import claiming
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "sqlite":
         return SqliteFile(tmp_path / "shop.db")
-    return PostgresDatabase(request.getfixturevalue("postgres_dsn"), request.param, pool_size=3)
+    return PostgresDatabase(request.getfixturevalue("tables_dsn"), request.param, pool_size=3)
 
 
 @pytest.mark.parametrize("key", ["a%00b-and-some-more-letters", "%C3%A9-and-some-more-letters", "%F0%9F%94%91" * 8])

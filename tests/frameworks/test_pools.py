@@ -62,10 +62,10 @@ async def test_forty_at_once_are_served_by_a_pool_of_fifteen_and_of_two(dsn: str
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
 async def test_a_replay_whose_dependency_holds_the_only_connection_needs_no_other(
-    postgres_dsn: str, package: str
+    tables_dsn: str, package: str
 ) -> None:
     # This process has settled the key, so its answer is looked for first: not beside a transaction that is open.
-    shop = RealShop(PostgresDatabase(postgres_dsn, package, pool_size=1))
+    shop = RealShop(PostgresDatabase(tables_dsn, package, pool_size=1))
 
     async def read(connection: Annotated[Any, Depends(shop.once.connection)]) -> None:
         await connection.execute("SELECT 1")
@@ -166,8 +166,8 @@ async def test_a_request_may_be_cancelled_at_every_await(dsn: str, effects: Any)
 
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
-async def test_connections_are_given_back_before_a_claim(postgres_dsn: str, package: str) -> None:
-    shop = RealShop(PostgresDatabase(postgres_dsn, package, pool_size=2))
+async def test_connections_are_given_back_before_a_claim(tables_dsn: str, package: str) -> None:
+    shop = RealShop(PostgresDatabase(tables_dsn, package, pool_size=2))
 
     async def user(connection: Annotated[Any, Depends(shop.once.connection)]) -> None:
         await connection.execute("SELECT 1")
@@ -271,7 +271,7 @@ async def test_a_get_that_writes_is_told_so(kind: str, request: pytest.FixtureRe
     if kind == "sqlite":
         shop = RealShop(SqliteFile(tmp_path / "shop.db"))
     else:
-        shop = RealShop(PostgresDatabase(request.getfixturevalue("postgres_dsn"), kind, pool_size=2))
+        shop = RealShop(PostgresDatabase(request.getfixturevalue("tables_dsn"), kind, pool_size=2))
 
     @shop.app.get("/orders")
     async def listing(connection: Annotated[Any, Depends(shop.once.connection)]) -> str:

@@ -40,7 +40,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Any:
         return SqliteFile(tmp_path / "shop.db")
     if "mysql" in kind:
         return MariadbDatabase(request.getfixturevalue("mariadb_url"), kind, pool_size=3)
-    return PostgresDatabase(request.getfixturevalue("postgres_dsn"), kind, pool_size=3)
+    return PostgresDatabase(request.getfixturevalue("tables_dsn"), kind, pool_size=3)
 
 
 def ordering(database: Any, **options: Any) -> RealShop:
@@ -390,7 +390,7 @@ async def test_who_got_the_connection_does_not_queue_behind_those_who_wait_for_i
     # apishape 3, 9: one thread that opens, one connection to write through: the second request waits in that thread
     monkeypatch.setattr(installation_module, "OPENING_THREADS", 1)
     monkeypatch.setattr(Engine, "crowded", False)
-    database = PostgresDatabase(request.getfixturevalue("postgres_dsn"), "psycopg", pool_size=2)
+    database = PostgresDatabase(request.getfixturevalue("tables_dsn"), "psycopg", pool_size=2)
     shop = RealShop(database)
 
     @shop.app.post("/orders", status_code=201)
@@ -482,9 +482,9 @@ async def test_a_blocking_handler_cannot_end_its_transaction_either(blocking_dat
         assert shop.states == (["completed"] if way == "raise" else list(blocking_database.left_by_a_rollback))
 
 
-async def test_asyncpg_has_no_blocking_handlers(postgres_dsn: str) -> None:
+async def test_asyncpg_has_no_blocking_handlers(tables_dsn: str) -> None:
     # apishape 4: found at start-up, with the sentence that fixes it
-    shop = RealShop(PostgresDatabase(postgres_dsn, "asyncpg"))
+    shop = RealShop(PostgresDatabase(tables_dsn, "asyncpg"))
 
     @shop.app.post("/orders")
     @shop.once.protect(effects=LOCAL)

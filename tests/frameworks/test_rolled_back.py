@@ -46,7 +46,7 @@ class Shop(RealShop):
             database = SqliteFile(folder / "shop.db")
         else:
             package = "psycopg" if kind == "def" else kind
-            database = PostgresDatabase(request.getfixturevalue("postgres_dsn"), package, pool_size=4)
+            database = PostgresDatabase(request.getfixturevalue("tables_dsn"), package, pool_size=4)
         super().__init__(database)
         handler = self._blocking() if kind.endswith("def") else self._async()
         self.app.post("/orders")(self.once.protect(**{"effects": LOCAL, **options})(handler))
@@ -159,7 +159,7 @@ async def test_an_outbox_handler_that_went_on_is_no_other(make: Callable[..., Sh
 @pytest.mark.parametrize("status", [409, 200])
 @pytest.mark.parametrize("way", ["violation", "deferred", "cancelled"])
 async def test_so_it_is_by_way_of_sqlalchemy(
-    postgres_dsn: str, dialect: str, status: int, way: str, caplog: pytest.LogCaptureFixture
+    tables_dsn: str, dialect: str, status: int, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # X1
     async def create(op: Operation) -> Any:
@@ -174,7 +174,7 @@ async def test_so_it_is_by_way_of_sqlalchemy(
                 await op.connection.execute(text("INSERT INTO seats VALUES ('A1')"))
         return JSONResponse({"said": status}, status)
 
-    async with opened(postgres_dsn, dialect, lambda shop: shop.post(effects=LOCAL)(create)) as shop:
+    async with opened(tables_dsn, dialect, lambda shop: shop.post(effects=LOCAL)(create)) as shop:
         async with shop.engine.begin() as connection:
             for statement in (*DEFERRED, "CREATE TABLE seats (x text PRIMARY KEY)", "INSERT INTO seats VALUES ('A1')"):
                 await connection.execute(text(statement))
@@ -227,7 +227,7 @@ def stored_in(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, bool
     kind = str(request.param)
     if kind in SQLITE:
         return SqliteFile(tmp_path / "shop.db"), kind.endswith("def")
-    dsn = request.getfixturevalue("postgres_dsn")
+    dsn = request.getfixturevalue("tables_dsn")
     return PostgresDatabase(dsn, "psycopg" if kind == "def" else kind), kind == "def"
 
 
@@ -270,10 +270,10 @@ async def test_a_raised_success_defers_nothing(stored_in: tuple[Any, bool]) -> N
 
 @pytest.mark.parametrize("inside", [True, False])
 async def test_a_phase_that_raises_a_success_is_rolled_back_and_says_so(
-    postgres_dsn: str, inside: bool, caplog: pytest.LogCaptureFixture
+    tables_dsn: str, inside: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     # X13: raised after its phases it is an answer like any other
-    database = PostgresDatabase(postgres_dsn, "asyncpg")
+    database = PostgresDatabase(tables_dsn, "asyncpg")
     shop = RealShop(database)
 
     @shop.app.post("/orders")
@@ -299,9 +299,9 @@ async def test_a_phase_that_raises_a_success_is_rolled_back_and_says_so(
             assert (shop.rows, shop.states, len(shop.runs)) == (["coffee"], ["completed"], 1)
 
 
-async def test_an_inline_handlers_raised_success_is_its_answer(postgres_dsn: str) -> None:
+async def test_an_inline_handlers_raised_success_is_its_answer(tables_dsn: str) -> None:
     # X13: nothing of it is rolled back
-    shop = RealShop(PostgresDatabase(postgres_dsn, "asyncpg"))
+    shop = RealShop(PostgresDatabase(tables_dsn, "asyncpg"))
 
     @shop.app.post("/orders")
     @shop.once.protect(effects=INLINE)

@@ -202,9 +202,9 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_not_an_error(ke
     assert shop.ledger.open == 0
 
 
-async def test_slow_clients_do_not_stop_the_others(postgres_dsn: str) -> None:
+async def test_slow_clients_do_not_stop_the_others(tables_dsn: str) -> None:
     # R110: as many slow clients as handlers may hold connections
-    shop = RealShop(PostgresDatabase(postgres_dsn, "asyncpg", pool_size=4))
+    shop = RealShop(PostgresDatabase(tables_dsn, "asyncpg", pool_size=4))
 
     async def user(connection: Annotated[Any, Depends(shop.once.connection)]) -> None:
         await connection.fetchval("SELECT 1")
@@ -238,7 +238,7 @@ async def test_slow_clients_do_not_stop_the_others(postgres_dsn: str) -> None:
 
 
 @pytest.mark.parametrize("effects", [INLINE, PHASED])
-async def test_a_session_is_not_lent_before_the_body_is_there(postgres_dsn: str, effects: Any) -> None:
+async def test_a_session_is_not_lent_before_the_body_is_there(tables_dsn: str, effects: Any) -> None:
     def routes(shop: SqlShop) -> None:
         async def user(session: shop.session) -> None:
             await session.connection()
@@ -246,7 +246,7 @@ async def test_a_session_is_not_lent_before_the_body_is_there(postgres_dsn: str,
         @shop.post(effects=effects)
         async def create(request: Request, user: Annotated[None, Depends(user)]) -> None: ...
 
-    async with opened(postgres_dsn, "asyncpg", routes) as shop:
+    async with opened(tables_dsn, "asyncpg", routes) as shop:
         caller = trickling(shop, "/orders")
         request = asyncio.create_task(caller.run())
         await until(caller.waiting.is_set)

@@ -327,8 +327,8 @@ async def test_a_framework_that_hides_its_endpoints_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_connections_of_real_drivers_are_lent(postgres_dsn: str, driver: str) -> None:
-    once = Once(postgres_dsn.replace("postgresql:", f"postgresql+{driver}:") + "?pool_size=2", migrate=True)
+async def test_connections_of_real_drivers_are_lent(tables_dsn: str, driver: str) -> None:
+    once = Once(tables_dsn.replace("postgresql:", f"postgresql+{driver}:") + "?pool_size=2", migrate=True)
     app = FastAPI()
     once.install(app, tenant=tenant_of)
     lent = Annotated[Any, Depends(once.connection)]
@@ -350,7 +350,7 @@ async def test_connections_of_real_drivers_are_lent(postgres_dsn: str, driver: s
             return [row[0] for row in await connection.fetch("SELECT item FROM orders")]
         return [row[0] for row in await (await connection.execute("SELECT item FROM orders")).fetchall()]
 
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+    with psycopg.connect(tables_dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (item text)")
     await once.start(app)
     for number, (target, status) in enumerate((("?item=tea", 200), ("?item=bad", 409), ("", 422))):

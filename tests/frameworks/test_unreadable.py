@@ -57,7 +57,7 @@ def spoil(database: Any, change: str) -> None:
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "sqlite":
         return SqliteFile(tmp_path / "shop.db")
-    return PostgresDatabase(request.getfixturevalue("postgres_dsn"), request.param)
+    return PostgresDatabase(request.getfixturevalue("tables_dsn"), request.param)
 
 
 def shop_on(database: Any, **policy: Any) -> RealShop:

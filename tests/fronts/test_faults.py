@@ -49,7 +49,7 @@ KEYS, REPEATS, CLIENTS = 8, 4, 6
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "sqlite":
         return SqliteFile(tmp_path / "shop.db")
-    return PostgresDatabase(request.getfixturevalue("postgres_dsn"), request.param)
+    return PostgresDatabase(request.getfixturevalue("tables_dsn"), request.param)
 
 
 class Branch(RealShop):

@@ -27,7 +27,7 @@ _WAITING = """
     WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_backend_pid()
 """
 # A TRUNCATE makes new files for a table and its indexes, which takes longer than most tests: of those that have rows.
-_EMPTY = """
+EMPTY = """
     DO $$
     DECLARE
         one text;
@@ -81,7 +81,7 @@ def database_with_tables(server: DatabaseServer, purpose: str) -> Iterator[str]:
 def empty_tables(dsn: str) -> str:
     """Make the tables as empty as they were at first, and return the address again."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(_EMPTY)
+        connection.execute(EMPTY)
     return dsn
 
 

@@ -21,9 +21,7 @@ from wsgi.shop import execute, send
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    found: str = (
-        f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_dsn")
-    )
+    found: str = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("tables_dsn")
     return found
 
 
@@ -54,19 +52,19 @@ def test_the_rows_and_the_key_are_one_commit(url: str, before_send: Any, first: 
     assert (sold(url), shop.runs, shop.commits.together) == (["tea"], ["tea"], [True])
 
 
-def test_what_fails_at_the_commit_is_no_success(postgres_dsn: str) -> None:
+def test_what_fails_at_the_commit_is_no_success(tables_dsn: str) -> None:
     # The plugin swallows a failing commit: 201 and no row on the route that is not protected; ours is no success, and
     # leaves no record
-    shop = SqlShop(postgres_dsn)
+    shop = SqlShop(tables_dsn)
     with shop.served() as port:
         key, order = new_key(), {"item": "tea", "does": "promise"}
         plain = send(port, "/plain", {"item": "lost", "does": "promise"}, key=None)
         ours = send(port, "/sales", order, key=key)
-        assert (sold(postgres_dsn).count("tea"), records(postgres_dsn)) == (0, 0)
+        assert (sold(tables_dsn).count("tea"), records(tables_dsn)) == (0, 0)
         again = send(port, "/sales", order, key=key)
     assert (plain.status, ours.status, again.status) == (201, 500, 500)
     assert ours.json()["code"] == "idempotency_execution_failed"
-    assert sold(postgres_dsn) == ["lost"]  # what its own commit() had committed before
+    assert sold(tables_dsn) == ["lost"]  # what its own commit() had committed before
 
 
 def test_what_is_raised_or_rolled_back_leaves_nothing(url: str) -> None:

@@ -99,24 +99,24 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_in_flight_there_is_a_lock_and_no_row(way: str, postgres_dsn: str) -> None:
+async def test_in_flight_there_is_a_lock_and_no_row(way: str, tables_dsn: str) -> None:
     # F12, F21, L8, R84
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
         async with shop.busy() as first:
-            assert (locks_held(postgres_dsn), shop.states) == (1, [])
+            assert (locks_held(tables_dsn), shop.states) == (1, [])
             again = await shop.send()
             assert (again.status, again.code, again.header("retry-after")) == (*IN_PROGRESS, "1")
             others = await asyncio.gather(*(shop.send("/orders?item=coffee") for _ in range(3)))
             assert [(other.status, other.code) for other in others] == [REUSED] * 3  # R38
         assert (await first).status == 201
-        assert (locks_held(postgres_dsn), shop.states, shop.rows) == (0, ["completed"], ["tea"])
+        assert (locks_held(tables_dsn), shop.states, shop.rows) == (0, ["completed"], ["tea"])
         assert (await shop.send()).replayed
         assert (await shop.send("/orders?item=coffee")).status == 422
 
 
-async def test_a_status_may_be_a_member_of_an_enumeration(way: str, postgres_dsn: str) -> None:
+async def test_a_status_may_be_a_member_of_an_enumeration(way: str, tables_dsn: str) -> None:
     # What is written into a message is told apart by its type, and this one is an int only by its class's ancestors.
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
 
         async def created(op: Operation) -> JSONResponse:
             await shop.database.insert(op.connection, "coffee")
@@ -132,12 +132,12 @@ async def test_a_status_may_be_a_member_of_an_enumeration(way: str, postgres_dsn
         assert shop.rows == ["coffee"]
 
 
-async def test_one_insert_and_no_dead_row(way: str, postgres_dsn: str) -> None:
+async def test_one_insert_and_no_dead_row(way: str, tables_dsn: str) -> None:
     # design 3: the row is written once, in the transaction of the business
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
         await shop.send()
         same = "SELECT o.xmin = r.xmin, r.version, r.fence FROM orders o, oncekey.record r"
-        assert rows(postgres_dsn, same) == [(True, 1, 1)]
+        assert rows(tables_dsn, same) == [(True, 1, 1)]
 
 
 ENDINGS = [
@@ -154,9 +154,9 @@ ENDINGS = [
 ]
 
 
-async def test_what_is_kept_of_each_ending(way: str, postgres_dsn: str) -> None:
+async def test_what_is_kept_of_each_ending(way: str, tables_dsn: str) -> None:
     # F17, L6: returned commits, raised rolls back, and what is not stored leaves nothing
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
         for number, (how, status, kept, stored) in enumerate(ENDINGS):
             key, target = new_key(), f"/orders?item=i{number}&way={how}&status={status}"
             replies = [await shop.send(target, key=key) for _ in range(2)]
@@ -164,12 +164,12 @@ async def test_what_is_kept_of_each_ending(way: str, postgres_dsn: str) -> None:
             assert (f"i{number}" in shop.rows) is kept
         assert shop.states == ["completed"] * sum(stored for *_, stored in ENDINGS)
         assert set(shop.runs) == {1}  # a run that was rolled back was none
-        assert locks_held(postgres_dsn) == 0
+        assert locks_held(tables_dsn) == 0
 
 
-async def test_a_failed_run_is_simply_run_again(way: str, postgres_dsn: str) -> None:
+async def test_a_failed_run_is_simply_run_again(way: str, tables_dsn: str) -> None:
     # R104: a 500 in LOCAL is rolled back
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
         fails = [True]
 
         def inside(_: Any) -> None:
@@ -181,40 +181,40 @@ async def test_a_failed_run_is_simply_run_again(way: str, postgres_dsn: str) -> 
         assert (shop.rows, len(shop.runs)) == (["tea"], 2)
 
 
-async def test_a_retryable_record_of_another_version_is_completed(way: str, postgres_dsn: str) -> None:
+async def test_a_retryable_record_of_another_version_is_completed(way: str, tables_dsn: str) -> None:
     # L3, F14: rolling deploy, the version before claimed first
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
         await shop.send()
         change = (
             "UPDATE oncekey.record SET state = 'failed_retryable', outcome = NULL, response_status = NULL, "
             "response_headers = NULL, response_body = NULL, response_schema = NULL, finished_at = NULL, "
             "last_error = 'x'"
         )
-        rows(postgres_dsn, f"{change}; DELETE FROM orders")
+        rows(tables_dsn, f"{change}; DELETE FROM orders")
         assert ((await shop.send()).status, shop.runs, shop.rows) == (201, [1, 2], ["tea"])
-        assert rows(postgres_dsn, "SELECT state, fence, attempts FROM oncekey.record") == [("completed", 2, 2)]
+        assert rows(tables_dsn, "SELECT state, fence, attempts FROM oncekey.record") == [("completed", 2, 2)]
         assert (await shop.send()).replayed
 
 
-async def test_a_stale_claim_of_another_version_is_taken_over(way: str, postgres_dsn: str) -> None:
+async def test_a_stale_claim_of_another_version_is_taken_over(way: str, tables_dsn: str) -> None:
     # L3: it follows its own way, claim first
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
         await shop.send()
         change = (
             "UPDATE oncekey.record SET state = 'in_progress', outcome = NULL, response_status = NULL, owner = 'gone', "
             "response_headers = NULL, response_body = NULL, response_schema = NULL, finished_at = NULL, "
             "lease_until = {}"
         )
-        rows(postgres_dsn, f"{change.format('9' * 16)}; DELETE FROM orders")
+        rows(tables_dsn, f"{change.format('9' * 16)}; DELETE FROM orders")
         assert ((await shop.send()).status, shop.rows) == (409, [])
-        rows(postgres_dsn, change.format(1))
+        rows(tables_dsn, change.format(1))
         assert ((await shop.send()).status, shop.runs, shop.rows) == (201, [1, 2], ["tea"])
         assert (await shop.send()).replayed
 
 
-async def test_a_waiter_holds_no_connection(way: str, postgres_dsn: str) -> None:
+async def test_a_waiter_holds_no_connection(way: str, tables_dsn: str) -> None:
     # L8, R82: more waiters than connections
-    async with Shop(way, postgres_dsn, on_in_progress="wait").open() as shop:
+    async with Shop(way, tables_dsn, on_in_progress="wait").open() as shop:
         async with shop.busy() as first:
             waiters = [asyncio.create_task(shop.send()) for _ in range(20)]
             other = await shop.send("/orders?item=coffee", key=new_key())
@@ -225,9 +225,9 @@ async def test_a_waiter_holds_no_connection(way: str, postgres_dsn: str) -> None
         assert len(shop.runs) == 2
 
 
-async def test_another_request_under_a_key_in_flight_waits_for_nothing(way: str, postgres_dsn: str) -> None:
+async def test_another_request_under_a_key_in_flight_waits_for_nothing(way: str, tables_dsn: str) -> None:
     # R38, C8, L8: also where the same request would wait, and where no connection is left
-    async with Shop(way, postgres_dsn, on_in_progress="wait", wait_max=60, pool_size=2).open() as shop:
+    async with Shop(way, tables_dsn, on_in_progress="wait", wait_max=60, pool_size=2).open() as shop:
         async with shop.busy() as first:
             async with asyncio.timeout(PATIENCE):
                 replies = [await shop.send("/orders?item=coffee") for _ in range(2)]
@@ -235,9 +235,9 @@ async def test_another_request_under_a_key_in_flight_waits_for_nothing(way: str,
         assert ((await first).status, shop.rows) == (201, ["tea"])
 
 
-async def test_an_answer_can_be_had_while_all_connections_are_in_handlers_hands(way: str, postgres_dsn: str) -> None:
+async def test_an_answer_can_be_had_while_all_connections_are_in_handlers_hands(way: str, tables_dsn: str) -> None:
     # R69: a replay and a duplicate need no place among the handlers
-    async with Shop(way, postgres_dsn, pool_size=2).open() as shop:
+    async with Shop(way, tables_dsn, pool_size=2).open() as shop:
         known = new_key()
         assert (await shop.send("/orders?item=coffee", key=known)).status == 201
         async with shop.busy():
@@ -249,27 +249,27 @@ async def test_an_answer_can_be_had_while_all_connections_are_in_handlers_hands(
         assert shop.rows == ["coffee", "tea"]
 
 
-async def test_a_number_that_somebody_else_locked_is_a_409_and_then_a_success(way: str, postgres_dsn: str) -> None:
+async def test_a_number_that_somebody_else_locked_is_a_409_and_then_a_success(way: str, tables_dsn: str) -> None:
     # F19: a collision, or the application's own lock
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
         seen: list[int] = []
 
         def look(_: Any) -> None:
             pair = "SELECT (classid::bigint << 32 | objid::bigint)::bigint FROM pg_locks WHERE locktype = 'advisory'"
-            seen.extend(number for (number,) in rows(postgres_dsn, f"{pair} AND objsubid = 1"))
+            seen.extend(number for (number,) in rows(tables_dsn, f"{pair} AND objsubid = 1"))
 
         shop.inside = look
         await shop.send("/orders?way=crash")
-        with psycopg.connect(postgres_dsn) as other:
+        with psycopg.connect(tables_dsn) as other:
             other.execute("SELECT pg_advisory_xact_lock(%s)", seen)
             reply = await shop.send()
             assert ((reply.status, reply.code), shop.rows) == (IN_PROGRESS, [])
         assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
 
 
-async def test_the_same_key_inside_itself_is_in_progress(postgres_dsn: str) -> None:
+async def test_the_same_key_inside_itself_is_in_progress(tables_dsn: str) -> None:
     # F18, L7: the lock is not re-entrant for us, because each operation has a connection of its own
-    shop = Shop("asyncpg", postgres_dsn)
+    shop = Shop("asyncpg", tables_dsn)
     inner: list[Any] = []
 
     async def nested(_: Any) -> None:
@@ -284,9 +284,9 @@ async def test_the_same_key_inside_itself_is_in_progress(postgres_dsn: str) -> N
         assert shop.rows == ["coffee", "tea"]
 
 
-async def test_another_operation_inside_is_its_own(postgres_dsn: str) -> None:
+async def test_another_operation_inside_is_its_own(tables_dsn: str) -> None:
     # L7: an outer failure does not undo what the inner one has acknowledged
-    shop = Shop("asyncpg", postgres_dsn)
+    shop = Shop("asyncpg", tables_dsn)
 
     async def nested(_: Any) -> None:
         shop.inside = lambda _: None
@@ -299,15 +299,15 @@ async def test_another_operation_inside_is_its_own(postgres_dsn: str) -> None:
         assert shop.rows == ["coffee"]
 
 
-async def test_a_savepoint_of_the_handler_does_not_free_the_key(postgres_dsn: str) -> None:
+async def test_a_savepoint_of_the_handler_does_not_free_the_key(tables_dsn: str) -> None:
     # F18: the lock was taken before it
-    shop = Shop("asyncpg", postgres_dsn)
+    shop = Shop("asyncpg", tables_dsn)
 
     async def inside(op: Any) -> None:
         savepoint = op.connection.transaction()
         await savepoint.start()
         await savepoint.rollback()
-        assert locks_held(postgres_dsn) == 1
+        assert locks_held(tables_dsn) == 1
 
     async with shop.open():
         shop.inside = inside
@@ -315,8 +315,8 @@ async def test_a_savepoint_of_the_handler_does_not_free_the_key(postgres_dsn: st
 
 
 @pytest.fixture
-def proxy(postgres_dsn: str) -> Iterator[Proxy]:
-    with Proxy.before(postgres_dsn) as proxy:
+def proxy(tables_dsn: str) -> Iterator[Proxy]:
+    with Proxy.before(tables_dsn) as proxy:
         yield proxy
 
 
@@ -325,10 +325,10 @@ def far(way: str, dsn: str, proxy: Proxy) -> Shop:
 
 
 async def test_a_commit_whose_reply_was_lost_is_answered_from_the_record(
-    way: str, postgres_dsn: str, proxy: Proxy
+    way: str, tables_dsn: str, proxy: Proxy
 ) -> None:
     # F8, P7
-    async with far(way, postgres_dsn, proxy).open() as shop:
+    async with far(way, tables_dsn, proxy).open() as shop:
         lost: list[Any] = []
         shop.inside = lambda _: lost.append(proxy.lose_reply(b"COMMIT", b"COMMIT"))
         reply = await shop.send()
@@ -337,21 +337,21 @@ async def test_a_commit_whose_reply_was_lost_is_answered_from_the_record(
         assert len(shop.runs) == 1
 
 
-async def test_a_commit_that_never_arrived_is_proven_rolled_back(way: str, postgres_dsn: str, proxy: Proxy) -> None:
+async def test_a_commit_that_never_arrived_is_proven_rolled_back(way: str, tables_dsn: str, proxy: Proxy) -> None:
     # F8, P7: the lock is free and there is no row
-    async with far(way, postgres_dsn, proxy).open() as shop:
+    async with far(way, tables_dsn, proxy).open() as shop:
         shop.inside = lambda _: proxy.lose_request(b"COMMIT")
         reply = await shop.send()
         assert (reply.status, reply.code) in [(503, "idempotency_store_unavailable"), IN_PROGRESS]
         assert reply.header("retry-after") == "1"
         shop.inside = lambda _: None
-        await until(lambda: locks_held(postgres_dsn) == 0)
+        await until(lambda: locks_held(tables_dsn) == 0)
         assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
 
 
-async def test_a_commit_that_is_still_under_way_is_no_roll_back(way: str, postgres_dsn: str, proxy: Proxy) -> None:
+async def test_a_commit_that_is_still_under_way_is_no_roll_back(way: str, tables_dsn: str, proxy: Proxy) -> None:
     # F8, P7: an absent row says nothing while the lock is not free
-    async with far(way, postgres_dsn, proxy).open() as shop:
+    async with far(way, tables_dsn, proxy).open() as shop:
         late: list[Any] = []
         shop.inside = lambda _: late.append(proxy.postpone(b"COMMIT", b"COMMIT"))
         replies = [await shop.send(), await shop.send()]
@@ -361,23 +361,23 @@ async def test_a_commit_that_is_still_under_way_is_no_roll_back(way: str, postgr
         assert (again.status, again.replayed, shop.rows, len(shop.runs)) == (201, True, ["tea"], 1)
 
 
-async def test_a_server_that_ended_the_transaction_has_undone_it(way: str, postgres_dsn: str) -> None:
+async def test_a_server_that_ended_the_transaction_has_undone_it(way: str, tables_dsn: str) -> None:
     # F15, L4: the lease is the server's time-out
-    async with Shop(way, postgres_dsn).open() as shop:
+    async with Shop(way, tables_dsn).open() as shop:
         killing = (
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND state = 'idle in transaction' AND pid <> pg_backend_pid()"
         )
-        shop.inside = lambda _: rows(postgres_dsn, killing) and None
+        shop.inside = lambda _: rows(tables_dsn, killing) and None
         reply = await shop.send()
         assert (reply.status, shop.rows, shop.states) == (503, [], [])
         shop.inside = lambda _: None
         assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
 
 
-async def test_what_is_deferred_commits_with_the_rows(postgres_dsn: str) -> None:
+async def test_what_is_deferred_commits_with_the_rows(tables_dsn: str) -> None:
     # row 3, R123: record, parcel and business rows are one transaction
-    database = PostgresDatabase(postgres_dsn, "asyncpg")
+    database = PostgresDatabase(tables_dsn, "asyncpg")
     shop = RealShop(database)
 
     @shop.app.post("/orders")
@@ -393,23 +393,23 @@ async def test_what_is_deferred_commits_with_the_rows(postgres_dsn: str) -> None
 
     async with shop.open():
         assert (await shop.send("/orders?fails=1", key=new_key())).status == 500
-        assert (shop.rows, shop.states, rows(postgres_dsn, "SELECT 1 FROM oncekey.outbox")) == ([], [], [])
+        assert (shop.rows, shop.states, rows(tables_dsn, "SELECT 1 FROM oncekey.outbox")) == ([], [], [])
         assert [(await shop.send()).status for _ in range(2)] == [202, 202]
         together = (
             "SELECT DISTINCT o.xmin = r.xmin AND p.xmin = r.xmin FROM orders o, oncekey.record r, oncekey.outbox p"
         )
-        assert rows(postgres_dsn, together) == [(True,)]
+        assert rows(tables_dsn, together) == [(True,)]
         kinds = "SELECT kind, p.incarnation = r.incarnation FROM oncekey.outbox p, oncekey.record r ORDER BY 1"
-        assert rows(postgres_dsn, kinds) == [("defer", True), ("emit", True)]
+        assert rows(tables_dsn, kinds) == [("defer", True), ("emit", True)]
         assert (shop.states, shop.rows) == (["pending"], ["tea"])
         database.execute("DELETE FROM orders")
         declined = [await shop.send("/orders?status=402", key=new_key()) for _ in range(1)]
         assert ([reply.status for reply in declined], shop.states) == ([402], ["completed", "pending"])
 
 
-async def test_the_status_resource_sees_who_has_no_row_yet(way: str, postgres_dsn: str) -> None:
+async def test_the_status_resource_sees_who_has_no_row_yet(way: str, tables_dsn: str) -> None:
     # F21, L8
-    shop = Shop(way, postgres_dsn)
+    shop = Shop(way, tables_dsn)
     app = FastAPI()
     once = Once(shop.database.url, policy=Policy())
     once.install(app, tenant=tenant_of, status="/keys")

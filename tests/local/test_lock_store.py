@@ -92,9 +92,9 @@ def package(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def dsn(postgres_dsn: str) -> str:
-    rows(make_tables(postgres_dsn), EFFECTS)
-    return postgres_dsn
+def dsn(tables_dsn: str) -> str:
+    rows(tables_dsn, EFFECTS)
+    return tables_dsn
 
 
 @asynccontextmanager

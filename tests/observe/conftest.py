@@ -17,7 +17,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """The URL of an empty store, for a driver."""
     if request.param == "sqlite":
         return lambda _: f"sqlite:///{tmp_path}/shop.db"
-    dsn: str = request.getfixturevalue("postgres_dsn")
+    dsn: str = request.getfixturevalue("tables_dsn")
     return lambda package: dsn.replace("postgresql://", f"postgresql+{package}://")
 
 

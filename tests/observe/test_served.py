@@ -78,17 +78,17 @@ def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def full(postgres_dsn: str) -> str:
+def full(tables_dsn: str) -> str:
     """100,000 records of today, nearly all of them finished."""
-    driver = PsycopgDriver(postgres_dsn, pool_size=1)
+    driver = PsycopgDriver(tables_dsn, pool_size=1)
     drive(migrating.up(PostgresStore().schema), driver.run)
     driver.close()
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+    with psycopg.connect(tables_dsn, autocommit=True) as connection:
         fill_postgres(connection, 1, 100_000)
         # What a session counted itself is added to what it counts now, unless it was told before.
         connection.execute("SELECT pg_stat_force_next_flush()")
         connection.execute("VACUUM ANALYZE oncekey.record")
-    return postgres_dsn
+    return tables_dsn
 
 
 def test_gauges_read_what_is_unfinished_and_nothing_else(full: str) -> None:

@@ -63,15 +63,15 @@ FAILS = {
 
 
 @pytest.fixture
-def role(postgres_dsn):
+def role(tables_dsn):
     """A role that may write the application's tables and none of oncekey's."""
-    name = f"tenant_{postgres_dsn.rpartition('_')[2]}"
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+    name = f"tenant_{tables_dsn.rpartition('_')[2]}"
+    with psycopg.connect(tables_dsn, autocommit=True) as connection:
         connection.execute(TABLES)
         connection.execute(f"CREATE ROLE {name}".encode())
         connection.execute(f"GRANT ALL ON sales, witnesses TO {name}".encode())
     yield name
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+    with psycopg.connect(tables_dsn, autocommit=True) as connection:
         connection.execute(f"DROP OWNED BY {name} CASCADE".encode())
         connection.execute(f"DROP ROLE {name}".encode())
 
@@ -82,29 +82,29 @@ def rows(dsn: str, sql: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_set_for_the_transaction_does_not_reach_the_record(way, postgres_dsn, role):
-    shop = Shop(way, postgres_dsn)
+async def test_what_is_set_for_the_transaction_does_not_reach_the_record(way, tables_dsn, role):
+    shop = Shop(way, tables_dsn)
     async with shop.open():
         for what, statements in GOES_WELL.items():
             key = new_key()
             inside = shop.saying(*[statement.format(role=role) for statement in statements])
             assert [(await shop.send(inside, key=key)).status for _ in range(2)] == [200, 200], what
         assert shop.runs == len(GOES_WELL)
-        assert set(rows(postgres_dsn, "SELECT DISTINCT seller FROM sales")) == {(role,), ("postgres",)}
+        assert set(rows(tables_dsn, "SELECT DISTINCT seller FROM sales")) == {(role,), ("postgres",)}
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_time_out_of_the_handlers_statements_is_not_the_records(way, postgres_dsn, role):
-    shop = Shop(way, postgres_dsn)
+async def test_a_time_out_of_the_handlers_statements_is_not_the_records(way, tables_dsn, role):
+    shop = Shop(way, tables_dsn)
     async with shop.open():
-        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        with psycopg.connect(tables_dsn, autocommit=True) as connection:
             connection.execute(SLOW_RECORDS)
         assert (await shop.send(shop.saying("SET LOCAL statement_timeout = '2s'"))).status == 200
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_refusal_that_the_handler_caused_is_a_failed_execution(way, postgres_dsn, role, caplog):
-    shop = Shop(way, postgres_dsn)
+async def test_a_refusal_that_the_handler_caused_is_a_failed_execution(way, tables_dsn, role, caplog):
+    shop = Shop(way, tables_dsn)
     async with shop.open():
         for what, (statements, code) in FAILS.items():
             caplog.clear()
@@ -113,16 +113,16 @@ async def test_a_refusal_that_the_handler_caused_is_a_failed_execution(way, post
             assert (reply.status, reply.json()["code"]) == (500, "idempotency_execution_failed"), what
             assert code in caplog.text, what
         assert (await shop.send(shop.saying(SELL))).status == 200
-        assert rows(postgres_dsn, "SELECT item FROM sales") == [("tea",)]
+        assert rows(tables_dsn, "SELECT item FROM sales") == [("tea",)]
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_deferred_triggers_run_as_the_role_of_the_handler(way, postgres_dsn, role):
-    shop = Shop(way, postgres_dsn)
+async def test_deferred_triggers_run_as_the_role_of_the_handler(way, tables_dsn, role):
+    shop = Shop(way, tables_dsn)
     async with shop.open():
         inside = shop.saying(f"SET LOCAL ROLE {role}", "INSERT INTO sales VALUES ('witnessed')")
         assert (await shop.send(inside)).status == 200
-        assert rows(postgres_dsn, "SELECT who FROM witnesses") == [(role,)]
+        assert rows(tables_dsn, "SELECT who FROM witnesses") == [(role,)]
 
 
 def leave_open(connection: Any, what: str) -> Any:
@@ -138,9 +138,9 @@ def leave_open(connection: Any, what: str) -> Any:
 @pytest.mark.parametrize("what", ["pipeline", "copy", "stream"])
 @pytest.mark.parametrize("blocking", [False, True], ids=["asyncio", "threads"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is refused when it is collected
-async def test_a_transaction_with_something_left_open_in_it_is_refused(what, blocking, postgres_dsn):
+async def test_a_transaction_with_something_left_open_in_it_is_refused(what, blocking, tables_dsn):
     if blocking:
-        driver = PsycopgDriver(postgres_dsn, pool_size=1, statement_timeout=0.2)
+        driver = PsycopgDriver(tables_dsn, pool_size=1, statement_timeout=0.2)
         tx = driver.begin()
         left = leave_open(tx.connection, what)
         next(left) if what == "stream" else left.__enter__()
@@ -149,7 +149,7 @@ async def test_a_transaction_with_something_left_open_in_it_is_refused(what, blo
         assert driver.run(saying(Mode.READ, "SELECT 1")) == [[(1,)]]
         driver.close()
         return
-    other = AsyncPsycopgDriver(postgres_dsn, pool_size=1, statement_timeout=0.2)
+    other = AsyncPsycopgDriver(tables_dsn, pool_size=1, statement_timeout=0.2)
     atx = await other.begin()
     open_one = leave_open(atx.connection, what)
     await (anext(aiter(open_one)) if what == "stream" else open_one.__aenter__())
@@ -160,8 +160,8 @@ async def test_a_transaction_with_something_left_open_in_it_is_refused(what, blo
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
-async def test_what_a_handler_teaches_the_library_ends_with_it(way, postgres_dsn):
-    shop = Shop(way, postgres_dsn)
+async def test_what_a_handler_teaches_the_library_ends_with_it(way, tables_dsn):
+    shop = Shop(way, tables_dsn)
 
     async def teaches(op: Any) -> Any:
         if way == "asyncpg":

@@ -48,8 +48,8 @@ class Outside:
 
 
 @pytest.fixture
-def outside(postgres_dsn):
-    there = Outside(postgres_dsn)
+def outside(tables_dsn):
+    there = Outside(tables_dsn)
     yield there
     there.connection.close()
 
@@ -85,8 +85,8 @@ class Left:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_under_way_at_a_rollback_is_never_committed(postgres_dsn, outside, way):  # X15
-    shop = Shop(way, postgres_dsn)
+async def test_what_is_under_way_at_a_rollback_is_never_committed(tables_dsn, outside, way):  # X15
+    shop = Shop(way, tables_dsn)
     left = Left(shop)
 
     async def fails(op: Any) -> None:
@@ -109,8 +109,8 @@ async def test_what_is_under_way_at_a_rollback_is_never_committed(postgres_dsn, 
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "asyncpg"])
-async def test_what_is_under_way_at_a_commit_is_waited_for(postgres_dsn, outside, way):  # X15
-    shop = Shop(way, postgres_dsn)
+async def test_what_is_under_way_at_a_commit_is_waited_for(tables_dsn, outside, way):  # X15
+    shop = Shop(way, tables_dsn)
     left = Left(shop)
 
     answers = threading.Event()
@@ -134,8 +134,8 @@ async def test_what_is_under_way_at_a_commit_is_waited_for(postgres_dsn, outside
             assert [type(end) for end in left.ends] == [TransactionControlError]
 
 
-async def test_asyncpg_refuses_to_share_the_connection_and_so_nothing_is_stored(postgres_dsn, outside, caplog):  # X15
-    shop = Shop("asyncpg", postgres_dsn)
+async def test_asyncpg_refuses_to_share_the_connection_and_so_nothing_is_stored(tables_dsn, outside, caplog):  # X15
+    shop = Shop("asyncpg", tables_dsn)
     left = Left(shop)
 
     async def leaves(op: Any) -> None:
@@ -155,8 +155,8 @@ async def test_asyncpg_refuses_to_share_the_connection_and_so_nothing_is_stored(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("fails", [False, True], ids=["committed", "rolled back"])
-async def test_a_late_user_is_refused(postgres_dsn, outside, way, fails):  # X14, X15
-    shop = Shop(way, postgres_dsn)
+async def test_a_late_user_is_refused(tables_dsn, outside, way, fails):  # X14, X15
+    shop = Shop(way, tables_dsn)
     kept: list[Any] = []
 
     async def keeps(op: Any) -> None:
@@ -173,9 +173,9 @@ async def test_a_late_user_is_refused(postgres_dsn, outside, way, fails):  # X14
     assert outside.rows == (["next"] if fails else ["first", "next"])
 
 
-async def test_what_was_prepared_or_opened_before_is_refused_too(postgres_dsn, outside):
+async def test_what_was_prepared_or_opened_before_is_refused_too(tables_dsn, outside):
     for way, refusal in (("asyncpg", "released|closed"), ("psycopg", "over")):
-        shop = Shop(way, postgres_dsn)
+        shop = Shop(way, tables_dsn)
         kept: list[Any] = []
 
         async def keeps(op: Any, shop: Shop = shop, kept: list[Any] = kept) -> None:
@@ -223,9 +223,9 @@ uvloop.run(main(sys.argv[1]))
 """
 
 
-def test_no_event_loop_polls_a_closed_socket(postgres_dsn):  # X14
+def test_no_event_loop_polls_a_closed_socket(tables_dsn):  # X14
     done = subprocess.run(
-        [sys.executable, "-c", UVLOOP, postgres_dsn], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", UVLOOP, tables_dsn], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 10

@@ -202,9 +202,9 @@ def url_of(driver: str, request: pytest.FixtureRequest, folder: Path) -> str:
         case "aiomysql":
             return str(request.getfixturevalue("mariadb_url")).replace("://", "+aiomysql://", 1)
         case "postgresql":
-            return str(request.getfixturevalue("postgres_dsn")).replace("postgresql:", "postgresql+psycopg:")
+            return str(request.getfixturevalue("tables_dsn")).replace("postgresql:", "postgresql+psycopg:")
         case _:
-            return str(request.getfixturevalue("postgres_dsn")).replace("postgresql:", f"postgresql+{driver}:")
+            return str(request.getfixturevalue("tables_dsn")).replace("postgresql:", f"postgresql+{driver}:")
 
 
 @pytest.fixture(params=SYNC)

@@ -17,7 +17,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/shop.db"
     else:
-        dsn: str = request.getfixturevalue("postgres_dsn")
+        dsn: str = request.getfixturevalue("tables_dsn")
         url = dsn.replace("postgresql://", "postgresql+psycopg://")
     execute(url, TABLE)
     return url

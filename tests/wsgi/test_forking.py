@@ -89,9 +89,9 @@ def test_workers_that_were_forked(url: str, kind: str, *, preload: bool) -> None
         assert len(backends) == len(set(backends))
 
 
-def test_forked_while_the_parent_is_busy(postgres_dsn: str) -> None:
+def test_forked_while_the_parent_is_busy(tables_dsn: str) -> None:
     # The only place in the pool is taken for ever, as far as a child could know that believed in its parent's pool
-    url = postgres_dsn.replace("postgresql://", "postgresql+psycopg://")
+    url = tables_dsn.replace("postgresql://", "postgresql+psycopg://")
     execute(url, TABLE)
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "SHOP_KIND": "plain"}
     environment["SHOP"] = f"{url}{'&' if '?' in url else '?'}pool_size=1"

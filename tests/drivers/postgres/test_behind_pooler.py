@@ -141,8 +141,8 @@ class FourEffects:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_all_four_effects_with_their_workers(way: str, postgres_dsn: str, pooler: PgBouncer) -> None:
-    async with FourEffects(way, postgres_dsn, pooler.dsn(postgres_dsn)).open() as shop:
+async def test_all_four_effects_with_their_workers(way: str, tables_dsn: str, pooler: PgBouncer) -> None:
+    async with FourEffects(way, tables_dsn, pooler.dsn(tables_dsn)).open() as shop:
         wanted = [(path, new_key()) for path in PATHS for _ in range(6)]
         first = await asyncio.gather(*(shop.send(path, key) for path, key in wanted))
         assert {reply.status for reply in first} == {201, 202}
@@ -152,12 +152,12 @@ async def test_all_four_effects_with_their_workers(way: str, postgres_dsn: str, 
         assert sorted(shop.sent) == sorted(key for path, key in wanted if path == "/transfers")
         stored = sorted(item for (item,) in shop.database.execute("SELECT item FROM orders"))
         assert stored == sorted(key for path, key in wanted if path != "/charges")
-    assert locks_held(postgres_dsn) == 0
+    assert locks_held(tables_dsn) == 0
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg", "def"])
-async def test_statements_that_the_pooler_keeps_prepared(way: str, postgres_dsn: str, pooler: PgBouncer) -> None:
-    url = pooler.dsn(postgres_dsn).replace("pgbouncer=1", "pgbouncer=prepared")
+async def test_statements_that_the_pooler_keeps_prepared(way: str, tables_dsn: str, pooler: PgBouncer) -> None:
+    url = pooler.dsn(tables_dsn).replace("pgbouncer=1", "pgbouncer=prepared")
     if pooler.version < PREPARES:
         kind = ASYNCPG if way == "asyncpg" else ASYNC_PSYCOPG
         async with opened(kind, url, pool_size=4) as driver:
@@ -167,7 +167,7 @@ async def test_statements_that_the_pooler_keeps_prepared(way: str, postgres_dsn:
         assert refusals
         assert all(isinstance(one, StoreUnavailableError) and "?pgbouncer=1" in str(one) for one in refusals)
         return
-    async with FourEffects(way, postgres_dsn, url).open() as shop:
+    async with FourEffects(way, tables_dsn, url).open() as shop:
         for _ in range(3):
             wanted = [(path, new_key()) for path in PATHS for _ in range(6)]
             await asyncio.gather(*(shop.send(path, key) for path, key in wanted))
@@ -176,14 +176,14 @@ async def test_statements_that_the_pooler_keeps_prepared(way: str, postgres_dsn:
 
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
-async def test_operators_tools(package: str, postgres_dsn: str, pooler: PgBouncer) -> None:
+async def test_operators_tools(package: str, tables_dsn: str, pooler: PgBouncer) -> None:
     def type_them() -> list[dict[str, Any]]:
         for words in (["migrate", "up"], ["migrate", "status"], ["reap", "--once"], ["sweep", "--once"], ["stats"]):
             told = oncekey(*words, "--store", url)
             assert told.exit_code == 0, told.output
         return pooler_findings(url)
 
-    url = pooler.dsn(postgres_dsn).replace("postgresql:", f"postgresql+{package}:")
+    url = pooler.dsn(tables_dsn).replace("postgresql:", f"postgresql+{package}:")
     assert [one["level"] for one in await asyncio.to_thread(type_them)] == ["ok"]
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
@@ -197,13 +197,13 @@ def pooler_findings(url: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", [ASYNCPG, ASYNC_PSYCOPG])
-async def test_a_pooler_is_seen_whatever_the_address_says(kind: str, postgres_dsn: str, postgres_server: Any) -> None:
-    with PgBouncer(postgres_dsn, size=1) as pooler:
-        for url, told in ((pooler.dsn(postgres_dsn), True), (through(postgres_dsn, pooler.port), None)):
+async def test_a_pooler_is_seen_whatever_the_address_says(kind: str, tables_dsn: str, postgres_server: Any) -> None:
+    with PgBouncer(tables_dsn, size=1) as pooler:
+        for url, told in ((pooler.dsn(tables_dsn), True), (through(tables_dsn, pooler.port), None)):
             async with opened(kind, url) as driver:
                 assert await driver.pooling() == Pooling(stands=True, per_transaction=True, declared=told)
-    with Proxy.before(postgres_dsn) as relay:  # which is none
-        async with opened(kind, through(postgres_dsn, relay.port)) as driver:
+    with Proxy.before(tables_dsn) as relay:  # which is none
+        async with opened(kind, through(tables_dsn, relay.port)) as driver:
             assert await driver.pooling() == Pooling(stands=False, per_transaction=False, declared=None)
 
 

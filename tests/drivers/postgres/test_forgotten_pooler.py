@@ -31,10 +31,10 @@ PREPARED = "SELECT count(*) FROM pg_prepared_statements"
 
 
 @pytest.fixture
-def pooled(postgres_dsn: str) -> Iterator[str]:
+def pooled(tables_dsn: str) -> Iterator[str]:
     """An address without `?pgbouncer=1` of a pooler that has one server connection."""
-    with PgBouncer(postgres_dsn, size=1, prepared=0) as pooler:
-        yield pooler.dsn(postgres_dsn).partition("?")[0]
+    with PgBouncer(tables_dsn, size=1, prepared=0) as pooler:
+        yield pooler.dsn(tables_dsn).partition("?")[0]
 
 
 @pytest.mark.parametrize("kind", [ASYNCPG, ASYNC_PSYCOPG, PSYCOPG])
@@ -62,10 +62,10 @@ async def test_asyncpg_notices_the_pooler_once(pooled: str, caplog: pytest.LogCa
     assert sum("pgbouncer=1" in record.message for record in caplog.records) == 1
 
 
-async def test_each_new_connection_asks_once_and_no_request_does(postgres_dsn: str) -> None:
-    with CuttingProxy.before(postgres_dsn) as proxy:
+async def test_each_new_connection_asks_once_and_no_request_does(tables_dsn: str) -> None:
+    with CuttingProxy.before(tables_dsn) as proxy:
         proxy.count()
-        async with opened(ASYNCPG, through(postgres_dsn, proxy.port), pool_size=1) as driver:
+        async with opened(ASYNCPG, through(tables_dsn, proxy.port), pool_size=1) as driver:
             for _ in range(5):
                 await driver.run(saying(Mode.READ, "SELECT 1"))
         assert sum(b"pg_backend_pid() =" in message for message, _ in proxy.messages) == 1

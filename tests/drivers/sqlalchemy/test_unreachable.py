@@ -17,7 +17,7 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver
 from oncekey.drivers.sqlalchemy.flask import Database, FlaskSqlalchemyDriver
 from oncekey.flow import Mode
-from oncekey.wire import aconnect_sqlalchemy
+from oncekey.given import aconnect_sqlalchemy
 
 SQLITE = "the SQLite file cannot be opened"
 POSTGRESQL = "no connection to PostgreSQL"
