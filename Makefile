@@ -30,7 +30,7 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 	@echo "$(VENV)/bin/oncekey is ready; make run starts the demo"
 
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
-	$(VENV)/bin/oncekey demo $(ARGS)
+	$(VENV)/bin/oncekey-demo $(ARGS)
 
 # Which tests are fast is one table, tests/harness/selection.py. TESTS names folders or files, and all that is in them runs.
 SUITE = $(if $(filter tests,$(TESTS)),--suite=$(1))
@@ -173,7 +173,7 @@ check: $(VENV)/.dev ## Lint, formatting, types, generated drivers and the depend
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m tools.twins --check
-	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p oncekey_check -p oncekey_client -p tools -p harness -p proof.model -p proof.sim -p proof.crash
+	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p oncekey_check -p oncekey_client -p oncekey_demo -p tools -p harness -p proof.model -p proof.sim -p proof.crash
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")
@@ -199,13 +199,14 @@ failover: $(PATRONI)/.made ## Torture two servers that Patroni keeps, and kill t
 	$(PATRONI)/bin/python tests/soak/failover_soak.py $(ARGS)
 
 # Everything is compiled from the projects, and the check at the end keeps registries' addresses out of the tree.
-COMPILE = $(UV) pip compile $(PROJECTS) --quiet --universal --python-version 3.11 --generate-hashes --no-header
+COMPILE = $(UV) pip compile $(PROJECTS) --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	--no-emit-package oncekey
 
 pins: ## Maintainers, with uv: compile requirements/*.txt again (ARGS=--upgrade)
-	$(COMPILE) --extra demo --extra postgres --extra asyncpg --group build $(ARGS) -o requirements/run.txt
+	$(COMPILE) --extra postgres --extra asyncpg --group build $(ARGS) -o requirements/run.txt
 	$(COMPILE) --all-extras --group dev --group build -c requirements/run.txt $(ARGS) -o requirements/dev.txt
 	$(COMPILE) --all-extras --group lowest --group build --resolution lowest-direct $(ARGS) -o requirements/lowest.txt
-	$(COMPILE) --extra demo --extra postgres --extra asyncpg --group failover --group build -c requirements/dev.txt $(ARGS) \
+	$(COMPILE) --extra postgres --extra asyncpg --group failover --group build -c requirements/dev.txt $(ARGS) \
 		-o requirements/failover.txt
 	@if grep -n '://' requirements/*.txt; then echo 'pins must not name a host' >&2; exit 1; fi
 

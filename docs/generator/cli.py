@@ -32,7 +32,8 @@ ALSO: Final[Mapping[str, str]] = {
     "oncekey demo": (
         "It makes the tables that it needs, starts a provider as a process of its own, and prints requests to try. "
         "The files of the default store and of the provider's ledger are made in the working folder. It is for "
-        "trying things out: its two tokens are public. It needs the extra `demo`. `--traffic 30` sends it real "
+        "trying things out: its two tokens are public. It comes with the package `oncekey-demo`, whose program "
+        "`oncekey-demo` takes the same options. `--traffic 30` sends it real "
         "requests for 30 seconds, at most 8 new keys per second, with faults of the provider and retries. "
         "Afterwards the console shows every outcome, unknown ones and dead letters included: with `--traffic`, "
         "workers try a message twice, and ask the provider about an unknown outcome after half an hour. The seed "
@@ -40,11 +41,14 @@ ALSO: Final[Mapping[str, str]] = {
     ),
     "oncekey provider": (
         "The payment provider of the demo, which recognises keys and fails by name: a request brings "
-        "`X-Demo-Fault: drop-after`, or `POST /faults` sets it for all. `GET /charges` is its ledger. It needs the "
-        "extra `demo`."
+        "`X-Demo-Fault: drop-after`, or `POST /faults` sets it for all. `GET /charges` is its ledger. It comes with "
+        "the package `oncekey-demo`."
     ),
     "oncekey worker": "[Run workers](../howto/workers.md) shows how to use it.",
-    "oncekey torture": "[Torture it](../howto/torture.md) says what it does and what it checks.",
+    "oncekey torture": (
+        "It comes with the package `oncekey-demo`. [Torture it](../howto/torture.md) says what it does and what it "
+        "checks."
+    ),
     "oncekey reconcile": "[Find out what became of it](../howto/unknown.md) shows resolvers and webhooks.",
     "oncekey unknown": ("[Find out what became of it](../howto/unknown.md) says what to do about them."),
     "oncekey migrate": (

@@ -45,7 +45,7 @@ MODULES: Final[Mapping[str, str]] = {
     "oncekey.cells": "The smallest store.",
     "oncekey.testing": "For tests of applications.",
     "oncekey.testing.contract": "The contract that a store has to keep.",
-    "oncekey.testing.checker": "The checker of histories.",
+    "oncekey_demo.checker": "The checker of histories.",
 }
 """The public modules, each a page of the reference."""
 

@@ -10,8 +10,8 @@ from conformance.aiming import broken, demo_target
 from harness.demo import Demo
 from harness.served import Served
 from oncekey.core.policy import Policy
-from oncekey.demo.app import create_app
 from oncekey_check import CLAUSES, Need, Passed, Profile, Report, Skipped, check, planned
+from oncekey_demo.app import create_app
 
 # The demo has no second operation and no switch that makes it fail.
 UNTOLD = {Need.OTHER_URL, Need.FAIL, Need.DECLINED, Need.LARGE, Need.SAME_CALLER}

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from harness.demo import ALPHA, BETA, TEAPOT, Demo
-from oncekey.demo.data import OrderIn, datetime_of, moment, place
+from oncekey_demo.data import OrderIn, datetime_of, moment, place
 
 WANTED = OrderIn.model_validate(TEAPOT)
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.demo import ALPHA, Demo, get
 from oncekey.core.problems import PROBLEMS
-from oncekey.demo.provider_ledger import NAMES, Fault
+from oncekey_demo.provider_ledger import NAMES, Fault
 
 PARTS = ("/demo.css", "/demo.js", "/verdict.js", "/icon.svg")
 

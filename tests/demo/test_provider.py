@@ -23,8 +23,8 @@ import pytest
 
 from harness.provider import COMMAND, Provider
 from oncekey.core.errors import ConfigurationError
-from oncekey.demo.charging import AnswerLostError, NothingSentError, ask, http_url
-from oncekey.demo.provider_ledger import NAMES, Fault, FaultKind, StandingFault, UnknownFaultError
+from oncekey_demo.charging import AnswerLostError, NothingSentError, ask, http_url
+from oncekey_demo.provider_ledger import NAMES, Fault, FaultKind, StandingFault, UnknownFaultError
 
 ORDER: dict[str, object] = {"amount_cents": 1999, "currency": "EUR", "customer_id": "cus_1"}
 IMPATIENT = 0.3

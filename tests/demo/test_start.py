@@ -17,10 +17,10 @@ import pytest
 
 from harness.demo import ALPHA, COMMAND, Demo
 from harness.ports import free_port
-from oncekey.cli.demo import curl_lines, policy_for
 from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
-from oncekey.demo.serving import beside
+from oncekey_demo.command import curl_lines, policy_for
+from oncekey_demo.serving import beside
 
 
 def _run(folder: Path, *options: str) -> tuple[int, str, list[str]]:

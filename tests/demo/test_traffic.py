@@ -15,10 +15,10 @@ from harness.patience import wait_until
 from oncekey import wire
 from oncekey.core.model import Effects, Outcome, State
 from oncekey.core.transitions import Actor
-from oncekey.demo.traffic import KINDS, Send, drawn
 from oncekey.engine.operate import box_of, survey_of
 from oncekey.flow import drive
 from oncekey.ops.stats import FINISHED, UNFINISHED, Walk
+from oncekey_demo.traffic import KINDS, Send, drawn
 
 QUICK = ("--lease", "3", "--call-timeout", "2", "--interval", "1")
 MOST = 10_000

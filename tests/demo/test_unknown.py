@@ -20,8 +20,8 @@ import pytest
 from harness.demo import MONEY, Demo
 from harness.patience import wait_until
 from harness.provider import Provider
-from oncekey.demo.app import SECRET, WEBHOOKS
-from oncekey.demo.provider_server import sign
+from oncekey_demo.app import SECRET, WEBHOOKS
+from oncekey_demo.provider_server import sign
 
 _until = partial(wait_until, every=0.05)
 QUICK = ("--lease", "3", "--call-timeout", "1.5", "--interval", "0.5")
@@ -117,7 +117,7 @@ def test_without_a_provider_to_ask_it_ends_at_an_operator(tmp_path: Path, store:
             charge = provider.charges()[-1]
             _until(lambda: demo.record(key)["state"] == "unknown")
             provider.kill()
-            place = ("--app", "oncekey.demo.service:once", "--once", "--json")
+            place = ("--app", "oncekey_demo.service:once", "--once", "--json")
             environment = {**os.environ, "ONCEKEY_DEMO_STORE": store, "ONCEKEY_DEMO_PROVIDER": provider.url}
             with closing(sqlite3.connect(tmp_path / "demo.db")) as connection, connection:
                 # As after nine looks in vain: each of them, and the pauses between, is another test's.

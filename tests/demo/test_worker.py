@@ -1,4 +1,4 @@
-"""The demo with its workers in another process: `oncekey worker --app oncekey.demo.service:once`."""
+"""The demo with its workers in another process: `oncekey worker --app oncekey_demo.service:once`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.demo import Demo
 from harness.provider import Provider
 
-WORKER = (sys.executable, "-c", "from oncekey.cli import main; main()", "worker", "--app", "oncekey.demo.service:once")
+WORKER = (sys.executable, "-c", "from oncekey.cli import main; main()", "worker", "--app", "oncekey_demo.service:once")
 
 
 def test_a_worker_of_its_own_makes_the_transfer(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.proxy import Proxy, _Loss
-from oncekey.torture.proxy import Link
+from oncekey_demo.torture.proxy import Link
 
 _CHUNK = 65_536
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 from harness.dsn import address
 from harness.patience import PATIENCE
 from harness.ports import free_port
-from oncekey.torture.proxy import Link
+from oncekey_demo.torture.proxy import Link
 
 _CHUNK = 65_536
 

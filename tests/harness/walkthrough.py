@@ -165,7 +165,7 @@ class Walkthrough:
     def serve_demo(self, line: str) -> None:
         """`make run`: the demo as the Makefile starts it; a second time is a crash and a restart."""
         self.check_target(line)
-        assert re.search(r"^run:.*\n\t\$\(VENV\)/bin/oncekey demo \$\(ARGS\)$", _makefile(), re.MULTILINE)
+        assert re.search(r"^run:.*\n\t\$\(VENV\)/bin/oncekey-demo \$\(ARGS\)$", _makefile(), re.MULTILINE)
         if self._demo is None:
             self._demo = Demo(self._folder, *shlex.split(" ".join(re.findall(r'ARGS="([^"]*)"', line))))
         self._demo.kill()

@@ -191,7 +191,7 @@ def test_where_it_cannot_be_installed_a_sentence_says_what_to_do(
 
 def test_run_hands_its_arguments_to_the_demo(tmp_path: Path) -> None:
     done = _make("-n", "run", "ARGS=--port 8123", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
-    assert f"{tmp_path / 'venv'}/bin/oncekey demo --port 8123\n" in done.stdout
+    assert f"{tmp_path / 'venv'}/bin/oncekey-demo --port 8123\n" in done.stdout
 
 
 def _ci(tmp_path: Path, make: str) -> tuple[int, list[str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -12,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from client.scripted import DROP, ScriptedServer, answer
 from conformance.shop import Shop
 from harness.alone import PROJECTS, ROOT, add, applies, built, installed, requirements
+from harness.patience import PATIENCE
 from oncekey_client import Journal
 from oncekey_client.exchange import Call
 
@@ -24,6 +28,7 @@ PACKAGES = sorted(set(PROJECTS) - {"oncekey"})
 NEEDS = {
     "oncekey-check": {"typer"},
     "oncekey-client": set(),
+    "oncekey-demo": {"oncekey", "httptools", "uvicorn", "uvloop"},
 }
 """What the base install of each brings."""
 BEYOND = {
@@ -188,3 +193,29 @@ def test_the_program_of_the_client_needs_its_extra(wheels: Mapping[str, Path], t
     without = subprocess.run([programs / "oncekey-client"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (without.returncode, without.stdout) == (2, "")
     assert without.stderr == "the program oncekey-client needs one more package: pip install 'oncekey-client[cli]'\n"
+
+
+# oncekey-demo
+
+
+def test_the_demo_alone_serves_its_shop(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    programs = installed("oncekey-demo", wheels, tmp_path / "alone")
+    (need,) = (need for need in requirements(wheels["oncekey-demo"]) if need.name == "oncekey")
+    assert str(need.specifier) == f"=={_project('oncekey')['version']}"
+    served = subprocess.Popen(
+        [programs / "oncekey-demo", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert served.stdout is not None
+        url = re.search(r"http://127\.0\.0\.1:\d+", served.stdout.readline())
+        assert url is not None
+        order = {"customer_id": "c-1", "items": [{"product_id": "p-1", "quantity": 2}]}
+        headers = {"Authorization": "Bearer demo-alpha", "Idempotency-Key": '"8e03978e-40d5-43e8-bc93-6894a57f9324"'}
+        first, second = (httpx.post(f"{url[0]}/orders", json=order, headers=headers) for _ in range(2))
+    finally:
+        served.send_signal(signal.SIGINT)
+        served.communicate(timeout=PATIENCE)
+    assert (first.status_code, second.headers["Idempotent-Replayed"], second.content) == (201, "true", first.content)
+    for command in ("demo", "provider", "torture"):
+        assert f"Usage: oncekey {command} " in _run(programs / "oncekey", command, "--help", cwd=tmp_path)
+    assert not any(_finds(module, programs) for module in ("oncekey_check", "oncekey_client", "httpx", "psycopg"))

@@ -16,7 +16,7 @@ from oncekey.core.model import Bypass, Code, Effects
 from oncekey.engine import serve as lifecycle
 from oncekey.engine.actions import Interrupted, Invoke, Life
 from oncekey.engine.deciding import HandlerEnded, decided
-from oncekey.testing.history import ClientSaw
+from oncekey_demo.history import ClientSaw
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer

@@ -10,8 +10,8 @@ import pytest
 from harness.dsn import through
 from harness.proxy import Proxy
 from oncekey.core.model import Effects
-from oncekey.testing.checker import check
-from oncekey.testing.history import Operation
+from oncekey_demo.checker import check
+from oncekey_demo.history import Operation
 from proof.crash.crasher import Crasher
 from proof.crash.places import Place
 from proof.crash.proof import PROMISES, RULES

@@ -10,7 +10,7 @@ from oncekey.flow import Rows, Statement, run_body
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.rows import record_of
 from oncekey.testing.claims import a_claim
-from oncekey.testing.history import Effect, Proof
+from oncekey_demo.history import Effect, Proof
 from proof.sim.database import Database
 from proof.sim.scheduler import EPOCH, Clock
 from proof.sim.steps import OpenTransaction

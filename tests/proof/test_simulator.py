@@ -11,8 +11,8 @@ import pytest
 
 from harness.each import each
 from oncekey.core.model import MINUTE, Code, Effects
-from oncekey.testing.checker import Rule
-from oncekey.testing.history import ClientSaw, stories
+from oncekey_demo.checker import Rule
+from oncekey_demo.history import ClientSaw, stories
 from proof.sim.scenarios import DEADLINE, LEASE, OUTSIDE, SCENARIOS, FaultRates, Scenario
 from proof.sim.simulator import CHUNK, Run, main, simulate
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from oncekey.core.model import Code
-from oncekey.testing.checker import LOOKS, Rule, check
-from oncekey.testing.history import ClientSaw, Effect, Final, History, Lapse, Operation, Proof, Sighting, Write
+from oncekey_demo.checker import LOOKS, Rule, check
+from oncekey_demo.history import ClientSaw, Effect, Final, History, Lapse, Operation, Proof, Sighting, Write
 
 SCOPE, KEY = "tenant", "key"
 A, B = "body-a", "body-b"

@@ -6,8 +6,8 @@ import json
 import uuid
 from typing import Any
 
-from oncekey.torture.plan import Settings
-from oncekey.torture.shop import Shop, Wanted, charge
+from oncekey_demo.torture.plan import Settings
+from oncekey_demo.torture.shop import Shop, Wanted, charge
 
 settings = Settings.from_environment()
 shop = Shop(settings)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.torture import nemesis
-from oncekey.torture.nemesis import Nemesis, Trouble
+from oncekey_demo.torture import nemesis
+from oncekey_demo.torture.nemesis import Nemesis, Trouble
 
 
 class SlowChild:

@@ -13,8 +13,8 @@ from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
 from oncekey.flow import adrive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.testing.claims import a_claim
-from oncekey.torture.plan import Plan
-from oncekey.torture.proxy import Loss, Proxy, answered_mysql
+from oncekey_demo.torture.plan import Plan
+from oncekey_demo.torture.proxy import Loss, Proxy, answered_mysql
 
 LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
 

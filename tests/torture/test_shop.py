@@ -11,8 +11,8 @@ from harness.asgi import Caller
 from harness.cutting import CuttingProxy
 from harness.dsn import through
 from harness.tables import make_tables
-from oncekey.torture.plan import Settings
-from oncekey.torture.shop import Shop, Wanted
+from oncekey_demo.torture.plan import Settings
+from oncekey_demo.torture.shop import Shop, Wanted
 
 BODY = json.dumps(Wanted("c", 7).data()).encode()
 

@@ -24,8 +24,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.testing.claims import a_claim
-from oncekey.torture.plan import Plan
 from oncekey.wire import connect
+from oncekey_demo.torture.plan import Plan
 
 COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "torture")
 HERE = Path(__file__).parent

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from oncekey.core.model import State
-from oncekey.testing.checker import Rule
-from oncekey.testing.history import ClientSaw, Effect, Operation, Write
-from oncekey.torture.clients import IntendedRequest
-from oncekey.torture.shop import Wanted
-from oncekey.torture.verdict import ROW, Charge, FinalRecord, RunEvidence, broken_promises, story_of, stuck
+from oncekey_demo.checker import Rule
+from oncekey_demo.history import ClientSaw, Effect, Operation, Write
+from oncekey_demo.torture.clients import IntendedRequest
+from oncekey_demo.torture.shop import Wanted
+from oncekey_demo.torture.verdict import ROW, Charge, FinalRecord, RunEvidence, broken_promises, story_of, stuck
 
 SCOPE, KEY = "s", "torture-1-01-000001"
 BODY = json.dumps({"charge": "ch_1", "attempt": 1}).encode()

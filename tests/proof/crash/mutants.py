@@ -27,9 +27,9 @@ from oncekey.runtimes.aio import AsyncRuntime
 from oncekey.stores.phases import PhaseStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.statements import execute, load
-from oncekey.testing.checker import Rule
 from oncekey.wire import Kind
 from oncekey.workers.relay import Relay
+from oncekey_demo.checker import Rule
 from proof.crash.crasher import Fault, Manner, Point
 from proof.crash.proof import ACCEPTED_IS_COMMITTED, ONE_RUNNER, Case, Rescue, Variant, faults, prove
 from proof.patching import patched

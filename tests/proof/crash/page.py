@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.model import Effects
-from oncekey.testing.checker import Rule
+from oncekey_demo.checker import Rule
 from proof.crash.crasher import Manner
 from proof.crash.mutants import MUTANTS
 from proof.crash.proof import CASES, PROMISES, RULES, Rescue

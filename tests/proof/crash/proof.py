@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from oncekey.core.model import HOUR, MINUTE, Code, Effects, State
 from oncekey.flow import Statement
-from oncekey.testing.checker import Rule, check
 from oncekey.testing.claims import ManualClock
-from oncekey.testing.history import ClientSaw, Operation
 from oncekey.wire import Kind as Store
+from oncekey_demo.checker import Rule, check
+from oncekey_demo.history import ClientSaw, Operation
 from proof.crash.crasher import Crasher, Fault, Manner, Point, When
 from proof.crash.reading import CHARGE, history_of
 from proof.crash.shop import ACCEPTED, Inbox, Ledger, Process, World

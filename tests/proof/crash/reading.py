@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.testing import history
-from oncekey.testing.history import Dispatch, Effect, History, Operation, Proof, Write
+from oncekey_demo import history
+from oncekey_demo.history import Dispatch, Effect, History, Operation, Proof, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

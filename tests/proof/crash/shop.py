@@ -23,10 +23,10 @@ from oncekey.core.policy import Policy
 from oncekey.engine.operation import Operation
 from oncekey.engine.shell import AsyncEngine
 from oncekey.once import SINGLE_TENANT, Once
-from oncekey.testing.history import ClientSaw
 from oncekey.topics import Message, Reply
 from oncekey.workers.completer import Completer
 from oncekey.workers.relay import Relay
+from oncekey_demo.history import ClientSaw
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant

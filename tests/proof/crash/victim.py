@@ -1,7 +1,7 @@
 """A real process that ends itself at a place: any command of `oncekey`, with a crasher where its driver is.
 
     python -m proof.crash.victim --point after:charge:1 --signal KILL -- demo --port 8001
-    python -m proof.crash.victim --point after:due:1 --signal STOP -- worker --app oncekey.demo.service:once
+    python -m proof.crash.victim --point after:due:1 --signal STOP -- worker --app oncekey_demo.service:once
 
 The places are those of the process, counted from its start. The demo's call to its provider is called `charge`.
 """
@@ -13,13 +13,13 @@ from argparse import ArgumentParser
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey import once, wire
-from oncekey.demo import charging
 from oncekey.engine.shell import AsyncEngine
+from oncekey_demo import charging
 from proof.crash.crasher import Crasher, Fault, Manner, Point
 from proof.patching import patched
 
 if TYPE_CHECKING:
-    from oncekey.demo.charging import Reply
+    from oncekey_demo.charging import Reply
 
 
 CHARGE: Final = "charge"

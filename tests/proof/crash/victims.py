@@ -22,8 +22,8 @@ from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.provider import Provider
 from harness.tables import leases_run_out
-from oncekey.testing.checker import Rule, check
-from oncekey.testing.history import ClientSaw, Operation
+from oncekey_demo.checker import Rule, check
+from oncekey_demo.history import ClientSaw, Operation
 from proof.crash.places import Place
 from proof.crash.reading import history_of
 from proof.crash.shop import Charge, Inbox
@@ -80,7 +80,7 @@ class Cluster:
 
     def worker(self, point: str = "after:nothing:1", sign: str = "KILL") -> Victim:
         """A worker of the demo, which ends itself at a point, or when there is nothing left to do."""
-        return self._victim(point, sign, "worker", "--app", "oncekey.demo.service:once", "--concurrency", "1", "--once")
+        return self._victim(point, sign, "worker", "--app", "oncekey_demo.service:once", "--concurrency", "1", "--once")
 
     def _victim(self, point: str, sign: str, *command: str) -> Victim:
         environment = {

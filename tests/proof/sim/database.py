@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.testing.history import Proof, Write
+from oncekey_demo.history import Proof, Write
 from proof.sim.onecommit import LOCKING, PUT
 from proof.sim.steps import OpenTransaction, Saying
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant
     from oncekey.flow import Rows, Statement, Value
-    from oncekey.testing.history import Effect
+    from oncekey_demo.history import Effect
     from proof.sim.onecommit import Held
     from proof.sim.scheduler import Clock
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from oncekey.engine import admit, deciding, local, request, serve, settle
-from oncekey.testing.checker import Rule
+from oncekey_demo.checker import Rule
 from proof.patching import patched
 from proof.sim import broken_flows as flows
 from proof.sim import broken_statements as said

@@ -39,7 +39,7 @@ from oncekey.engine.admit import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, SettledKeys, Site
 from oncekey.flow import Transaction
-from oncekey.testing.history import ClientSaw, Lapse
+from oncekey_demo.history import ClientSaw, Lapse
 from proof.lives import FAILED, life
 from proof.sim import steps
 from proof.sim.scenarios import CALL_TIMEOUT, DEADLINE, LEASE, POLICY, TTL

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from oncekey.core.model import MINUTE, SECOND, Duration, Effects
 from oncekey.core.policy import Policy, micros
-from oncekey.testing.checker import Rule
+from oncekey_demo.checker import Rule
 
 POLICY: Final = Policy(
     lease=timedelta(seconds=60),

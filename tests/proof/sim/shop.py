@@ -17,7 +17,7 @@ from oncekey.core.errors import NotExecutedError, RejectedError
 from oncekey.core.model import Effects
 from oncekey.engine import steps as taken
 from oncekey.engine.actions import Call, Life
-from oncekey.testing.history import Effect
+from oncekey_demo.history import Effect
 from proof.lives import NotEntered, Said
 from proof.sim.scenarios import CALL_TIMEOUT, PROVIDER_LAG, HandlerCourse
 from proof.sim.steps import Insert, Mailbox, Point, Receive, Wait

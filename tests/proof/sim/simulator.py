@@ -16,7 +16,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from oncekey.testing.checker import check
+from oncekey_demo.checker import check
 from proof.sim.mutants import MUTANTS
 from proof.sim.scenarios import EVERYDAY, SCENARIOS
 from proof.sim.world import REAL, Parts, World
@@ -24,8 +24,8 @@ from proof.sim.world import REAL, Parts, World
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from oncekey.testing.checker import Violation
-    from oncekey.testing.history import History
+    from oncekey_demo.checker import Violation
+    from oncekey_demo.history import History
     from proof.sim.mutants import Mutant
     from proof.sim.scenarios import Scenario
     from proof.sim.scheduler import Event

@@ -13,7 +13,7 @@ from oncekey.flow import Mode
 if TYPE_CHECKING:
     from oncekey.core.model import Duration
     from oncekey.flow import Body, Flow, Statement, Transaction
-    from oncekey.testing.history import Effect
+    from oncekey_demo.history import Effect
 
 
 T = TypeVar("T")

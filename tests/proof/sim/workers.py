@@ -15,7 +15,7 @@ from oncekey.core.rulings import LEASE_RAN_OUT
 from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.rows import memo_text, owner_proof, record_of, response_params, version_proof
-from oncekey.testing.history import Effect
+from oncekey_demo.history import Effect
 from proof.sim.scenarios import (
     CALL_TIMEOUT,
     CLOCK_TOLERANCE,

@@ -19,8 +19,8 @@ from oncekey.engine.run import SettledKeys
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS
 from oncekey.stores.statements import Statements
-from oncekey.testing import history
-from oncekey.testing.history import ClientSaw, History, Lapse, Operation, Sighting
+from oncekey_demo import history
+from oncekey_demo.history import ClientSaw, History, Lapse, Operation, Sighting
 from proof.patching import patched
 from proof.sim.database import Database
 from proof.sim.onecommit import ONE_COMMIT, Locks, Outbox

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from oncekey.demo.charging import AnswerLostError, NothingSentError, ask
-from oncekey.demo.routes import NO_MAILBOX
+from oncekey_demo.charging import AnswerLostError, NothingSentError, ask
+from oncekey_demo.routes import NO_MAILBOX
 
 PER_SECOND: Final = 8
 """New keys per second; a key is sent up to three times."""

@@ -19,17 +19,17 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from oncekey.core.errors import RejectedError
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
-from oncekey.demo.data import Money, Notification, Order, OrderIn, Payment, Receipt, Transfer, begin, place
-from oncekey.demo.problems import MEDIA_TYPE, ProblemError, Tenant
-from oncekey.demo.provider_ledger import NAMES, Fault, UnknownFaultError
 from oncekey.engine.operation import Operation
 from oncekey.topics import Message, Reply
+from oncekey_demo.data import Money, Notification, Order, OrderIn, Payment, Receipt, Transfer, begin, place
+from oncekey_demo.problems import MEDIA_TYPE, ProblemError, Tenant
+from oncekey_demo.provider_ledger import NAMES, Fault, UnknownFaultError
 
 if TYPE_CHECKING:
-    from oncekey.demo.charging import Charging
-    from oncekey.demo.data import Movements, Orders
     from oncekey.once import Once
     from oncekey.resolvers import Question
+    from oncekey_demo.charging import Charging
+    from oncekey_demo.data import Movements, Orders
 
 
 LONGEST_DELAY: Final = 60.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncekey.torture.plan import Settings
-from oncekey.torture.shop import Shop
+from oncekey_demo.torture.plan import Settings
+from oncekey_demo.torture.shop import Shop
 
 shop = Shop(Settings.from_environment())
 once = shop.once

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oncekey.core.errors import ConfigurationError
-
 if TYPE_CHECKING:
-    from oncekey.torture.plan import Plan
-    from oncekey.torture.running import Outcome, RunProgress, Watch
+    from oncekey_demo.torture.plan import Plan
+    from oncekey_demo.torture.running import Outcome, RunProgress, Watch
 
 VIOLATED = 1
 
@@ -51,11 +49,9 @@ def torture(  # noqa: PLR0917  (typer reads the parameters)
 
     Everything runs on this machine and ends with the command. Exit code 1: a promise was broken.
     """
-    try:
-        from oncekey.torture.plan import SHOP, Plan
-        from oncekey.torture.running import torture as run
-    except ImportError as error:
-        raise ConfigurationError(f"torture needs {error.name}: pip install 'oncekey[demo]'") from error
+    from oncekey_demo.torture.plan import SHOP, Plan
+    from oncekey_demo.torture.running import torture as run
+
     plan = Plan(
         store=store,
         seconds=seconds,

@@ -1,4 +1,7 @@
-"""`oncekey demo`: runs the reference service on this machine. `oncekey provider`: runs its simulated provider."""
+"""`oncekey-demo` runs the reference service on this machine; `oncekey provider` runs its simulated provider.
+
+`oncekey demo` is the same as `oncekey-demo`.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,13 @@ def register(app: typer.Typer) -> None:
     """Add the commands `demo` and `provider`."""
     app.command("demo")(demo)
     app.command("provider")(provider)
+
+
+def main() -> None:
+    """Run the program `oncekey-demo`."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command()(demo)
+    app(prog_name="oncekey-demo")
 
 
 def demo(  # noqa: PLR0917  (typer reads the parameters)
@@ -72,11 +82,9 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
     ] = None,
 ) -> None:
     """Serve a small shop with idempotency keys, and a simulated payment provider beside it."""
-    try:
-        from oncekey.demo.serving import serve
-        from oncekey.demo.traffic import Traffic
-    except ImportError as error:
-        fail(f"the demo needs {error.name}: pip install 'oncekey[demo]'")
+    from oncekey_demo.serving import serve
+    from oncekey_demo.traffic import Traffic
+
     link = ""
 
     def announced(url: str, console: str) -> None:
@@ -223,10 +231,8 @@ def provider(  # noqa: PLR0917  (typer reads the parameters)
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input ends.", hidden=True)] = False,
 ) -> None:
     """Serve a simulated payment provider, which fails in a given way if a request names it."""
-    try:
-        from oncekey.demo.provider_server import serve
-    except ImportError as error:
-        _fail(f"the provider needs {error.name}: pip install 'oncekey[demo]'")
+    from oncekey_demo.provider_server import serve
+
     try:
         serve(
             ledger,

@@ -21,16 +21,16 @@ from oncekey.console import Console, Ledger, Operator, Role, Tokens
 from oncekey.console.views import palette
 from oncekey.core.model import Instant, RecordId
 from oncekey.core.scope import scope_of
-from oncekey.demo import routes
-from oncekey.demo.charging import Charging, ProviderFailedError
-from oncekey.demo.data import Movements, Orders, Tables
-from oncekey.demo.problems import BodyLimit, ProblemError, Tenant, add_problems, authenticate, tenant_of
 from oncekey.engine.enrolment import NO_NAMESPACE
 from oncekey.flow import adrive
 from oncekey.observe.prometheus import Prometheus
 from oncekey.once import Once
 from oncekey.reconcile import LedgerEntry, Pointers
 from oncekey.resolvers import Executed, NotExecuted, Question, Sighting
+from oncekey_demo import routes
+from oncekey_demo.charging import Charging, ProviderFailedError
+from oncekey_demo.data import Movements, Orders, Tables
+from oncekey_demo.problems import BodyLimit, ProblemError, Tenant, add_problems, authenticate, tenant_of
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy

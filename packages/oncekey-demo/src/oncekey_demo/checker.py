@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from oncekey.core import transitions
 from oncekey.core.model import Code, State
 from oncekey.core.transitions import ROWS, Fence
-from oncekey.testing.history import ClientSaw, Effect, History, Lapse, Operation, Proof, Story, Write, stories
+from oncekey_demo.history import ClientSaw, Effect, History, Lapse, Operation, Proof, Story, Write, stories
 
 Edge: TypeAlias = tuple[State | None, State | None, bool]
 """The state before, the state after, and whether the write begins a new life."""

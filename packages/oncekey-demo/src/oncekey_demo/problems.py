@@ -18,14 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from oncekey.core.errors import NotExecutedError, StoreError
-from oncekey.demo.charging import ProviderFailedError
 from oncekey.frameworks.resuming import resumed_as
+from oncekey_demo.charging import ProviderFailedError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-log = logging.getLogger("oncekey.demo")
+log = logging.getLogger("oncekey_demo")
 
 MEDIA_TYPE = "application/problem+json"
 SHOWN_ERRORS = 20

@@ -1,7 +1,7 @@
 """The processes of a run. The run starts, kills, pauses and continues each of them by its process id.
 
-`python -m oncekey.torture.processes` is such a process: `serve MODULE PORT`, or any command of `oncekey`. It ends with
-the run, however that ends.
+`python -m oncekey_demo.torture.processes` is such a process: `serve MODULE PORT`, or any command of `oncekey`. It ends
+with the run, however that ends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Child:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "oncekey.torture.processes",
+                "oncekey_demo.torture.processes",
                 *self._words,
                 cwd=self._folder,
                 env=self._environment,
@@ -175,7 +175,7 @@ def main(words: list[str]) -> None:
 def _serve(module: str, port: int) -> None:
     import uvicorn  # noqa: PLC0415  (a worker does not need it)
 
-    from oncekey.demo.provider_server import address_of, listen  # noqa: PLC0415
+    from oncekey_demo.provider_server import address_of, listen  # noqa: PLC0415
 
     host = "127.0.0.1"
     app = import_module(module).app  # before a client can connect: a refused connection is better than a long wait

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 from oncekey.canonical.fingerprint import Request
 from oncekey.canonical.whole import fingerprint
 from oncekey.core.model import Code
-from oncekey.demo.charging import AnswerLostError, NothingSentError, Reply, ask
-from oncekey.demo.provider_ledger import FaultKind as Fault
-from oncekey.testing.history import ClientSaw, Operation
-from oncekey.torture.shop import FAULT, PAUSE, RAISE, Wanted, now
+from oncekey_demo.charging import AnswerLostError, NothingSentError, Reply, ask
+from oncekey_demo.history import ClientSaw, Operation
+from oncekey_demo.provider_ledger import FaultKind as Fault
+from oncekey_demo.torture.shop import FAULT, PAUSE, RAISE, Wanted, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

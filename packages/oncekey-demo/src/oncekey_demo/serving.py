@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 import uvicorn
 
-from oncekey.demo.app import DEFAULT_PROVIDER, WEBHOOKS, create_app, link_to
-from oncekey.demo.provider_server import CannotServeError, address_of, listen
-from oncekey.demo.traffic import Traffic, send
+from oncekey_demo.app import DEFAULT_PROVIDER, WEBHOOKS, create_app, link_to
+from oncekey_demo.provider_server import CannotServeError, address_of, listen
+from oncekey_demo.traffic import Traffic, send
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy

@@ -261,7 +261,7 @@ class Tables:
     def __init__(
         self,
         engine: Callable[[], AsyncEngine],
-        package: str = "oncekey.demo",
+        package: str = "oncekey_demo",
         needs: str = "the demo needs SQLite or PostgreSQL",
     ) -> None:
         self._engine = engine

@@ -32,8 +32,8 @@ from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from oncekey.core.errors import ConfigurationError, OncekeyError
-from oncekey.demo.charging import AnswerLostError, NothingSentError, ask, http_url
-from oncekey.demo.provider_ledger import (
+from oncekey_demo.charging import AnswerLostError, NothingSentError, ask, http_url
+from oncekey_demo.provider_ledger import (
     BEFORE,
     Booking,
     ChargeOrder,
@@ -47,7 +47,7 @@ from oncekey.demo.provider_ledger import (
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from oncekey.demo.provider_ledger import Charge
+    from oncekey_demo.provider_ledger import Charge
 
 
 BACKLOG = 2048

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from oncekey.core.errors import ConfigurationError, SchemaError
 from oncekey.core.model import State
-from oncekey.testing.checker import Rule
-from oncekey.torture.clients import ROUTES, UNSHARED, Clients
-from oncekey.torture.nemesis import Nemesis, Trouble
-from oncekey.torture.plan import Plan, Settings
-from oncekey.torture.processes import Child, ProviderProcess, Server
-from oncekey.torture.proxy import Loss, Proxy, answered_mysql, answered_postgres
-from oncekey.torture.shop import Books, CellBooks
-from oncekey.torture.verdict import BrokenPromise, RunEvidence, broken_promises, gather, story_of, stuck
 from oncekey.wire import aconnect
+from oncekey_demo.checker import Rule
+from oncekey_demo.torture.clients import ROUTES, UNSHARED, Clients
+from oncekey_demo.torture.nemesis import Nemesis, Trouble
+from oncekey_demo.torture.plan import Plan, Settings
+from oncekey_demo.torture.processes import Child, ProviderProcess, Server
+from oncekey_demo.torture.proxy import Loss, Proxy, answered_mysql, answered_postgres
+from oncekey_demo.torture.shop import Books, CellBooks
+from oncekey_demo.torture.verdict import BrokenPromise, RunEvidence, broken_promises, gather, story_of, stuck
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine

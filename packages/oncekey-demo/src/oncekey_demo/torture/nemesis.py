@@ -10,11 +10,11 @@ from enum import StrEnum
 from random import Random
 from typing import Any, Final
 
-from oncekey.demo.charging import AnswerLostError, NothingSentError, ask
-from oncekey.torture.clients import FAULTS
-from oncekey.torture.plan import CALL_TIMEOUT, LEASE, SEND_WINDOW
-from oncekey.torture.processes import Child, ChildFailedError
-from oncekey.torture.proxy import Loss, Proxy
+from oncekey_demo.charging import AnswerLostError, NothingSentError, ask
+from oncekey_demo.torture.clients import FAULTS
+from oncekey_demo.torture.plan import CALL_TIMEOUT, LEASE, SEND_WINDOW
+from oncekey_demo.torture.processes import Child, ChildFailedError
+from oncekey_demo.torture.proxy import Loss, Proxy
 
 
 class Trouble(StrEnum):

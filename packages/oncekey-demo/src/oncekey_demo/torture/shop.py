@@ -22,15 +22,15 @@ from starlette.routing import Route
 from oncekey.cells import Asking, Cell, Index, Seen, Swap
 from oncekey.core.errors import NotExecutedError, RejectedError
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
-from oncekey.demo.charging import Charging, ProviderFailedError
-from oncekey.demo.data import Tables
 from oncekey.engine.operation import Operation
 from oncekey.flow import Body, Mode, Rows, Statement, Transaction, Value
 from oncekey.once import Once
 from oncekey.stores.cells_upkeep import FIRST, gathered
 from oncekey.topics import Message, Reply
-from oncekey.torture.plan import CALL_TIMEOUT, Settings, policy_for
 from oncekey.wire import declared, understand
+from oncekey_demo.charging import Charging, ProviderFailedError
+from oncekey_demo.data import Tables
+from oncekey_demo.torture.plan import CALL_TIMEOUT, Settings, policy_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

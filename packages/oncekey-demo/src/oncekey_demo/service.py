@@ -1,4 +1,4 @@
-"""The demo for workers of their own: `oncekey worker --app oncekey.demo.service:once`.
+"""The demo for workers of their own: `oncekey worker --app oncekey_demo.service:once`.
 
 The store and the provider are those of the environment: ONCEKEY_DEMO_STORE and ONCEKEY_DEMO_PROVIDER.
 """
@@ -9,8 +9,8 @@ import os
 from typing import Final
 
 from oncekey.core.policy import Policy
-from oncekey.demo.app import DEFAULT_PROVIDER, create_app
 from oncekey.once import Once
+from oncekey_demo.app import DEFAULT_PROVIDER, create_app
 
 STORE_VARIABLE: Final = "ONCEKEY_DEMO_STORE"
 PROVIDER_VARIABLE: Final = "ONCEKEY_DEMO_PROVIDER"

@@ -77,7 +77,7 @@ POLICY: Final = Policy().override(
 )
 
 
-SHOP: Final = "oncekey.torture.service"
+SHOP: Final = "oncekey_demo.torture.service"
 SHORTEST: Final = 1.0
 LONGEST: Final = 24 * 3600.0
 

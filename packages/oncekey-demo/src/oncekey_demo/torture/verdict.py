@@ -13,15 +13,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.model import State
-from oncekey.demo.charging import ask
-from oncekey.testing.checker import Rule, check
-from oncekey.testing.history import ClientSaw, Effect, History, Operation, Write, stories
-from oncekey.testing.history import Final as LastRecord
-from oncekey.torture.shop import Books, CellBooks
+from oncekey_demo.charging import ask
+from oncekey_demo.checker import Rule, check
+from oncekey_demo.history import ClientSaw, Effect, History, Operation, Write, stories
+from oncekey_demo.history import Final as LastRecord
+from oncekey_demo.torture.shop import Books, CellBooks
 
 if TYPE_CHECKING:
     from oncekey.flow import Row
-    from oncekey.torture.clients import Clients, IntendedRequest
+    from oncekey_demo.torture.clients import Clients, IntendedRequest
 
 
 ROW: Final = "business row"
