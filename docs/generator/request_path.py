@@ -234,9 +234,10 @@ def page() -> str:
         "[the moves](states.md#the-moves), and ADR is a [decision](../adr/README.md). Read the "
         "[security notes](security.md), [where the promise ends](limits.md) and the "
         "[production checklist](../howto/production-checklist.md) beside the code.",
-        "A `def` handler, `once.session`, `op.emit` and `workers=True` load more. Other stores and drivers, WSGI, "
-        "sealing, fronts, limits, observers, functions, the console and the commands are not loaded, either: a process "
-        "imports them when they are configured "
+        "`once.session` and `workers=True` load more, and so does a `def` handler: `frameworks/threaded.py`, "
+        "`runtimes/threads.py`, `engine/sync_operation.py` and the driver of psycopg. Other stores, WSGI, sealing, "
+        "fronts, limits, observers, functions, the console and the commands are not loaded, either: a process imports "
+        "them when they are configured "
         "([decision](../adr/0096-a-process-imports-what-its-requests-need.md)), and no request of this application "
         "imports a module ([others do](#requests-that-import-a-module)). "
         "`tests/frameworks/test_request_path.py` starts this application, sends it a new key, a replay, a request with "

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from frameworks.realshop import PostgresDatabase, RealShop
 from harness.pages import ROOT
 from harness.postgres import PostgresServer
 from local.databases import PACKAGES, rows
 from local.test_http import Shop
+from oncekey.core.model import PHASED
+from oncekey.engine.operation import Operation
 
 QUIET = {"log_min_error_statement": "panic", "log_error_verbosity": "terse"}
 """What the page tells an administrator to set for the application's role."""
@@ -92,6 +95,31 @@ async def test_a_message_that_fails_is_in_the_log_with_its_values(
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_two_settings_of_the_role_keep_them_out(failure: str, package: str, server: PostgresServer) -> None:
     assert not any((await logged(package, failure, server, **QUIET)).values())
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("settings", [{}, QUIET], ids=["default", "quiet"])
+async def test_a_phase_is_in_the_log_in_the_same_way(
+    settings: dict[str, str], package: str, server: PostgresServer
+) -> None:
+    dsn, key, result = owned_by_a_role(server, **settings), uuid.uuid4().hex, uuid.uuid4().hex
+    shop = RealShop(PostgresDatabase(dsn, package))
+
+    @shop.app.post("/orders", status_code=201)
+    @shop.once.protect(effects=PHASED)
+    async def create(op: Operation) -> dict[str, str]:
+        async def begin(connection: Any) -> str:
+            with contextlib.suppress(Exception):
+                await connection.execute("SELECT 1 / 0")
+            return result
+
+        return {"result": await op.phase("begun", begin)}
+
+    async with shop.open():
+        assert (await shop.send(key=key)).status >= 500
+    log = server.log_tail(lines=10_000)
+    assert [text.encode().hex() in log for text in (key, result)] == [not settings, not settings]
+    assert (key in log, result in log) == (False, False)
 
 
 @pytest.mark.parametrize("setting", QUIET)
