@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,29 +21,29 @@ MOST_LINES: Final = 17_500
 SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "Decisions, without a clock and without I/O": (
-            "core.model core.errors core.transitions core.guards core.rulings core.endings core.onecommit core.policy "
+            "core.model core.errors core.guards core.transitions core.rulings core.endings core.onecommit core.policy "
             "core.checks core.keys core.scope core.headers core.answers core.problems core.envelopes core.migrations "
             "core.sqltext canonical.digests canonical.fingerprint canonical.jcs"
         ),
         "The life of a request, as generators": (
-            "engine.claiming engine.enrolment engine.actions engine.run engine.serve engine.admit engine.local "
-            "engine.request engine.deciding engine.settle engine.capture engine.operation flow"
+            "flow lazy engine.actions engine.enrolment engine.claiming engine.run engine.serve engine.admit "
+            "engine.local engine.request engine.deciding engine.settle engine.capture engine.operation"
         ),
         "The store: statements and rows": (
-            "stores.postgres stores.sql stores.keystore stores.locks stores.statements stores.rows driver_ports"
+            "stores.statements stores.rows stores.keystore stores.locks stores.sql stores.postgres"
         ),
         "The driver: asyncpg and PostgreSQL": (
-            "drivers.postgres.asyncpg drivers.postgres.asyncpg_connections drivers.postgres.asyncpg_transactions "
-            "drivers.postgres.server drivers.postgres.unconfirmed drivers.retries drivers.slots drivers.placeholders "
-            "drivers.handler_sql"
+            "drivers.placeholders drivers.handler_sql drivers.retries drivers.slots drivers.postgres.server "
+            "drivers.postgres.unconfirmed drivers.postgres.asyncpg_connections drivers.postgres.asyncpg_transactions "
+            "drivers.postgres.asyncpg"
         ),
         "The runtime and the framework": (
-            "runtimes runtimes.aio frameworks.shared frameworks.asgi frameworks.asgi.middleware "
+            "driver_ports runtimes runtimes.aio frameworks.shared frameworks.asgi frameworks.asgi.middleware "
             "frameworks.asgi.exchange frameworks.asgi.messages frameworks.asgi.claiming frameworks.asgi.nesting "
             "frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (
-            "__init__ lazy once options starting wire addresses drivers.postgres.address engine.shell engine.migrating "
+            "__init__ once options starting wire addresses drivers.postgres.address engine.shell engine.migrating "
             "frameworks.starlette frameworks.fastapi"
         ),
         "Packages without code": "core canonical engine stores drivers drivers.postgres frameworks",
@@ -53,11 +54,69 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
 STATEMENTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "locks.sql": "The lock of a key, and the finished record of LOCAL in one commit.",
-        "queries.sql": "Reading, claiming, renewing and settling a record.",
-        "functions.sql": "The functions that those statements call, as they are after all migrations.",
+        "queries.sql": "Reading, claiming, renewing and settling a record. LOCAL claims only a record of another kind.",
+        "schema.sql": "Tables, indexes, view, types and functions, as they are after all migrations. LOCAL calls the "
+        "functions `enter`, `lock_request_2`, `lock_holder`, `seal` and `was_sealed`.",
     }
 )
-"""The SQL of PostgreSQL that these requests send, below `oncekey/stores/postgres`."""
+"""The SQL of PostgreSQL that these requests send, below `oncekey/stores/postgres`, and what it works on."""
+
+FOLLOWED: Final = (
+    (
+        "{frameworks.asgi.middleware:OncekeyMiddleware.__call__} finds an `Idempotency-Key` and makes an "
+        "{frameworks.asgi.exchange:Exchange}, which stands between the server and the application."
+    ),
+    (
+        "FastAPI routes, authenticates and validates the request, and calls {frameworks.asgi.protect:protect.awaited} "
+        "instead of the handler."
+    ),
+    (
+        "{frameworks.asgi.exchange:Exchange.claim} reads key, body, fingerprint and tenant "
+        "({frameworks.asgi.claiming:read_claim_input}, {engine.claiming:claim_for}) and starts the flow "
+        "{engine.serve:serve}. {runtimes.aio:AsyncRuntime.run} performs the actions that the flow yields."
+    ),
+    (
+        "{engine.admit:_locked} yields `Begin`. {runtimes.aio:AsyncRuntime.begin} calls "
+        "{drivers.postgres.asyncpg:AsyncpgDriver.begin_with}, which sends `BEGIN` and the statement `enter` of "
+        "{stores.locks:LockStore.locking} in one message."
+    ),
+    (
+        "{engine.local:enter} decides by what the lock and the record show. A stored answer or a refusal ends the "
+        "flow; otherwise it stops at `INVOKE` with the transaction open."
+    ),
+    (
+        "{frameworks.asgi.protect:_run} calls the handler. `op.connection` is an "
+        "{drivers.postgres.asyncpg_transactions:AsyncpgHandlerConnection} on that transaction."
+    ),
+    (
+        "{frameworks.asgi.exchange:Exchange.send} captures the response. Its last message calls "
+        "{frameworks.asgi.exchange:Exchange.finish}, and {engine.deciding:decided} decides what the ending means: by "
+        "{core.endings:returned} for an ordinary success, else by {core.endings:decide} and its table."
+    ),
+    (
+        "{engine.settle:_together} takes the statement `seal` from {stores.locks:LockStore.completing_at_commit}. "
+        "{runtimes.aio:AsyncRuntime.commit} calls "
+        "{drivers.postgres.asyncpg_transactions:AsyncpgTransaction.commit_with}, which sends "
+        "`SELECT oncekey.seal(…); COMMIT; …` in one message: the handler's rows and the record, or neither."
+    ),
+    (
+        "{frameworks.asgi.exchange:Exchange._conclude} sends the captured response, or the answer of the record if the "
+        "record has another one."
+    ),
+)
+"""One request from the socket to its commit; `{module:name}` is a definition in a listed module."""
+
+REPEATED: Final = (
+    "A repeat of a request that this process served needs no lock. On a route without dependencies it is answered in "
+    "step 1, by {frameworks.asgi.exchange:Exchange.recall} and {engine.admit:recall}, otherwise in step 4, by "
+    "{engine.local:stored}; {core.rulings:rule_finished} decides. Every other repeat is answered in step 5, where "
+    "{core.rulings:rule} decides."
+)
+
+BESIDES: Final = ("core.transitions", "core.guards", "core.rulings", "core.endings", "core.onecommit")
+"""What decides in these steps, to be read with the modules that they name."""
+
+_DEFINED: Final = re.compile(r"\{([\w.]+):([\w.]+)\}")
 
 _LAYOUT: Final = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -105,6 +164,50 @@ def _linked(path: Path) -> str:
     return f"[`{below.relative_to('oncekey')}`](../../src/{below})"
 
 
+def defined(module: str, name: str) -> Path:
+    """The file of a listed module that defines a class or a function, a nested one by its dotted name."""
+    if module not in modules():
+        raise LookupError(f"{module} is not listed")
+    path = path_of(module)
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found = [node for node in body if isinstance(node, kinds) and node.name == part]
+        if not found:
+            raise LookupError(f"{module} has no {name}: correct FOLLOWED")
+        body = found[-1].body
+    return path
+
+
+def _linked_names(step: str) -> str:
+    def linked(found: re.Match[str]) -> str:
+        module, name = found.groups()
+        path = defined(f"oncekey.{module}", name)
+        shown = name if "." in name or name[0].isupper() else f"{module.rpartition('.')[2]}.{name}"
+        return f"[`{shown}`](../../src/{path.relative_to(SOURCE)})"
+
+    return _DEFINED.sub(linked, step)
+
+
+def _follow_one_request() -> list[str]:
+    named = {module for step in FOLLOWED for module, _ in _DEFINED.findall(step)} | set(BESIDES)
+    paths = [path_of(f"oncekey.{name}") for name in named]
+    paths += [SOURCE / "oncekey" / "stores" / "postgres" / "locks.sql"]
+    besides = ", ".join(_linked(path_of(f"oncekey.{name}")) for name in BESIDES)
+    return [
+        "## Follow one request",
+        "From the socket to the commit, for a new key:",
+        "\n".join(f"{number}. {_linked_names(step)}" for number, step in enumerate(FOLLOWED, start=1)),
+        _linked_names(REPEATED)
+        + " [`ports.py`](../../src/oncekey/ports.py) has the types of `run.store` and its parts; only type checkers "
+        "import it.",
+        (
+            f"If you have one day, read the files of these steps, {besides} and `locks.sql`: {len(paths)} files, "
+            f"{sum(map(lines_of, paths)):,} lines."
+        ),
+    ]
+
+
 def _section(name: str, names: str) -> list[str]:
     paths = [path_of("oncekey" if one == "__init__" else f"oncekey.{one}") for one in names.split()]
     lines, code = sum(map(lines_of, paths)), sum(map(code_lines_of, paths))
@@ -123,21 +226,34 @@ def page() -> str:
     statements = [(_linked(folder / name), str(lines_of(folder / name)), why) for name, why in STATEMENTS.items()]
     return put_together(
         title("What a request trusts"),
-        "These are the files that a served application has loaded when it runs one `LOCAL` route on FastAPI, asyncpg "
-        "and PostgreSQL, with the status resource: everything that its requests execute, and what checked the "
-        f"application at its start. They are {len(paths)} files and {sum(map(lines_of, paths)):,} lines, of which "
-        f"{sum(map(code_lines_of, paths)):,} are code. Read them in this order.",
-        "Workers, other stores and drivers, WSGI, sealing, fronts, limits, observers, functions, the console and the "
-        "commands are not loaded: a process imports them when they are configured "
-        "([decision](../adr/0096-a-process-imports-what-its-requests-need.md)), and no request imports a module. "
+        "These are the files that a served application has loaded when it runs one `async def` `LOCAL` route on "
+        "FastAPI, asyncpg and PostgreSQL, with the status resource: everything that its requests execute, and what "
+        f"checked the application at its start. They are {len(paths)} files and {sum(map(lines_of, paths)):,} lines, "
+        f"of which {sum(map(code_lines_of, paths)):,} are code. Read them in this order.",
+        'A code such as `P4` or `F16` is a rule or a finding of [the protocol](protocol.md), "row 13" is a row of '
+        "[the moves](states.md#the-moves), and ADR is a [decision](../adr/README.md). Read the "
+        "[security notes](security.md), [where the promise ends](limits.md) and the "
+        "[production checklist](../howto/production-checklist.md) beside the code.",
+        "`once.session` and `workers=True` load more, and so does a `def` handler: `frameworks/threaded.py`, "
+        "`runtimes/threads.py`, `engine/sync_operation.py` and the driver of psycopg. Other stores, WSGI, sealing, "
+        "fronts, limits, observers, functions, the console and the commands are not loaded, either: a process imports "
+        "them when they are configured "
+        "([decision](../adr/0096-a-process-imports-what-its-requests-need.md)), and no request of this application "
+        "imports a module ([others do](#requests-that-import-a-module)). "
         "`tests/frameworks/test_request_path.py` starts this application, sends it a new key, a replay, a request with "
         "another body and a duplicate in flight, and fails if a module is loaded that is not listed here, if a request "
         f"imports one, or if the list grows past {MOST_MODULES} modules or {MOST_LINES:,} lines.",
+        *_follow_one_request(),
         *(part for name, names in SECTIONS.items() for part in _section(name, names)),
         "## SQL",
-        "The migrations create the functions step by step; `functions.sql` is what a database has after all of them. "
-        "`python -m tools.postgres_functions` writes it, and a test compares it with a migrated database. At run time "
-        "nothing reads it.",
+        "The migrations create tables and functions step by step; `schema.sql` is what a database has after all of "
+        "them. `python -m tools.postgres_schema` writes it, and a test compares it with migrated databases. At run "
+        "time nothing reads it. The primary key of `oncekey.record` is the last line of defence: two records of one "
+        "key cannot be committed. [Tables](../reference/schema.md) explains the columns.",
+        "Until the `post` migration 0009 has run, the triggers of 0008 run, too. If a request takes over, supersedes "
+        "or doubts a record, it also writes an audit line (`note` in `upkeep.sql`) unless `audit=False`, and `op.emit` "
+        "writes parcels (`put_parcels` in `outbox.sql`). The functions `hold`, `keep` and `was_kept` serve OUTBOX and "
+        "PHASED only.",
         table(("File", "Lines", "What it is"), statements),
         "## Requests that import a module",
         "Two documents import their module when they are first requested: the OpenAPI document, and the page that "

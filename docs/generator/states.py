@@ -113,9 +113,15 @@ over every move and every combination of these facts, and a store has to accept 
 
 _INTRODUCTION: Final = """\
 What a key's record is, what a request gets that meets it, and every move that a record can make. The code decides by
-three tables and nowhere else. Two of them are drawn here: `RULINGS`, what a request gets, and `TRANSITIONS`, the moves;
-a pair of state and trigger that is missing here cannot happen. The third is `ACTS` in `core/endings.py`, what the end
-of a handler means: [what a crash means](crashes.md) has it in words."""
+three tables. Two of them are shown here: `RULINGS`, what a request gets, and `TRANSITIONS`, the moves; a pair of state
+and trigger that is missing here cannot happen. The third is `ACTS` in `core/endings.py`, what the end of a handler
+means: [what a crash means](crashes.md) has it in words.
+
+The common requests take short cuts, and tests compare each with its table: a new key of a `LOCAL` request
+(`engine.local.NEW`, [test](../../tests/engine/test_new_key.py)), the ordinary success of a handler
+(`core.endings.returned`, [`test_the_short_path_says_what_the_table_says`](../../tests/core/test_endings.py)), and the
+replay of a finished record (`core.rulings.rule_finished`,
+[`test_a_finished_record_says_the_same_by_the_short_read`](../../tests/core/test_rulings.py))."""
 
 _HEARING: Final = """\
 The state is looked at first and the clock afterwards, so time alone never turns an unfinished record into a free key.

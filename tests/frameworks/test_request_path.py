@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from types import MappingProxyType
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from harness.pages import generator
+from harness.pages import ROOT, generator
 from harness.slices import APPLICATIONS, seen_by
 from oncekey import SINGLE_TENANT, Once
 from oncekey.observe.events import Consulted, Event
@@ -19,6 +20,7 @@ from oncekey.stores.keystore import STATEMENTS
 from oncekey.stores.statements import PART_STATEMENTS
 
 PAGE = generator().request_path
+CODE = re.compile(r"\b[ADFHLOPU]\d{1,2}\b")
 NEW, REPLAY, MISMATCH, IN_FLIGHT = (201, False), (201, True), (422, False), (409, False)
 
 
@@ -30,6 +32,29 @@ def test_a_served_application_loads_what_the_page_lists(postgres_dsn: str) -> No
     assert len(seen.after) <= PAGE.MOST_MODULES
     assert sum(PAGE.lines_of(PAGE.path_of(module)) for module in seen.after) <= PAGE.MOST_LINES
     assert (seen.imports, seen.after - seen.before) == ((), frozenset())
+
+
+def test_the_page_follows_a_request_through_functions_that_exist() -> None:
+    """A name that is gone fails the generation of the page, and so its comparison with the committed one."""
+    assert PAGE.defined("oncekey.frameworks.asgi.exchange", "Exchange.claim") == PAGE.path_of(
+        "oncekey.frameworks.asgi.exchange"
+    )
+    for module, name in [
+        ("oncekey.frameworks.asgi.exchange", "Exchange.gone"),
+        ("oncekey.engine.local", "gone"),
+        ("oncekey.ports", "Locks"),
+    ]:
+        with pytest.raises(LookupError):
+            PAGE.defined(module, name)
+    assert "](../../src/oncekey/engine/local.py) decides" in PAGE.page()
+
+
+def test_every_code_in_these_files_is_explained_by_the_protocol() -> None:
+    protocol = (ROOT / "docs" / "explanation" / "protocol.md").read_text("utf-8")
+    explained = set(re.findall(r"^### ([A-Z]\d+):|^\| (F\d+) ", protocol, re.MULTILINE))
+    used = {code for module in PAGE.modules() for code in CODE.findall(PAGE.path_of(module).read_text("utf-8"))}
+    assert {"P4", "L6", "A4"} <= used
+    assert used - {code for pair in explained for code in pair} == set()
 
 
 @pytest.mark.parametrize("application", [name for name in APPLICATIONS if name != "fastapi_local"])

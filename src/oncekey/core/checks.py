@@ -1,4 +1,4 @@
-"""Checks for the values of settings: each one converts a value, or raises and names what is allowed; and `Front`."""
+"""Checks of settings: each converts a value, or raises and names what is allowed. `Front`: a cache before the store."""
 
 from __future__ import annotations
 

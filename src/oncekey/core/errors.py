@@ -1,4 +1,4 @@
-"""Exceptions: outages, misuse and bugs. A refusal of a request is a value (`Refuse`), never an exception."""
+"""Outages, misuse and bugs. A refusal is a value (`Refuse`); only a `MalformedError` is raised, and becomes one."""
 
 from __future__ import annotations
 

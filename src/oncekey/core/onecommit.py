@@ -2,7 +2,11 @@
 
 PostgreSQL's advisory locks are numbers that all sessions of a database share. A keyed hash makes the numbers of oncekey
 hard to aim at and unlikely to be the application's own; a collision of keys is a false "in progress", never a double
-run. The mark is evidence and excludes no other request: it counts only on the connection that holds the key's lock.
+run.
+
+Beside the key's lock a request takes a second one, the *mark*, made of key and fingerprint. By it another request can
+tell "the same request runs" (409) from "another one does" (422). It is evidence and excludes nobody: it counts only on
+the connection that holds the key's lock.
 """
 
 from __future__ import annotations

@@ -19,16 +19,24 @@ states. The numbers are those of the rows below.
      |                           |  24 worker claim              |
      +--3 defer--------------> PENDING <--22 not executed--------+
 
-In words:
+Only the main moves are drawn. Of the others, 9 discards a claim whose handler was not called; 6 and 8 let an owner that
+was swept still report; 17 is a LOCAL commit over FAILED_RETRYABLE; 18, 25 and 27 end in UNKNOWN; 20, 32 and 34 in
+FAILED_RETRYABLE; 26 returns a parcel to PENDING; 28 abandons one; 30 and 31 free the row of a finished record. The rest
+(4, 5, 13, 23, 33, 35) do not change the state. A number may have several lines.
 
-- A request that finds no row claims its key. It becomes the owner of the new record and holds a lease. A LOCAL
-  request skips that: its record appears COMPLETED, in the commit of the handler's own rows.
+In words (LOCAL, PHASED, OUTBOX and INLINE are the *effects* of a handler, `core.model.Effects`: what its crash means):
+
+- A request that finds no row claims its key. It becomes the owner of the new record and holds a lease. A LOCAL request
+  skips that: under a lock on the key it writes its record once, COMPLETED, in the commit of the handler's rows: into no
+  row (2), over a retryable record (17) or an expired one (31). The common case, row 2, does not look it up here:
+  `engine.local.NEW` is that row, and a test compares the two.
 - The owner runs the handler and settles the record. COMPLETED has the response that every retry gets. FAILED_RETRYABLE
   means that nothing was executed, or that the work can be resumed. UNKNOWN means that an outside call may have been
   executed and must not be repeated.
-- An OUTBOX request leaves its record PENDING. A worker claims the parcel, makes the call and settles the record.
-- If the owner dies, its lease runs out. A retry or the completer takes the record over, or the sweeper moves it; the
-  effects that are stored in the record decide which.
+- An OUTBOX request commits a *parcel*, the outside call that a worker makes later, and leaves its record PENDING. A
+  worker claims the parcel, makes the call and settles the record.
+- If the owner dies, its lease runs out. A retry takes the record over, or the *completer*, the worker task that resumes
+  PHASED requests, or the sweeper moves it; the effects that are stored in the record decide which.
 - An UNKNOWN record waits for a resolver, a webhook or an operator.
 - Time ends only what is finished: the reaper removes a record whose ttl is over (30), or a new request begins in its
   row (31).
@@ -41,9 +49,6 @@ Two numbers protect a record against late writers. Every write raises the `versi
 move in the statement that writes (see `Proof`). The core decides all guards, from a snapshot; the store compares its
 own guards again in the write. So it accepts a move exactly if the proof fits and the store's guards of a row hold
 (`upheld`).
-
-The audit does not keep the key itself. An operator who knows a key finds its lines by its digest, which does not reveal
-the key.
 """
 
 from __future__ import annotations
@@ -362,7 +367,10 @@ class Mover:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line of the audit as it is written; the store adds the instant."""
+    """One line of the audit as it is written; the store adds the instant.
+
+    It has no key: an operator who knows a key finds its lines by the digest, which does not reveal the key.
+    """
 
     scope: str
     key_digest: str

@@ -1,1 +1,1 @@
-"""All I/O with stores. A driver knows `flow` and the errors, and nothing else of oncekey."""
+"""All I/O with stores. A driver imports `flow`, errors, values and SQL text from `core`; no store and no engine."""

@@ -15,8 +15,9 @@ by its lock (`peek`, L8).
 
 What remains are the ends that are no acknowledged COMMIT of our own record:
 
-* The handler's rows are rolled back and its answer is a final 4xx: the record is stored in a second transaction, which
-  takes the lock again. If another request has stored an answer in between, that one counts (`store_record_only`, L6).
+* The handler's rows are rolled back and its answer is final (a 4xx, or any after `op.rollback()`): the record is stored
+  in a second transaction, which takes the lock again. If another request has stored an answer in between, that one
+  counts (`store_record_only`, L6).
 * COMMIT was sent and not answered: the request takes the lock once more. With the lock, "no record" proves a roll-back;
   without it the first transaction may still be committing (`lost_commit`, P7).
 * Everything else was rolled back: the request reads the record before it answers, and that counts

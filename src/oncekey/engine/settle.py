@@ -198,11 +198,11 @@ def _without_rows(run: Run, settlement: Settlement, error: Exception) -> Life[An
 
 
 def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
-    """Settle without rows. In one commit only a final failure is stored; for everything else there is no record."""
+    """Settle without rows. In one commit only what is final is stored: a failure, or an answer after `op.rollback`."""
     if run.one_commit is None:
         return (yield from _settle_claimed_alone(run, settlement))
     if isinstance(settlement, Completed):
-        return (yield from _store_failure_alone(run, settlement))
+        return (yield from _store_answer_alone(run, settlement))
     if run.notifier is not None:
         run.notifier.settled(Discarded())
     return None if isinstance(settlement, Discarded) else (yield from _answer_of_record(run))
@@ -264,8 +264,8 @@ def _settle_or_keep_evidence(run: Run, lease: Lease, settlement: Settlement) -> 
         run.notifier.settled(settlement)
 
 
-def _store_failure_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
-    """Store a final failure after the roll-back; if that fails, nothing happened and the client may retry."""
+def _store_answer_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
+    """Store a finished answer after the roll-back; if that fails, nothing happened and the client may retry."""
     locks = run.store.locks
     assert locks is not None
     try:

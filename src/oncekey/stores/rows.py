@@ -188,7 +188,7 @@ def claim_params(claim: Claim) -> dict[str, Value]:
 
 
 def owner_proof(lease: Lease) -> dict[str, Value]:
-    """O: incarnation and fence."""
+    """`Proof.OWNER`: incarnation and fence."""
     return {
         "scope": lease.id.scope,
         "key": lease.id.key,
@@ -198,7 +198,7 @@ def owner_proof(lease: Lease) -> dict[str, Value]:
 
 
 def version_proof(seen: Record) -> dict[str, Value]:
-    """V: incarnation and version as read."""
+    """`Proof.VERSION`: incarnation and version as read."""
     return {
         "scope": seen.id.scope,
         "key": seen.id.key,

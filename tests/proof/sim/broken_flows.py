@@ -111,7 +111,7 @@ def commits_twice(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | Non
     except StoreError:
         return refused(run, UNAVAILABLE)
     if run.one_commit is not None:
-        return (yield from settle._store_failure_alone(run, settlement))
+        return (yield from settle._store_answer_alone(run, settlement))
     return (yield from settle._settle_claimed_alone(run, settlement))
 
 

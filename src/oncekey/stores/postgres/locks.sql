@@ -13,13 +13,15 @@ NULLIF(current_setting('oncekey.begun', true), '')::bigint
 
 -- name: lock
 -- Lock a key for a LOCAL request without waiting, and read its record.
+-- `lock_request_2` is the second form of this function; migration 0009 drops the first.
 SELECT look.now, look.locked, look.other, look.begun, (look.seen).*
 FROM oncekey.lock_request_2(
     :lock::bigint, :family::integer, :mark::integer, convert_from(:scope::bytea, 'UTF8'),
     convert_from(:key::bytea, 'UTF8'), :now::bigint, :lease_ms::integer, :deadline_ms::integer) AS look;
 
 -- name: enter
--- The same as `lock`, in one message with BEGIN.
+-- Lock a key and look for its record, in one message with BEGIN.
+-- A row: the key is new, and its lock is ours. A notice: the lock was taken, and there is no record. Neither: `lock` follows.
 SELECT WHERE oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
 
 -- name: seal
