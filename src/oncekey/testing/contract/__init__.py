@@ -36,8 +36,10 @@ from oncekey.testing.contract.expiring import Expiring, Sweeping
 from oncekey.testing.contract.keeping import Keeping, Recalling
 from oncekey.testing.contract.owning import Renewing, Settling, TakingOver
 from oncekey.testing.contract.phases import Announcing, Stepping
+from oncekey.testing.contract.proving import Proving
 from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
-from oncekey.testing.contract.walking import Walk, planting
+from oncekey.testing.contract.rivals import Rivals
+from oncekey.testing.contract.walking import Accepting, planting
 from oncekey.testing.contract.world import World, blocking, under_asyncio
 
 __all__ = ["CellsContract", "StoreContract", "Walk", "World", "blocking", "planting", "under_asyncio"]
@@ -58,5 +60,10 @@ class StoreContract(
     Keeping,
     Recalling,
     Racing,
+    Rivals,
 ):
     """Every scenario; a subclass gives the fixture `world`."""
+
+
+class Walk(Accepting, Proving):
+    """Every move on every kind of record; a subclass gives the fixture `world`, with a way to plant records."""

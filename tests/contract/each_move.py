@@ -1,0 +1,42 @@
+"""The walk, one move at a time on one database: what mutants of SQL statements are tried with first (harness.mutating)."""
+
+from __future__ import annotations
+
+import pytest
+
+from contract.test_walk import postgres_world, sqlite_world
+from oncekey.testing.contract.proving import left_behind, unproved
+from oncekey.testing.contract.walking import MOVES, cell_of, misjudged, records
+
+each_move = pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name.replace(" ", "_"))
+
+
+@pytest.fixture(scope="session", params=["sqlite", "psycopg"])
+def walked(request, tmp_path_factory):
+    """A store, and the records that were planted in it: every try is taken back."""
+    if request.param == "sqlite":
+        made = sqlite_world(tmp_path_factory.mktemp("moves") / "keys.db")
+    else:
+        made = postgres_world(request.getfixturevalue("postgres_server"))
+    with made as world:
+        kinds = tuple(records(world.clock.now))
+        world.plant([cell_of(record) for record in kinds])
+        yield world, kinds
+
+
+@each_move
+def test_proofs(walked, move):
+    world, kinds = walked
+    assert not unproved(world, move, kinds)
+
+
+@each_move
+def test_guards(walked, move):
+    world, kinds = walked
+    assert not misjudged(world, move, kinds)
+
+
+@each_move
+def test_leftovers(walked, move):
+    world, kinds = walked
+    assert not left_behind(world, move, kinds)

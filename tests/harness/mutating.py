@@ -1,0 +1,300 @@
+"""Tries SQL statements with one guard dropped, each in turn, and reports those that no test notices.
+
+`PYTHONPATH=tests python -m harness.mutating sqlite` (or `postgres`). One pass over the tests records which of them
+execute which statement. Each mutant is tried with those alone, the likeliest first, up to the first that fails. All of
+it is one process with one database server, and pytest repeats a test without collecting it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+from _pytest.runner import runtestprotocol
+from psycopg import sql
+
+from harness.guards import Guard, guards
+from harness.unmutated import SHOWN, UNMUTATED
+from oncekey.stores import statements
+from oncekey.stores.sql import FILES, ONE_ROW, SHARED, SqlSchema
+from oncekey.stores.statements import load
+
+_PACKAGES: Final = {"sqlite": "oncekey.stores.sqlite", "postgres": "oncekey.stores.postgres"}
+_FUNCTION: Final = re.compile(r"CREATE FUNCTION oncekey\.(\w+)\(.*?\$\$.*?\$\$;", re.DOTALL)
+_DROPPED: Final = re.compile(r"oncekey\.(\w+)\(")
+_NO_SQL: Final = ("syntax error", "SyntaxError", 'near "', "IndeterminateDatatype", "AmbiguousParameter", "no such column")
+"""What a failure contains if the mutant is no SQL at all: then it says nothing about the guard."""
+SETS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "sqlite": (
+        (
+            "tests/contract/each_move.py",
+            "tests/contract/test_contract.py",
+            "tests/contract/test_sql_guards.py",
+            "tests/contract/test_walk.py",
+            "tests/operate",
+            "tests/outbox/test_deferred.py",
+            "tests/outbox/test_parcels.py",
+            "tests/reconcile/test_late_evidence.py",
+            "tests/reconcile/test_ledger.py",
+            "tests/reconcile/test_resolving.py",
+            "tests/sealing/test_rekey.py",
+            "tests/upkeep",
+        ),
+        "(sqlite or TestSqlite) and not AsyncSqlite and not ThreadedSqlite and not NewestSqlite"
+        " and not every_move and not plans and not service",
+    ),
+    "postgres": (
+        (
+            "tests/contract/each_move.py",
+            "tests/contract/test_postgres_contract.py",
+            "tests/contract/test_sql_guards.py",
+            "tests/contract/test_walk.py",
+            "tests/drivers/postgres/test_folded_steps.py",
+            "tests/drivers/postgres/test_folding.py",
+            "tests/local/test_lock_store.py",
+            "tests/operate",
+            "tests/outbox/test_deferred.py",
+            "tests/outbox/test_parcels.py",
+            "tests/reconcile/test_late_evidence.py",
+            "tests/reconcile/test_ledger.py",
+            "tests/reconcile/test_resolving.py",
+            "tests/sealing/test_rekey.py",
+            "tests/upkeep",
+        ),
+        "(psycopg or TestPsycopg or TestPostgres or (reconcile and asyncpg)) and not AsyncPsycopg and not every_move"
+        " and not plans and not service",
+    ),
+}
+"""The tests that mutants of a dialect are tried with, and which of their variants."""
+
+
+@dataclass(slots=True)
+class Mutant:
+    """A statement, or a function of PostgreSQL, without one of its guards."""
+
+    statement: str
+    guard: str
+    original: str
+    text: str
+    function: bool = False
+    killer: str | None = None
+    invalid: str | None = None
+    tried: int = 0
+
+    @property
+    def name(self) -> str:
+        """As a report and the list of exceptions have it."""
+        return f"{self.statement}: {self.guard}"
+
+
+def mutants(dialect: str) -> Iterator[Mutant]:
+    """All mutants of a dialect, in the order of its files; what only shows records to operators is left alone."""
+    package = _PACKAGES[dialect]
+    names, shared = (ONE_ROW, SHARED) if dialect == "sqlite" else (FILES, None)
+    for name, text in load(package, *(one for one in names if one not in SHOWN), shared=shared).items():
+        yield from (Mutant(name, one.text, text, one.dropped(text)) for one in guards(text))
+    if dialect == "postgres":
+        for name, text in functions(package).items():
+            yield from (Mutant(f"{name}()", one.text, text, one.dropped(text), function=True) for one in guards(text))
+
+
+def functions(package: str) -> dict[str, str]:
+    """The functions that a migrated database has, as the migrations create them."""
+    found: dict[str, str] = {}
+    folder = files(package).joinpath("migrations")
+    for file in sorted(folder.iterdir(), key=lambda one: one.name):
+        text = file.read_text("utf-8")
+        found.update({match[1]: match[0] for match in _FUNCTION.finditer(text)})
+        for line in re.findall(r"^DROP FUNCTION .*;$", text, re.MULTILINE):
+            for name in _DROPPED.findall(line):
+                found.pop(name, None)
+    return found
+
+
+def is_equivalent(mutant: Mutant) -> bool:
+    """Whether the list of exceptions has the mutant."""
+    return any(fnmatchcase(mutant.name, _literal(pattern)) for pattern in UNMUTATED)
+
+
+def _literal(pattern: str) -> str:
+    return pattern.replace("[", "[[]")
+
+
+class _Switched(Mapping[str, Any]):
+    """The commands of a store, of which one may be exchanged while stores exist; it notes which are used."""
+
+    def __init__(self, commands: Mapping[str, Any], plugin: Mutating) -> None:
+        self._commands, self._plugin = commands, plugin
+
+    def __getitem__(self, name: str) -> Any:
+        command = self._commands[name]
+        if not isinstance(command, str):
+            return command
+        self._plugin.used.add(command)
+        return self._plugin.swapped.get(command, command)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._commands)
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+
+class _Sibling:
+    """Stands for the next test of the same module: what its tests share is kept."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._chain = [*item.listchain()[:-1], object()]
+
+    def listchain(self) -> list[object]:
+        return self._chain
+
+
+@dataclass(eq=False)
+class Mutating:
+    """The plugin: it repeats the tests in place of running them once."""
+
+    wanted: Sequence[Mutant]
+    report: Path
+    used: set[str] = field(default_factory=set)
+    swapped: dict[str, str] = field(default_factory=dict)
+    server: Any = None
+
+    def pytest_configure(self) -> None:
+        """Let the stores of this process look their commands up here, and new databases get a function's mutant."""
+        begin, script = statements.Statements.__init__, SqlSchema.script
+
+        def switched(self_: statements.Statements, commands: Mapping[str, Any], clock: Any = None) -> None:
+            begin(self_, _Switched(commands, self), clock)
+
+        def mutated(self_: SqlSchema) -> str:
+            text = script(self_)
+            for original, mutant in self.swapped.items():
+                text = text.replace(original, mutant)
+            return text
+
+        statements.Statements.__init__ = switched  # type: ignore[method-assign]  # a mutant is put in its place
+        SqlSchema.script = mutated  # type: ignore[method-assign]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        """Note the server of PostgreSQL, whose functions are to be exchanged."""
+        made = yield
+        if fixturedef.argname == "postgres_server":
+            self.server = made
+        return made
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run every test once, and then those that matter for each mutant."""
+        tests: dict[str, list[tuple[float, pytest.Item]]] = defaultdict(list)
+        for item in session.items:
+            self.used = set()
+            began = time.process_time()
+            failures = self._failures(item)
+            assert not failures, f"without a mutant {item.nodeid} fails:\n{failures[0]}"
+            for text in self.used:
+                tests[text].append((time.process_time() - began, item))
+        with self.report.open("w") as out:
+            for mutant in self.wanted:
+                if mutant.function:
+                    calls = f"oncekey.{mutant.statement[:-1]}"
+                    timed = [one for text, items in tests.items() if calls in text for one in items]
+                else:
+                    timed = tests[mutant.original]
+                self._try(mutant, timed)
+                out.write(json.dumps({**asdict(mutant), "original": None, "text": None}) + "\n")
+                out.flush()
+        session._setupstate.teardown_exact(None)
+        return True
+
+    def _try(self, mutant: Mutant, timed: list[tuple[float, pytest.Item]]) -> None:
+        """Run the tests up to the first that fails; it is the first one for the next mutant of the statement."""
+        order = sorted(timed, key=lambda one: one[0])
+        with self._exchanged(mutant):
+            for took, item in order:
+                mutant.tried += 1
+                failures = self._failures(item)
+                if failures:
+                    mutant.killer = item.nodeid
+                    mutant.invalid = next((text for text in _NO_SQL if text in failures[0]), None)
+                    timed.remove((took, item))
+                    timed.append((0.0, item))
+                    return
+
+    @contextmanager
+    def _exchanged(self, mutant: Mutant) -> Iterator[None]:
+        self.swapped = {mutant.original: mutant.text}
+        try:
+            if mutant.function:
+                self._replace(mutant.text)
+            yield
+        finally:
+            self.swapped = {}
+            if mutant.function:
+                self._replace(mutant.original)
+
+    def _replace(self, function: str) -> None:
+        """Put a function into every database that has the tables."""
+        text = function.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1).encode()
+        with psycopg.connect(self.server.dsn(), autocommit=True) as connection:
+            names = [row[0] for row in connection.execute("SELECT datname FROM pg_database WHERE NOT datistemplate")]
+        for name in names:
+            with psycopg.connect(self.server.dsn(name), autocommit=True) as connection:
+                if connection.execute("SELECT to_regnamespace('oncekey') IS NOT NULL").fetchone() == (True,):
+                    connection.execute(sql.SQL("{}").format(sql.SQL(text.decode())))  # type: ignore[arg-type]
+
+    def _failures(self, item: pytest.Item) -> list[str]:
+        session: Any = item.session
+        session._setupstate.teardown_exact(item)
+        reports = runtestprotocol(item, log=False, nextitem=_Sibling(item))  # type: ignore[arg-type]
+        return [str(report.longrepr) for report in reports if report.failed]
+
+
+def tried(report: Path) -> list[dict[str, Any]]:
+    """What a run found, mutant by mutant."""
+    return [json.loads(line) for line in report.read_text().splitlines()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try the mutants, and print those that live."""
+    parser = argparse.ArgumentParser(prog="python -m harness.mutating", description=__doc__)
+    parser.add_argument("dialect", choices=sorted(SETS))
+    parser.add_argument("--only", help="statements, with commas between them")
+    parser.add_argument("--tests", help="other tests than the usual ones")
+    parser.add_argument("--report", type=Path, default=Path("mutants.jsonl"), help="where the results are written")
+    asked = parser.parse_args(arguments)
+    wanted = [one for one in mutants(asked.dialect) if not is_equivalent(one)]
+    if asked.only:
+        wanted = [one for one in wanted if one.statement in asked.only.split(",")]
+    paths, variants = SETS[asked.dialect]
+    options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout=60", "-k", variants]
+    code = pytest.main(
+        [*options, *(asked.tests.split(",") if asked.tests else paths)], plugins=[Mutating(wanted, asked.report)]
+    )
+    results = tried(asked.report)
+    for one in results:
+        if one["killer"] is None or one["invalid"]:
+            print(f"{'no SQL' if one['invalid'] else 'lives'}: {one['statement']}: {one['guard']} ({one['tried']} tests)")
+    living = sum(one["killer"] is None for one in results)
+    print(f"{len(results)} mutants, {living} live, {time.process_time():.0f} s of CPU")
+    return int(code) or int(living > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
