@@ -6,6 +6,7 @@ import re
 import sqlite3
 import uuid
 from contextlib import contextmanager
+from functools import partial
 
 import psycopg
 import pytest
@@ -51,7 +52,7 @@ def sqlite_world(path):
             connection.executemany(f"INSERT INTO oncekey_record ({', '.join(COLUMNS)}) VALUES ({names})", cells)
         connection.close()
 
-    with blocking(SqliteStore, driver, plant=plant) as world:
+    with blocking(partial(SqliteStore, writer=driver.writer), driver, plant=plant) as world:
         yield world
 
 

@@ -266,7 +266,11 @@ def blocking(make_store: MakeStore, driver: Driver, *, plant: Plant | None = Non
     def share(body: Callable[[], Body[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001  (what the body returns)
         assert isinstance(driver, Shares)
         transaction = driver.begin()
-        result = transaction.run(body())
+        try:
+            result = transaction.run(body())
+        except BaseException:
+            transaction.rollback()
+            raise
         if commit:
             transaction.commit()
         else:
@@ -292,7 +296,11 @@ def under_asyncio(make_store: MakeStore, driver: AsyncDriver, *, plant: Plant | 
     async def sharing(body: Callable[[], Body[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001
         assert isinstance(driver, AsyncShares)
         transaction = await driver.begin()
-        result = await transaction.run(body())
+        try:
+            result = await transaction.run(body())
+        except BaseException:
+            await transaction.rollback()
+            raise
         await (transaction.commit() if commit else transaction.rollback())
         return result
 
