@@ -15,10 +15,11 @@ from uuid import UUID
 import pytest
 
 from contract.test_walk import postgres_world, sqlite_world
-from oncekey.core.model import SECOND, Effects, EntryKind, Intent, MemoEntry, RecordId, State
+from oncekey.core.model import SECOND, Deferred, Effects, EntryKind, Intent, MemoEntry, Parcel, ParcelKind, RecordId, State
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.flow import Statement
 from oncekey.stores.rows import COLUMNS, WORK
-from oncekey.testing.claims import START
+from oncekey.testing.claims import START, a_claim
 from oncekey.testing.contract.walking import cell_of, records
 
 NOW = START
@@ -45,14 +46,21 @@ class Desk:
     def found(self, rows, name, params):
         """The rows that a statement returns when there are these rows."""
 
+        def asking():
+            return (yield self.world.store._statements.statement(name, dict(params)))
+
+        return [dict(one) for one in self.after(rows, asking())]
+
+    def after(self, rows, steps):
+        """What some statements result in when there are these rows."""
+
         def body():
             for table, row in rows:
                 columns = ", ".join(f'"{column}"' for column in row)
                 values = ", ".join(f":{column}" for column in row)
                 text = f"INSERT INTO {self.prefix}{table} ({columns}) {self.override} VALUES ({values})"
                 yield Statement("plant", text, dict(row))
-            found = yield self.world.store._statements.statement(name, dict(params))
-            return [dict(one) for one in found]
+            return (yield from steps)
 
         return self.world._share(body, False)
 
@@ -166,7 +174,7 @@ CASES = [
     ("sent", "outbox", {}, THOSE_HELD, [{"id": THEIRS}, {"fence": 1}, READY, {"kind": "defer"}]),
     ("hand_back", "outbox", {}, THOSE_HELD, [{"id": THEIRS}, {"fence": 1}, READY]),
     ("remaining", "outbox", {}, THOSE_HELD, [{"id": THEIRS}]),
-    ("held_by", "outbox", {}, {"owner": "worker"}, [{"owner": "other"}]),
+    ("held_by", "outbox", {}, {"owner": "worker"}, [{"owner": "other"}, {"state": "ready", "lease_until": None}]),
     ("find_parcel", "outbox", {}, {"id": OURS}, [{"id": THEIRS}]),
     ("retake_parcel", "outbox", READY, {"id": OURS, "incarnation": LIFE, **HOLDER}, [{"id": THEIRS}, {"incarnation": OTHER_LIFE}]),
     (
@@ -250,7 +258,8 @@ WHERE = {"scope": "s", "key": "k"}
 OWNER = {**WHERE, "incarnation": LIFE, "fence": 3}
 VERSION = {**WHERE, "seen_incarnation": LIFE, "seen_version": 7}
 PLACE = {"after_at": 0, "after_scope": "", "after_key": "", "limit": 9}
-BEHIND = {**PLACE, "after_at": 1, "after_scope": "s", "after_key": "k"}
+WHERE_AFTER = {"after_scope": "s", "after_key": "k"}
+BEHIND = {**PLACE, **WHERE_AFTER, "after_at": 1}
 ANNOUNCED = {
     "memo": None,
     "seen_memo": None,
@@ -320,7 +329,20 @@ RECORD_CASES = [
         "resumable",
         {**PHASED, **FAILED, "memo": MEMO, "reconcile_after": NOW},
         {**PLACE, "after_created": 0},
-        [{"memo": ()}, {"reconcile_after": NOW + 1}],
+        [{"memo": ()}, {"reconcile_after": NOW + 1}, {"state": State.UNKNOWN}],
+    ),
+    (
+        "expire_begun",
+        {**FAILED, "memo": MEMO, "expires_at": NOW},
+        {**VERSION, "last_error": "expired"},
+        [*OTHERS, {"version": 8}, {"state": State.UNKNOWN}, {"memo": ()}, {"expires_at": NOW + 1}],
+    ),
+    ("lock_file", {}, WHERE, ELSEWHERE),
+    (
+        "settle_alone",
+        {},
+        {**OWNER, **ANSWER, "outcome": "success"},
+        [*OTHERS, {"fence": 4}, FAILED, {"memo": MEMO}, {"effects": Effects.PHASED}],
     ),
     ("stale", {"lease_until": NOW}, PLACE, [{"lease_until": NOW + 1}]),
     ("expiring", EXPIRED, AGED, [{"state": State.EXPIRED}, {"expires_at": NOW - 9}]),
@@ -332,13 +354,164 @@ RECORD_CASES = [
         [{"state": State.COMPLETED}, {"reconcile_after": NOW + 1}],
     ),
     ("content_records", {"request": b"r"}, {**PLACE}, [{"request": None}]),
+    # Behind the place of the row itself.
+    ("stale", {"lease_until": NOW}, BEHIND, [{}]),
+    ("expiring", EXPIRED, {**AGED, **BEHIND, "after_at": NOW - 10}, [{}]),
+    ("kept_expired", {**EXPIRED, "state": State.EXPIRED}, {**AGED, **BEHIND, "after_at": NOW - 10}, [{}]),
+    ("unknown_due", {"state": State.UNKNOWN, "reconcile_after": NOW}, {**BEHIND, "after_at": NOW}, [{}]),
+    ("content_records", {"request": b"r"}, BEHIND, [{}]),
 ]
+
+ONLY = {"lock_file": "oncekey_", "settle_alone": "oncekey."}
+"""Statements that one of the stores has, by the beginning of its tables' names."""
+
+REAPED = {**PLACE, "until": NOW - 5, "age": 10, "trusted_for": None, "soft": False, "after_at": 0}
+NOTED = {"trigger": "purge", "actor": "reaper", "who": "test", "why": "", "noted": False}
+TRUSTED = {**REAPED, "trusted_for": 50}
+REAPER_CASES = [
+    ("purge_expired", EXPIRED, REAPED, [{"expires_at": NOW - 9}, {"state": State.EXPIRED}, {"state": State.UNKNOWN}]),
+    ("purge_expired", {**FAILED, "expires_at": NOW - 10}, REAPED, [{"memo": MEMO}, {"intent": INTENT}]),
+    ("purge_expired", {**FAILED, "expires_at": NOW - 10}, {**REAPED, "soft": True}, [{"state": State.COMPLETED}]),
+    *(
+        case
+        for name, has in (
+            ("purge_expired", EXPIRED),
+            ("purge_kept", {**EXPIRED, "state": State.EXPIRED}),
+            ("mark_expired", EXPIRED),
+        )
+        for case in (
+            (name, {**has, "ttl": 50}, TRUSTED, [{"ttl": 51}]),
+            (name, has, {**REAPED, "age": 0, "until": NOW - 10}, [{"expires_at": NOW - 9}]),
+            (name, {**has, "expires_at": 9}, {**REAPED, **WHERE_AFTER, "after_at": 8}, [{"expires_at": 8}]),
+        )
+    ),
+    ("purge_kept", {**EXPIRED, "state": State.EXPIRED}, REAPED, [{"state": State.COMPLETED}]),
+    ("mark_expired", EXPIRED, REAPED, [{"state": State.EXPIRED}, {**FAILED, "expires_at": NOW - 10}]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "params", "misses"), REAPER_CASES, ids=[f"{case[0]}-{at}" for at, case in enumerate(REAPER_CASES)]
+)
+def test_records_that_are_reaped(desk, name, has, params, misses):
+    def moved(change):
+        rows = desk.found(desk.record(**{**has, **change}), name, {**params, **NOTED})
+        return rows[0]["moved"] if rows and "moved" in rows[0] else len(rows)
+
+    assert moved({}) == 1
+    for change in misses:
+        assert moved(change) == 0, change
+
+
+def test_live_keys_are_those_that_a_tenant_pays_for(desk):
+    def live(**changes):
+        return desk.found(desk.record(**changes), "live_keys", {"scope": "s", "limit": 9})[0]["live"]
+
+    assert live() == 1
+    assert live(state=State.COMPLETED, expires_at=NOW + 1) == 1
+    assert live(id=RecordId("x", "k")) == 0
+    assert live(state=State.COMPLETED, expires_at=NOW) == 0
+    assert live(state=State.EXPIRED, expires_at=NOW + 1) == 0
+
+
+def test_a_call_is_forgotten_when_its_record_is_gone(desk):
+    old = ("call", {**CALL, "at": NOW - 10})
+    assert desk.found([old, *desk.record()], "forget_calls", LATE) == []
+    for change in OTHERS:
+        assert len(desk.found([old, *desk.record(**change)], "forget_calls", LATE)) == 1, change
+
+
+def test_evidence_about_a_call(desk):
+    asked = {"downstream_key": "d", "incarnation": LIFE, "since": 100}
+
+    def about(called=(), **changes):
+        call = ("call", {**CALL, **dict(called)})
+        return len(desk.found([call, ("evidence", {**EVIDENCE, **changes})], "evidence_about", asked))
+
+    assert about(provider_id="x") == 1
+    assert about(at=99) == about(verdict="agrees") == about(downstream_key="x") == 0
+    assert about(downstream_key=None) == 1
+    assert about(downstream_key=None, provider_id="x") == 0
+    assert about({"incarnation": OTHER_LIFE}, downstream_key=None) == 0
+    assert about({"provider_id": None}, downstream_key=None) == 0
+
+
+def test_history_is_one_records(desk):
+    asked = {"scope": "s", "key_digest": "k", "after": 69, "limit": 9}
+
+    def lines(**changes):
+        return len(desk.found([("audit", {**LINE, **changes})], "history", asked))
+
+    assert lines() == 1
+    assert lines(scope="x") == lines(key_digest="x") == lines(id=69) == 0
+
+
+@pytest.mark.parametrize("kind", [WriteKind.NEW, WriteKind.REPLACE_EXPIRED])
+def test_only_the_answer_of_an_outbox_request_is_deferred(desk, kind):
+    def deferred(effects):
+        claim = a_claim(effects=effects)
+        seen = None
+        rows = []
+        if kind is WriteKind.REPLACE_EXPIRED:
+            seen = replace(next(one for one in records(NOW) if one.state is State.EXPIRED), id=claim.id, expires_at=NOW)
+            rows = desk.record(state=State.EXPIRED, id=claim.id, incarnation=seen.incarnation, expires_at=NOW)
+        parcel = Parcel(uuid.uuid4(), ParcelKind.DEFER, claim.id, claim.incarnation, "mail", "{}", "d")
+        locks = desk.world.store.locks
+        return desk.after(rows, locks.completing(claim, WriteTarget(kind, seen), Deferred(parcel), None))
+
+    assert deferred(Effects.OUTBOX) is not None
+    assert deferred(Effects.LOCAL) is None
+
+
+class TestDue:
+    """Which parcels a worker claims."""
+
+    ASKED = {"topics": '["mail"]', "owner": "w", "lease": SECOND, "limit": 200, "careful": 200}
+
+    def claimed(self, desk, *parcels, **asked):
+        rows = []
+        for at, changes in enumerate(parcels):
+            fresh = {**PARCEL, **READY, "due_at": NOW, "attempts": 0, "fence": 0, "id": str(uuid.UUID(int=at + 1))}
+            rows.append(("outbox", {**fresh, **changes}))
+        found = desk.found(rows, "due", {**self.ASKED, **asked})
+        return sorted(uuid.UUID(str(row["id"])).int for row in found)
+
+    def test_what_is_due(self, desk):
+        assert self.claimed(desk, {}, {"due_at": NOW + 1}, {"aggregatetype": "x"}) == [1]
+
+    def test_the_first_of_each_order(self, desk):
+        assert self.claimed(desk, {"order_by": "a"}, {"order_by": "b"}, {"order_by": "a"}, {}) == [1, 2, 4]
+
+    def test_one_that_is_not_due_holds_up_its_order(self, desk):
+        assert self.claimed(desk, {"order_by": "a", "due_at": NOW + 1}, {"order_by": "a"}, {"order_by": "b"}) == [3]
+
+    def test_few_that_need_care(self, desk):
+        asked = [{"kind": "defer"}, {"attempts": 1}, {}, {"kind": "defer"}]
+        assert self.claimed(desk, *asked, careful=1) == [1, 3]
+        assert self.claimed(desk, *asked, careful=0) == [3]
+
+    def test_behind_a_thousand_of_one_order(self, desk):
+        """A worker looks further than the first thousand, and still at nothing that is not due."""
+        long = [{"order_by": "a"}] * 1000
+        others = [
+            {"order_by": "b"},
+            {"order_by": "b"},
+            {"order_by": "c", "due_at": NOW + 1},
+            {"order_by": "d", "aggregatetype": "x"},
+            {},
+            {"due_at": NOW + 1},
+            {"aggregatetype": "x"},
+        ]
+        assert self.claimed(desk, *long, *others) == [1, 1001, 1005]
 
 
 @pytest.mark.parametrize(
     ("name", "has", "params", "misses"), RECORD_CASES, ids=[f"{case[0]}-{at}" for at, case in enumerate(RECORD_CASES)]
 )
 def test_records_that_fit(desk, name, has, params, misses):
+    if ONLY.get(name, desk.prefix) != desk.prefix:
+        assert not desk.world.store._statements.has(name)
+        return
     if misses != [{}]:
         assert desk.finds(desk.record(**has), name, params, among="s") == 1
     for change in misses:

@@ -60,8 +60,9 @@ class TestGuards:
     def test_each_operand_of_and(self):
         assert texts("DELETE FROM t WHERE a = 1 AND b <= :b RETURNING id") == ["a = 1", "b <= :b"]
 
-    def test_operands_of_or_are_no_guards_but_what_they_have_inside(self):
-        assert texts("SELECT 1 FROM t WHERE (a = 1 AND b = 2) OR c = 3") == ["a = 1", "b = 2"]
+    def test_an_or_and_what_its_operands_have_inside(self):
+        condition = "(a = 1 AND b = 2) OR c = 3"
+        assert texts(f"SELECT 1 FROM t WHERE {condition}") == [condition, "a = 1", "b = 2"]
 
     def test_a_group_and_what_is_inside_of_it(self):
         assert texts("SELECT 1 FROM t WHERE a AND (b OR (c AND d))") == ["a", "(b OR (c AND d))", "c", "d"]

@@ -68,7 +68,7 @@ def guards(statement: str) -> tuple[Guard, ...]:
     for at, token in enumerate(tokens):
         if token.word in {"where", "having"} or (token.word == "on" and _joins(tokens, at)) or _tests(tokens, at):
             condition = tokens[at + 1 : _end(tokens, at + 1)]
-            for part in _conjuncts(condition):
+            for part in _conjuncts(condition, whole=True):
                 start, end = part[0].start, part[-1].end
                 text = " ".join(one.text for one in part)
                 if text.lower() != "true":
@@ -108,10 +108,12 @@ def _end(tokens: list[_Token], at: int) -> int:
     return len(tokens)
 
 
-def _conjuncts(tokens: list[_Token]) -> Iterator[list[_Token]]:
-    """The operands of AND, here and in what is inside of parentheses, ORs and branches."""
+def _conjuncts(tokens: list[_Token], *, whole: bool = False) -> Iterator[list[_Token]]:
+    """The operands of AND, here and in what is inside of parentheses, ORs and branches; with `whole` an OR itself, too."""
     alternatives = _split(tokens, "or")
     if len(alternatives) > 1:
+        if whole:
+            yield tokens
         for one in alternatives:
             parts = _split(one, "and")
             if len(parts) > 1 or _inner(one) is not None or one[0].word == "case":

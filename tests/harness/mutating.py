@@ -28,7 +28,7 @@ from _pytest.runner import runtestprotocol
 from psycopg import sql
 
 from harness.guards import Guard, guards
-from harness.unmutated import SHOWN, UNMUTATED
+from harness.unmutated import SHOWN, SHOWN_FILES, UNMUTATED
 from oncekey.stores import statements
 from oncekey.stores.sql import FILES, ONE_ROW, SHARED, SqlSchema
 from oncekey.stores.statements import load
@@ -36,47 +36,31 @@ from oncekey.stores.statements import load
 _PACKAGES: Final = {"sqlite": "oncekey.stores.sqlite", "postgres": "oncekey.stores.postgres"}
 _FUNCTION: Final = re.compile(r"CREATE FUNCTION oncekey\.(\w+)\(.*?\$\$.*?\$\$;", re.DOTALL)
 _DROPPED: Final = re.compile(r"oncekey\.(\w+)\(")
+_FIRST: Final = {"tests/contract/test_sql_guards.py": -2.0, "tests/contract/each_move.py": -1.0}
+"""Tests that are about single statements, and so are tried before all others."""
 _NO_SQL: Final = ("syntax error", "SyntaxError", 'near "', "IndeterminateDatatype", "AmbiguousParameter", "no such column")
 """What a failure contains if the mutant is no SQL at all: then it says nothing about the guard."""
 SETS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "sqlite": (
         (
             "tests/contract/each_move.py",
-            "tests/contract/test_contract.py",
             "tests/contract/test_sql_guards.py",
-            "tests/contract/test_walk.py",
-            "tests/operate",
-            "tests/outbox/test_deferred.py",
-            "tests/outbox/test_parcels.py",
-            "tests/reconcile/test_late_evidence.py",
-            "tests/reconcile/test_ledger.py",
-            "tests/reconcile/test_resolving.py",
-            "tests/sealing/test_rekey.py",
-            "tests/upkeep",
+            "tests/contract/test_walk.py::TestSqlite::test_every_move_of_many_records",
+            "tests/contract/test_contract.py::TestSqlite",
         ),
-        "(sqlite or TestSqlite) and not AsyncSqlite and not ThreadedSqlite and not NewestSqlite"
-        " and not every_move_on and not every_move_proves and not every_move_leaves and not plans and not service",
+        "(sqlite or TestSqlite) and not crowd and not race",
     ),
     "postgres": (
         (
             "tests/contract/each_move.py",
-            "tests/contract/test_postgres_contract.py",
             "tests/contract/test_sql_guards.py",
-            "tests/contract/test_walk.py",
+            "tests/contract/test_walk.py::TestPostgres::test_every_move_of_many_records",
+            "tests/contract/test_postgres_contract.py::TestPsycopg",
             "tests/drivers/postgres/test_folded_steps.py",
             "tests/drivers/postgres/test_folding.py",
             "tests/local/test_lock_store.py",
-            "tests/operate",
-            "tests/outbox/test_deferred.py",
-            "tests/outbox/test_parcels.py",
-            "tests/reconcile/test_late_evidence.py",
-            "tests/reconcile/test_ledger.py",
-            "tests/reconcile/test_resolving.py",
-            "tests/sealing/test_rekey.py",
-            "tests/upkeep",
         ),
-        "(psycopg or TestPsycopg or TestPostgres or (reconcile and asyncpg)) and not AsyncPsycopg"
-        " and not every_move_on and not every_move_proves and not every_move_leaves and not plans and not service",
+        "(psycopg or TestPostgres) and not crowd and not race",
     ),
 }
 """The tests that mutants of a dialect are tried with, and which of their variants."""
@@ -105,8 +89,9 @@ def mutants(dialect: str) -> Iterator[Mutant]:
     """All mutants of a dialect, in the order of its files; what only shows records to operators is left alone."""
     package = _PACKAGES[dialect]
     names, shared = (ONE_ROW, SHARED) if dialect == "sqlite" else (FILES, None)
-    for name, text in load(package, *(one for one in names if one not in SHOWN), shared=shared).items():
-        yield from (Mutant(name, one.text, text, one.dropped(text)) for one in guards(text))
+    for name, text in load(package, *(one for one in names if one not in SHOWN_FILES), shared=shared).items():
+        if name not in SHOWN:
+            yield from (Mutant(name, one.text, text, one.dropped(text)) for one in guards(text))
     if dialect == "postgres":
         for name, text in functions(package).items():
             yield from (Mutant(f"{name}()", one.text, text, one.dropped(text), function=True) for one in guards(text))
@@ -212,7 +197,7 @@ class Mutating:
             assert not failures, f"without a mutant {item.nodeid} fails:\n{failures[0]}"
             took = time.process_time() - began
             for text in self.used:
-                tests[text].append((0.0 if "each_move" in item.nodeid else took, item))
+                tests[text].append((_FIRST.get(item.nodeid.partition("::")[0], took), item))
         with self.report.open("w") as out:
             for mutant in self.wanted:
                 if mutant.function:
@@ -235,7 +220,7 @@ class Mutating:
                 mutant.killer = item.nodeid
                 mutant.invalid = next((text for text in _NO_SQL if text in failure), None)
                 timed.remove((took, item))
-                timed.append((-1.0, item))
+                timed.append((-3.0, item))
                 return
 
     def _killed_by(self, mutant: Mutant, item: pytest.Item) -> str | None:

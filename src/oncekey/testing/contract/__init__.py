@@ -16,12 +16,13 @@ The first argument makes the store: it is called with `clock=` (a function that 
 Each test gets a world of its own, or shares one: every scenario uses keys that no other scenario uses, except for the
 odd keys of `Keeping`, which want an empty store.
 
-A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), a clock to move (`advance`), and two
+A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), a clock to move (`advance`), and three
 faults: `lose_reply(name)` lets a transaction of that name happen and loses its reply, `before(name, action)` does
-something else just before it. Verbs may be called from many threads.
+something else just before it, and `between(action)` does it after the store has read and before it writes. Verbs may be
+called from many threads.
 
 `Walk` is for stores with statements of their own: it tries every move on every kind of record, and compares what the
-store accepted with the table. It wants an empty store and a way to plant records, `blocking(..., plant=...)`.
+store accepted with the table; and each with a proof that does not fit. It wants an empty store and a way to plant records, `blocking(..., plant=...)`.
 `CellsContract` is for stores that are made of `look`, `swap` and `page`, and wants nothing but those.
 
 For pytest's detailed assertions, say `pytest.register_assert_rewrite("oncekey.testing.contract")` in a

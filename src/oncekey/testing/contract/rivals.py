@@ -58,27 +58,27 @@ def _handed_back(world: World) -> model.RecordId:
 
 _LOCAL: Final = (model.Effects.LOCAL, model.Recovery.RETRY)
 _INLINE: Final = (model.Effects.INLINE, model.Recovery.UNKNOWN)
-STARTS: Final[Mapping[str, Start]] = MappingProxyType(
+STARTS: Final[Mapping[str, tuple[Start, tuple[str, ...]]]] = MappingProxyType(
     {
-        "in progress": _stood(model.State.IN_PROGRESS, *_LOCAL),
-        "in progress for too long": _stood(model.State.IN_PROGRESS, *_LOCAL, later=LEASE),
-        "a step done": _stepped,
-        "a call announced": _called,
-        "handed back": _handed_back,
-        "retryable": _stood(model.State.FAILED_RETRYABLE, *_LOCAL),
-        "unknown": _stood(model.State.UNKNOWN, *_INLINE),
-        "unknown call": _doubted,
-        "completed": _stood(model.State.COMPLETED, *_LOCAL),
-        "completed and expired": _stood(model.State.COMPLETED, *_LOCAL, later=2 * TTL),
+        "in progress": (
+            _stood(model.State.IN_PROGRESS, *_LOCAL),
+            ("renew", "settle as completed", "settle as unknown", "discard"),
+        ),
+        "in progress for too long": (
+            _stood(model.State.IN_PROGRESS, *_LOCAL, later=LEASE),
+            ("renew", "take_over", "doubt", "sweep to retryable"),
+        ),
+        "a step done": (_stepped, ("checkpoint", "take_over")),
+        "a call announced": (_called, ("renew", "result", "settle as unknown")),
+        "handed back": (_handed_back, ("take_over",)),
+        "retryable": (_stood(model.State.FAILED_RETRYABLE, *_LOCAL), ("take_over", "settle as completed")),
+        "unknown": (_stood(model.State.UNKNOWN, *_INLINE), ("settle as completed", "not executed")),
+        "unknown call": (_doubted, ("result", "not executed")),
+        "completed": (_stood(model.State.COMPLETED, *_LOCAL), ("extend", "bust")),
+        "completed and expired": (_stood(model.State.COMPLETED, *_LOCAL, later=2 * TTL), ("supersede",)),
     }
 )
-RIVALS: Final = frozenset(
-    {
-        *("renew", "settle as completed", "settle as unknown", "discard", "take_over", "supersede", "doubt"),
-        *("checkpoint", "result", "sweep to retryable", "answer by hand", "not executed", "bust", "extend"),
-    }
-)
-"""The other writers: the owner, the next one, a sweeper, an operator."""
+"""Records, and what the other writer does to each: the owner, the next owner, a sweeper or an operator."""
 
 
 class Rivals:
@@ -92,13 +92,13 @@ class Rivals:
 
 def outdone(world: World, name: str) -> Iterator[str]:
     """What the store did against the table, for records that begin like this."""
-    start = STARTS[name]
+    start, rivals = STARTS[name]
     sample = world.record(start(world))
     now = world.clock.now
     allowed = [
         move for move in MOVES if move.expected(sample, now) and move.tried(world.store, sample) is not None
     ]
-    for move, rival in product(allowed, (one for one in allowed if one.name in RIVALS)):
+    for move, rival in product(allowed, (one for one in allowed if one.name in rivals)):
         tried = _Tried(world, move, rival, world.record(start(world)))
         wrong = tried.wrong()
         if wrong:
