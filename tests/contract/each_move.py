@@ -1,4 +1,4 @@
-"""The walk, one move at a time on one database: what mutants of SQL statements are tried with first (harness.mutating)."""
+"""The walk, one move at a time on one database: `harness.mutating` tries mutants of SQL statements with it."""
 
 from __future__ import annotations
 

@@ -9,13 +9,24 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 import pytest
 
 from contract.test_walk import postgres_world, sqlite_world
-from oncekey.core.model import SECOND, Deferred, Effects, EntryKind, Intent, MemoEntry, Parcel, ParcelKind, RecordId, State
+from oncekey.core.model import (
+    SECOND,
+    Deferred,
+    Effects,
+    EntryKind,
+    Intent,
+    MemoEntry,
+    Parcel,
+    ParcelKind,
+    RecordId,
+    State,
+)
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.flow import Statement
 from oncekey.stores.rows import COLUMNS, WORK
@@ -176,7 +187,13 @@ CASES = [
     ("remaining", "outbox", {}, THOSE_HELD, [{"id": THEIRS}]),
     ("held_by", "outbox", {}, {"owner": "worker"}, [{"owner": "other"}, {"state": "ready", "lease_until": None}]),
     ("find_parcel", "outbox", {}, {"id": OURS}, [{"id": THEIRS}]),
-    ("retake_parcel", "outbox", READY, {"id": OURS, "incarnation": LIFE, **HOLDER}, [{"id": THEIRS}, {"incarnation": OTHER_LIFE}]),
+    (
+        "retake_parcel",
+        "outbox",
+        READY,
+        {"id": OURS, "incarnation": LIFE, **HOLDER},
+        [{"id": THEIRS}, {"incarnation": OTHER_LIFE}],
+    ),
     (
         "drop_deferred",
         "outbox",
@@ -212,7 +229,13 @@ CASES = [
     ("content_parcels", "outbox", {"id": THEIRS}, {"after": OURS, "limit": 9}, [{"id": OURS}]),
     ("content_parcels", "dead_letter", {"id": THEIRS}, {"after": OURS, "limit": 9}, [{"id": OURS}]),
     ("reseal_parcel", "outbox", {}, {"id": OURS, "seen": "{}", "payload": "x"}, [{"id": THEIRS}, {"payload": "[]"}]),
-    ("reseal_letter", "dead_letter", {}, {"id": OURS, "seen": "{}", "payload": "x"}, [{"id": THEIRS}, {"payload": "[]"}]),
+    (
+        "reseal_letter",
+        "dead_letter",
+        {},
+        {"id": OURS, "seen": "{}", "payload": "x"},
+        [{"id": THEIRS}, {"payload": "[]"}],
+    ),
     ("reseal_evidence", "evidence", {}, {"id": 70, "seen": "{}", "said": "x"}, [{"id": 71}, {"said": "[]"}]),
     ("content_evidence", "evidence", {}, {"after": 69, "limit": 9}, [{"id": 69}]),
     ("find_evidence", "evidence", {}, {"source": "bank", "event_id": "e-1"}, [{"source": "x"}, {"event_id": "x"}]),
@@ -241,9 +264,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "table", "has", "params", "misses"), CASES, ids=[f"{case[0]}-{case[1]}-{at}" for at, case in enumerate(CASES)]
+    "case",
+    CASES,
+    ids=[f"{case[0]}-{case[1]}-{at}" for at, case in enumerate(CASES)],
 )
-def test_rows_that_fit(desk, name, table, has, params, misses):
+def test_rows_that_fit(desk, case):
+    name, table, has, params, misses = case
     fits = {**TABLES[table], **has}
     assert len(desk.found([(table, fits)], name, params)) == 1
     for change in misses:
@@ -466,7 +492,7 @@ def test_only_the_answer_of_an_outbox_request_is_deferred(desk, kind):
 class TestDue:
     """Which parcels a worker claims."""
 
-    ASKED = {"topics": '["mail"]', "owner": "w", "lease": SECOND, "limit": 200, "careful": 200}
+    ASKED: ClassVar = {"topics": '["mail"]', "owner": "w", "lease": SECOND, "limit": 200, "careful": 200}
 
     def claimed(self, desk, *parcels, **asked):
         rows = []

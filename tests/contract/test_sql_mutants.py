@@ -83,7 +83,10 @@ class TestGuards:
         assert texts(text)[-2:] == ["u.c = t.c", "u.d"]
 
     def test_a_conflict_is_no_join(self):
-        assert texts("INSERT INTO t SELECT 1 WHERE a = 1 ON CONFLICT (x) DO UPDATE SET y = 1 WHERE t.z") == ["a = 1", "t.z"]
+        assert texts("INSERT INTO t SELECT 1 WHERE a = 1 ON CONFLICT (x) DO UPDATE SET y = 1 WHERE t.z") == [
+            "a = 1",
+            "t.z",
+        ]
 
     def test_distinct_from_is_one_condition(self):
         assert texts("SELECT 1 FROM t WHERE a IS NOT DISTINCT FROM b AND c") == ["a IS NOT DISTINCT FROM b", "c"]
@@ -93,7 +96,11 @@ class TestGuards:
 
     def test_a_function(self):
         body = "BEGIN IF a AND NOT b THEN PERFORM FROM t WHERE c = d; RETURN FOUND; END IF; END"
-        assert texts(f"CREATE FUNCTION f() RETURNS boolean LANGUAGE plpgsql AS $$ {body} $$;") == ["a", "NOT b", "c = d"]
+        assert texts(f"CREATE FUNCTION f() RETURNS boolean LANGUAGE plpgsql AS $$ {body} $$;") == [
+            "a",
+            "NOT b",
+            "c = d",
+        ]
 
     def test_a_mutant_lacks_one(self):
         text = "DELETE FROM t WHERE a = 1 AND b = 2"

@@ -81,7 +81,7 @@ def postgres_world(server):
                 {**cell, "memo_version": cell["version"] if cell["memo"] or cell["intent"] else 0} for cell in cells
             ]
             # Records of one incarnation, which only a walk plants, share their row of `work`.
-            worked = {cell["incarnation"]: cell for cell in reversed(begun) if cell["memo_version"]}
+            worked = {cell["incarnation"]: cell for cell in reversed(begun) if any(cell[name] for name in WORK)}
             for table, columns, rows in (("record", hot, begun), ("work", cold, [*worked.values()])):
                 names = ", ".join(f"%({column})s" for column in columns)
                 cursor.executemany(f"INSERT INTO oncekey.{table} ({', '.join(columns)}) VALUES ({names})", rows)

@@ -26,8 +26,11 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _ENDS: Final = frozenset(
-    "group order limit returning union window having for on where then loop from using set left right join cross "
-    "do select fetch offset into except intersect".split()
+    {
+        *("group", "order", "limit", "returning", "union", "window", "having", "for", "on", "where", "then", "loop"),
+        *("from", "using", "set", "left", "right", "join", "cross", "do", "select", "fetch", "offset", "into"),
+        *("except", "intersect"),
+    }
 )
 """Words that end a condition; those of a `SELECT` in parentheses are inside of them, and end nothing."""
 
@@ -109,7 +112,7 @@ def _end(tokens: list[_Token], at: int) -> int:
 
 
 def _conjuncts(tokens: list[_Token], *, whole: bool = False) -> Iterator[list[_Token]]:
-    """The operands of AND, here and in what is inside of parentheses, ORs and branches; with `whole` an OR itself, too."""
+    """The operands of AND, also inside of parentheses, ORs and branches; with `whole` an OR itself, too."""
     alternatives = _split(tokens, "or")
     if len(alternatives) > 1:
         if whole:
@@ -172,7 +175,7 @@ def _branches(case: list[_Token]) -> Iterator[list[_Token]]:
     for token in case:
         depth += (token.kind == "open") - (token.kind == "close")
         cases += (token.word == "case") - (token.word == "end")
-        edge = depth == 0 and (cases == 1 and token.word in {"when", "then", "else"} or cases == 0)
+        edge = depth == 0 and ((cases == 1 and token.word in {"when", "then", "else"}) or cases == 0)
         if edge:
             if branch:
                 yield branch

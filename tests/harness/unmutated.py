@@ -15,10 +15,12 @@ SHOWN: Final = frozenset(
 """Files and statements that only show records to operators: nothing is written or answered by what they read."""
 
 _LEASED: Final = "only a record in progress has a lease, so the comparison of the lease beside it implies the state"
+_DURABLE: Final = "it is always true: it makes PostgreSQL evaluate the setting that makes the commit durable"
+_HALVES: Final = "both halves of the UNION together have every row, and each names the rows of its index"
 _INDEX: Final = "the condition beside it implies it: it names the rows of a partial index, for the planner"
 
 UNMUTATED: Final[Mapping[str, str]] = {
-    "*: clock.durable = 'on'": "it is always true: it makes PostgreSQL evaluate the setting that makes the commit durable",
+    "*: clock.durable = 'on'": _DURABLE,
     **{
         f"{name}: {record}state = 'in_progress'": _LEASED
         for name in ("take_over", "doubt", "sweep_retryable", "stale")
@@ -28,10 +30,7 @@ UNMUTATED: Final[Mapping[str, str]] = {
         f"{name}: record.state IN ('completed', 'failed_retryable', 'pending')": _INDEX
         for name in ("purge_expired", "mark_expired")
     },
-    **{
-        f"keys_named: {half}.verdict IS {what}": "both halves of the UNION together have every row: each names the rows of its index"
-        for half, what in (("heard", "NULL"), ("judged", "NOT NULL"))
-    },
+    **{f"keys_named: {half}.verdict IS {what}": _HALVES for half, what in (("heard", "NULL"), ("judged", "NOT NULL"))},
     **{
         f"evidence_about: {call}.provider_id IS NOT NULL": "NULL is in no list: it names the rows of an index"
         for call in ("called", "call")

@@ -22,7 +22,8 @@ something else just before it, and `between(action)` does it after the store has
 called from many threads.
 
 `Walk` is for stores with statements of their own: it tries every move on every kind of record, and compares what the
-store accepted with the table; and each with a proof that does not fit. It wants an empty store and a way to plant records, `blocking(..., plant=...)`.
+store accepted with the table; it also tries each move with a proof that does not fit. It wants an empty store and a way
+to plant records, `blocking(..., plant=...)`.
 `CellsContract` is for stores that are made of `look`, `swap` and `page`, and wants nothing but those.
 
 For pytest's detailed assertions, say `pytest.register_assert_rewrite("oncekey.testing.contract")` in a

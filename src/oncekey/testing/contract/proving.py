@@ -1,9 +1,11 @@
-"""Every move compares what its mover has read, and writes the one record that it is about.
+"""Every move compares what its mover has read, and reads and writes the one record that it is about.
 
-For each move some records are planted on which the table allows it, each with two others that differ in scope or key
-alone. The mover then gives another version, fence, incarnation or memo than the record has, as it does if another
-writer came between its read and its write: the store must refuse. With what the record has, the store must write it,
-and none of the others. And a move leaves no row behind that belongs to no record (`World.leftovers`).
+For each move some records are planted on which the table allows it. Each has neighbours in another scope and under
+another key: two that are otherwise the same, and some whose memo or open call forbids the move. The mover then gives
+another version, fence, incarnation or memo than the record has, as it does if another writer came between its read and
+its write: the store must refuse. So it must with the neighbours that forbid the move. With what the record has, the
+store must write it, and change none of the neighbours. A move also leaves no row behind that belongs to no record
+(`World.leftovers`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ _FEW: Final = 5
 """So many records are tried for each state that a move leaves from."""
 STEPS: Final = frozenset({"checkpoint", "announce", "result"})
 """Moves that compare the memo, which a resolver may have added to."""
+_ONE_COMMIT: Final = "finish what failed"
+"""It keeps nothing of the attempts before: only records in which nothing was done are finished like this."""
+DONE: Final = (model.MemoEntry("stranger", model.EntryKind.PHASE, "9"),)
 _OTHER: Final = (model.MemoEntry("another", model.EntryKind.PHASE, "8"),)
 
 
@@ -50,29 +55,37 @@ def unproved(world: World, move: Walked, kinds: Sequence[model.Record]) -> list[
     wrong: list[str] = []
     tries: list[tuple[Flow[bool], Sequence[dict[str, object]]]] = []
     planted: list[model.Record] = []
-    for record in _chosen(move, kinds, world.clock.now):
-        others = _others(record)
-        cells = [cell_of(one) for one in (record, *others)]
-        for seen, what in _forged(move, record):
-            flow = move.tried(world.store, seen)
-            if flow is not None:
-                tries.append((_refused(flow, f"{move.name} is written with another {what}", record, wrong), cells))
-        flow = move.tried(world.store, record)
+    now = world.clock.now
+
+    def attempt(seen: model.Record, what: str, record: model.Record) -> None:
+        flow = move.tried(world.store, seen)
         if flow is not None:
-            tries.append((_alone(world, flow, move, record, others, wrong), cells))
-            planted += (record, *others)
+            tries.append((_refused(flow, f"{move.name} is written {what}", record, wrong), (cell_of(record),)))
+
+    for record in chosen(move, kinds, now):
+        flow = move.tried(world.store, record)
+        if flow is None:
+            break
+        strangers = [other for other in _strangers(record, now) if not move.expected(other, now)]
+        others = _others(record)
+        planted += (*strangers[:2], *others, record, *strangers[2:])
+        for seen, what in _forged(move, record):
+            attempt(seen, f"with another {what}", record)
+        for stranger in strangers:
+            attempt(stranger, "as another record allows it", stranger)
+        tries.append((_alone(world, flow, move, record, wrong), [cell_of(one) for one in (record, *others)]))
     world.plant([cell_of(one) for one in planted])
     world.undone(tries)
     return wrong
 
 
-def _chosen(move: Walked, kinds: Sequence[model.Record], now: model.Instant) -> Iterator[model.Record]:
+def chosen(move: Walked, kinds: Sequence[model.Record], now: model.Instant) -> Iterator[model.Record]:
     """Some records of each state on which the table allows the move, as different as there are, under new keys."""
     fits = [record for record in kinds if move.expected(record, now)]
     for source in {row.source for row in move.rows}:
         near = [record for record in fits if record.state is source]
-        for record in near[:: max(1, len(near) // _FEW)]:
-            yield replace(record, id=a_claim().id, incarnation=uuid.uuid4())
+        for at, record in enumerate(near[:: max(1, len(near) // _FEW)]):
+            yield replace(record, id=a_claim().id, incarnation=uuid.uuid4(), reconcile_tries=at % 2)
 
 
 def _forged(move: Walked, record: model.Record) -> Iterator[tuple[model.Record, str]]:
@@ -102,6 +115,18 @@ def _others(record: model.Record) -> tuple[model.Record, model.Record]:
     )
 
 
+def _strangers(record: model.Record, now: model.Instant) -> Iterator[model.Record]:
+    """Records that differ in what was done, each once in another scope and once under another key."""
+    call = model.Intent("charge", "oncekey-7", "d1", 1, now - model.SECOND, now, None)
+    done = replace(record, memo=() if record.memo else DONE)
+    called = replace(record, intent=None if record.intent else call)
+    for at, kind in enumerate((done, called, replace(called, memo=done.memo))):
+        if kind.state is model.State.COMPLETED and kind.intent is not None:
+            continue  # stores may refuse such a row, and no move leads to one
+        where = (f"{record.id.scope}-{at}", record.id.key), (record.id.scope, f"{record.id.key}-{at}")
+        yield from (replace(kind, id=model.RecordId(*one), incarnation=uuid.uuid4()) for one in where)
+
+
 def _refused(flow: Flow[bool], what: str, record: model.Record, wrong: list[str]) -> Flow[bool]:
     written = yield from flow
     if written:
@@ -109,18 +134,17 @@ def _refused(flow: Flow[bool], what: str, record: model.Record, wrong: list[str]
     return written
 
 
-def _alone(
-    world: World,
-    flow: Flow[bool],
-    move: Walked,
-    record: model.Record,
-    others: Sequence[model.Record],
-    wrong: list[str],
-) -> Flow[bool]:
+def _alone(world: World, flow: Flow[bool], move: Walked, record: model.Record, wrong: list[str]) -> Flow[bool]:
     written = yield from flow
     if not written:
         wrong.append(f"{move.name} is refused: {facts_of(record)}")
-    for other in others:
+    moved = (yield from world.store.find(record.id)).record
+    if moved is not None and moved.incarnation == record.incarnation:
+        if moved.reconcile_tries < record.reconcile_tries and move.name != _ONE_COMMIT:
+            wrong.append(f"{move.name} forgets how often a resolver has tried: {facts_of(record)}")
+        if not record.memo and set(moved.memo) & set(DONE):
+            wrong.append(f"{move.name} takes the memo of another record: {facts_of(record)}")
+    for other in _others(record):
         there = (yield from world.store.find(other.id)).record
         if there is None or there.version != other.version:
             wrong.append(f"{move.name} of {record.id} writes {other.id}, too")
@@ -130,7 +154,7 @@ def _alone(
 def left_behind(world: World, move: Walked, kinds: Sequence[model.Record]) -> list[str]:
     """The rules that rows break after this move and did not break before, with an example for each."""
     wrong: list[str] = []
-    planted = [record for record in _chosen(move, kinds, world.clock.now) if move.tried(world.store, record)]
+    planted = [record for record in chosen(move, kinds, world.clock.now) if move.tried(world.store, record)]
     world.plant([cell_of(record) for record in planted])
 
     def watched(record: model.Record) -> Flow[bool]:

@@ -1,7 +1,8 @@
-"""Another writer between a read and its write: a move is written exactly if it is still right for the record that is there then.
+"""Another writer between a read and its write.
 
-Records in every state that verbs bring about; on each, every move that the table allows, and just before its write
-another move of the same record. The table decides once more, by the record as the other writer left it.
+Verbs bring about records in several states. On each, every move that the table allows is tried, and just before its
+write another writer moves the same record. The store must write the move exactly if the table still allows it, by the
+record that the other writer left.
 """
 
 from __future__ import annotations
@@ -95,9 +96,7 @@ def outdone(world: World, name: str) -> Iterator[str]:
     start, rivals = STARTS[name]
     sample = world.record(start(world))
     now = world.clock.now
-    allowed = [
-        move for move in MOVES if move.expected(sample, now) and move.tried(world.store, sample) is not None
-    ]
+    allowed = [move for move in MOVES if move.expected(sample, now) and move.tried(world.store, sample) is not None]
     for move, rival in product(allowed, (one for one in allowed if one.name in rivals)):
         tried = _Tried(world, move, rival, world.record(start(world)))
         wrong = tried.wrong()

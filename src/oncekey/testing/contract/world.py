@@ -123,7 +123,7 @@ class World:
         self._plant(lines)
 
     def leftovers(self) -> Flow[Mapping[str, int]]:
-        """How many rows break which rule that no move may break, where the store has a statement that looks for them."""
+        """How many rows break which rule that every move keeps, if the store has a statement that looks for them."""
         statements = getattr(self.store, "_statements", None)
         if not isinstance(statements, Statements) or not statements.has(_LEFTOVERS):
             return {}
@@ -199,7 +199,6 @@ class World:
             self._lose[transaction.name] -= 1
             raise CommitAmbiguousError("the reply was lost on purpose")
         return result
-
 
     def _parted(self, transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (whatever the transaction returns)
         """Run a transaction statement by statement, with the other writer before the first that writes."""
