@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from contract.test_sql_guards import INTENT, LIFE, MEMO, OWNER, Desk
+from contract.test_sql_guards import INTENT, LIFE, MEMO, NOW, OTHER_LIFE, OWNER, VERSION, Desk
 from contract.test_walk import postgres_world
-from oncekey.core.model import Effects, RecordId, State
+from oncekey.core.model import Deferred, Effects, Parcel, ParcelKind, RecordId, State
+from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.flow import Statement
 from oncekey.stores.rows import claim_params
 from oncekey.testing.claims import a_claim
@@ -17,7 +18,7 @@ from oncekey.testing.contract.proving import by_owner, chosen
 from oncekey.testing.contract.walking import MOVES, records
 from oncekey.testing.contract.world import _within
 
-FACTS = ("state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
+FACTS = ("request", "state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
 EMPTY = """
     SELECT record.state FROM oncekey.work AS work JOIN oncekey.record AS record USING (incarnation)
     WHERE num_nonnulls(work.memo, work.intent, work.request, work.reconcile_after) = 0 AND work.reconcile_tries = 0
@@ -38,7 +39,9 @@ def claimed(request, desk):
     def found(**changes):
         claim = a_claim(id=RecordId("s", "k"), request=b"r")
         rows = desk.found(desk.record(**changes), request.param, claim_params(claim))
-        return ["ours" if str(row["incarnation"]) == str(claim.incarnation) else str(row["incarnation"]) for row in rows]
+        return [
+            "ours" if str(row["incarnation"]) == str(claim.incarnation) else str(row["incarnation"]) for row in rows
+        ]
 
     return found
 
@@ -57,33 +60,59 @@ def test_a_claim_does_not_answer_by_half_a_record(desk, changes):
     assert desk.found(desk.record(**changes), "claim", claim_params(claim)) == []
 
 
-def begun(move, now):
-    """A record with something done, on which the table allows the move."""
-    return next((one for one in records(now) if (one.memo or one.intent) and move.expected(one, now)), None)
+def kind(move, now, *, done):
+    """A record on which the table allows the move, with something done or with nothing."""
+    fits = (one for one in records(now) if bool(one.memo or one.intent) is done and move.expected(one, now))
+    return next(fits, None)
 
 
+def planted(desk, record, hot=None, cold=None):
+    """Its rows, at places of the test's own; `hot` and `cold` are the versions of the memo that its two rows have."""
+    rows = desk.record(**{name: getattr(record, name) for name in FACTS})
+    versions = {"record": hot, "work": cold}
+    return [
+        (table, row if versions[table] is None else {**row, "memo_version": versions[table]}) for table, row in rows
+    ]
+
+
+def attempt(desk, move, record, rows):
+    seen = replace(record, id=RecordId("s", "k"), incarnation=uuid.UUID(LIFE))
+    return bool(desk.after(rows, _within(move.tried(desk.world.store, seen))))
+
+
+OWNERS = [move for move in MOVES if by_owner(move)]
+of_an_owner = pytest.mark.parametrize("move", OWNERS, ids=lambda move: move.name)
 BLIND = {"renew"}
 """Moves of an owner that read nothing of the row in `work`, and leave it as it is."""
 
 
-@pytest.mark.parametrize("move", [move for move in MOVES if by_owner(move)], ids=lambda move: move.name)
-@pytest.mark.parametrize("stale", [6, 8])
-def test_an_owner_does_not_write_by_a_row_that_was_read_too_early(desk, move, stale):
-    """Another statement wrote both rows while this one waited for the record: it then has the new record and the old row."""
-    world = desk.world
-    record = begun(move, world.clock.now)
+@of_an_owner
+def test_an_owner_does_not_write_by_a_row_that_was_read_too_early(desk, move):
+    """Another statement wrote both rows while this one waited for the record: it has the new record and the old row."""
+    record = kind(move, desk.world.clock.now, done=True)
     if record is None:
-        assert move.name in {"settle as retryable", "discard", "settle as deferred"}  # they write no such record at all
+        return  # it writes no such record at all
+    assert attempt(desk, move, record, planted(desk, record))
+    for cold in (6, 8):
+        assert attempt(desk, move, record, planted(desk, record, cold=cold)) is (move.name in BLIND)
+
+
+@of_an_owner
+def test_nor_by_a_row_that_had_nothing_done_yet(desk, move):
+    record = kind(move, desk.world.clock.now, done=False)
+    if record is None:
         return
+    record = replace(record, request=b"r")
+    assert attempt(desk, move, record, planted(desk, record))
+    assert attempt(desk, move, record, planted(desk, record, hot=7)) is (move.name in BLIND)
 
-    def written(memo_version):
-        rows = desk.record(**{name: getattr(record, name) for name in FACTS})
-        rows = [(table, {**row, **({"memo_version": memo_version} if table == "work" else {})}) for table, row in rows]
-        seen = replace(record, id=RecordId("s", "k"), incarnation=uuid.UUID(LIFE))
-        return desk.after(rows, _within(move.tried(world.store, seen)))
 
-    assert written(7)
-    assert bool(written(stale)) is (move.name in BLIND)
+@of_an_owner
+def test_the_row_of_another_record_is_not_ones_own(desk, move):
+    record = kind(move, desk.world.clock.now, done=False)
+    if record is not None:
+        other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO, intent=INTENT)
+        assert attempt(desk, move, record, [*other, *planted(desk, record)])
 
 
 @pytest.mark.parametrize(("memo_version", "written"), [(7, 1), (6, 0), (8, 0)])
@@ -101,7 +130,6 @@ def test_a_row_of_work_has_something_in_it(desk, move):
     kinds = tuple(records(world.clock.now))
     for record in chosen(move, kinds, world.clock.now):
         seen = replace(record, id=RecordId("s", "k"), incarnation=uuid.UUID(LIFE))
-        rows = desk.record(**{name: getattr(record, name) for name in (*FACTS, "reconcile_tries")})
 
         def moved(seen=seen):
             flow = move.tried(world.store, seen)
@@ -109,4 +137,46 @@ def test_a_row_of_work_has_something_in_it(desk, move):
             assert (yield from _within(flow))
             return (yield Statement("empty", EMPTY))
 
-        assert desk.after(rows, moved()) == []
+        assert desk.after(planted(desk, record), moved()) == []
+
+
+SENT = {"effects": Effects.OUTBOX, "intent": INTENT}
+FAILED_LEASE = {**VERSION, "last_error": "failed_lock_expired"}
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "params"),
+    [
+        # No resolver is asked about a failed lease, so there is nothing to keep.
+        ("doubt", {"lease_until": NOW}, FAILED_LEASE),
+        ("park_record", {"effects": Effects.OUTBOX}, FAILED_LEASE),
+        # Nor is there of a call that was not sent.
+        ("pend", SENT, {**OWNER, "error": "busy", "unsent": True}),
+        ("pend", {"effects": Effects.OUTBOX}, {**OWNER, "error": "busy", "unsent": True}),
+        ("operator_pend", {**SENT, "state": State.UNKNOWN, "lease_until": None}, {**VERSION, "forget": True}),
+    ],
+)
+def test_what_leaves_nothing_to_keep_leaves_no_row(desk, name, has, params):
+    def moved():
+        assert (yield desk.world.store._statements.statement(name, params))
+        return (yield Statement("empty", EMPTY))
+
+    assert desk.after(desk.record(**has), moved()) == []
+
+
+@pytest.mark.parametrize("kind", [WriteKind.NEW, WriteKind.REPLACE_EXPIRED])
+def test_a_deferred_answer_without_a_request_needs_none_either(desk, kind):
+    seen = replace(
+        next(one for one in records(NOW) if one.state is State.EXPIRED), id=RecordId("s", "k"), expires_at=NOW
+    )
+    rows = desk.record(state=State.EXPIRED, incarnation=seen.incarnation, expires_at=NOW)
+    claim = a_claim(id=RecordId("s", "k"), effects=Effects.OUTBOX)
+    parcel = Parcel(uuid.uuid4(), ParcelKind.DEFER, claim.id, claim.incarnation, "mail", "{}", "d")
+    new = kind is WriteKind.NEW
+
+    def moved():
+        target = WriteTarget(kind, None if new else seen)
+        assert (yield from desk.world.store.locks.completing(claim, target, Deferred(parcel), None))
+        return (yield Statement("empty", EMPTY))
+
+    assert desk.after([] if new else rows, moved()) == []

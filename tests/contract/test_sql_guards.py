@@ -516,6 +516,13 @@ class TestDue:
         assert self.claimed(desk, *asked, careful=1) == [1, 3]
         assert self.claimed(desk, *asked, careful=0) == [3]
 
+    def test_as_many_as_are_wanted(self, desk):
+        assert self.claimed(desk, {}, {}, {}, limit=2) == [1, 2]
+        assert self.claimed(desk, {"order_by": "a"}, {"order_by": "b"}, {}, limit=2) == [1, 2]
+
+    def test_those_that_need_no_care_take_no_place_of_others(self, desk):
+        assert self.claimed(desk, {}, {"kind": "defer"}, careful=1) == [1, 2]
+
     def test_behind_a_thousand_of_one_order(self, desk):
         """A worker looks further than the first thousand, and still at nothing that is not due."""
         long = [{"order_by": "a"}] * 1000
@@ -528,7 +535,7 @@ class TestDue:
             {"due_at": NOW + 1},
             {"aggregatetype": "x"},
         ]
-        assert self.claimed(desk, *long, *others) == [1, 1001, 1005]
+        assert self.claimed(desk, *long, *others, limit=3) == [1, 1001, 1005]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,8 @@ _FIRST: Final = {
     "tests/contract/each_move.py": -1.0,
 }
 """Tests that are about single statements, and so are tried before all others."""
+_DIRECT: Final = "tests/contract/test_postgres_functions.py"
+"""Tests that call functions without a statement of a store."""
 _NO_SQL: Final = (
     "syntax error",
     "SyntaxError",
@@ -61,6 +63,7 @@ SETS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         (
             "tests/contract/each_move.py",
             "tests/contract/test_sql_guards.py",
+            "tests/contract/test_postgres_functions.py",
             "tests/contract/test_postgres_guards.py",
             "tests/contract/test_walk.py::TestPostgres::test_every_move_of_many_records",
             "tests/contract/test_postgres_contract.py::TestPsycopg",
@@ -207,11 +210,12 @@ class Mutating:
             took = time.process_time() - began
             for text in self.used:
                 tests[text].append((_FIRST.get(item.nodeid.partition("::")[0], took), item))
+        direct = [(-3.0, item) for item in session.items if item.nodeid.startswith(_DIRECT)]
         with self.report.open("w") as out:
             for mutant in self.wanted:
                 if mutant.function:
                     calls = f"oncekey.{mutant.statement[:-1]}"
-                    timed = [one for text, items in tests.items() if calls in text for one in items]
+                    timed = [*direct, *(one for text, items in tests.items() if calls in text for one in items)]
                 else:
                     timed = tests[mutant.original]
                 self._try(mutant, timed)

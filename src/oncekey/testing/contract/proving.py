@@ -1,11 +1,11 @@
 """Every move compares what its mover has read, and reads and writes the one record that it is about.
 
 For each move some records are planted on which the table allows it. Each has neighbours in another scope and under
-another key: two that are otherwise the same, and some whose memo or open call forbids the move. The mover then gives
-another version, fence, incarnation or memo than the record has, as it does if another writer came between its read and
-its write: the store must refuse. So it must with the neighbours that forbid the move. With what the record has, the
-store must write it, and change none of the neighbours. A move also leaves no row behind that belongs to no record
-(`World.leftovers`).
+another key: two that are otherwise the same, and some with another memo or open call. The mover then gives another
+version, fence, incarnation or memo than the record has, as it does if another writer came between its read and its
+write: the store must refuse. It must also refuse the move on a neighbour that does not allow it. With what the record
+has, the store must write the record, change none of the neighbours, and take nothing from them. A move also leaves no
+row behind that belongs to no record (`World.leftovers`).
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ def unproved(world: World, move: Walked, kinds: Sequence[model.Record]) -> list[
         flow = move.tried(world.store, record)
         if flow is None:
             break
-        strangers = [other for other in _strangers(record, now) if not move.expected(other, now)]
+        strangers = tuple(_strangers(record, now))
         others = _others(record)
         planted += (*strangers[:2], *others, record, *strangers[2:])
-        for seen, what in _forged(move, record):
+        for seen, what in _forged(move, record, strangers):
             attempt(seen, f"with another {what}", record)
         for stranger in strangers:
-            attempt(stranger, "as another record allows it", stranger)
+            if not move.expected(stranger, now):
+                attempt(stranger, "as another record allows it", stranger)
         tries.append((_alone(world, flow, move, record, wrong), [cell_of(one) for one in (record, *others)]))
     world.plant([cell_of(one) for one in planted])
     world.undone(tries)
@@ -88,9 +89,12 @@ def chosen(move: Walked, kinds: Sequence[model.Record], now: model.Instant) -> I
             yield replace(record, id=a_claim().id, incarnation=uuid.uuid4(), reconcile_tries=at % 2)
 
 
-def _forged(move: Walked, record: model.Record) -> Iterator[tuple[model.Record, str]]:
+def _forged(
+    move: Walked, record: model.Record, strangers: Sequence[model.Record]
+) -> Iterator[tuple[model.Record, str]]:
     """The record as a mover has it that read before another writer wrote."""
-    yield replace(record, incarnation=uuid.uuid4()), "incarnation"
+    for incarnation in (uuid.uuid4(), *(one.incarnation for one in strangers)):
+        yield replace(record, incarnation=incarnation), "incarnation"
     if by_owner(move):
         yield replace(record, fence=record.fence - 1), "fence"
         yield replace(record, fence=record.fence + 1), "fence"
