@@ -237,13 +237,19 @@ class Mutating:
                 return
 
     def _killed_by(self, mutant: Mutant, item: pytest.Item) -> str | None:
-        """How the test fails because of the mutant; it must pass again without it, in what the tests share."""
+        """How the test fails because of the mutant.
+
+        A failed assertion is about what the statement did. After any other error the test must pass without the mutant,
+        in what tests share: an error can leave a connection behind that fails the next test.
+        """
         session: Any = item.session
         for _ in range(2):
             with self._exchanged(mutant):
                 failures = self._failures(item)
-            if not failures or not self._failures(item):
-                return failures[0] if failures else None
+            if not failures:
+                return None
+            if "AssertionError" in failures[0] or not self._failures(item):
+                return failures[0]
             session._setupstate.teardown_exact(None)  # what the tests share is broken, by this mutant or the one before
         raise AssertionError(f"{item.nodeid} fails after {mutant.name}, without it and with everything made anew")
 

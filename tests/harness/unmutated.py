@@ -31,9 +31,10 @@ UNMUTATED: Final[Mapping[str, str]] = {
     "*: clock.durable = 'on'": _DURABLE,
     **{
         f"{name}: {record}state = 'in_progress'": _LEASED
-        for name in ("take_over", "doubt", "sweep_retryable", "stale")
+        for name in ("take_over", "doubt", "sweep_retryable")
         for record in ("", "record.")
     },
+    "stale: record.state = 'in_progress'": _LEASED,
     **{
         f"{name}: record.state IN ('completed', 'failed_retryable', 'pending')": _INDEX
         for name in ("purge_expired", "mark_expired")
@@ -48,7 +49,7 @@ UNMUTATED: Final[Mapping[str, str]] = {
         f"{name}: num_nonnulls (written.memo, written.intent, written.request, written.reconcile_after) > 0*": _ALWAYS
         for name in (
             *("settle_unknown", "checkpoint", "announce", "result", "take_up", "deferred_result", "still_unknown"),
-            *("operator_result", "operator_replace", "expire_begun"),
+            *("operator_result", "operator_replace", "expire_begun", "settle_handed_back"),
         )
     },
     **{
