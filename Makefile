@@ -15,12 +15,12 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lowest browser pooler promtool systemd dynalite mariadb mysql redis check bench docs docs-serve soak torture race failover pins clean
+.PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis peers check bench docs docs-serve soak torture race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo '  ARGS="..." is passed on to what run, test, bench and pins start; TESTS="tests/core" narrows test.'
+	@echo '  ARGS="..." is passed on to what run, test, bench and pins start; TESTS="tests/core" runs all tests that are there.'
 
 install: $(VENV)/.run ## Make .venv with what `make run` needs
 	@echo "$(VENV)/bin/oncekey is ready; make run starts the demo"
@@ -28,8 +28,19 @@ install: $(VENV)/.run ## Make .venv with what `make run` needs
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey demo $(ARGS)
 
-test: $(VENV)/.dev $(if $(filter-out tests/core%,$(TESTS)),browser pooler promtool systemd dynalite mariadb mysql redis) ## Run all tests on two workers (TESTS=..., WORKERS=..., ARGS="-k proxy")
-	$(PY) -m pytest -n $(WORKERS) --durations=10 $(TESTS) $(ARGS)
+# Which tests are fast is one table, tests/harness/selection.py. TESTS names folders or files, and all that is in them runs.
+SUITE = $(if $(filter tests,$(TESTS)),--suite=$(1))
+PYTEST = $(PY) -m pytest -n $(WORKERS) --durations=10
+
+test: $(VENV)/.dev ## Run the fast tests: SQLite, PostgreSQL, nothing to install (TESTS=..., WORKERS=..., ARGS="-k proxy")
+	$(PYTEST) $(call SUITE,fast) $(TESTS) $(ARGS)
+
+test-more: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql redis peers ## Run all other tests, on every database, server and browser
+	$(PYTEST) $(call SUITE,more) $(TESTS) $(ARGS)
+
+test-all: ## Run the fast tests, and then all others
+	$(if $(filter tests,$(TESTS)),$(MAKE) test)
+	$(MAKE) test-more
 
 lowest: $(LOWEST)/.made pooler dynalite mariadb mysql ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
 	ONCEKEY_TEST_DYNALITE="$${ONCEKEY_TEST_DYNALITE:-$(abspath $(VENV))/dynalite/node_modules/.bin/dynalite}" \
@@ -60,7 +71,7 @@ pooler: ## Look for the PgBouncer of the tests, and install it where that can be
 promtool: ## Look for the promtool of the tests, and get it where that can be done (Debian, as root)
 	@if [ -n "$$ONCEKEY_TEST_PROMTOOL" ] || PATH="$$PATH:$(VENV)/bin" command -v promtool >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo 'no promtool is here: taking it out of the package prometheus by apt-get, for the tests of the kit'; \
+		echo 'no promtool is here: taking it out of the package prometheus by apt-get, for the tests of contrib'; \
 		apt-get update -qq && mkdir -p $(VENV)/bin $(VENV)/prometheus && cd $(VENV)/prometheus \
 			&& apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb . \
 			&& mv usr/bin/promtool ../bin && rm -rf ../prometheus; \
@@ -72,7 +83,7 @@ promtool: ## Look for the promtool of the tests, and get it where that can be do
 systemd: ## Look for the systemd-analyze of the tests, and install it where that can be done (Debian, as root)
 	@if [ -n "$$ONCEKEY_TEST_SYSTEMD_ANALYZE" ] || command -v systemd-analyze >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-		echo 'no systemd-analyze is here: installing it by apt-get, for the tests of the kit'; \
+		echo 'no systemd-analyze is here: installing it by apt-get, for the tests of contrib'; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends systemd >/dev/null; \
 	else \
 		echo 'no systemd-analyze is here, and tests/kit/test_running.py will fail: install it (Debian: apt-get install systemd),' \
@@ -89,6 +100,20 @@ dynalite: ## Look for the dynalite of the tests, and get it where that can be do
 	else \
 		echo 'no dynalite is here, and tests/dynamodb will fail: install npm, or name the program in' \
 			'ONCEKEY_TEST_DYNALITE' >&2; \
+	fi
+
+# Each into an environment of its own, by hashes; the lock file of npm has no addresses in it (omit-lockfile-registry-resolved).
+peers: $(VENV)/.dev ## Get the other packages that tests/peers judges, and keep them up to date with their pins (pip, npm)
+	@$(PY) -m bench.prepared idemkit asgi-idempotency-header django-idempotency-key \
+		|| echo 'tests/peers/test_judged.py will fail: pip cannot install the pins of bench/peers' >&2
+	@if cmp -s bench/peers/express-idempotency/package-lock.json $(VENV)/express-idempotency/package-lock.json; then :; \
+	elif command -v npm >/dev/null; then \
+		echo 'installing express-idempotency with its pins'; \
+		rm -rf $(VENV)/express-idempotency $(VENV)/express-idempotency.part \
+			&& cp -R bench/peers/express-idempotency $(VENV)/express-idempotency.part && cd $(VENV)/express-idempotency.part \
+			&& npm ci --silent --no-fund --no-audit --ignore-scripts && mv ../express-idempotency.part ../express-idempotency; \
+	else \
+		echo 'no npm is here, and tests/peers/test_judged.py will fail: install Node.js with npm' >&2; \
 	fi
 
 # Taken apart, like promtool: installing the package would start a server. Galera's library and what copies a node come along.

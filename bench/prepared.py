@@ -29,14 +29,10 @@ def peers(names: Iterable[str], say: Callable[[str], None]) -> tuple[dict[str, P
     found: dict[str, Path] = {}
     missing: dict[str, str] = {}
     for name in names:
-        pins = PINS / f"{name}.txt"
-        folder = ENVIRONMENTS / name
-        python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-        stamp = folder / ".made"
-        wanted = hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()
-        if not (stamp.exists() and stamp.read_text() == wanted):
+        python, stamp = interpreter(name), _stamp(name)
+        if not is_made(name):
             say(f"installing {name} with its pins")
-            venv.create(folder, clear=True, with_pip=True)
+            venv.create(ENVIRONMENTS / name, clear=True, with_pip=True)
             command: list[str | Path] = [
                 python,
                 "-m",
@@ -46,7 +42,7 @@ def peers(names: Iterable[str], say: Callable[[str], None]) -> tuple[dict[str, P
                 "install",
                 "--require-hashes",
                 "-r",
-                pins,
+                PINS / f"{name}.txt",
             ]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=INSTALLING)
@@ -57,9 +53,27 @@ def peers(names: Iterable[str], say: Callable[[str], None]) -> tuple[dict[str, P
                 say(done.stderr)
                 missing[name] = f"pip could not install its pins (it ended with {done.returncode})"
                 continue
-            stamp.write_text(wanted)
+            stamp.write_text(_wanted(name))
         found[name] = python
     return found, missing
+
+
+def interpreter(name: str) -> Path:
+    """Return the interpreter of a peer's own environment, whether it is there or not."""
+    return ENVIRONMENTS / name / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+def is_made(name: str) -> bool:
+    """Whether a peer's environment was made of the present pins, and by this Python."""
+    return _stamp(name).exists() and _stamp(name).read_text() == _wanted(name)
+
+
+def _stamp(name: str) -> Path:
+    return ENVIRONMENTS / name / ".made"
+
+
+def _wanted(name: str) -> str:
+    return hashlib.sha256((PINS / f"{name}.txt").read_bytes() + sys.version.encode()).hexdigest()
 
 
 def redis_server(python: Path) -> Path | None:
@@ -101,3 +115,7 @@ def _git(*words: str) -> bytes:
     if done.returncode:
         raise BenchError(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(f"{name}: {why}" for name, why in peers(sys.argv[1:], print)[1].items()) or None)

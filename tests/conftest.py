@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies
 
-from harness import flaky, matrix, room
+from harness import flaky, matrix, room, selection
 from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
 from harness.mariadb import MariadbServer, MysqlInstallation, emptied, mariadb_with_tables
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
@@ -35,10 +35,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the suite that `make test` and `make test-more` ask for."""
+    parser.addoption(
+        "--suite", choices=list(selection.Suite), default=selection.Suite.ALL, help="which tests (harness/selection.py)"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Leave the width of a terminal to the tests that are about it: pytest-xdist tells its workers one."""
     os.environ.pop("COLUMNS", None)
     config.pluginmanager.register(flaky.Flaky())
+    config.pluginmanager.register(selection.Selection())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -97,7 +105,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A whole run that leaves a store out has not passed."""
     here = not hasattr(session.config, "workerinput")
-    if here and session.exitstatus == 0 and matrix.is_whole(session.config) and any(_matrix.holes()):
+    if here and session.exitstatus == 0 and matrix.holes_of(_matrix, session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -108,7 +116,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("the contract, store by store: blocking, asyncio")
     for line in _matrix.lines():
         terminalreporter.line(line)
-    for hole in _matrix.holes() if matrix.is_whole(config) else ():
+    for hole in matrix.holes_of(_matrix, config):
         terminalreporter.line(f"MISSING {hole}", red=True)
 
 

@@ -362,10 +362,14 @@ def test_an_async_test_that_fails_is_seen_to_fail(tmp_path: Path) -> None:
 def test_modules_that_share_something_go_to_one_worker() -> None:
     # A name that is wrong would share nothing, and nobody would see it but the clock.
     root = Path(__file__).parents[1]
-    assert [module for module in TOGETHER if not (root / module).is_file()] == []
+    for module, _, group in (one.partition("::") for one in TOGETHER):
+        assert (root / module).is_file()
+        assert not group or f"class {group}:" in (root / module).read_text("utf-8")
     demo, town = "tests/demo/test_orders.py", "tests/proof/test_real_processes.py"
     assert group_of(f"{demo}::test_one[a]") == group_of(f"{demo}::test_other") == demo
     assert group_of(f"{town}::test_it[sqlite-before:claim:1]") != group_of(f"{town}::test_it[postgresql+asyncpg-x]")
+    crowd = "tests/proof/test_simulator.py::TestCrowd"
+    assert group_of(f"{crowd}::test_one") == group_of(f"{crowd}::test_other[a::b]") == crowd
     assert group_of("tests/core/test_keys.py::test_one[a@b]") == "tests/core/test_keys.py::test_one[a@b]"
 
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.matrix import LACKS, PROPERTY, WANTED, WAYS, Matrix, families, is_whole
+from harness.matrix import LACKS, PROPERTY, WANTED, WAYS, Matrix, families, is_whole, wanted_of
+from harness.selection import Suite
 
 EVERY = sorted(name for scenarios in families().values() for name in scenarios)
 
@@ -46,6 +47,19 @@ def test_a_store_that_did_not_run_is_a_hole():
     holes = list(matrix.holes())
     assert f"memory, blocking: {len(EVERY) - 1} scenarios did not pass" in holes[0]
     assert holes[-1].endswith(f"{len(EVERY)} scenarios did not pass: all")
+
+
+@pytest.mark.parametrize("postgres", ["PostgreSQL 15", "PostgreSQL 18"])
+def test_both_suites_together_have_to_show_every_store(postgres):
+    fast, more = wanted_of(Suite.FAST, postgres), wanted_of(Suite.MORE, postgres)
+    assert list(fast) == ["memory", "SQLite", postgres]
+    assert {**fast, **more} == wanted_of(Suite.ALL, postgres) == WANTED
+    assert not set(fast) & set(more)
+
+
+def test_a_suite_is_held_to_its_part(whole):
+    assert list(whole.holes(wanted_of(Suite.FAST, "PostgreSQL 18"))) == []
+    assert next(Matrix().holes(wanted_of(Suite.MORE, "PostgreSQL 18"))).startswith("PostgreSQL 15, blocking")
 
 
 def test_a_scenario_that_failed_once_does_not_count(whole):

@@ -190,7 +190,7 @@ def test_a_missing_package_is_answered_with_the_command(monkeypatch, connect, ur
     assert f"pip install '{command}'" in str(caught.value)
 
 
-def test_a_store_without_any_driver_is_refused_when_it_is_written(monkeypatch):  # R74
+def test_a_store_without_any_driver_is_refused_when_it_is_written(monkeypatch):
     hide(monkeypatch, "asyncpg")
     Once(NOBODY)  # psycopg serves both
     hide(monkeypatch, "psycopg")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from . import cli, conformance, drawing, frameworks, headers, problems, schema, settings, states, stores
+from . import cli, conformance, drawing, frameworks, headers, problems, request_path, schema, settings, states, stores
 
 FOLDER: Final = Path(__file__).resolve().parents[1]
 
@@ -25,6 +25,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = MappingProxyType(
         "reference/stores.md": stores.page,
         "reference/frameworks.md": frameworks.page,
         "explanation/states.md": states.page,
+        "explanation/request-path.md": request_path.page,
         "explanation/states.svg": drawing.states,
         "explanation/architecture.svg": drawing.layers,
     }

@@ -27,19 +27,19 @@ ALSO: Final[Mapping[str, str]] = {
         "`resume` needs the extra `client`."
     ),
     "oncekey demo": (
-        "It makes the tables that it needs, starts a provider as a process of its own, and prints requests to try. The "
-        "files of the default store and of the provider's ledger are made in the working folder. It is for trying "
-        "things out: its two tokens are public. It needs the extra `demo`. `--history 5000` writes a day of made-up "
-        "requests first, of every kind and outcome, with charges in the provider's ledger. It takes some seconds, and "
-        "is refused where the store has records, or has a history already."
+        "It makes the tables that it needs, starts a provider as a process of its own, and prints requests to try. "
+        "The files of the default store and of the provider's ledger are made in the working folder. It is for "
+        "trying things out: its two tokens are public. It needs the extra `demo`. `--traffic 30` sends it real "
+        "requests for 30 seconds, at most 8 new keys per second, with faults of the provider and retries. "
+        "Afterwards the console shows every outcome, unknown ones and dead letters included: with `--traffic`, "
+        "workers try a message twice, and ask the provider about an unknown outcome after half an hour. The seed "
+        "is printed; `--seed` sends the same requests again, which a store that has them replays."
     ),
     "oncekey provider": (
         "The payment provider of the demo, which recognises keys and fails by name: a request brings "
         "`X-Demo-Fault: drop-after`, or `POST /faults` sets it for all. `GET /charges` is its ledger. It needs the "
         "extra `demo`."
     ),
-    "oncekey kit": "[Alerts, dashboard, units, manifests](../howto/operate-kit.md) shows how to use it.",
-    "oncekey top": "[Watch it in a terminal](../howto/top.md) shows it, and its keys.",
     "oncekey worker": "[Run workers](../howto/workers.md) shows how to use it.",
     "oncekey torture": "[Torture it](../howto/torture.md) says what it does and what it checks.",
     "oncekey reconcile": "[Find out what became of it](../howto/unknown.md) shows resolvers and webhooks.",

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from oncekey.core.answers import LONGEST_WAIT
-from oncekey.core.headers import ALWAYS_KEPT, FIRST_SENT, KEY_HEADER, NEVER_KEPT
+from oncekey.core.first_sent import FIRST_SENT
+from oncekey.core.headers import ALWAYS_KEPT, KEY_HEADER, NEVER_KEPT
 from oncekey.core.policy import Policy
 
 from .markdown import code, table, title

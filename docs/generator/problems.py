@@ -67,6 +67,7 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "The operation may have been executed: the process died or a reply was lost after an outside call could have "
         "been made, or an INLINE handler returned 401, 403, 408, 425 or 429, which does not prove the contrary. The "
         "first request or a repeat receives it; a repeat executed nothing, and no retry runs the handler again. "
+        "A PHASED route sends it instead of 502 or 504 when the reply of a call that may not be repeated is lost. "
         "`on_unknown` makes the status 202 or 503; after a settlement that could not be written it is 503.",
         "Ask again later with the same key, or read the status resource that `Location` names. Do not send it with a "
         "new key: that would run it again.",

@@ -13,7 +13,7 @@ from oncekey.core.checks import check_of
 from oncekey.core.headers import NEVER_KEPT
 from oncekey.core.model import Effects, Recovery
 from oncekey.core.policy import BY_EFFECTS, STANCES, On5xx, Policy, Stance, StoreErrorPolicy, never_proven
-from oncekey.options import OFFERED, Options
+from oncekey.route_options import OFFERED, Options
 
 from .markdown import code, table, title
 from .markdown import page as put_together

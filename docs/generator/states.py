@@ -8,7 +8,7 @@ from typing import Final
 from oncekey.core.guards import Guard
 from oncekey.core.model import State
 from oncekey.core.rulings import RULINGS, Ruling, Situation
-from oncekey.core.transitions import ROWS, Transition
+from oncekey.core.transitions import MOVERS, ROWS, Transition
 
 from .markdown import title
 
@@ -94,15 +94,16 @@ _NEEDS: Final[Mapping[Guard, str]] = {
 }
 
 _DRAWN: Final = """\
-The numbers are those of the table below. Rows 30 and 31 are left out: the reaper removes a finished record whose time
+The numbers are those of the rows below. Rows 30 and 31 are left out: the reaper removes a finished record whose time
 is over (30), or a new request begins anew in its row (31)."""
 
 _PROOFS: Final = """\
-Proofs are compared in the statement that writes. `N`: there is no row. `O`: incarnation and fence, the owner's. `V`:
-incarnation and version as read, everybody else's. `parcel`: the parcel's own claim. Every write puts the version up,
-so that who looked before must look again. A new owner puts the fence up, and so does an operator who takes an answer
-back or replaces a result (32, 34): an owner that was merely swept may still tell what it did, an owner that was
-replaced writes nothing."""
+The store compares the proof of a move in the statement that writes. *No row*: the key has no record. *Owner*:
+incarnation and fence; the writer is still the owner. *Version*: incarnation and version; nothing was written since the
+record was read. *Parcel*: the claim of the parcel; the worker still holds it. Every write raises the version, so anyone
+who read earlier has to read again. Every new owner raises the fence, and so does an operator who removes a response or
+replaces a result (32, 34). An owner that was only swept may still report what it did; an owner that was replaced writes
+nothing."""
 
 _WHOSE: Final = """\
 What the store answers for is compared once more in the statement that writes, by the store's own clock: who decided by
@@ -181,7 +182,9 @@ def _parts() -> Iterator[str]:
     yield "![The states and the moves between them](states.svg)"
     yield _DRAWN
     yield _PROOFS
-    yield transitions()
+    for movers in MOVERS:
+        yield movers.about
+        yield transitions(movers.rows)
     yield "## What the moves need"
     yield _WHOSE
     yield needs()

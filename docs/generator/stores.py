@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Final
 
-from oncekey.cli.stores import Listed, effects_of, listed, parts_of
-from oncekey.wire import STORES, Abilities, Declared
+from oncekey.cli.stores import Abilities, Listed, effects_of, listed, parts_of
+from oncekey.wire import STORES, Declared
 
 from .markdown import code, table, title
 from .markdown import page as put_together
@@ -16,7 +16,7 @@ MEANS: Final = {
     "audit": "`oncekey keys history`, and lines about every move that no request made",
     "workers": "sweeper, reaper and the roll of workers",
     "operators": "`oncekey keys`, `unknown`, `stats` and `doctor`",
-    "console": "`oncekey console` and `oncekey top`",
+    "console": "`oncekey console` and `oncekey stats --watch`",
     "resolvers": "`once.resolver` and `once.webhook`",
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from oncekey.canonical.fingerprint import Selection
+    from oncekey.core.checks import Front
     from oncekey.core.errors import (
         ConfigurationError,
         LeaseLostError,
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
         StoreError,
         StoreUnavailableError,
     )
-    from oncekey.core.fronts import Front
     from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED, Effects, Record, State, StoredResponse
-    from oncekey.core.policy import Policy, lifetime
-    from oncekey.core.problems import (
+    from oncekey.core.not_run import (
         ExecutionFailedError,
         InProgressError,
         KeyExpiredError,
@@ -31,9 +30,11 @@ if TYPE_CHECKING:
         OutcomeUnknownError,
         ResultNotKeptError,
     )
+    from oncekey.core.policy import Policy, lifetime
     from oncekey.drivers.sqlite.files import repaired_module
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.operation import Operation, SyncOperation
+    from oncekey.engine.operation import Operation
+    from oncekey.engine.sync_operation import SyncOperation
     from oncekey.frameworks.inbox import Handling, Receipt
     from oncekey.frameworks.resuming import resumed_as
     from oncekey.once import SINGLE_TENANT, Once
@@ -54,10 +55,10 @@ _PLACES = {
         "StoreUnavailableError",
     ),
     "oncekey.canonical.fingerprint": ("Selection",),
-    "oncekey.core.fronts": ("Front",),
+    "oncekey.core.checks": ("Front",),
     "oncekey.core.model": ("INLINE", "LOCAL", "OUTBOX", "PHASED", "Effects", "Record", "State", "StoredResponse"),
     "oncekey.core.policy": ("Policy", "lifetime"),
-    "oncekey.core.problems": (
+    "oncekey.core.not_run": (
         "ExecutionFailedError",
         "InProgressError",
         "KeyExpiredError",
@@ -69,7 +70,8 @@ _PLACES = {
     ),
     "oncekey.drivers.sqlite.files": ("repaired_module",),
     "oncekey.engine.enrolment": ("Enrolment",),
-    "oncekey.engine.operation": ("Operation", "SyncOperation"),
+    "oncekey.engine.operation": ("Operation",),
+    "oncekey.engine.sync_operation": ("SyncOperation",),
     "oncekey.frameworks.inbox": ("Handling", "Receipt"),
     "oncekey.frameworks.resuming": ("resumed_as",),
     "oncekey.once": ("SINGLE_TENANT", "Once"),

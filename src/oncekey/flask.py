@@ -25,9 +25,9 @@ from oncekey.engine.capture import Capture
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
-from oncekey.frameworks.blocking import BlockingExchange, Threads, current
-from oncekey.frameworks.consumer_page import is_served
+from oncekey.frameworks.blocking import BlockingExchange, Threads
 from oncekey.frameworks.listing import Served, check_patterns
+from oncekey.frameworks.shared import is_served, thread_exchange
 from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def place(
         return functools.partial(_claimed, view, enrolment, ensure_sync)
 
     def idempotency_resource(**_: str) -> WSGIApplication:  # Flask takes an application for a response
-        exchange = current.get()  # that of this request
+        exchange = thread_exchange.get()  # that of this request
         assert exchange is not None
         answer = threads.resource(exchange.asked, flask.request.environ["PATH_INFO"])
         assert answer is not None
@@ -100,7 +100,7 @@ def place(
 
 def _dispatched(dispatch: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  (as Flask's)
     """Claim for a view that is enrolled by its path: Flask has routed it, however the path was spelled."""
-    exchange, request = current.get(), flask.request
+    exchange, request = thread_exchange.get(), flask.request
     assert isinstance(exchange, _FlaskExchange)
     rule = None if request.routing_exception is not None else request.url_rule
     enrolment = None if rule is None else exchange.threads.patterns.find(request.method, _template(rule))
@@ -119,7 +119,7 @@ def _claimed(
     **kwargs: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
     """Call an `async def` view: it is claimed and settled in the thread of the request, and only itself awaited."""
-    exchange, handler = current.get(), view.__wrapped__
+    exchange, handler = thread_exchange.get(), view.__wrapped__
     assert exchange is not None
     name = operation_parameter(handler, blocking=False)
     bound = (view.__self__, *args) if hasattr(view, "__self__") else args

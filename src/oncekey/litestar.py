@@ -36,10 +36,11 @@ from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send
 from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import UnsettledError, current, enrolment_of, layers, passage_of
 from oncekey.frameworks.asgi.transactions import transaction_of
-from oncekey.frameworks.consumer_page import documentation, is_served
+from oncekey.frameworks.consumer_page import documentation
 from oncekey.frameworks.listing import Served, check_served
 from oncekey.frameworks.openapi import describe_one
 from oncekey.frameworks.resources import status_of
+from oncekey.frameworks.shared import is_served
 
 if TYPE_CHECKING:
     from litestar.config.app import AppConfig

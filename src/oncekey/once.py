@@ -9,8 +9,9 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
 
 from oncekey import starting
@@ -18,18 +19,12 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects, RecordId
 from oncekey.core.policy import Policy
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol
-from oncekey.frameworks.asgi import App, Identify, transactions
+from oncekey.frameworks.asgi import App, Identify
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
-from oncekey.frameworks.blocking import Threads
-from oncekey.frameworks.listing import listed
-from oncekey.frameworks.shared import ApplicationShared, forget
-from oncekey.frameworks.webhook import Parse, Secrets, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
-from oncekey.frameworks.wsgi import OncekeyWsgi
-from oncekey.functions import Functions, Protects, Receives
-from oncekey.observe.events import Observer, telling
-from oncekey.observe.measuring import watch, watch_blocking
+from oncekey.frameworks.shared import ApplicationShared
+from oncekey.lazy import Lazy
 from oncekey.options import (
     NO_LIFESPAN,
     NO_THREADS,
@@ -37,35 +32,51 @@ from oncekey.options import (
     NO_WSGI_APP,
     SINGLE_TENANT,
     STRANGE_ENROLMENT,
-    FunctionOptions,
-    InboxOptions,
-    InlineOptions,
     Installing,
-    Options,
-    PathOptions,
-    PhasedOptions,
-    ThreadOptions,
-    WsgiOptions,
     check_installing,
     settings_of,
 )
-from oncekey.resolvers import Question, Resolvers
-from oncekey.sealing import Seal, check_seal
-from oncekey.topics import Topics
 from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
-from oncekey.workers.service import Service, WorkerThread
-from oncekey.workers.tasks import presence_of, tasks_for
 
 if TYPE_CHECKING:
     from datetime import timedelta
     from wsgiref.types import WSGIApplication
 
+    from oncekey import functions as function_parts
+    from oncekey import resolvers as resolver_parts
+    from oncekey import sealing as seals
+    from oncekey import topics as topic_parts
     from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.frameworks import fronting, starlette, starlette_patterns, wsgi
+    from oncekey.frameworks import webhook as webhooks
+    from oncekey.frameworks.asgi import transactions
+    from oncekey.frameworks.blocking import Threads
+    from oncekey.frameworks.webhook import Parse, Secrets, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
+    from oncekey.functions import FunctionOptions, InboxOptions, Protects, Receives
+    from oncekey.observe import measuring
+    from oncekey.observe.events import Notify, Observer
+    from oncekey.route_options import InlineOptions, Options, PathOptions, PhasedOptions, ThreadOptions, WsgiOptions
+    from oncekey.workers import service, serving, tasks
+else:
+    fronting = Lazy("oncekey.frameworks.fronting")
+    function_parts = Lazy("oncekey.functions")
+    measuring = Lazy("oncekey.observe.measuring")
+    resolver_parts = Lazy("oncekey.resolvers")
+    seals = Lazy("oncekey.sealing")
+    service = Lazy("oncekey.workers.service")
+    serving = Lazy("oncekey.workers.serving")
+    starlette = Lazy("oncekey.frameworks.starlette")
+    starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
+    tasks = Lazy("oncekey.workers.tasks")
+    topic_parts = Lazy("oncekey.topics")
+    transactions = Lazy("oncekey.frameworks.asgi.transactions")
+    webhooks = Lazy("oncekey.frameworks.webhook")
+    wsgi = Lazy("oncekey.frameworks.wsgi")
 
 A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["SINGLE_TENANT", "Once", "Options"]
+__all__ = ["SINGLE_TENANT", "Once"]
 
 DEFAULT_STORE = "sqlite:///oncekey.db"
 DRAIN_SECONDS = 10.0
@@ -95,25 +106,22 @@ class Once:
         migrate: bool = False,
         workers: bool = False,
         observers: Iterable[Observer] = (),
-        seal: Seal | None = None,
+        seal: seals.Seal | None = None,
         survey: bool = True,
     ) -> None:
         self.store = source_of(DEFAULT_STORE if store is None else store)
         self.policy = policy or Policy()
-        self.seal = None if seal is None else check_seal(seal)
+        self.seal = None if seal is None else seals.check_seal(seal)
         self.enrolled: dict[str, Callable[..., Any]] = {}
-        self.topics = Topics()
-        self.resolvers = Resolvers()
-        self.observers = tuple(observers)
-        self.notify = telling(self.observers)
+        self.observers: tuple[Observer, ...] = ()
+        self.notify: Notify | None = None
         """Tells all observers; None: there are none."""
         self.survey = survey
         self._webhooks: dict[str, frozenset[object]] = {}
         self._migrate = migrate
         self._workers = workers
-        self._service: Service | None = None
-        self._aside: WorkerThread | None = None
-        self._lender = transactions.TransactionDependency(self)
+        self._service: service.Service | None = None
+        self._aside: service.WorkerThread | None = None
         self._running: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._lifespans: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
         self._installed: dict[Any, Installation] = {}
@@ -121,24 +129,46 @@ class Once:
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         self._blocking: Engine | None = None
         self._connecting = Lock()
-        self._functions = Functions(self, self)
         _ALL.add(self)
+        self.observe(*observers)
 
     def observe(self, *observers: Observer) -> None:
         """Tell these observers, too. To be called before the application is served: what runs already goes on."""
         self.observers += observers
-        self.notify = telling(self.observers)
+        self.notify = starting.notify_all(self.observers)
         for installation in self._installations:
             installation.notify = self.notify
 
     # Enrolling
+
+    @cached_property
+    def topics(self) -> topic_parts.Topics:
+        """The topics of parcels, and who handles them."""
+        return topic_parts.Topics()
+
+    @cached_property
+    def resolvers(self) -> resolver_parts.Resolvers:
+        """Who asks providers what became of a call."""
+        return resolver_parts.Resolvers()
+
+    @cached_property
+    def _functions(self) -> function_parts.Functions:
+        return function_parts.Functions(self, self)
+
+    def has(self, part: str) -> bool:
+        """Whether `topics`, `resolvers` or `_functions` were ever used; asking for one of them would import it."""
+        return part in vars(self)
 
     def topic(self, name: str, *, repeatable: bool | timedelta = False) -> Callable[[F], F]:
         """Register the function that a worker calls for the parcels of a topic; see `Topics.topic`."""
         return self.topics.topic(name, repeatable=repeatable)
 
     def resolver(
-        self, operation: str, *, call: str | None = None, answer: Callable[[Question, Any], Any] | None = None
+        self,
+        operation: str,
+        *,
+        call: str | None = None,
+        answer: Callable[[resolver_parts.Question, Any], Any] | None = None,
     ) -> Callable[[F], F]:
         """Register the function that asks a provider what became of a call; see `Resolvers.resolver`."""
         return self.resolvers.resolver(operation, call=call, answer=answer)
@@ -197,7 +227,11 @@ class Once:
         return enrol(operation, effects, self.policy, self, **settings)
 
     def function(
-        self, *, effects: Effects, key: str | Callable[..., str] | None = None, **options: Unpack[FunctionOptions]
+        self,
+        *,
+        effects: Effects,
+        key: str | Callable[..., str] | None = None,
+        **options: Unpack[FunctionOptions],
     ) -> Protects:
         """Protect any `def` or `async def` function: with one key it happens once, and every call returns what it did.
 
@@ -214,6 +248,10 @@ class Once:
         return self._functions.inbox(effects, options, consumer)
 
     # Lending
+
+    @cached_property
+    def _lender(self) -> transactions.TransactionDependency:
+        return transactions.TransactionDependency(self)
 
     @property
     def session(self) -> Callable[[], Awaitable[Any]]:
@@ -243,31 +281,8 @@ class Once:
         check_installing(options)
         if not hasattr(app, "user_middleware"):
             raise ConfigurationError("once.install takes a Starlette or FastAPI application; wrap others in once.asgi")
-        status, principal = options.get("status", "/idempotency-keys"), options.get("principal")
-        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
-
-        installation = Installation(
-            self,
-            self.policy,
-            tenant=starlette.identify_by(app, options["tenant"], "tenant"),
-            principal=None if principal is None else starlette.identify_by(app, principal, "principal"),
-            status_path=status,
-            enrol=options.get("enrol"),
-            respond=starlette.respond,
-            raised=starlette.raised(app),
-            keep_headers=options.get("keep_headers", ()),
-        )
+        installation = starlette.installed(app, self, self.policy, options)
         installation.ready = lambda: starting.check_running(self, app)
-        starlette.place(app, installation)
-        starlette.add_documentation(app, installation)
-        if hasattr(app, "openapi"):
-            from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
-
-            if status is not None:
-                fastapi.add_status(app, installation, options.get("status_dependencies", ()))
-            fastapi.describe(app)
-        elif status is not None:
-            starlette.add_status(app, installation)
         self.adopt(app, installation)
 
     def webhook(
@@ -286,22 +301,20 @@ class Once:
         schemes: it gets the header fields and the body, and returns whether the message is genuine. A provider's ids
         count within `name`, because two accounts may number their charges alike.
         """
-        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
-
-        starlette.add_route(app, path, Webhook(self, self._receiver(path, secret, parse, options)))
+        starlette.add_route(app, path, webhooks.Webhook(self, self._receiver(path, secret, parse, options)))
 
     def webhook_asgi(self, *, secret: Secrets = None, parse: Parse, **options: Unpack[WebhookOptions]) -> Webhook:
         """The same as an ASGI application, for other frameworks to mount where the provider posts to."""
-        return Webhook(self, self._receiver(None, secret, parse, options))
+        return webhooks.Webhook(self, self._receiver(None, secret, parse, options))
 
     def webhook_wsgi(self, *, secret: Secrets = None, parse: Parse, **options: Unpack[WebhookOptions]) -> WsgiWebhook:
         """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
-        return WsgiWebhook(self, self._receiver(None, secret, parse, options))
+        return webhooks.WsgiWebhook(self, self._receiver(None, secret, parse, options))
 
     def _receiver(self, path: str | None, secret: Secrets, parse: Parse, options: WebhookOptions) -> WebhookReceiver:
-        return WebhookReceiver(self, path, secret=secret, parse=parse, **options).added_to(self._webhooks)
+        return webhooks.WebhookReceiver(self, path, secret=secret, parse=parse, **options).added_to(self._webhooks)
 
     def asgi(
         self, app: App, *, tenant: Identify, enrol: Mapping[str, Enrolment], principal: Identify | None = None
@@ -312,9 +325,7 @@ class Once:
         """
         installation = Installation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
         if "starlette" in sys.modules:
-            from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
-
-            starlette.enrol_routes(app, installation)
+            starlette_patterns.enrol_routes(app, installation)
         wrapped = OncekeyMiddleware(app, installation, self.lifespan)
         self.adopt(wrapped, installation)
         return wrapped
@@ -326,11 +337,11 @@ class Once:
         has no lifespan: the checks of `lifespan` are made with the first request of each process. A Flask application
         is changed in place and returned; `once.flask` is made for it, and hands `tenant` its request.
         """
-        threads = starting.threads_for(self, "wsgi", WsgiOptions, options)
+        threads = starting.threads_for(self, "wsgi", options)
         if hasattr(app, "wsgi_app"):
-            self._in_flask(app, threads, shows_request=False)
+            starting.place_in_flask(self, app, threads, shows_request=False)
             return app
-        wrapped = OncekeyWsgi(app, threads)
+        wrapped = wsgi.OncekeyWsgi(app, threads)
         self.adopt(wrapped, threads)
         return wrapped
 
@@ -343,13 +354,8 @@ class Once:
         if not hasattr(app, "view_functions"):
             raise ConfigurationError("once.flask takes a Flask application; wrap others in once.wsgi")
         given = {"status": "/idempotency-keys", **options}
-        self._in_flask(app, starting.threads_for(self, "flask", ThreadOptions, given), shows_request=True)
-
-    def _in_flask(self, app: Any, threads: Threads, *, shows_request: bool) -> None:  # noqa: ANN401
-        from oncekey import flask  # noqa: PLC0415  (an optional package)
-
-        self.adopt(app, threads)
-        flask.place(app, threads, self.enrolled, shows_request=shows_request)
+        threads = starting.threads_for(self, "flask", given)
+        starting.place_in_flask(self, app, threads, shows_request=True)
 
     # Running
 
@@ -398,7 +404,7 @@ class Once:
         await engine.check()
         starting.check_settings(self, engine)
         if app is not None:
-            handlers = [one for name, one in self.enrolled.items() if name not in self._functions.by_operation]
+            handlers = [one for name, one in self.enrolled.items() if name not in self.functions]
             starting.check_routes(self, app, self._installed.get(app), handlers)
         starting.warn_of_own_sessions(self)
         starting.log_protection(self)
@@ -421,11 +427,16 @@ class Once:
     @property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
         """Its protected functions and consumers by their operations, as they were written."""
-        return {name: one.__wrapped__ for name, one in self._functions.by_operation.items()}
+        return {name: one.__wrapped__ for name, one in self._by_operation.items()}
+
+    @property
+    def _by_operation(self) -> Mapping[str, Any]:
+        return self._functions.by_operation if self.has("_functions") else {}
 
     @property
     def _installations(self) -> list[ApplicationShared]:
-        return [*self._installed.values(), *self._threaded.values(), *self._functions.shared]
+        functions = self._functions.shared if self.has("_functions") else ()
+        return [*self._installed.values(), *self._threaded.values(), *functions]
 
     @property
     def policies(self) -> list[Policy]:
@@ -436,12 +447,12 @@ class Once:
 
     @property
     def _in_loops(self) -> list[Installation]:
-        loops = self._functions.loops
+        loops = self._functions.loops if self.has("_functions") else None
         return [*self._installed.values(), *(() if loops is None else (loops,))]
 
     @property
     def _in_threads(self) -> list[Threads]:
-        threads = self._functions.threads
+        threads = self._functions.threads if self.has("_functions") else None
         return [*self._threaded.values(), *(() if threads is None else (threads,))]
 
     def healthy(self) -> bool:
@@ -454,8 +465,9 @@ class Once:
             self._service.wake()
 
     def _work(self) -> asyncio.Task[None]:
-        tasks = tasks_for(self)
-        self._service = Service(tasks, presence=presence_of(self, tasks), grace=DRAIN_SECONDS, notify=self.notify)
+        work = tasks.tasks_for(self)
+        presence = tasks.presence_of(self, work)
+        self._service = service.Service(work, presence=presence, grace=DRAIN_SECONDS, notify=self.notify)
         for installation in self._installations:
             installation.wake = self.wake
         return asyncio.create_task(self._service.run(), name="oncekey-workers")
@@ -475,7 +487,7 @@ class Once:
         False: that is certain only after the front's `life`.
         """
         engine, policies = self.asynchronous(), self.policies
-        return all([await forget(one.fronts, policies, engine, record_id) for one in self._installations])
+        return all([await fronting.forget(one.fronts, policies, engine, record_id) for one in self._installations])
 
     async def stop(self) -> None:
         """The end of `lifespan`."""
@@ -483,7 +495,7 @@ class Once:
         for installation in self._in_loops:
             await installation.stop(DRAIN_SECONDS)
         for threads in self._in_threads:
-            for line in threads.fronts.lines.values():
+            for line in threads.lines:
                 await line.close()  # an operator's word may have gone over it
         engine = self._engines.pop(asyncio.get_running_loop(), None)
         if engine is not None:
@@ -502,14 +514,14 @@ class Once:
                 raise ConfigurationError(NO_LIFESPAN)
             connected = aconnect_to(self.store)
             if self.notify is not None:
-                watch(connected.driver, self.notify)
+                measuring.watch(connected.driver, self.notify)
             engine = self._engines[loop] = sealing(connected, self.seal)
         return engine
 
     @property
     def reconciles(self) -> bool:
         """Whether it has resolvers or webhooks, so that a reconciler has something to do."""
-        return bool(self.resolvers.names or self._webhooks)
+        return bool(self._webhooks or (self.has("resolvers") and self.resolvers.names))
 
     def policy_of(self, operation: str) -> Policy:
         """The policy of an operation; the application's own for one that it does not know."""
@@ -523,16 +535,8 @@ class Once:
 
     def app_of(self, operation: str) -> App | None:
         """The application that serves an operation: where there are several, the one with its route."""
-        function = self._functions.by_operation.get(operation)
-        if function is not None:
-            return function.enter
-        handler = self.enrolled.get(operation)
-        if handler is not None and self._threaded and not self._installed:
-            app = starting.serving_threads(handler, tuple(self._threaded))
-            return None if app is None else self._threaded[app].door(app)
-        routed = [app for app, installation in self._installed.items() if installation.respond is not None]
-        app = starting.serving(self, handler, routed)
-        return cast("App | None", app)
+        handler, function = self.enrolled.get(operation), self._by_operation.get(operation)
+        return serving.app_of(self, handler, function, self._installed, self._threaded)
 
     def blocking(self) -> Engine:
         """The engine for plain `def` handlers."""
@@ -542,7 +546,7 @@ class Once:
             if self._blocking is None:
                 self._blocking = sealing(connect_to(self.store), self.seal)
                 if self.notify is not None:
-                    watch_blocking(self._blocking.driver, self.notify)
+                    measuring.watch_blocking(self._blocking.driver, self.notify)
             return self._blocking
 
     def start_blocking(self) -> None:
@@ -556,7 +560,7 @@ class Once:
         starting.log_protection(self)
         with self._connecting:
             if self._workers and self._aside is None:
-                self._aside = WorkerThread(self.lifespan)
+                self._aside = service.WorkerThread(self.lifespan)
 
     def start_anew(self) -> None:
         """In a process that was forked: connections, threads and locks are the parent's, and stay as they are."""
@@ -570,18 +574,18 @@ class Once:
 
     def adopt(self, app: A, installation: Installation | Threads) -> A:
         """Take in an application and what a skin put into it, ours or yours (docs/howto/write-a-framework.md)."""
-        if isinstance(installation, Threads) and not has_threads(self.store):
+        if installation.in_threads and not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP.format(called="adopt"))
-        installation.inline_calls = lambda: self.resolvers.inline_calls
+        installation.inline_calls = lambda: self.resolvers.inline_calls if self.has("resolvers") else {}
         installation.notify = self.notify
-        installation.routes = lambda: listed(app)
+        installation.routes = lambda: starting.routes_of(app)
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:
             if enrolment.owner is not self:
                 raise ConfigurationError(STRANGE_ENROLMENT.format(operation=enrolment.operation))
             installation.admit(enrolment)
-        among: dict[Any, Any] = self._threaded if isinstance(installation, Threads) else self._installed
+        among: dict[Any, Any] = self._threaded if installation.in_threads else self._installed
         among[app] = installation
         return app
 

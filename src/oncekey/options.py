@@ -5,20 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, Required, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Required, TypedDict
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects, Recovery
+from oncekey.core.model import Effects
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from starlette.requests import Request as HttpRequest
 
-    from oncekey.canonical.fingerprint import Request, Selection
-    from oncekey.core.fronts import Front
-    from oncekey.core.keys import HeaderSyntax, KeyFormat
-    from oncekey.core.policy import InProgress, On5xx
     from oncekey.engine.enrolment import Enrolment
 
 NO_THREADS = (
@@ -54,110 +48,6 @@ def SINGLE_TENANT(_: object) -> str:  # noqa: N802  (used as a constant: a choic
     return "single"
 
 
-class Shared(TypedDict, total=False):
-    """Settings of everything that is enrolled; each overrides the policy of the whole application."""
-
-    require_key: bool
-    low_stakes: bool
-    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
-    on_in_progress: InProgress | Literal["conflict", "accepted", "wait"]
-    wait_max: timedelta | float
-    replay_cache: Front | str | timedelta | float | None
-    lock_hint: Front | str | None
-    lease: timedelta | float
-    deadline: timedelta | float
-    ttl: timedelta | float
-    allow_short_ttl: bool
-    selection: Selection
-    header_syntax: HeaderSyntax | Literal["strict", "compat", "bare"]
-    key_format: KeyFormat | Literal["opaque", "uuid"]
-    max_request_bytes: int
-    body_timeout: timedelta | float
-    max_response_bytes: int
-    replay_headers: Sequence[str]
-    on_lease_expired: Recovery | Literal["unknown", "resume", "retry", "fail"]
-    on_unknown: Literal[409, 202, 503]
-
-
-class Options(Shared, total=False):
-    """Settings of one decorated handler."""
-
-    operation: str
-    fingerprint: Callable[[Request], Mapping[str, object] | bytes]
-
-
-class Outside(TypedDict, total=False):
-    """What only a handler has that talks to the outside directly."""
-
-    on_5xx: On5xx | Literal["classify", "retry_fresh", "store"]
-    is_definitely_not_executed: Callable[[BaseException], bool]
-    not_executed_statuses: set[int] | frozenset[int]
-    naturally_idempotent: bool
-    on_store_error: Literal["fail_closed", "fail_open"]
-
-
-class InlineOptions(Options, Outside, total=False):
-    """Settings of a handler with effects=INLINE."""
-
-
-class PathOptions(Shared, Outside, total=False):
-    """Settings of what is enrolled by its path, which is INLINE."""
-
-
-class PhasedOptions(Options, total=False):
-    """Settings of a handler with effects=PHASED."""
-
-    complete: bool
-    is_definitely_not_executed: Callable[[BaseException], bool]
-    call_timeout: timedelta | float
-    send_window: timedelta | float
-    max_attempts: int
-    max_result_bytes: int
-
-
-class CallOptions(TypedDict, total=False):
-    """Settings of a protected function or consumer; what is for one kind of effects only is refused with others."""
-
-    tenant: str | Callable[..., str]
-    """Whose call it is: a parameter's name, or a function of parameters. Without it all calls are one tenant's."""
-    result: Any
-    """What the result is read as, where the annotation does not say: a type, a model, a function."""
-    ignore: Sequence[str]
-    """Parameters that do not count, such as a client or a session."""
-    low_stakes: bool
-    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
-    on_in_progress: InProgress | Literal["conflict", "wait"]
-    wait_max: timedelta | float
-    replay_cache: Front | str | timedelta | float | None
-    lock_hint: Front | str | None
-    lease: timedelta | float
-    deadline: timedelta | float
-    ttl: timedelta | float
-    allow_short_ttl: bool
-    max_request_bytes: int
-    max_response_bytes: int
-    on_lease_expired: Recovery | Literal["unknown", "resume", "retry", "fail"]
-    on_5xx: On5xx | Literal["classify", "retry_fresh", "store"]
-    is_definitely_not_executed: Callable[[BaseException], bool]
-    naturally_idempotent: bool
-    on_store_error: Literal["fail_closed", "fail_open"]
-    complete: bool
-    call_timeout: timedelta | float
-    send_window: timedelta | float
-    max_attempts: int
-    max_result_bytes: int
-
-
-class InboxOptions(CallOptions, total=False):
-    """Settings of a consumer, whose name is that of its operation."""
-
-
-class FunctionOptions(CallOptions, total=False):
-    """Settings of a protected function."""
-
-    operation: str
-
-
 class Installing(TypedDict, total=False):
     """How an application is installed."""
 
@@ -168,31 +58,6 @@ class Installing(TypedDict, total=False):
     enrol: Mapping[str, Enrolment] | None
     keep_headers: Sequence[str]
 
-
-class ThreadOptions(TypedDict, total=False):
-    """How an application is protected that is served in threads; `tenant` is handed what its framework has."""
-
-    tenant: Required[Callable[[Any], str]]
-    principal: Callable[[Any], str] | None
-    status: str | None
-    keep_headers: Sequence[str]
-
-
-class WsgiOptions(ThreadOptions, total=False):
-    """The same of a plain one, which may be protected by its paths."""
-
-    enrol: Mapping[str, Enrolment] | None
-
-
-OFFERED: Final[Mapping[Effects, type]] = MappingProxyType(
-    {
-        Effects.LOCAL: Options,
-        Effects.OUTBOX: Options,
-        Effects.INLINE: InlineOptions,
-        Effects.PHASED: PhasedOptions,
-    }
-)
-"""What a type checker knows of the options of a decorated handler."""
 
 _WHOLE: Final = frozenset(
     {

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from oncekey.driver_ports import (
+    AsyncFlushes,
+    AsyncFolds,
+    AsyncReads,
+    AsyncRoom,
+    AsyncSessions,
+    AsyncShares,
+    Borrowed,
+    Crowds,
+    Folds,
+    Shares,
+)
 from oncekey.upkeep_ports import Audit, Operate, Reconcile, Reseal, Survey, Upkeep
 
 if TYPE_CHECKING:
@@ -44,6 +56,8 @@ __all__ = [
     "AsyncSessions",
     "AsyncShares",
     "Audit",
+    "Borrowed",
+    "Borrows",
     "Crowds",
     "Driver",
     "FoldingTransaction",
@@ -53,6 +67,7 @@ __all__ = [
     "OpenTransaction",
     "Operate",
     "Outbox",
+    "ParcelWriter",
     "Phases",
     "Recalls",
     "Reconcile",
@@ -79,29 +94,29 @@ class Records(Protocol):
     """
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
-        """Insert the claim if there is no row (N); the record is ours if it names our owner."""
+        """Insert the claim if there is no row; the record is ours if it names our owner."""
 
     def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Go on with `seen` as its next owner (V): raises fence and attempts, keeps the fingerprint. None: lost."""
+        """Become the next owner of `seen`: raises fence and attempts, keeps the fingerprint. None: it has moved."""
 
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Begin the expired `seen` anew in the claim's incarnation (V): raises the fence, clears all else."""
+        """Begin anew in the row of the expired `seen`: raises the fence, clears all else. None: it has moved."""
 
     def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Make a stale record that must not run again UNKNOWN (V). None: lost."""
+        """Make a stale record that must not run again UNKNOWN. None: it has moved."""
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
-        """Move the lease's end (O), never past the deadline. None: not ours any more."""
+        """Extend the owner's lease, never past the deadline. None: not ours any more."""
 
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
-        """Write the outcome of the operation (O); repeating the same settlement changes nothing."""
+        """Write the outcome of the operation as its owner; repeating the same settlement changes nothing."""
 
     def settling(self, lease: Lease, settlement: Settlement) -> Body[Settled]:
         """`settle` as statements of a transaction that is already open (L4: the last before its commit)."""
 
 
 class Phases(Protocol):
-    """What the owner of a phased record writes between its claim and its settlement (O)."""
+    """What the owner of a phased record writes between its claim and its settlement."""
 
     def checkpointing(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
@@ -136,11 +151,15 @@ class Phases(Protocol):
         """Records that the completer may go on with, from the oldest, after the one it looked at last."""
 
 
-class Outbox(Protocol):
-    """Parcels, in stores that share the application's transactions."""
+class ParcelWriter(Protocol):
+    """Writes parcels, in stores that share the application's transactions."""
 
     def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
         """Write parcels as part of an open transaction."""
+
+
+class Outbox(ParcelWriter, Protocol):
+    """What workers and operators do with parcels."""
 
     def due(
         self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
@@ -273,8 +292,12 @@ class Store(Records, Inspect, Recalls, Protocol):
         """The steps of phased records."""
 
     @property
+    def parcels(self) -> ParcelWriter | None:
+        """What writes parcels, if it shares the application's transactions."""
+
+    @property
     def outbox(self) -> Outbox | None:
-        """Its outbox, if it shares the application's transactions."""
+        """Its parcels for workers and operators, if it has `parcels`."""
 
     @property
     def locks(self) -> Locks | None:
@@ -319,7 +342,7 @@ class OpenTransaction(Protocol):
         """Commit; raises `CommitAmbiguousError` if it is not known whether it was committed."""
 
     def rollback(self) -> None:
-        """Roll back, and return the connection."""
+        """Roll back, and return the connection; has no effect on a transaction that has ended."""
 
 
 class AsyncOpenTransaction(Protocol):
@@ -336,7 +359,7 @@ class AsyncOpenTransaction(Protocol):
         """Commit; raises `CommitAmbiguousError` if it is not known whether it was committed."""
 
     async def rollback(self) -> None:
-        """Roll back, and return the connection."""
+        """Roll back, and return the connection; has no effect on a transaction that has ended."""
 
 
 class Driver(Protocol):
@@ -359,51 +382,8 @@ class AsyncDriver(Protocol):
         """Close all connections."""
 
 
-@runtime_checkable
-class Shares(Protocol):
-    """A blocking driver whose store shares the application's transactions: LOCAL is possible."""
-
-    def begin(self) -> OpenTransaction:
-        """Open a business transaction (where a store locks writers, its first statement begins it)."""
-
-
-@runtime_checkable
-class AsyncShares(Protocol):
-    """An asyncio driver whose store shares the application's transactions: LOCAL is possible."""
-
-    async def begin(self) -> AsyncOpenTransaction:
-        """Open a business transaction (where a store locks writers, its first statement begins it)."""
-
-
 class Borrows(Driver, Shares, Protocol):
     """A blocking driver on the connections of the application's framework."""
-
-
-@runtime_checkable
-class Borrowed(Protocol):
-    """A database that the application's framework connects to; the keys are kept there, on the framework's connections.
-
-    `Once` takes one in the place of a URL. The framework opens, lends and closes the connections.
-    """
-
-    @property
-    def dialect(self) -> str | None:
-        """Which database it is: `postgresql`, `sqlite` or `mysql`. None: that is not known before there is an app."""
-
-    @property
-    def title(self) -> str:
-        """Its name in sentences and logs, without a password."""
-
-    def driver(self) -> Borrows:
-        """A new driver on the connections of this process; making it does no I/O."""
-
-
-@runtime_checkable
-class Folds(Protocol):
-    """A blocking driver that sends the first statement of a business transaction in the message of its BEGIN."""
-
-    def begin_with(self, first: Body[T]) -> tuple[SyncFoldingTransaction, T]:
-        """Open a business transaction and run `first` in it; if that fails, nothing stays open."""
 
 
 class SyncFoldingTransaction(OpenTransaction, Protocol):
@@ -413,44 +393,11 @@ class SyncFoldingTransaction(OpenTransaction, Protocol):
         """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
 
 
-@runtime_checkable
-class AsyncFolds(Protocol):
-    """An asyncio driver that sends the first statement of a business transaction in the message of its BEGIN."""
-
-    async def begin_with(self, first: Body[T]) -> tuple[FoldingTransaction, T]:
-        """Open a business transaction and run `first` in it; if that fails, nothing stays open."""
-
-
 class FoldingTransaction(AsyncOpenTransaction, Protocol):
     """A business transaction whose last statement can be sent in the message of its COMMIT."""
 
     async def commit_with(self, last: Statement) -> Rows | None:
         """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
-
-
-@runtime_checkable
-class AsyncReads(Protocol):
-    """An asyncio driver with transactions that only read, and that no writer has to wait for."""
-
-    async def read(self) -> AsyncOpenTransaction:
-        """Open one. It refuses writes, and is always rolled back."""
-
-
-@runtime_checkable
-class Crowds(Protocol):
-    """A driver that knows when its connections are all in use by business transactions."""
-
-    @property
-    def crowded(self) -> bool:
-        """Whether the next one would have to wait for another one to end."""
-
-
-@runtime_checkable
-class AsyncRoom(Protocol):
-    """An asyncio driver that can wait for a free connection."""
-
-    async def room(self, seconds: float) -> bool:
-        """Wait so long for a free connection, without taking it: whether there is one."""
 
 
 class SessionTransaction(AsyncOpenTransaction, Protocol):
@@ -491,22 +438,3 @@ class SteppingSession(RequestSession, Protocol):
 
     def check(self) -> None:
         """Raise if the session has changes that belong to no transaction, and would be lost."""
-
-
-@runtime_checkable
-class AsyncFlushes(Protocol):
-    """A business transaction that may hold rows back until it is flushed."""
-
-    async def flush(self) -> None:
-        """Write the rows that are held back; the database's errors are raised as they are."""
-
-
-@runtime_checkable
-class AsyncSessions(Protocol):
-    """An asyncio driver whose transactions are `SessionTransaction`s."""
-
-    def session(self) -> RequestSession:
-        """An ordinary session, which the application commits and the caller closes."""
-
-    def stepping_session(self) -> SteppingSession:
-        """A session that only reads until it joins a transaction."""

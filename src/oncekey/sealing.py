@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from oncekey.canonical.digests import Hmac
-from oncekey.core.envelopes import KEY_ID
+from oncekey.core.enclosing import KEY_ID
 from oncekey.core.errors import ConfigurationError, OncekeyError
 
 __all__ = ["KEYS_VARIABLE", "AesGcm", "CannotOpenError", "Seal", "from_environment"]

@@ -7,34 +7,54 @@ import logging
 import multiprocessing
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND, Effects
 from oncekey.core.policy import Policy, micros
-from oncekey.drivers import own_connections
-from oncekey.engine.fronts import check_fronts
-from oncekey.engine.kept_request import check_sealing
+from oncekey.driver_ports import Borrowed
+from oncekey.drivers import handler_sql
+from oncekey.engine.enrolment import SAFE
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
-from oncekey.engine.shell import UNSHARED, AsyncEngine, Engine
-from oncekey.frameworks import limits
+from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi.nesting import layers
-from oncekey.frameworks.blocking import Threads
-from oncekey.frameworks.listing import check_handlers, listed
-from oncekey.frameworks.taking import writes_apart
+from oncekey.frameworks.asgi.protect import operation_parameter
+from oncekey.lazy import Lazy, load
 from oncekey.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
-from oncekey.ports import Borrowed, Store
-from oncekey.stores.cells import CellStore
-from oncekey.stores.cells_upkeep import NO_COUNT
-from oncekey.stores.memory import MemoryStore
-from oncekey.wire import abilities, has_threads
-from oncekey.workers.tasks import NO_OUTBOX
+from oncekey.wire import has_threads, shares
 
 if TYPE_CHECKING:
+    from oncekey import flask, route_options, surveying
+    from oncekey.engine import fronts, kept_request
     from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.frameworks import blocking as threaded
+    from oncekey.frameworks import fastapi, limits, listing, starlette, starlette_patterns, taking
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.observe import events
+    from oncekey.observe.events import Notify, Observer
     from oncekey.once import Once
+    from oncekey.ports import Store
+    from oncekey.stores import cells_upkeep
+    from oncekey.workers import tasks
+else:
+    cells_upkeep = Lazy("oncekey.stores.cells_upkeep")
+    events = Lazy("oncekey.observe.events")
+    fastapi = Lazy("oncekey.frameworks.fastapi")
+    flask = Lazy("oncekey.flask")
+    fronts = Lazy("oncekey.engine.fronts")
+    kept_request = Lazy("oncekey.engine.kept_request")
+    limits = Lazy("oncekey.frameworks.limits")
+    listing = Lazy("oncekey.frameworks.listing")
+    route_options = Lazy("oncekey.route_options")
+    starlette = Lazy("oncekey.frameworks.starlette")
+    starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
+    surveying = Lazy("oncekey.surveying")
+    taking = Lazy("oncekey.frameworks.taking")
+    tasks = Lazy("oncekey.workers.tasks")
+    threaded = Lazy("oncekey.frameworks.blocking")
 
 NO_AWAITING = (
     "{operation} is `async def`, and Once was given blocking connections: make the handler a plain `def`, or give Once "
@@ -69,6 +89,14 @@ APART = (
 
 STEPS = 10
 """How many steps of the store's clock a lease has at least: one more or less must not matter."""
+BARE = (
+    "{handler} is served without its protection: put @once.protect(...) directly above the function and below the "
+    "route decorator"
+)
+ONLY_SAFE = (
+    "{operation} is served at {path} by {methods} only, where a key has no effect: leave @once.protect out there, or "
+    "serve it by POST, PUT, PATCH or DELETE"
+)
 COARSE = "lease={lease} is too short for a store whose clock goes by steps of {step:g} s: make it ten times that"
 
 log = logging.getLogger("oncekey")
@@ -86,6 +114,14 @@ class Installed(Protocol):
         """The applications that it is installed in."""
 
 
+def notify_all(observers: tuple[Observer, ...]) -> Notify | None:
+    """Calls all observers; None: there are none, and what reports to them is not imported."""
+    if not observers:
+        return None
+    load("engine.notifying")
+    return events.telling(observers)
+
+
 def check_settings(owner: Once, engine: AsyncEngine | Engine, *, blocking: bool = False) -> None:
     """Refuse what the store, the driver or a missing package cannot do, before the first request asks for it."""
     enrolments = [handler.__oncekey__ for handler in owner.enrolled.values()]  # type: ignore[attr-defined]
@@ -95,9 +131,12 @@ def check_settings(owner: Once, engine: AsyncEngine | Engine, *, blocking: bool 
         if awaits and owner.apps and isinstance(owner.store, Borrowed):
             raise ConfigurationError(NO_AWAITING.format(operation=enrolment.operation))
     check_effects(engine, enrolments, owner.blocking)
-    check_parts(engine.store, policies, topics=bool(owner.topics.names), reconciles=owner.reconciles)
-    limits.check(policies, blocking=blocking)
-    check_fronts(policies, engine.identity)
+    topics = owner.has("topics") and bool(owner.topics.names)
+    check_parts(engine.store, policies, topics=topics, reconciles=owner.reconciles)
+    if any(policy.max_new_keys_per_second or policy.max_lookups_per_second for policy in policies):
+        limits.check(policies, blocking=blocking)
+    if any(policy.replay_cache or policy.lock_hint for policy in policies):
+        fronts.check_fronts(policies, engine.identity)
     warn_of_memory(engine, os.environ, multiprocessing.parent_process())
 
 
@@ -105,16 +144,16 @@ def check_effects(
     engine: AsyncEngine | Engine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]
 ) -> None:
     """Refuse handlers whose effects need what the store, its driver or this installation does not have."""
-    able = abilities(engine.store, engine.driver)
+    sharing = shares(engine.driver)
     beyond_inline = [enrolment for enrolment in enrolments if enrolment.effects is not Effects.INLINE]
     for enrolment in beyond_inline:
-        if enrolment.effects is Effects.OUTBOX and able.phase and not able.outbox:
+        if enrolment.effects is Effects.OUTBOX and sharing and engine.store.parcels is None:
             raise ConfigurationError(f"{enrolment.operation}: {NO_PARCELS}")
-        if enrolment.effects.name not in able.effects:
+        if enrolment.transactional and not sharing:
             raise ConfigurationError(f"{enrolment.operation}: {UNSHARED.format(effects=enrolment.effects.name)}")
         if enrolment.completes:
-            check_sealing(enrolment.policy.secret)
-        if enrolment.effects is Effects.PHASED and not able.phase:
+            kept_request.check_sealing(enrolment.policy.secret)
+        if enrolment.effects is Effects.PHASED and not sharing:
             log.warning("oncekey: %s: %s", enrolment.operation, NO_PHASE)
     if any(enrolment.blocking for enrolment in beyond_inline):
         blocking()  # a missing blocking driver is found now, and not at the first request
@@ -123,16 +162,16 @@ def check_effects(
 def check_parts(store: Store, policies: Sequence[Policy], *, topics: bool, reconciles: bool) -> None:
     """Refuse parts of an application that have nothing to work with on this store, and say what it lacks besides."""
     if topics and store.outbox is None:
-        raise ConfigurationError(NO_OUTBOX)
+        raise ConfigurationError(tasks.NO_OUTBOX)
     if reconciles and (store.reconcile is None or store.operate is None):
         raise ConfigurationError(NO_RECONCILING)
     shortest = min(policy.lease for policy in policies)
     if micros(shortest) < STEPS * store.resolution:
         raise ConfigurationError(COARSE.format(lease=shortest, step=store.resolution / SECOND))
-    if not isinstance(getattr(store, "unsealed", store), CellStore):
+    if not getattr(getattr(store, "unsealed", store), "of_cells", False):
         return
     if any(policy.max_live_keys is not None for policy in policies):
-        raise ConfigurationError(NO_COUNT)
+        raise ConfigurationError(cells_upkeep.NO_COUNT)
     if store.audit is None:
         log.warning("oncekey: this store keeps no audit: moves that no request made are lines of the log")
 
@@ -142,7 +181,7 @@ def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], par
 
     Servers with several processes say so by `WEB_CONCURRENCY`, or start them as children of one.
     """
-    if not isinstance(getattr(engine.store, "unsealed", engine.store), MemoryStore):
+    if not getattr(getattr(engine.store, "unsealed", engine.store), "of_one_process", False):
         return
     log.warning("oncekey: the store is memory: it forgets every key when this process ends; it is meant for tests")
     if parent is not None or environ.get("WEB_CONCURRENCY", "1") not in {"", "1"}:
@@ -180,13 +219,19 @@ def _check_order(handler: Callable[..., Any]) -> None:
             raise ConfigurationError(ABOVE_A_LOGIN.format(handler=handler.__qualname__, decorator=decorator))
 
 
-def threads_for(owner: Once, called: str, kind: type, options: Mapping[str, Any]) -> Threads:
+def threads_for(owner: Once, called: str, options: Mapping[str, Any]) -> threaded.Threads:
     """What the requests of an application in threads share, by the options of the method that installs it."""
-    check_installing(options, kind, called)
+    check_installing(options, route_options.WsgiOptions if called == "wsgi" else route_options.ThreadOptions, called)
     if not has_threads(owner.store):
         raise ConfigurationError(NO_WSGI_APP.format(called=called))
     given = dict(options)
-    return Threads(owner, owner.policy, status_path=given.pop("status", None), **given)
+    return threaded.Threads(owner, owner.policy, status_path=given.pop("status", None), **given)
+
+
+def place_in_flask(owner: Once, app: Any, threads: threaded.Threads, *, shows_request: bool) -> None:  # noqa: ANN401
+    """Protect the views of a Flask application, in place."""
+    owner.adopt(app, threads)
+    flask.place(app, threads, owner.enrolled, shows_request=shows_request)
 
 
 def check_routes(
@@ -198,17 +243,16 @@ def check_routes(
     """Refuse an application whose routes, enrolments and installations do not fit together."""
     if installation is not None and installation.check is not None:
         installation.check()
-        check_handlers([route for one in owner.apps for route in listed(one) or ()], enrolled)
+        check_handlers([route for one in owner.apps for route in listing.listed(one) or ()], enrolled)
         return
-    if not hasattr(app, "routes") and not hasattr(app, "app"):
+    if "starlette" not in sys.modules or (not hasattr(app, "routes") and not hasattr(app, "app")):
         return  # what it serves cannot be seen
-    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
-
     served = list(starlette.routed(app))
     starlette.check_owners(served, lambda one: cast("Installed", one).apps)
     if installation is None:
         return
-    starlette.check_patterns(app, served, installation)
+    if installation.patterns.patterns:
+        starlette_patterns.check_patterns(app, served, installation)
     if installation.respond is None:
         return
     starlette.check_placing(app)
@@ -217,22 +261,34 @@ def check_routes(
     else:
         check_handlers([route for one in owner.apps for route in starlette.routed(one)], enrolled)
     if hasattr(app, "openapi"):
-        from oncekey.frameworks import fastapi  # noqa: PLC0415  (an optional package)
-
         fastapi.warn_of_late_commits(app)
+
+
+def routes_of(app: Any) -> Iterable[listing.Served] | None:  # noqa: ANN401
+    """The routes of an application of any framework; None: they cannot be seen."""
+    return listing.listed(app)
 
 
 def warn_of_own_sessions(owner: Once) -> None:
     """Name the handlers that take no transaction: rows that they write themselves do not commit with their key."""
+    without = [one for one in owner.enrolled.values() if _takes_no_operation(one)]
+    if not without:
+        return
     called: dict[int, list[Callable[..., Any]]] = {}
     for app in owner.served:
-        for route in listed(app) or ():
+        for route in listing.listed(app) or ():
             for layer in layers(route.endpoint):
                 called.setdefault(id(layer), []).extend(route.dependencies)
-    for operation, handler in owner.enrolled.items():
+    for handler in without:
         enrolment: Enrolment = handler.__oncekey__  # type: ignore[attr-defined]  # every protected handler has one
-        if writes_apart(handler, enrolment, called.get(id(handler), ())):
-            own_connections.log.warning(APART, operation, enrolment.effects.name)
+        if taking.writes_apart(handler, enrolment, called.get(id(handler), ())):
+            handler_sql.log.warning(APART, enrolment.operation, enrolment.effects.name)
+
+
+def _takes_no_operation(handler: Any) -> bool:  # noqa: ANN401  (a protected handler)
+    enrolment: Enrolment = handler.__oncekey__
+    bare = inspect.unwrap(handler)
+    return enrolment.transactional and operation_parameter(bare, blocking=enrolment.blocking) is None
 
 
 def log_protection(owner: Once) -> None:
@@ -244,48 +300,44 @@ def log_protection(owner: Once) -> None:
         )
     if not owner.survey or not owner.served or not log.isEnabledFor(logging.INFO):
         return
-    from oncekey.surveying import summary, survey  # noqa: PLC0415  (read only where it is logged)
-
     owner.survey = False
-    log.info("oncekey: %s", summary(survey([owner], owner.served)))
+    log.info("oncekey: %s", surveying.summary(surveying.survey([owner], owner.served)))
 
 
 def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401
     """Refuse to serve before everything that protects a route of an application was started."""
-    from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
-
     protecting = [route.enrolment.owner for route in starlette.routed(app) if route.enrolment is not None]
     if not all(cast("Installed", one).running for one in (owner, *protecting)):
         raise ConfigurationError(NO_LIFESPAN)
 
 
-def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401
-    """The application whose installation claims for a handler; the only one there is need not be asked."""
-    if handler is None or not apps:
-        return None
-    if len(apps) == 1:
-        return apps[0]
-    for app in apps:
-        if not hasattr(app, "user_middleware"):
-            if any(route.serves(handler) for route in listed(app) or ()):
-                return app
+class ServedAt(Protocol):
+    """Where an endpoint is served."""
+
+    @property
+    def path(self) -> str:
+        """The path."""
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The methods; none are all."""
+
+    def serves(self, handler: Callable[..., Any]) -> bool:
+        """Whether a handler is called here."""
+
+
+def check_handlers(served: Iterable[ServedAt], protected: Iterable[Callable[..., Any]]) -> None:
+    """Refuse to start with a protection that does not protect."""
+    served = list(served)
+    for handler in protected:
+        places = [route for route in served if route.serves(handler)]
+        if not places:
+            if any(route.serves(inspect.unwrap(handler)) for route in served):
+                raise ConfigurationError(BARE.format(handler=handler.__qualname__))
+            log.warning("oncekey: %s is protected, but no route serves it", handler.__qualname__)
             continue
-        from oncekey.frameworks import starlette  # noqa: PLC0415  (an optional package)
-
-        # Where two installations of one Once are in each other, the inner one claims.
-        ours = [route for route in starlette.routed(app) if route.serves(handler)]
-        if any(sum(one.engines is owner for one in route.passed) == 1 for route in ours):
-            return app
-    return None
-
-
-def serving_threads(handler: Callable[..., Any], apps: Sequence[Any]) -> Any:  # noqa: ANN401
-    """The WSGI application that serves a handler: of several the one of Flask whose views say so."""
-    if len(apps) == 1:
-        return apps[0]
-    for app in apps:
-        for view in getattr(app, "view_functions", {}).values():
-            methods = vars(getattr(view, "view_class", object)).values()
-            if any(layer is handler for one in (view, *methods) for layer in layers(one)):
-                return app
-    return None
+        methods = {method for route in places for method in route.methods}
+        if methods and methods <= SAFE and all(route.methods for route in places):
+            named = ", ".join(sorted(methods))
+            operation = handler.__oncekey__.operation  # type: ignore[attr-defined]  # every protected handler has one
+            raise ConfigurationError(ONLY_SAFE.format(operation=operation, path=places[0].path, methods=named))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.endings import NEVER_STORED, kept_headers
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError
-from oncekey.core.memo import FINISHED, LONGEST_NAME, REPEATABLE, STARTED
-from oncekey.core.model import Duration, StoredResponse
+from oncekey.core.memo import FINISHED, REPEATABLE, STARTED
+from oncekey.core.model import LONGEST_NAME, Duration, StoredResponse
 from oncekey.core.policy import Policy, micros
 
 if TYPE_CHECKING:

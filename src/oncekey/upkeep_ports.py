@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from uuid import UUID
 
-    from oncekey.core.envelopes import InUse
+    from oncekey.core.enclosing import InUse
     from oncekey.core.model import (
         Completed,
         DeadLetter,
@@ -124,7 +124,7 @@ class Operate(Protocol):
         deciding: Callable[[Snapshot, tuple[ParcelLocation, ...]], Move | Forbidden],
         noting: Callable[[Move], Note],
     ) -> Flow[Moved | Forbidden]:
-        """Make the move that `deciding` returns for the current record (V), with its parcel and its audit line."""
+        """Make the move that `deciding` returns for the current record, with its parcel and its audit line."""
 
     def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
         """Make a dead message due again. False: it is gone."""
@@ -189,7 +189,7 @@ class Reseal(Protocol):
         """
 
     def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
-        """Store the content of `record` instead of what was `seen` (V). False: it has moved, or has an owner."""
+        """Store the content of `record` instead of what was `seen`. False: it has moved, or has an owner."""
 
     def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
         """Parcels and dead letters by their ids, after one."""

@@ -2,7 +2,7 @@
 
 A store is declared by one row of `STORES`: the schemes of its URLs and how they are read, its drivers with the extra
 that installs what each needs, and how store and driver are put together. What it can do is not declared: it is seen
-from the protocols that its store and its drivers satisfy (`abilities`).
+from the protocols that its store and its drivers satisfy (`shares`; `oncekey stores` lists the rest).
 
 Connecting does no I/O: connections are made when they are first needed, so an application can be imported, and
 its mistakes in a URL found, without a database at hand.
@@ -13,52 +13,52 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from oncekey import addresses
 from oncekey.addresses import Address, Kind
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.ports import AsyncShares, Borrowed, Shares, Store
-from oncekey.stores import mariadb, postgres, sqlite
-from oncekey.stores.cells import CellStore, DynamoStore
-from oncekey.stores.mariadb import MariadbStore
-from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.driver_ports import AsyncShares, Borrowed, Shares
+from oncekey.engine.shell import AsyncEngine
+from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine as BlockingEngine
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
+    from oncekey import given, other_addresses
     from oncekey.core.model import Instant
+    from oncekey.engine import blocking_shell
+    from oncekey.ports import Store
     from oncekey.sealing import Seal
     from oncekey.stores.sql import SqlSchema
+else:
+    given = Lazy("oncekey.given")
+    other_addresses = Lazy("oncekey.other_addresses")
+    blocking_shell = Lazy("oncekey.engine.blocking_shell")
 
 __all__ = [
     "FORMS",
     "STORES",
-    "Abilities",
     "Address",
     "Declared",
     "DriverChoice",
     "Kind",
     "Source",
-    "abilities",
     "aconnect",
-    "aconnect_sqlalchemy",
     "aconnect_to",
     "called",
     "check_stakes",
     "connect",
     "connect_to",
     "declared",
+    "driver_module",
     "has_threads",
     "migrations_for",
+    "shares",
     "source_of",
     "understand",
 ]
@@ -71,17 +71,6 @@ Source: TypeAlias = "str | SqlalchemyEngine | Borrowed"
 
 Given: TypeAlias = "Source | BlockingEngine"
 """What `Once` is given."""
-
-NO_ENGINE: Final = (
-    "a store is a URL or a SQLAlchemy engine, made by create_async_engine(...) for `async def` or by "
-    "create_engine(...) for `def`"
-)
-NO_DATABASE: Final = "it is not known yet which database {title} has: let it connect to an application first"
-NO_BORROWED: Final = "there is no store for {dialect}: keys are kept in PostgreSQL, SQLite or MariaDB"
-ASYNC_ONLY: Final = (
-    "this Once has no blocking connections, because it was given a SQLAlchemy AsyncEngine: give it a URL"
-)
-ENGINES: Final = "sqlite+aiosqlite or postgresql+asyncpg or postgresql+psycopg or mysql+aiomysql"
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
 
@@ -144,6 +133,34 @@ class Declared:
     """Why it is only for requests of which a second execution does little harm; None: it is for all."""
 
 
+def _reader(name: str) -> Callable[[str, str, str | None], Address]:
+    """What reads the URLs of a store besides PostgreSQL; imported when it is first called."""
+
+    def read(scheme: str, rest: str, package: str | None) -> Address:
+        understood: Address = getattr(other_addresses, name)(scheme, rest, package)
+        return understood
+
+    return read
+
+
+def _later(place: str) -> Callable[..., Any]:
+    """What makes a store or its tables, as `module:name` below `oncekey.stores`; imported when it is first called."""
+    module, _, name = place.partition(":")
+
+    def make(**options: Any) -> Any:  # noqa: ANN401  (a store, or its tables)
+        return getattr(import_module(f"oncekey.stores.{module}"), name)(**options)
+
+    return make
+
+
+MemoryStore: Final = _later("memory:MemoryStore")
+SqliteStore: Final = _later("sqlite:SqliteStore")
+PostgresStore: Final = _later("postgres:PostgresStore")
+MariadbStore: Final = _later("mariadb:MariadbStore")
+CellStore: Final = _later("cells:CellStore")
+DynamoStore: Final = _later("cells:DynamoStore")
+
+
 def _join_memory(driver: Any, _: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
     return MemoryStore(clock=clock), driver()
 
@@ -164,7 +181,7 @@ def _join_cells(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any
 def _join_dynamodb(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
     place = {name: value or None for name, value in address.options}
     return DynamoStore(clock=clock), driver(
-        _driver("dynamodb").Table(address.place, pool_size=address.pool_size, **place)
+        driver_module("dynamodb").Table(address.place, pool_size=address.pool_size, **place)
     )
 
 
@@ -178,7 +195,7 @@ STORES: Final[tuple[Declared, ...]] = (
         title="memory",
         forms=("memory:",),
         schemes={"memory": None},
-        read=addresses.memory,
+        read=_reader("memory"),
         blocking=(DriverChoice("memory:MemoryDriver"),),
         asynchronous=(DriverChoice("memory:AsyncMemoryDriver"),),
         store=MemoryStore,
@@ -189,12 +206,12 @@ STORES: Final[tuple[Declared, ...]] = (
         title="SQLite",
         forms=("sqlite:///relative.db", "sqlite:////absolute.db"),
         schemes={"sqlite": None, "sqlite+pysqlite3": "pysqlite3"},
-        read=addresses.sqlite,
+        read=_reader("sqlite"),
         blocking=(DriverChoice("sqlite.blocking:SqliteDriver"),),
         asynchronous=(DriverChoice("sqlite.asynchronous:AsyncSqliteDriver"),),
         store=SqliteStore,
         join=_join_sqlite,
-        tables=sqlite.tables,
+        tables=_later("sqlite:tables"),
     ),
     Declared(
         kind=Kind.POSTGRES,
@@ -214,7 +231,7 @@ STORES: Final[tuple[Declared, ...]] = (
         ),
         store=PostgresStore,
         join=_join_postgres,
-        tables=postgres.tables,
+        tables=_later("postgres:tables"),
     ),
     Declared(
         kind=Kind.REDIS,
@@ -223,7 +240,7 @@ STORES: Final[tuple[Declared, ...]] = (
         schemes=dict.fromkeys(
             f"{base}{mode}" for base in ("redis", "rediss") for mode in ("", "+cluster", "+sentinel")
         ),
-        read=addresses.redis,
+        read=_reader("redis"),
         blocking=(DriverChoice("redis:RedisDriver", needs=("redis",), extra="redis"),),
         asynchronous=(DriverChoice("redis:AsyncRedisDriver", needs=("redis",), extra="redis"),),
         store=CellStore,
@@ -238,7 +255,7 @@ STORES: Final[tuple[Declared, ...]] = (
         title="DynamoDB",
         forms=("dynamodb://region/table",),
         schemes={"dynamodb": None},
-        read=addresses.dynamodb,
+        read=_reader("dynamodb"),
         blocking=(DriverChoice("dynamodb:DynamoDriver", None, ("boto3",), "dynamodb"),),
         asynchronous=(DriverChoice("dynamodb:AsyncDynamoDriver", None, ("aiobotocore",), "dynamodb"),),
         store=DynamoStore,
@@ -256,12 +273,12 @@ STORES: Final[tuple[Declared, ...]] = (
             "mariadb+aiomysql": "aiomysql",
             "mysql+aiomysql": "aiomysql",
         },
-        read=addresses.mariadb,
+        read=_reader("mariadb"),
         blocking=(DriverChoice("mariadb.pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
         asynchronous=(DriverChoice("mariadb.aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
         store=MariadbStore,
         join=_join_mariadb,
-        tables=mariadb.tables,
+        tables=_later("mariadb:tables"),
     ),
 )
 """Every store that a URL can choose."""
@@ -281,78 +298,21 @@ def declared(kind: Kind) -> Declared:
     return next(one for one in STORES if one.kind is kind)
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """What a store can do, by the protocols that it and its drivers satisfy."""
-
-    effects: tuple[str, ...]
-    """The effects that handlers may have."""
-    phase: bool
-    """Whether a PHASED handler has `phase`, besides `call` and `value`: it needs the application's transactions."""
-    outbox: bool
-    audit: bool
-    upkeep: bool
-    """Whether sweepers and reapers work on it."""
-    operate: bool
-    """Whether operators look and move by hand: the commands, and with `survey` the console."""
-    survey: bool
-    reconcile: bool
-    tables: bool
-    """Whether it has tables that are to be migrated."""
-
-
-def abilities(store: Store, *drivers: object) -> Abilities:
-    """What a store can do with these drivers; drivers are asked by their classes, or as they are."""
-    shares = any(isinstance(one, Shares | AsyncShares) or _begins(one) for one in drivers)
-    outbox = shares and store.outbox is not None
-    effects = {"LOCAL": shares, "PHASED": True, "OUTBOX": outbox, "INLINE": True}
-    return Abilities(
-        effects=tuple(name for name, has in effects.items() if has),
-        phase=shares,
-        outbox=outbox,
-        audit=store.audit is not None,
-        upkeep=store.upkeep is not None,
-        operate=store.operate is not None,
-        survey=store.survey is not None,
-        reconcile=store.reconcile is not None,
-        tables=bool(store.schema.migrations),
-    )
+def shares(*drivers: object) -> bool:
+    """Whether one of these drivers, or classes of drivers, shares its transactions with the application."""
+    return any(isinstance(one, Shares | AsyncShares) or _begins(one) for one in drivers)
 
 
 def _begins(driver: object) -> bool:
     return isinstance(driver, type) and issubclass(driver, Shares | AsyncShares)
 
 
-_DIALECTS: Final[Mapping[str, Callable[..., Store]]] = {
-    "postgresql": PostgresStore,
-    "sqlite": SqliteStore,
-    "mysql": MariadbStore,
-}
-"""The stores of databases that frameworks connect to."""
-
-
 def source_of(store: Given) -> Source:
     """Find a mistake in what `Once` was given when it is made: a URL, or a driver that is not installed."""
-    if not isinstance(store, str | Borrowed):
-        if hasattr(store, "sync_engine") or not _is_sqlalchemys(store):
-            _check_engine(cast("SqlalchemyEngine", store))
-            return cast("SqlalchemyEngine", store)
-        borrowed: Borrowed = _driver("sqlalchemy.blocking").BorrowedEngine(store)
-        return borrowed
-    if isinstance(store, str):
-        _check_url(store)
-    elif store.dialect is not None:
-        _borrowed_store(store)
+    if not isinstance(store, str):
+        return given.source_of(store)
+    _check_url(store)
     return store
-
-
-def _borrowed_store(source: Borrowed) -> Store:
-    dialect = source.dialect
-    if dialect is None:
-        raise ConfigurationError(NO_DATABASE.format(title=source.title))
-    if dialect not in _DIALECTS:
-        raise ConfigurationError(NO_BORROWED.format(dialect=dialect))
-    return _DIALECTS[dialect]()
 
 
 def _check_url(store: str) -> None:
@@ -384,25 +344,17 @@ def called(source: Source) -> str:
     return source.title if isinstance(source, Borrowed) else source.url.render_as_string(hide_password=True)
 
 
-def connect_to(source: Source) -> Engine:
+def connect_to(source: Source) -> blocking_shell.Engine:
     """An engine for blocking code, on whatever `Once` was given."""
-    if isinstance(source, str):
-        return connect(source)
-    if not isinstance(source, Borrowed):
-        raise ConfigurationError(ASYNC_ONLY)
-    return Engine(_borrowed_store(source), source.driver())
+    return connect(source) if isinstance(source, str) else given.connect_to(source)
 
 
 def aconnect_to(source: Source) -> AsyncEngine:
     """An engine for asyncio, on whatever `Once` was given; a framework's blocking connections are used in threads."""
-    if isinstance(source, str):
-        return aconnect(source)
-    if not isinstance(source, Borrowed):
-        return aconnect_sqlalchemy(source)
-    return AsyncEngine(_borrowed_store(source), _driver("threads").threaded(source.driver()))
+    return aconnect(source) if isinstance(source, str) else given.aconnect_to(source)
 
 
-def connect(url: str, *, clock: Clock = None) -> Engine:
+def connect(url: str, *, clock: Clock = None) -> blocking_shell.Engine:
     """An engine for blocking code."""
     address = understand(url)
     row = declared(address.kind)
@@ -410,7 +362,7 @@ def connect(url: str, *, clock: Clock = None) -> Engine:
     if not ways:
         forms = " or ".join(f"{scheme}://" for scheme in _spelled(row, row.blocking))
         raise ConfigurationError(f"{address.package} is for `async def` only: use {forms} here")
-    return Engine(*row.join(_preferred(ways).load(), address, clock))
+    return blocking_shell.Engine(*row.join(_preferred(ways).load(), address, clock))
 
 
 def aconnect(url: str, *, clock: Clock = None) -> AsyncEngine:
@@ -439,21 +391,7 @@ def _spelled(row: Declared, ways: tuple[DriverChoice, ...]) -> list[str]:
     return [scheme for scheme, package in row.schemes.items() if package is not None and package in packages]
 
 
-def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Clock = None) -> AsyncEngine:
-    """An engine for asyncio on the application's own SQLAlchemy engine, which stays the application's."""
-    _check_engine(engine)
-    drivers = partial(_driver, needs=("sqlalchemy",), extra="sqlalchemy")
-    match engine.dialect.name:
-        case "sqlite":
-            return AsyncEngine(SqliteStore(clock=clock), drivers("sqlalchemy.asynchronous").SqlalchemyDriver(engine))
-        case "postgresql":
-            return AsyncEngine(PostgresStore(clock=clock), drivers("sqlalchemy.asynchronous").SqlalchemyDriver(engine))
-        case _:
-            driver = drivers("sqlalchemy.mariadb").SqlalchemyMariadbDriver(engine)
-            return AsyncEngine(MariadbStore(clock=clock), driver)
-
-
-E = TypeVar("E", Engine, AsyncEngine)
+E = TypeVar("E", bound="blocking_shell.Engine | AsyncEngine")
 
 
 def sealing(engine: E, seal: Seal | None) -> E:
@@ -463,18 +401,6 @@ def sealing(engine: E, seal: Seal | None) -> E:
 
         engine.store = sealed_store(engine.store, seal)
     return engine
-
-
-def _check_engine(engine: SqlalchemyEngine) -> None:
-    if not _is_sqlalchemys(engine) or not hasattr(engine, "sync_engine"):
-        raise ConfigurationError(NO_ENGINE)
-    if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
-        raise ConfigurationError(f"there is no store for {engine.dialect.name}: make the engine for {ENGINES}")
-
-
-def _is_sqlalchemys(engine: object) -> bool:
-    # Looked at by its class's name, so that SQLAlchemy is imported only by those who have it.
-    return hasattr(engine, "dialect") and "sqlalchemy" in _packages(engine)
 
 
 def migrations_for(url: str) -> SqlSchema:
@@ -509,27 +435,14 @@ def understand(url: str) -> Address:
 def _sqlite_module(address: Address) -> ModuleType | None:
     if address.package is None:
         return None
-    module: ModuleType = _driver("sqlite.files").repaired_module()
+    module: ModuleType = driver_module("sqlite.files").repaired_module()
     return module
 
 
-def _mysql(package: str) -> ModuleType:
-    return _driver(f"mariadb.{package}", needs=(package,), extra="mariadb")
-
-
-def _psycopg(module: str) -> ModuleType:
-    return _driver(f"postgres.{module}", needs=("psycopg",), extra="postgres")
-
-
-def _driver(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:
+def driver_module(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:
     """The module of a driver, with the command that installs what it needs if that is missing."""
     DriverChoice("", needs=needs, extra=extra).check()
     return import_module(f"oncekey.drivers.{name}")
-
-
-def _packages(connection: object) -> set[str]:
-    """Where a connection comes from, its own class or one that it extends; nothing needs to be imported."""
-    return {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}
 
 
 def _safely(url: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -37,7 +38,7 @@ def _bench(*words: str) -> list[str]:
 
 
 def test_a_short_run_writes_figures_and_a_page(tmp_path: Path) -> None:
-    # R76. No minute is left after the first round, so that the second one does not begin.
+    # No minute is left after the first round, so that the second one does not begin.
     words = ("--rounds", "2", "--minutes", "0", "--only", "local,sqlite-replay", "--out", str(tmp_path))
     command = _bench(*SHORT, *words)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
@@ -180,6 +181,18 @@ def test_what_is_kept_is_small_and_tells_the_same() -> None:
     document = _document({"stock": [100] * 50, "local": [50] * 50})
     assert readme(kept(document)) == readme(document)
     assert len(json.dumps(kept(document))) < 6000
+
+
+def test_a_guide_publishes_request_rates_and_the_command_that_measures_them() -> None:
+    # R76 in part
+    guide = (ROOT / "docs/howto/postgresql.md").read_text()
+    rates = {
+        words: int(rate) for words, rate in re.findall(r"^\| ([^|]+) \| (\d+) \| [\d.]+ ms \|$", guide, re.MULTILINE)
+    }
+    assert {"one row, `LOCAL` with a new key", "replay of the process's own answer"} <= set(rates)
+    assert all(rates.values())
+    (words,) = re.findall(r"`python -m bench (--only [^`]+)`", guide)
+    assert set(words.split()[1].split(",")) == set(summary.ABSOLUTE)
 
 
 def test_the_readme_has_the_figures_that_are_kept() -> None:

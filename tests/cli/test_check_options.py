@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import fromstring
 
 import pytest
+import typer
 
 from conformance.control import Control
 from conformance.fronts import Front
 from conformance.shop import Bug, Shop, Way
+from harness.certificates import certificate
 from harness.patience import PATIENCE, wait_until
+from harness.served import Served
 from oncekey import cli
+from oncekey.cli import check as command
 from oncekey.conformance import CLAUSES
 
 BODY = '{"item": "teapot", "quantity": 2}'
@@ -89,17 +97,17 @@ def test_a_renewed_token_is_told_by_an_option_and_is_in_no_report(run: Run) -> N
 
 
 def test_a_server_that_dies_is_exit_code_2_with_every_report(run: Run, tmp_path: Path) -> None:
-    files = {name: tmp_path / name for name in ("junit", "sarif", "html")}
+    files = {option: tmp_path / option for option in ("--junit", "--sarif", "--html")}
     with Shop() as shop:
         shop.dies_at = 30
-        options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+        options = [word for option, path in files.items() for word in (option, str(path))]
         code, out, err = run(*_described(shop.url, shop), "--only", "keys", *options)
     assert code == 2
     assert "the run stopped early: the API stopped answering" in err
     assert "Stopped early: the API stopped answering" in out
-    assert json.loads(files["sarif"].read_text())["runs"][0]["invocations"][0]["executionSuccessful"] is False
-    assert "not tried" in files["junit"].read_text()
-    assert "The run stopped early" in files["html"].read_text()
+    assert json.loads(files["--sarif"].read_text())["runs"][0]["invocations"][0]["executionSuccessful"] is False
+    assert "not tried" in files["--junit"].read_text()
+    assert "The run stopped early" in files["--html"].read_text()
 
 
 def test_an_interrupted_run_is_exit_code_130_with_what_was_seen(tmp_path: Path) -> None:
@@ -119,7 +127,7 @@ def test_an_interrupted_run_is_exit_code_130_with_what_was_seen(tmp_path: Path) 
             stdout=subprocess.PIPE,
             text=True,
         )
-        wait_until(lambda: len(shop.records) > 2 and any(not one.status for one in shop.records.values()))
+        wait_until(lambda: shop.slowed)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
@@ -351,3 +359,87 @@ def test_a_mistake_says_how_to_mend_it(run: Run, words: list[str], sentence: str
     code, _, err = run(*words)
     assert code == 2
     assert sentence in err
+
+
+# Each option does what it says
+
+
+@pytest.mark.parametrize(
+    ("way", "options", "clause", "results"),
+    [
+        (Bug.INVALID_STORED, ["--invalid-body", '{"item": "cup"}'], "failures.corrected", ["advice", "passed"]),
+        (Bug.ENDPOINT_IGNORED, ["--other-url", "{url}/refunds"], "mismatches.endpoint", ["skipped", "failed"]),
+        (Bug.UNDESCRIBED, ["--openapi", "{right}/openapi.json"], "others.described", ["advice", "passed"]),
+        (Way.OPTIONAL, ["--key-optional"], "keys.missing", ["failed", "undecided"]),
+        (Bug.PUT_NEEDS_KEY, ["--unsafe-methods"], "others.put-delete", ["skipped", "advice"]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Bug | Way) else "",
+)
+def test_an_option_changes_what_is_judged(
+    run: Run, way: Bug | Way, options: list[str], clause: str, results: list[str]
+) -> None:
+    with Shop(way) as shop, Shop() as right:
+        words = [*_described(shop.url, shop), "--only", clause, "--json"]
+        filled = [word.replace("{url}", shop.url).replace("{right}", right.url) for word in options]
+        assert [_results(run(*words, *more)[1])[clause] for more in ([], filled)] == results
+
+
+def test_another_method_is_sent(run: Run) -> None:
+    words = ("--method", "patch", "-H", "Authorization: Bearer alpha", "--only", "replays.status", "--json")
+    with Shop() as shop:
+        code, out, _ = run(f"{shop.url}/orders", "--body", BODY, *words)
+    assert (code, json.loads(out)["method"], _results(out)) == (0, "PATCH", {"replays.status": "passed"})
+
+
+def test_no_clause_is_begun_after_the_time_limit(run: Run) -> None:
+    only = ("--only", "races.2", "--only", "races.10", "--slow-header", "X-Slow: 1.2", "--json")
+    with Shop() as shop:
+        code, out, _ = run(*_described(shop.url, shop), "--time-limit", "1", *only)
+    assert (code, _results(out)) == (0, {"races.2": "passed", "races.10": "skipped"})
+    assert json.loads(out)["clauses"][1]["because"] == "the time was up"
+
+
+def test_a_server_that_is_silent_is_waited_for_as_long_as_the_timeout(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        code, _, err = run(f"http://127.0.0.1:{silent.getsockname()[1]}/", "--timeout", "0.2")
+    assert code == 2
+    assert "does not answer: timed out" in err
+
+
+def test_certificates_of_ones_own_are_trusted_by_an_option(run: Run, tmp_path: Path) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await receive()
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": uuid.uuid4().hex.encode()})
+        while scope["type"] == "lifespan":
+            kind = (await receive())["type"]
+            await send({"type": f"{kind}.complete"})
+
+    shown, key = certificate(tmp_path)
+    with Served(app, ssl_certfile=str(shown), ssl_keyfile=str(key)) as served:
+        words = (f"https://localhost:{served.port}/", "--only", "keys.missing", "--key-optional", "--timeout", "9")
+        assert run(*words, "--cacert", str(shown))[0] == 0
+        code, _, err = run(*words)
+    assert code == 2
+    assert "certificate verify failed" in err
+
+
+@pytest.mark.parametrize("option", ["--junit", "--sarif", "--html", "--write-baseline", "--scripts"])
+def test_a_report_that_cannot_be_written_is_exit_code_2(run: Run, tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with Shop() as shop:
+        words = (*_described(shop.url, shop), "--only", "keys.missing", option, str(tmp_path / "file" / "report"))
+        code, _, err = run(*words)
+    assert code == 2
+    assert re.search(r"cannot be (written|made)", err)
+
+
+def test_every_option_is_used_by_a_test() -> None:
+    app = typer.Typer(add_completion=False)
+    command.register(app)
+    options = {name for one in typer.main.get_command(app).params for name in one.opts if name.startswith("-")}
+    trees = [ast.parse(path.read_text("utf-8")) for path in Path(__file__).parent.glob("test_check*.py")]
+    used = {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert len(options) > 40
+    assert options - used == set()

@@ -16,7 +16,7 @@ from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import HOUR, MINUTE, SECOND, ParcelKind
 from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Run
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.ops import doctor, doctor_servers
 from oncekey.ops.doctor import Level
@@ -193,7 +193,7 @@ def test_rows_that_mean_nothing_are_errors(postgres_dsn):
 
 def test_a_post_that_waits_is_a_note(postgres_dsn):
     with closing(wire.connect(postgres_dsn)) as engine:
-        drive(upkeep.up(engine.store.schema, only=MigrationPhase.PRE), engine.driver.run)
+        drive(migrating.up(engine.store.schema, only=MigrationPhase.PRE), engine.driver.run)
         beat(engine)
     said = examined(postgres_dsn)
     (finding,) = about(said, "schema")

@@ -23,17 +23,22 @@ from oncekey.core.model import (
     HOUR,
     SECOND,
     Announcement,
+    Deferred,
     Doubtful,
     Effects,
     EntryKind,
     MemoEntry,
+    Parcel,
+    ParcelKind,
     RecordId,
     Recovery,
     Retryable,
+    State,
 )
 from oncekey.core.onecommit import lock_number
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
+from oncekey.core.upkeep import Expired
 from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.testing.claims import a_claim, answered
 
@@ -68,7 +73,7 @@ def shown(shop, url):
 
 
 def test_show_says_everything(shop, url):
-    # R119, R143, R42
+    # R42, R56, R143
     shop.settle(own(shop), answered())
     said = shown(shop, url)
     assert {name: said[name] for name in ("key", "state", "outcome", "recovery_point", "attempts", "last_error")} == {
@@ -93,6 +98,35 @@ def test_show_says_everything(shop, url):
     text = oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--verbose").stdout
     assert re.search(r"^state +completed$", text, re.MULTILINE)
     assert re.search(r"^incarnation +[0-9a-f-]{36}$", text, re.MULTILINE)
+
+
+def test_show_names_every_state(shop, url):  # R43
+    def parcel(lease):
+        return Parcel(uuid.uuid4(), ParcelKind.DEFER, lease.id, lease.incarnation, "ship", "{}", "dk-1")
+
+    settled = {
+        State.IN_PROGRESS: lambda _: None,
+        State.PENDING: lambda lease: Deferred(parcel(lease)),
+        State.COMPLETED: lambda _: answered(),
+        State.FAILED_RETRYABLE: lambda _: Retryable("refused"),
+        State.UNKNOWN: lambda _: Doubtful("call_uncertain"),
+        State.EXPIRED: lambda _: answered(),
+    }
+    assert set(settled) == set(State)
+    keys = {state: RecordId(SCOPE, f"{KEY}-{state}") for state in State}
+    for state, settlement in settled.items():
+        effects = Effects.OUTBOX if state is State.PENDING else Effects.LOCAL
+        lease = own(shop, effects, id=keys[state], ttl=1 if state is State.EXPIRED else HOUR)
+        if (settlement := settlement(lease)) is not None:
+            assert shop.settle(lease, settlement).ours
+    due = Expired(age=0, until=shop.find(keys[State.EXPIRED]).record.expires_at, soft=True)
+    marked = drive(shop.store.upkeep.mark(due, 10), shop.driver.run)
+    assert marked.moved == 1
+    found = {
+        state: json.loads(oncekey("keys", "show", key.key, *WHOSE, "--store", url, "--json").stdout)["state"]
+        for state, key in keys.items()
+    }
+    assert found == {state: state.value for state in State}
 
 
 def test_a_key_that_is_not_there(shop, url):

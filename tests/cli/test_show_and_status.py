@@ -61,7 +61,7 @@ async def both(shop: RealShop, key: str) -> tuple[dict[str, Any], dict[str, Any]
 
 
 async def test_they_say_the_same(database: Any) -> None:
-    # R84, R119, R143
+    # R84, R143
     gate = asyncio.Event()
     gate.set()
     shop = shop_on(database, gate)

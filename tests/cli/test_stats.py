@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import uuid
+from contextlib import contextmanager
+
+import psycopg
 
 from cli.operating import SCOPE, oncekey
 from cli.test_dlq import deferred, emitted
-from oncekey.core.model import HOUR, Doubtful, Effects, RecordId, Recovery
+from console.trouble import fill as fill_with_trouble
+from console.trouble import opened
+from harness.postgres import PostgresServer
+from oncekey.core.model import HOUR, SECOND, Doubtful, Effects, RecordId, Recovery
 from oncekey.core.policy import Policy
 from oncekey.testing.claims import a_claim, answered
 
@@ -59,3 +68,89 @@ def test_one_round_of_the_reaper(shop, url):
     said = json.loads(oncekey("reap", "--once", "--store", url, "--json").stdout)
     assert said == {"moved": 1, "by": {"purged": 1, "marked": 0, "parked": 0, "abandoned": 0, "notes": 0, "workers": 0}}
     assert "0 moved" in oncekey("reap", "--once", "--store", url).stdout
+
+
+@contextmanager
+def watching(url, *options):
+    """`oncekey stats --watch` in a process of its own, which Ctrl-C ends without a complaint."""
+    command = [sys.executable, "-c", "from oncekey.cli import main; main()", "stats", "--watch", "0.1"]
+    with subprocess.Popen(
+        [*command, "--store", url, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            complaint = process.stderr.read()
+    assert (process.returncode, complaint) == (0, "")
+
+
+def until(process, wanted):
+    """The first reading that fits."""
+    for line in process.stdout:
+        reading = json.loads(line)
+        if wanted(reading):
+            return reading
+    raise AssertionError(process.stderr.read())
+
+
+def test_a_watch_shows_what_the_consoles_overview_shows_and_each_change(url):
+    with opened(url) as world, watching(url, "--json") as process:
+        assert "No worker lives" in until(process, lambda reading: reading["level"] == "bad")["headline"]
+        fill_with_trouble(world, finished=4)
+        seen = until(process, lambda reading: reading["counts"]["dead"]["count"] == 4)
+        seen = until(process, lambda reading: len(reading["workers"]) == 2)
+        counts = {what: one["count"] for what, one in seen["counts"].items()}
+        assert counts == {
+            "unknown": 3, "dead": 4, "stuck": 1, "failed_retryable": 7, "in_progress": 2, "pending": 1, "due": 0,
+        }  # fmt: skip
+        assert seen["headline"] == "An operator has to look: 3 of unknown outcome and 4 dead letters."
+
+
+def test_a_watch_for_people_cannot_be_moved_by_what_others_wrote(tmp_path):
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    with opened(url) as world:
+        world.go(world.store.upkeep.beat("\x1b[2Jevil", ["relay"], 3600 * SECOND))
+        with watching(url) as process:
+            lines = [process.stdout.readline() for _ in range(15)]
+    assert lines[1] == "Nothing waits for a person.\n"
+    assert any(line.split()[:2] == ["unknown", "0"] for line in lines)
+    assert any("evil" in line and "alive" in line and "relay" in line for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_store_that_goes_away_is_asked_again_until_it_is_back():
+    with PostgresServer() as server:
+        url = server.create_database("shop")
+        with opened(url) as world:
+            world.go(world.store.upkeep.beat("worker-z:7", ["relay"], 3600 * SECOND))
+        with watching(url, "--json") as process:
+            until(process, lambda reading: reading.get("level") == "good")
+            server.stop()
+            until(process, lambda reading: "error" in reading)
+            server.start()
+            until(process, lambda reading: reading.get("level") == "good")
+
+
+def test_a_watch_needs_a_store_at_first(tmp_path):
+    missing = oncekey("stats", "--watch", "1", "--store", f"sqlite:///{tmp_path / 'none.db'}")
+    nobody = oncekey("stats", "--watch", "1", "--store", "postgresql://nobody@127.0.0.1:1/none")
+    assert (missing.exit_code, nobody.exit_code) == (2, 2)
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_user_who_may_only_read_is_enough(operated_dsn):
+    with psycopg.connect(operated_dsn, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS oncekey_reader")
+        connection.execute("CREATE ROLE oncekey_reader LOGIN")
+        connection.execute("GRANT USAGE ON SCHEMA oncekey TO oncekey_reader")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA oncekey TO oncekey_reader")
+        connection.execute("ALTER ROLE oncekey_reader SET default_transaction_read_only = on")
+    try:
+        reader = f"{operated_dsn}{'&' if '?' in operated_dsn else '?'}user=oncekey_reader"
+        with watching(reader, "--json") as process:
+            assert "dead" in json.loads(process.stdout.readline())["counts"]
+    finally:
+        with psycopg.connect(operated_dsn, autocommit=True) as connection:
+            connection.execute("DROP OWNED BY oncekey_reader")
+            connection.execute("DROP ROLE oncekey_reader")

@@ -245,7 +245,7 @@ def test_profiles_place_the_key(way):
 
 
 def test_the_operation_is_on_disk_when_the_first_byte_arrives_and_answered_at_the_end(way, tmp_path):
-    # R218, R225
+    # R218 in part, R225
     journal = Journal(tmp_path / "journal.db")
     with ScriptedServer(answer(503), DONE) as server:
         way.send(

@@ -47,7 +47,7 @@ def begin(journal, call=CALL, key=KEY, name=None):
 
 
 def test_an_entry_is_open_until_its_answer_and_then_holds_that(journal):
-    # R218, R225
+    # R218 in part, R225
     begin(journal, name="invoice-7")
     (entry,) = journal.unfinished()
     assert (entry.key, entry.name, entry.progress, entry.call.body) == (KEY, "invoice-7", Progress.OPEN, CALL.body)

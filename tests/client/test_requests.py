@@ -122,7 +122,7 @@ def test_a_wrong_certificate_is_not_tried_again():
 
 
 def test_the_journal_answers_the_second_time_and_resumes_what_is_open(make, tmp_path):
-    # R218, R225
+    # R218 in part, R225
     journal = Journal(tmp_path / "journal.db")
     session, adapter = make(journal=journal)
     named = {"Oncekey-Operation": "o-1"}

@@ -13,7 +13,7 @@ _KETTLE = {"product_id": "sku_kettle", "quantity": 1}
 
 JSON = ("Content-Type", "application/json")
 
-SHORT = 1.5
+SHORT = 3.0
 """Seconds to wait for what never comes."""
 
 # Shops in which somebody waits for what never comes, so that a run takes all the patience that it is given.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from email.message import Message
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,7 @@ class Front:
         marker: str | None = None,
         unprotected: Callable[[Message], bool] = lambda _: False,
         answer: Callable[[Message], tuple[int, bytes] | None] = lambda _: None,
+        answers: str = "POST",
         padding: Callable[[Message], int] = lambda _: 0,
     ) -> None:
         host, port = urlsplit(url).hostname, urlsplit(url).port
@@ -37,7 +39,7 @@ class Front:
 
         Handler.upstream, Handler.header, Handler.member, Handler.marker = (host, port), header, member, marker
         Handler.unprotected, Handler.answer = staticmethod(unprotected), staticmethod(answer)
-        Handler.padding = staticmethod(padding)
+        Handler.padding, Handler.answers = staticmethod(padding), answers
         self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -71,6 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     marker: str | None
     unprotected: Callable[[Message], bool]
     answer: Callable[[Message], tuple[int, bytes] | None]
+    answers: str
     padding: Callable[[Message], int]
 
     def log_message(self, *_: object) -> None:
@@ -82,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         keys = [value for name, value in headers if name.lower() == self.header.lower()]
         dropped = {self.header.lower(), "idempotency-key", "content-length"}
         headers = [line for line in headers if line[0].lower() not in dropped]
-        own = self.answer(self.headers) if self.command == "POST" else None
+        own = self.answer(self.headers) if self.command == self.answers else None
         if own is not None:
             self.send_response(own[0])
             self.send_header("Content-Length", str(len(own[1])))
@@ -93,13 +96,14 @@ class _Handler(BaseHTTPRequestHandler):
             keys = []
         if self.member is not None:
             body, keys = self._taken(body)
-        connection = HTTPConnection(self.upstream[0] or "", self.upstream[1], timeout=30)
-        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-        for name, value in (*headers, *(("Idempotency-Key", key) for key in keys), ("Content-Length", str(len(body)))):
-            connection.putheader(name, value)
-        connection.endheaders(body)
-        answer = connection.getresponse()
-        data = answer.read() + b" " * self.padding(self.headers)
+        with closing(HTTPConnection(self.upstream[0] or "", self.upstream[1], timeout=30)) as connection:
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            headers += [*(("Idempotency-Key", key) for key in keys), ("Content-Length", str(len(body)))]
+            for name, value in headers:
+                connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            data = answer.read() + b" " * self.padding(self.headers)
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() != "content-length":
@@ -107,7 +111,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-        connection.close()
 
     def __getattr__(self, name: str) -> Any:
         """Every method is passed on in the same way."""

@@ -38,6 +38,7 @@ SAID: dict[Way, tuple[str, ...]] = {
     Way.SHORT_ONLY: (),
     Way.UNIQUE: (),
     Way.ACCEPTED: (),
+    Way.LATER: (),
     Way.WAITS: (),
     Way.TEXTS: (),
     Way.QUERY_KEY: (),
@@ -52,6 +53,7 @@ UNDECIDED: dict[Way, tuple[str, ...]] = {
     Way.UUIDS: ("keys.longest", "keys.case"),
     Way.UUIDS_422: ("keys.longest", "keys.case"),
     Way.OPTIONAL: ("keys.explained", "keys.empty", "leaks.told-apart"),
+    Way.LOSERS_500: ("races.retry-after",),
     Way.NO_REPLAY: (
         "replays.bytes",
         "replays.headers",

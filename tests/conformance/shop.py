@@ -152,6 +152,7 @@ class Way(StrEnum):
     SHORT_ONLY = "takes keys of 20 characters at most, which begin with ord_"
     UNIQUE = "wants a reference that was never used, under every new key"
     ACCEPTED = "answers 202 and a place to look at"
+    LATER = "shows its orders a moment after the answer, as a queue or a replica does"
     WAITS = "lets a duplicate wait for the answer of the first request"
     TEXTS = "writes its errors as plain text"
     QUERY_KEY = "reads the key from the query"
@@ -195,6 +196,12 @@ class Shop:
         self.window: list[float] = []
         self.references: set[str] = set()
         self.page = 3
+        self.late = 0.03
+        """Seconds until an order is shown, where it is shown later."""
+        self.replay_status = 0
+        """The status of every replay; 0: the first one's."""
+        self.slowed = 0
+        """How many requests were asked to be slow."""
         self.kept: dict[tuple[str, str], object] = {}
         shop = self
 
@@ -281,6 +288,9 @@ class _Handler(BaseHTTPRequestHandler):
             code = "refused" if self.shop.has(Bug.ONE_CODE) else refusal.code
             content = {"code": code, **refusal.more, **self._echoed()}
             self._answer(refusal.status, list(refusal.headers), content, problem=True)
+
+    def do_PATCH(self) -> None:
+        self.do_POST()
 
     # The operation
 
@@ -561,6 +571,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _run(self, tenant: str, place: tuple[str, str]) -> None:
         shop, stored = self.shop, self.shop.records[place]
+        shop.slowed += "X-Slow" in self.headers
         _linger(float(self.headers.get("X-Slow", "0")))
         failing = "X-Fail" in self.headers
         if shop.has(Way.NUMBERS_ONLY) and not isinstance(json.loads(stored.request)["quantity"], int):
@@ -600,7 +611,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _order(self, tenant: str) -> tuple[int, list[tuple[str, str]], dict[str, object]]:
         order = str(uuid.uuid4())
-        with self.shop.lock:
+        if self.shop.has(Way.LATER):
+            threading.Timer(self.shop.late, self.shop.orders.append, [(tenant, order)]).start()
+        else:
             self.shop.orders.append((tenant, order))
         if self.shop.has(Way.CONSTANT):
             return 201, [], {"status": "placed"}
@@ -633,7 +646,7 @@ class _Handler(BaseHTTPRequestHandler):
         if shop.has(Way.BODY_MARKER):
             body = json.dumps(json.loads(stored.body) | {"replayed": True})
         status = 200 if shop.has(Bug.REPLAY_200) or shop.has(Way.REPLAY_IS_200) else stored.status
-        self._answer(status, headers, body, replayed=stored)
+        self._answer(shop.replay_status or status, headers, body, replayed=stored)
 
     # The wire
 

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from conformance.aiming import broken, shop_target
-from conformance.mutants import KILLS, REACHED, UNKILLED
+from conformance.mutants import HEADLINES, KILLS, REACHED, UNKILLED
 from conformance.shop import Bug, Shop
 from oncekey.conformance import CLAUSES, Failed, Need, Profile, Report, Skipped, check
+from oncekey.conformance.scripts import transcript
 
 AT_ONCE = 12
 
@@ -35,7 +36,6 @@ def reports() -> dict[Bug, Report]:
 
 
 def test_the_correct_shop_passes_everything() -> None:
-    # R241-R248, R251, R257-R259, R262, R264
     report = _check()
     assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()
     assert {finding.verdict.pass_this for finding in report.skipped} <= FURTHER
@@ -56,6 +56,12 @@ def test_a_bug_breaks_its_clause_and_only_related_ones(bug: Bug, reports: dict[B
     assert broken(reports[bug], Profile.IETF, Profile.STRICT_MONEY) == set(KILLS[bug])
 
 
+@pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
+def test_the_headline_tells_what_the_bug_does(bug: Bug, reports: dict[Bug, Report]) -> None:
+    (finding,) = (one for one in reports[bug].findings if one.clause.id == KILLS[bug][0])
+    assert finding.headline == HEADLINES[bug].format(effects=finding.evidence.effects)
+
+
 def test_every_clause_is_broken_by_a_bug() -> None:
     alone = {name for clauses in (*KILLS.values(), *REACHED.values()) for name in clauses}
     assert {clause.id for clause in CLAUSES} - alone == set(UNKILLED)
@@ -69,6 +75,11 @@ def test_a_finding_has_what_repeats_it(reports: dict[Bug, Report]) -> None:
                 assert finding.verdict.exchange
                 assert finding.verdict.expected
                 assert finding.verdict.seen
+
+
+def test_a_client_that_hung_up_is_named_in_the_transcript(reports: dict[Bug, Report]) -> None:
+    (finding,) = reports[Bug.HANGUP_FORGETS].failed
+    assert "(no answer: the client hung up)" in transcript(finding.verdict.exchange[0])
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)

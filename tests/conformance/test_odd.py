@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
 from xml.etree.ElementTree import fromstring
 
 import pytest
 
 from conformance.aiming import broken, shop_target
+from conformance.fronts import Front
 from conformance.odd import PROFILES, SAID, SUPPLIED, UNDECIDED
 from conformance.shop import Bug, Shop, Way
+from harness.patience import PATIENCE
 from oncekey.conformance import (
     CLAUSES,
+    Address,
     Area,
     Clause,
     Failed,
@@ -22,10 +28,12 @@ from oncekey.conformance import (
     Report,
     Severity,
     Skipped,
+    Target,
     Undecided,
     check,
     planned,
 )
+from oncekey.conformance.carrier import KEY, Carrier
 from oncekey.conformance.reports import missing, to_json, to_junit, verdict_line
 
 AT_ONCE = 12
@@ -68,7 +76,7 @@ def uncounted() -> dict[Way, Report]:
 @pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
 def test_an_odd_shop_is_told_what_is_true_and_nothing_else(way: Way, counted: dict[Way, Report]) -> None:
     assert broken(counted[way], *BOTH) == set(SAID[way])
-    if way not in SUPPLIED:
+    if way not in (*SUPPLIED, Way.LATER):  # whether a page has changed already is decided by chance
         assert _undecided(counted[way]) == set(UNDECIDED.get(way, ()))
 
 
@@ -92,8 +100,8 @@ RIGHT = [
 
 
 @pytest.fixture(scope="module")
-def again() -> dict[Way, Report]:
-    """Return a second run of each shop that is right, twelve at a time, by the profile that it follows."""
+def again() -> dict[Way, list[Report]]:
+    """Return further runs of each shop that is right, twelve at a time: two, with the profile that it follows."""
 
     def run(way: Way) -> Report:
         profile = PROFILES.get(way, Profile.STRICT_MONEY)
@@ -101,22 +109,80 @@ def again() -> dict[Way, Report]:
         with Shop(way, stripe=stripe) as shop:
             return check(shop_target(shop, key_optional=stripe), profile=profile)
 
+    runs = [*RIGHT, *PROFILES]
+    found: dict[Way, list[Report]] = {way: [] for way in RIGHT}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(RIGHT, pool.map(run, RIGHT), strict=True))
+        for way, report in zip(runs, pool.map(run, runs), strict=True):
+            found[way].append(report)
+    return found
 
 
 @pytest.mark.parametrize("way", RIGHT, ids=lambda way: way.name)
 def test_no_shop_that_is_right_fails_twice_in_a_row_and_beside_load(
-    way: Way, counted: dict[Way, Report], again: dict[Way, Report]
+    way: Way, counted: dict[Way, Report], again: dict[Way, list[Report]]
 ) -> None:
-    reports = [again[way]] if way in PROFILES else [counted[way], again[way]]
+    reports = again[way] if way in PROFILES else [counted[way], *again[way]]
+    assert len(reports) == 2
     assert [(found.clause.id, found.headline) for report in reports for found in report.failed] == []
     assert not any(report.stopped for report in reports)
 
 
-def test_a_server_that_dies_in_the_middle_ends_the_run_with_what_was_seen() -> None:
+def test_forty_servers_and_fifteen_that_are_right() -> None:
+    assert len(RIGHT) >= 15
+    assert len(Bug) + len(Way) >= 40
+
+
+def test_a_shop_that_reads_the_key_from_the_body_is_not_accused_twice_in_a_row_and_beside_load() -> None:
+    carrier = Carrier(member="client_token")
+
+    def run(_: int) -> Report:
+        with Shop() as shop, Front(shop.url, member="client_token") as front:
+            target = shop_target(
+                shop, address=Address.parse(f"{front.url}/orders"), other_address=None, carrier=carrier
+            )
+            return check(target, profile=Profile.IETF)
+
+    with ThreadPoolExecutor(2) as pool:
+        for report in pool.map(run, range(2)):
+            assert [(found.clause.id, found.headline) for found in report.failed] == []
+
+
+@pytest.mark.parametrize("late", [0.003, 0.15])
+def test_orders_that_are_shown_later_are_not_taken_for_second_ones(late: float) -> None:
+    only = _only(
+        "replays.one-effect", "mismatches.nothing-happens", "races.2", "races.10", "keys.case", "hang-ups.sent"
+    )
+    for bugs, wrong in (
+        ((), set()),
+        ((Bug.RUNS_AGAIN,), {"replays.one-effect", "races.2", "races.10", "hang-ups.sent"}),
+    ):
+        with Shop(Way.ACCEPTED, Way.LATER, *bugs) as shop:
+            shop.late = late
+            report = check(shop_target(shop), clauses=only)
+        assert {found.clause.id for found in report.failed} == wrong
+
+
+def test_an_api_that_limits_or_pages_while_the_lag_is_searched_does_not_end_the_run() -> None:
+    limited: list[int] = []
+
+    def answer(headers: Message) -> tuple[int, bytes] | None:
+        """Execute a request without a key, which is a finding, and refuse everything after it."""
+        limited.extend([1] if KEY not in headers else [])
+        return (429, b"") if len(limited) > 1 and KEY in headers else None
+
+    with Shop(Bug.MISSING_RUNS) as shop, Front(shop.url, answer=answer) as front:
+        target = shop_target(shop, address=Address.parse(f"{front.url}/orders"))
+        report = check(target, clauses=_only("keys.missing"))
+    assert _undecided(report) == {"keys.missing"}
+    with Shop(Bug.MISSING_RUNS, Way.PAGED) as shop:
+        shop.page = 12
+        assert check(shop_target(shop), clauses=_only("keys.missing")).sent < 100
+
+
+@pytest.mark.parametrize("dies_at", [60, 61])
+def test_a_server_that_dies_in_the_middle_ends_the_run_with_what_was_seen(dies_at: int) -> None:
     with Shop() as shop:
-        shop.dies_at = 60
+        shop.dies_at = dies_at
         report = check(shop_target(shop, patience=0.3), profile=Profile.STRICT_MONEY)
     assert report.failed == []
     assert report.stopped.startswith("the API stopped answering (")
@@ -190,6 +256,21 @@ def test_a_count_that_stops_in_the_middle_of_a_run_accuses_nobody(page: int) -> 
     assert "replays.one-effect" in _undecided(report)
 
 
+def test_a_page_that_changes_between_two_reads_is_not_taken_for_a_stored_answer() -> None:
+    reads: list[object] = []
+
+    def answer(headers: Message) -> tuple[int, bytes] | None:
+        """Show the order of the clause with the second read after it, whichever of the two has the key."""
+        reads.append(headers)
+        return 200, b"new" if len(reads) > 3 else b"old"
+
+    with Shop() as shop, Front(shop.url, answer=answer, answers="GET") as front:
+        target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), count_address=None)
+        report = check(target, clauses=_only("others.get-current"))
+    assert len(reads) == 4
+    assert report.failed == []
+
+
 def _by_count() -> list[Clause]:
     return [clause for clause in CLAUSES if clause.area in {Area.KEYS, Area.REPLAYS, Area.OTHERS}]
 
@@ -199,6 +280,53 @@ def test_another_tenant_that_is_not_known_is_no_finding() -> None:
     with Shop() as shop:
         report = check(shop_target(shop, other_tenant=stranger), clauses=_only("tenants.independent", "tenants.unseen"))
     assert _undecided(report) == {"tenants.independent", "tenants.unseen"}
+
+
+def test_a_refusal_that_has_the_first_answer_in_it_is_no_refusal() -> None:
+    about_place = _only("mismatches.query", "mismatches.endpoint")
+    for bugs in ((), (Bug.QUERY_IGNORED, Bug.ENDPOINT_IGNORED)):
+        with Shop(*bugs) as shop:
+            shop.replay_status = 409
+            report = check(shop_target(shop), profile=Profile.STRICT_MONEY, clauses=about_place)
+        assert len(report.failed) == len(bugs)
+    assert report.failed[0].verdict.seen.endswith("the body of the first one's answer")
+
+
+class _Rivals:
+    """Answers the first request of a pair when the second has come; `alone` requests before that meet no other."""
+
+    def __init__(self, alone: int = 0) -> None:
+        self.alone, self.come, self.met = alone, itertools.count(1), threading.Event()
+
+    def __call__(self, headers: Message) -> None:
+        if "X-Late" not in headers:
+            return
+        match next(self.come) - self.alone:
+            case 1:
+                assert self.met.wait(PATIENCE)
+            case 2:
+                self.met.set()
+
+
+def _late(shop: Shop, front: Front) -> Target:
+    return shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=("X-Late", "1"))
+
+
+def test_who_executes_both_has_told_no_client_to_wait() -> None:
+    with (
+        Shop(Bug.MISSING_RUNS) as shop,
+        Front(shop.url, unprotected=lambda headers: "X-Late" in headers, answer=_Rivals()) as front,
+    ):
+        report = check(_late(shop, front), clauses=_only("races.retry-after"))
+    assert _undecided(report) == {"races.retry-after"}
+
+
+def test_a_pair_of_requests_that_did_not_meet_is_not_counted() -> None:
+    with Shop(Bug.BODY_IN_KEY) as shop, Front(shop.url, answer=_Rivals(alone=2)) as front:
+        (finding,) = check(_late(shop, front), clauses=_only("mismatches.while-running")).failed
+    assert finding.headline == "Another body was executed while the first request ran: 2 orders came of one key"
+    assert len({dict(exchange.request.headers)[KEY] for exchange in finding.verdict.exchange}) == 1
+    assert len(finding.verdict.exchange) == 2
 
 
 # Blind is undecided

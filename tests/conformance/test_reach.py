@@ -113,6 +113,7 @@ def test_an_api_that_answers_409_to_another_body_is_right_by_its_profile() -> No
 
 
 def test_two_demos_on_one_store_are_one_api(tmp_path: Path) -> None:
+    # R246
     store = f"sqlite:///{tmp_path}/both.db"
     with Demo(tmp_path, store=store) as one, Demo(tmp_path, store=store) as two:
         target = demo_target(one.url)
@@ -135,7 +136,7 @@ def test_two_shops_with_memories_of_their_own_are_found() -> None:
 
 
 def test_the_demo_is_killed_or_slower_than_its_lease_and_keeps_its_promises(tmp_path: Path) -> None:
-    # R75, R86, R249
+    # R75, R86
     with Demo(tmp_path, "--lease", "0.5") as demo:
 
         def crash() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree.ElementTree import fromstring
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from conformance.aiming import shop_target
 from conformance.fronts import Front
 from conformance.shop import Bug, Shop
+from harness.browser import chromium
 from oncekey import __version__
 from oncekey.conformance import CLAUSES, Failed, Profile, Report, check
 from oncekey.conformance.clauses import Exchange, Harm
@@ -214,3 +217,29 @@ def test_the_time_limit_ends_the_run() -> None:
     assert [str(finding.verdict) for finding in report.findings] == [
         "Skipped(because='the time was up', pass_this='--time-limit')"
     ] * 3
+
+
+AXE = Path(__file__).parents[1] / "console" / "vendor" / "axe.min.js"
+_CLIPPED = """[...document.querySelectorAll("html, body, body *")]
+    .filter(it => it.clientWidth && it.scrollWidth > it.clientWidth).map(it => it.outerHTML.slice(0, 120))"""
+
+
+def test_the_page_fits_a_desktop_and_a_phone_in_the_light_and_in_the_dark(report: Report) -> None:
+    far = replace(report.target, address=ADDRESS.at(f"/orders/{'x' * 300}"))
+    faults: dict[tuple[int, str], object] = {}
+    with chromium() as browser:
+        page = browser.new_page()
+        page.set_content(to_html(replace(report, target=far)))
+        page.evaluate("document.querySelectorAll('details').forEach(it => { it.open = true; })")
+        page.evaluate(AXE.read_text("utf-8"))
+        for width, scheme in ((1280, "light"), (360, "dark")):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert page.evaluate(_CLIPPED) == []
+            found = page.evaluate(
+                "axe.run({resultTypes: ['violations'], runOnly: ['color-contrast', 'list', 'link-name']})"
+            )
+            assert found["passes"]
+            faults[width, scheme] = [(one["id"], one["nodes"][0]["html"][:120]) for one in found["violations"]]
+    assert faults == {(1280, "light"): [], (360, "dark"): []}

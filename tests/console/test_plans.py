@@ -10,7 +10,7 @@ import pytest
 from harness.filling import fill_beside, fill_postgres
 from harness.plans import check_plan, explained
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.ops.stats import LOOKED, MOST
 from oncekey.stores import survey
@@ -109,7 +109,7 @@ def test_a_page_sorts_nothing_and_reads_no_more_than_it_looks_at(full, name):
 def test_sqlite_uses_the_index(tmp_path, name):
     path = tmp_path / "plans.db"
     driver = SqliteDriver(path)
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()
     params, indexes = WANTED[name]
     command = SqliteStore()._statements._commands[name]

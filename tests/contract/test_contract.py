@@ -11,14 +11,15 @@ from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.drivers.threads import threaded
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 
-class TestMemory(StoreContract):  # R57, R59, R68, R118, R156: no domain, threads, the insert decides, long paths
+# R59, R65, R118, R119, R156: threads, a row that vanishes, long names, the time of the last run, expiry
+class TestMemory(StoreContract):
     matrix = "memory"
 
     @pytest.fixture
@@ -46,7 +47,7 @@ def sqlite_file(module, tmp_path):
     """A file with the tables, closed again."""
     path = tmp_path / "keys.db"
     driver = SqliteDriver(path, module=module)
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()
     return path
 

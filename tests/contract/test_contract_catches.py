@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.selection import assert_caught
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS, audit_commands, roll_commands
@@ -395,4 +396,7 @@ def test_the_store_itself_passes():
 def test_a_store_with_one_thing_wrong_does_not(mutant):
     names, spoil = MUTANTS[mutant]
 
-    assert failures({**COMMANDS, **{name: spoil(COMMANDS[name]) for name in names}})
+    caught_by = failures({**COMMANDS, **{name: spoil(COMMANDS[name]) for name in names}})
+
+    assert caught_by
+    assert_caught(mutant, "contract/test_contract.py", [f"TestMemory::{name}" for name in caught_by])

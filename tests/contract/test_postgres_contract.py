@@ -11,7 +11,6 @@ from harness.tables import database_with_tables
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
-from oncekey.drivers.threads import threaded
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
@@ -38,15 +37,6 @@ class TestAsyncPsycopg(StoreContract):
     @pytest.fixture
     def world(self, tables):
         with under_asyncio(PostgresStore, AsyncPsycopgDriver(tables)) as world:
-            yield world
-
-
-class TestThreadedPsycopg(StoreContract):
-    matrix = "PostgreSQL {major}"
-
-    @pytest.fixture
-    def world(self, tables):
-        with under_asyncio(PostgresStore, threaded(PsycopgDriver(tables))) as world:
             yield world
 
 

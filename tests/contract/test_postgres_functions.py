@@ -16,12 +16,10 @@ from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import memo_text
 
 LOCK, FAMILY, MARK = (7 << 32) + 9, 70, 3
-KEEP = (
-    "convert_to((ROW('s', 'k', %(life)s, %(fence)s, 'p', 1000, %(seen)s, %(memo)s)::oncekey.kept)::text, 'UTF8')"
-)
+KEEP = "convert_to((ROW('s', 'k', %(life)s, %(fence)s, 'p', 1000, %(seen)s, %(memo)s)::oncekey.kept)::text, 'UTF8')"
 SEALED = (
-    "convert_to((ROW(%(scope)s, %(key)s, %(life)s, 'pay', 'local', 'retry', 'POST', '/', 'f', '', 'success', true, 1, 1,"
-    " 1000000, 200, '[]', 1)::oncekey.sealed)::text, 'UTF8')"
+    "convert_to((ROW(%(scope)s, %(key)s, %(life)s, 'pay', 'local', 'retry', 'POST', '/', 'f', '', 'success', true, 1,"
+    " 1, 1000000, 200, '[]', 1)::oncekey.sealed)::text, 'UTF8')"
 )
 GIVEN = {"life": LIFE, "fence": 3, "seen": memo_text(MEMO), "memo": "[]"}
 

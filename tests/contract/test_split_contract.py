@@ -9,7 +9,7 @@ import pytest
 from contract.older import EitherStore, OlderStore
 from oncekey.core.migrations import MigrationPhase
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract import StoreContract, blocking
@@ -21,7 +21,7 @@ def tables(postgres_server):
     name = f"split_{uuid.uuid4().hex}"
     dsn = postgres_server.create_database(name)
     driver = PsycopgDriver(dsn, pool_size=1)
-    ran = drive(upkeep.up(PostgresStore().schema, only=MigrationPhase.PRE), driver.run)
+    ran = drive(migrating.up(PostgresStore().schema, only=MigrationPhase.PRE), driver.run)
     driver.close()
     assert {one.phase for one in ran} == {MigrationPhase.PRE}
     assert len(ran) < len(PostgresStore().schema.migrations)

@@ -1,4 +1,4 @@
-"""The shipped contract on PostgreSQL, SQLite, MariaDB and MySQL, behind engines of SQLAlchemy."""
+"""The shipped contract on PostgreSQL, SQLite and MariaDB, behind engines of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.tables import database_with_tables
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
@@ -85,9 +85,9 @@ class TestSerializable(StoreContract):
 
 
 @pytest.fixture(scope="class")
-def either_tables(either_server):
-    """The same on MariaDB, and on MySQL."""
-    with mariadb_with_tables(either_server, "contract") as url:
+def mariadb_keys(mariadb_server):
+    """The same on MariaDB: MySQL has the same statements, and its own contract without SQLAlchemy."""
+    with mariadb_with_tables(mariadb_server, "contract") as url:
         yield url
 
 
@@ -101,8 +101,8 @@ class MariadbOwner(SqlalchemyMariadbDriver):
 
 class TestAiomysql(StoreContract):
     @pytest.fixture
-    def world(self, either_tables):
-        engine = create_async_engine(either_tables.replace("://", "+aiomysql://", 1))
+    def world(self, mariadb_keys):
+        engine = create_async_engine(mariadb_keys.replace("://", "+aiomysql://", 1))
         with under_asyncio(MariadbStore, MariadbOwner(engine)) as world:
             yield world
 
@@ -133,6 +133,6 @@ class TestBlockingSqlite(StoreContract):
     @pytest.fixture
     def world(self, tmp_path):
         driver = BlockingOwner(create_engine(f"sqlite:///{tmp_path}/keys.db"))
-        drive(upkeep.up(SqliteStore().schema), driver.run)
+        drive(migrating.up(SqliteStore().schema), driver.run)
         with blocking(SqliteStore, driver) as world:
             yield world

@@ -15,7 +15,7 @@ from oncekey.core.transitions import ROWS
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS, MemoryStore, roll_commands
@@ -44,7 +44,7 @@ class TestMemory(Walk):
 def sqlite_world(path):
     """A file with the tables, and a way to plant records in it."""
     driver = SqliteDriver(path)
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
 
     def plant(cells):
         names = ", ".join(f":{name}" for name in COLUMNS)
@@ -71,7 +71,7 @@ def postgres_world(server):
     # Sixteen thousand statements: planning each anew would take most of the time, so they are prepared.
     options = "options=-c%20plan_cache_mode%3Dforce_generic_plan"
     driver = PsycopgDriver(f"{dsn}?{options}", pool_size=1, prepare_threshold=0)
-    drive(upkeep.up(PostgresStore().schema), driver.run)
+    drive(migrating.up(PostgresStore().schema), driver.run)
     hot = [*(column for column in COLUMNS if column not in WORK), "memo_version"]
     cold = ["incarnation", "scope", "key", "memo_version", *sorted(WORK)]
 

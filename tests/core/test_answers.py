@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from core.records import an_intent
-from oncekey.core.accepted import accepted_form
-from oncekey.core.answers import LONGEST_WAIT, Answer, marks, refuse, replay, retry_after
+from harness.each import each
+from oncekey.core.answers import LONGEST_WAIT, Answer, accepted_form, marks, refuse, replay, retry_after
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -28,8 +28,9 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
+from oncekey.core.not_run import error_of
 from oncekey.core.policy import ErrorFormat, Flavor, InProgress, Policy
-from oncekey.core.problems import PROBLEMS, error_of
+from oncekey.core.problems import PROBLEMS
 
 KEY = "0f9d1c6e-4b7a-4f0e-9d55-2f6a1f2b3c4d"
 ECHO = b'"0f9d1c6e-4b7a-4f0e-9d55-2f6a1f2b3c4d"'
@@ -101,7 +102,7 @@ class TestEveryRefusal:
     CASES = tuple(product(Code, ErrorFormat, Flavor))
 
     # R99, R232, RFC 9457: the status member equals the status
-    @pytest.mark.parametrize(("code", "shape", "flavor"), CASES)
+    @each(("code", "shape", "flavor"), CASES)
     def test_status_body_and_type_agree(self, code, shape, flavor):
         answer = refuse(Refuse(code), Policy(error_format=shape, flavor=flavor))
         body = json.loads(answer.body)
@@ -114,14 +115,14 @@ class TestEveryRefusal:
             assert value(answer, b"content-type") == b"application/json"
 
     # R11: each problem has its own place in the documentation
-    @pytest.mark.parametrize("code", Code)
+    @each("code", Code)
     def test_links_to_its_documentation(self, code):
         answer = refuse(Refuse(code), Policy(docs_url="https://api.example.com/docs"))
         place = b"https://api.example.com/docs#" + PROBLEMS[code].slug.encode()
         assert value(answer, b"link") == b'<%s>; rel="describedby"; type="text/html"' % place
 
     # R230: Stripe's clients obey this header before they look at the status
-    @pytest.mark.parametrize("code", Code)
+    @each("code", Code)
     def test_the_stripe_flavor_says_whether_to_retry(self, code):
         said = value(refuse(Refuse(code), Policy(flavor="stripe")), b"stripe-should-retry")
         assert said == (b"true" if PROBLEMS[code].retryable else b"false")
@@ -134,12 +135,12 @@ class TestEveryRefusal:
         assert values(replay(Replay(stored, NOW), Policy(flavor="stripe")), b"stripe-should-retry") == said
         assert values(replay(Replay(stored, NOW), Policy()), b"stripe-should-retry") == []
 
-    @pytest.mark.parametrize("code", Code)
+    @each("code", Code)
     def test_is_not_cached(self, code):
         assert value(refuse(Refuse(code), Policy()), b"cache-control") == b"no-store"
 
     # R42, R195
-    @pytest.mark.parametrize(("code", "shape", "flavor"), CASES)
+    @each(("code", "shape", "flavor"), CASES)
     def test_keeps_key_fingerprint_and_scope_out_of_the_body(self, code, shape, flavor):
         answer = refuse(
             Refuse(code, record=RECORD),
@@ -153,12 +154,12 @@ class TestEveryRefusal:
             assert private.encode() not in answer.body
 
     # R42
-    @pytest.mark.parametrize("code", Code)
+    @each("code", Code)
     def test_keeps_the_fingerprint_out_of_the_headers(self, code):
         answer = refuse(Refuse(code, record=RECORD), Policy(), echo=ECHO)
         assert all(FINGERPRINT.encode() not in text for _, text in answer.headers)
 
-    @pytest.mark.parametrize("code", Code)
+    @each("code", Code)
     def test_header_names_are_lower_case_and_come_once(self, code):
         answer = refuse(Refuse(code, retry_after=3), Policy(on_unknown=202), echo=ECHO, status_url="/s")
         names = [name for name, _ in answer.headers]
@@ -245,9 +246,9 @@ class TestInProgress:
         assert value(answer, b"idempotency-key") == b"k"
         assert value(refuse(refusal, Policy()), b"location") == b"/transfers/7"
 
-    @pytest.mark.parametrize("shape", ErrorFormat)
-    @pytest.mark.parametrize("flavor", Flavor)
-    @pytest.mark.parametrize("changes", ACCEPTED)
+    @each("shape", ErrorFormat)
+    @each("flavor", Flavor)
+    @each("changes", ACCEPTED)
     def test_of_deferred_work_is_a_state_and_a_link_by_default(self, shape, flavor, changes):
         refusal = Refuse(Code.IN_PROGRESS, record=record(effects=Effects.OUTBOX, **changes))
         policy = Policy(error_format=shape, flavor=flavor)
@@ -260,7 +261,7 @@ class TestInProgress:
     def test_of_other_work_is_a_conflict(self, effects):
         assert refuse(Refuse(Code.IN_PROGRESS, record=record(effects=effects)), Policy()).status == 409
 
-    @pytest.mark.parametrize("code", [code for code in Code if code is not Code.IN_PROGRESS])
+    @each("code", [code for code in Code if code is not Code.IN_PROGRESS])
     def test_nothing_else_is_accepted_because_of_it(self, code):
         policy = Policy(on_in_progress=InProgress.ACCEPTED)
         assert refuse(Refuse(code, record=record(effects=Effects.OUTBOX)), policy).status != 202
@@ -438,8 +439,8 @@ def test_a_status_url_cannot_break_out_of_its_header():
 
 class TestRetryAfter:
     # R80: an integer, at least 1, at most what is left of the lease
-    @pytest.mark.parametrize("left", [-5 * SECOND, 0, 1, SECOND - 1, SECOND, SECOND + 1, 10 * SECOND, 300 * SECOND])
-    @pytest.mark.parametrize("running", [0, 1, SECOND, 5 * SECOND, 3600 * SECOND])
+    @each("left", [-5 * SECOND, 0, 1, SECOND - 1, SECOND, SECOND + 1, 10 * SECOND, 300 * SECOND])
+    @each("running", [0, 1, SECOND, 5 * SECOND, 3600 * SECOND])
     def test_stays_within_the_lease(self, left, running):
         seconds = retry_after(left, running_for=running)
         assert isinstance(seconds, int)

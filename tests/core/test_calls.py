@@ -12,12 +12,13 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel
 
+from harness.each import each
 from oncekey.canonical.jcs import canonical_json
 from oncekey.core.calls import Shape
 from oncekey.core.errors import BodyInvalidError, ResultInvalidError
 from oncekey.core.model import Code, Refuse
+from oncekey.core.not_run import NotRunError, error_of
 from oncekey.core.policy import Policy
-from oncekey.core.problems import NotRunError, error_of
 
 
 class Model(BaseModel):
@@ -107,7 +108,7 @@ def test_the_operation_is_handed_over_wherever_it_stands() -> None:
     assert shape.invocation(shape.bind((1, 2), {}), "mine") == ((1, "mine", 2), {})
 
 
-@pytest.mark.parametrize("code", Code)
+@each("code", Code)
 def test_every_refusal_is_some_exception(code: Code) -> None:
     error = error_of(Refuse(code), Policy(), "pay")
     assert str(error).startswith("pay: ")

@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from oncekey.core.accepted import accepted_form
+from harness.each import each
+from oncekey.core.answers import accepted_form
 from oncekey.core.endings import (
     ACTS,
     NEVER_STORED,
@@ -131,7 +132,7 @@ def test_the_short_path_is_for_successes_of_every_status(effects):
         assert short == (by_table(effects, policy, ending) if done else None)
 
 
-# P4, L6, F5, F6: nothing that a handler, an app or an operator does has no meaning
+# R108, P4, L6, F5, F6: nothing that a handler, an app or an operator does has no meaning
 @pytest.mark.parametrize("effects", Effects)
 @pytest.mark.parametrize("on_5xx", On5xx)
 def test_every_ending_has_a_decision(effects, on_5xx):
@@ -179,9 +180,9 @@ def test_every_ending_has_a_decision(effects, on_5xx):
 
 class TestNotEntered:
     # P4, F5, R73: validation, authentication and routing happen before the handler, whatever they answer
-    @pytest.mark.parametrize("effects", Effects)
-    @pytest.mark.parametrize("status", EVERY)
-    @pytest.mark.parametrize("raised", [False, True])
+    @each("effects", Effects)
+    @each("status", EVERY)
+    @each("raised", [False, True])
     def test_gives_the_key_back(self, effects, status, raised):
         ending = ended(status, entered=False, raised=raised)
         assert decide(effects, Policy(), ending).settlement == Discarded()
@@ -193,25 +194,25 @@ class TestNotEntered:
 
 class TestOpenCall:
     # F6, P4: the answer of a handler that swallowed an uncertain call is not used
-    @pytest.mark.parametrize("effects", Effects)
-    @pytest.mark.parametrize("status", EVERY)
-    @pytest.mark.parametrize("not_executed", [False, True])
-    @pytest.mark.parametrize("on_5xx", On5xx)
+    @each("effects", Effects)
+    @each("status", EVERY)
+    @each("not_executed", [False, True])
+    @each("on_5xx", On5xx)
     def test_is_in_doubt_whatever_was_answered(self, effects, status, not_executed, on_5xx):
         policy = Policy(on_5xx=on_5xx, not_executed_statuses=frozenset({402, 503}))
         ending = ended(status, progress=OPEN, not_executed=not_executed)
         assert settled(effects, ending, policy) == Doubtful("call_uncertain")
 
     # H2, F6: the same call may be made once more, so nobody has to doubt; its answer is still not used
-    @pytest.mark.parametrize("status", EVERY)
-    @pytest.mark.parametrize("not_executed", [False, True])
-    @pytest.mark.parametrize("entered", [False, True])
+    @each("status", EVERY)
+    @each("not_executed", [False, True])
+    @each("entered", [False, True])
     def test_that_may_be_repeated_is_handed_back(self, status, not_executed, entered):
         ending = ended(status, progress=REPEATABLE, not_executed=not_executed, entered=entered)
         assert settled(PHASED, ending) == HandedBack("call_uncertain")
 
     # H6, F27: the last attempt hands nothing back
-    @pytest.mark.parametrize("status", EVERY)
+    @each("status", EVERY)
     def test_that_nobody_is_left_to_repeat_is_in_doubt(self, status):
         ending = ended(status, progress=replace(REPEATABLE, exhausted=True))
         assert settled(PHASED, ending) == Doubtful("attempts_exhausted")
@@ -223,9 +224,9 @@ class TestPhased:
     """H6, F5, F27: what is done is done, and the rest is gone on with."""
 
     # P4, R87, R91
-    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
-    @pytest.mark.parametrize("raised", [False, True])
-    @pytest.mark.parametrize("progress", [Progress(), BEGUN, replace(BEGUN, exhausted=True)])
+    @each("status", SUCCESSES + STORABLE)
+    @each("raised", [False, True])
+    @each("progress", [Progress(), BEGUN, replace(BEGUN, exhausted=True)])
     def test_a_final_answer_is_stored(self, status, raised, progress):
         decision = decide(PHASED, Policy(), ended(status, raised=raised, progress=progress))
         assert isinstance(decision.settlement, Completed)
@@ -233,8 +234,8 @@ class TestPhased:
         assert decision.business is Business.COMMIT
 
     # F5: a 429 or a crash after a finished phase forgets nothing
-    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS)
-    @pytest.mark.parametrize("raised", [False, True])
+    @each("status", FORBIDDEN + SERVER_ERRORS)
+    @each("raised", [False, True])
     def test_anything_else_is_handed_back(self, status, raised):
         ending = ended(status, raised=raised, progress=BEGUN, resume_after=7)
         assert settled(PHASED, ending) == HandedBack(f"status_{status}", resume_after=7)
@@ -245,22 +246,22 @@ class TestPhased:
         assert settled(PHASED, ended(status, progress=BEGUN)) == HandedBack("response_incomplete")
 
     # R100, R102
-    @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @each("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     def test_not_executed_goes_on_after_what_was_executed(self, status):
         ending = ended(status, raised=True, not_executed=True, progress=BEGUN)
         assert settled(PHASED, ending) == HandedBack("not_executed")
 
     # Nothing stored is nothing to resume: the next request runs from the beginning
-    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
-    @pytest.mark.parametrize("not_executed", [False, True])
-    @pytest.mark.parametrize("exhausted", [False, True])
+    @each("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @each("not_executed", [False, True])
+    @each("exhausted", [False, True])
     def test_before_its_first_step_it_is_retryable(self, status, not_executed, exhausted):
         ending = ended(status, not_executed=not_executed, progress=Progress(exhausted=exhausted))
         assert isinstance(settled(PHASED, ending), Retryable)
 
     # H6, F27
-    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
-    @pytest.mark.parametrize("not_executed", [False, True])
+    @each("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @each("not_executed", [False, True])
     def test_the_last_attempt_is_a_persons(self, status, not_executed):
         ending = ended(status, not_executed=not_executed, progress=replace(BEGUN, exhausted=True))
         assert settled(PHASED, ending) == Doubtful("attempts_exhausted")
@@ -273,15 +274,15 @@ class TestPhased:
         assert settled(PHASED, replace(ending, progress=Progress(undone=True))) == Retryable("success_rolled_back")
 
     # H1, H4, F25, F26: whatever the handler made of it, also if a call could be repeated
-    @pytest.mark.parametrize("status", EVERY)
-    @pytest.mark.parametrize("progress", [Progress(), BEGUN, OPEN, REPEATABLE])
-    @pytest.mark.parametrize("parked", ["replay_diverged", "result_not_storable"])
+    @each("status", EVERY)
+    @each("progress", [Progress(), BEGUN, OPEN, REPEATABLE])
+    @each("parked", ["replay_diverged", "result_not_storable"])
     def test_what_is_parked_says_why(self, status, progress, parked):
         ending = ended(status, progress=replace(progress, parked=parked))
         assert settled(PHASED, ending) == Doubtful(parked)
 
     # F5, R73: a login that ran out between two attempts must not become the answer of a charge that was made
-    @pytest.mark.parametrize("status", EVERY)
+    @each("status", EVERY)
     def test_a_resumed_run_that_never_entered_its_handler_answers_nothing(self, status):
         ending = ended(status, entered=False, progress=BEGUN)
         assert settled(PHASED, ending) == HandedBack("not_entered")
@@ -303,9 +304,9 @@ class TestOutbox:
         assert settled(OUTBOX, ending, Policy(max_response_bytes=8)) == Deferred(A)
 
     # X13: the parcel is one of the rows, so it can neither be sent without them nor they be given up without it
-    @pytest.mark.parametrize("status", SUCCESSES)
-    @pytest.mark.parametrize("deferred", [(), (A,)])
-    @pytest.mark.parametrize("undone", [{"raised": True}, {"rolled_back": True}, {"rolled_back": True, "kept": True}])
+    @each("status", SUCCESSES)
+    @each("deferred", [(), (A,)])
+    @each("undone", [{"raised": True}, {"rolled_back": True}, {"rolled_back": True, "kept": True}])
     def test_a_success_that_was_undone_defers_nothing(self, status, deferred, undone):
         decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred, **undone))
         assert decision == Decision(Retryable("success_rolled_back"), Business.ROLLBACK)
@@ -314,20 +315,20 @@ class TestOutbox:
     def test_a_raised_success_that_is_kept_is_deferred(self, status):
         assert settled(OUTBOX, ended(status, raised=True, kept=True, deferred=(A,))) == Deferred(A, ACCEPTED)
 
-    @pytest.mark.parametrize("status", SUCCESSES)
-    @pytest.mark.parametrize("deferred", [(), (A, B)])
+    @each("status", SUCCESSES)
+    @each("deferred", [(), (A, B)])
     def test_none_or_two_leave_nothing_behind(self, status, deferred):
         decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred))
         assert decision.settlement == Retryable("not_deferred_once")
         assert decision.business is Business.ROLLBACK
 
     # The handler said no before a worker had to: its answer is final, and no parcel goes with it
-    @pytest.mark.parametrize("status", STORABLE)
+    @each("status", STORABLE)
     def test_a_final_no_needs_no_parcel(self, status):
         assert isinstance(settled(OUTBOX, ended(status)), Completed)
 
-    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
-    @pytest.mark.parametrize("deferred", [(), (A,), (A, B)])
+    @each("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @each("deferred", [(), (A,), (A, B)])
     def test_a_failure_takes_its_parcels_along(self, status, deferred):
         decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred))
         assert isinstance(decision.settlement, Retryable)
@@ -340,30 +341,30 @@ class TestLocalOrBeforeTheDefer:
     pytestmark = pytest.mark.parametrize("effects", [LOCAL, OUTBOX])
 
     # F17, L6
-    @pytest.mark.parametrize("status", STORABLE)
+    @each("status", STORABLE)
     def test_returned_commits_with_the_record(self, effects, status):
         decision = decide(effects, Policy(), ended(status))
         assert isinstance(decision.settlement, Completed)
         assert decision.business is Business.COMMIT
 
     # F17, L6: the record is then stored alone
-    @pytest.mark.parametrize("status", STORABLE)
+    @each("status", STORABLE)
     def test_raised_and_mapped_rolls_back_and_is_stored(self, effects, status):
         decision = decide(effects, Policy(), ended(status, raised=True))
         assert isinstance(decision.settlement, Completed)
         assert decision.business is Business.ROLLBACK
 
     # F17, R113
-    @pytest.mark.parametrize("status", FORBIDDEN)
-    @pytest.mark.parametrize("raised", [False, True])
+    @each("status", FORBIDDEN)
+    @each("raised", [False, True])
     def test_a_never_stored_status_leaves_nothing_behind(self, effects, status, raised):
         decision = decide(effects, Policy(), ended(status, raised=raised))
         assert decision.settlement == Retryable(f"status_{status}")
         assert decision.business is Business.ROLLBACK
 
     # R104, F17
-    @pytest.mark.parametrize("status", SERVER_ERRORS)
-    @pytest.mark.parametrize("raised", [False, True])
+    @each("status", SERVER_ERRORS)
+    @each("raised", [False, True])
     def test_a_server_error_leaves_nothing_behind(self, effects, status, raised):
         decision = decide(effects, Policy(), ended(status, raised=raised))
         assert decision.settlement == Retryable(f"status_{status}")
@@ -374,17 +375,17 @@ class TestLocalOrBeforeTheDefer:
         assert settled(effects, ended(status, raised=True)) == Retryable("handler_raised")
         assert settled(effects, ended(status)) == Retryable("response_incomplete")
 
-    @pytest.mark.parametrize("status", STORABLE)
+    @each("status", STORABLE)
     def test_the_handler_may_keep_what_it_wrote_before_it_raised(self, effects, status):
         assert rows(effects, ended(status, raised=True, kept=True)) is Business.COMMIT
 
     # L6: rows without a record would be written again by the retry
-    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @each("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     def test_nothing_is_kept_without_a_record(self, effects, status):
         assert rows(effects, ended(status, raised=True, kept=True)) is Business.ROLLBACK
 
-    @pytest.mark.parametrize("status", STORABLE)
-    @pytest.mark.parametrize("kept", [False, True])
+    @each("status", STORABLE)
+    @each("kept", [False, True])
     def test_the_handler_may_roll_back_and_still_answer(self, effects, status, kept):
         decision = decide(effects, Policy(), ended(status, rolled_back=True, kept=kept))
         assert isinstance(decision.settlement, Completed)
@@ -396,7 +397,7 @@ class TestLocalOrBeforeTheDefer:
         assert settled(effects, ended(500), Policy(on_5xx=on_5xx)) == Retryable("status_500")
 
     # R102
-    @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @each("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     def test_not_executed_is_retryable(self, effects, status):
         decision = decide(effects, Policy(), ended(status, raised=True, not_executed=True))
         assert decision.settlement == Retryable("not_executed")
@@ -406,10 +407,10 @@ class TestLocalOrBeforeTheDefer:
 class TestLocal:
     """F17, L6: a local handler's success is its answer."""
 
-    @pytest.mark.parametrize("status", SUCCESSES)
-    @pytest.mark.parametrize("raised", [False, True])
-    @pytest.mark.parametrize("kept", [False, True])
-    @pytest.mark.parametrize("rolled_back", [False, True])
+    @each("status", SUCCESSES)
+    @each("raised", [False, True])
+    @each("kept", [False, True])
+    @each("rolled_back", [False, True])
     def test_success_is_stored_with_its_rows_or_because_the_handler_gave_them_up(
         self, status, raised, kept, rolled_back
     ):
@@ -429,8 +430,8 @@ class TestSent:
     pytestmark = pytest.mark.parametrize("effects", [INLINE])
 
     # P4, R87
-    @pytest.mark.parametrize("status", SUCCESSES)
-    @pytest.mark.parametrize("raised", [False, True])
+    @each("status", SUCCESSES)
+    @each("raised", [False, True])
     def test_success_is_stored(self, effects, status, raised):
         decision = decide(effects, Policy(), ended(status, raised=raised))
         assert decision.settlement == Completed(
@@ -439,16 +440,16 @@ class TestSent:
         assert decision.business is Business.COMMIT
 
     # P4, R91
-    @pytest.mark.parametrize("status", STORABLE)
-    @pytest.mark.parametrize("raised", [False, True])
+    @each("status", STORABLE)
+    @each("raised", [False, True])
     def test_a_final_no_is_stored(self, effects, status, raised):
         settlement = settled(effects, ended(status, raised=raised))
         assert isinstance(settlement, Completed)
         assert (settlement.response.status, settlement.outcome) == (status, Outcome.FAILURE)
 
-    # F5, R101: 429 may come from the second provider, after the first was charged
-    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS)
-    @pytest.mark.parametrize("raised", [False, True])
+    # F5, R101, R108: 429 may come from the second provider, after the first was charged
+    @each("status", FORBIDDEN + SERVER_ERRORS)
+    @each("raised", [False, True])
     def test_anything_else_is_in_doubt(self, effects, status, raised):
         assert settled(effects, ended(status, raised=raised)) == Doubtful(f"status_{status}")
 
@@ -458,13 +459,13 @@ class TestSent:
         assert settled(effects, ended(status, raised=True)) == Doubtful("handler_raised")
         assert settled(effects, ended(status)) == Doubtful("response_incomplete")
 
-    # R100, R102, R108
-    @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    # R100, R102
+    @each("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     def test_proof_that_nothing_was_sent_allows_a_retry(self, effects, status):
         assert settled(effects, ended(status, raised=True, not_executed=True)) == Retryable("not_executed")
 
     # R100: for an app that cannot be decorated
-    @pytest.mark.parametrize("status", STORABLE + FORBIDDEN + SERVER_ERRORS)
+    @each("status", STORABLE + FORBIDDEN + SERVER_ERRORS)
     def test_a_status_that_is_only_sent_before_execution_allows_a_retry(self, effects, status):
         policy = Policy(not_executed_statuses=frozenset({status}))
         assert settled(effects, ended(status), policy) == Retryable("not_executed")
@@ -495,13 +496,13 @@ class TestOn5xx:
         assert settled(INLINE, ended(503, not_executed=True), policy) == Retryable("not_executed")
 
     # R104
-    @pytest.mark.parametrize("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
+    @each("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     def test_retry_fresh_runs_again(self, status):
         policy = Policy(on_5xx=On5xx.RETRY_FRESH, naturally_idempotent=True)
         assert isinstance(settled(INLINE, ended(status), policy), Retryable)
 
-    @pytest.mark.parametrize("on_5xx", On5xx)
-    @pytest.mark.parametrize("status", SUCCESSES + STORABLE)
+    @each("on_5xx", On5xx)
+    @each("status", SUCCESSES + STORABLE)
     def test_says_nothing_about_other_answers(self, on_5xx, status):
         assert isinstance(settled(INLINE, ended(status), Policy(on_5xx=on_5xx)), Completed)
 
@@ -517,7 +518,7 @@ def test_never_stored_statuses_are_these():
 
 
 # The order of precedence, one step at a time
-@pytest.mark.parametrize(
+@each(
     ("ending", "reading"),
     [
         (ended(201, progress=replace(REPEATABLE, parked="replay_diverged")), Reading.PARKED),

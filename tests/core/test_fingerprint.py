@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from core.jcs_vectors import DOCUMENTS
 from core.properties import stable, thorough
+from harness.each import each
 from oncekey.canonical import fingerprint as module
-from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of, same
+from oncekey.canonical.fingerprint import Request, Selection, same
 from oncekey.canonical.jcs import BigInts
+from oncekey.canonical.whole import fingerprint, fingerprint_of
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 
 KNOWN = Request("POST", "/payments", b"draft=false", b"application/json", b'{"currency": "EUR", "amount": 10.00}')
@@ -96,7 +98,7 @@ def test_nested_members_may_be_reordered_and_items_may_not():  # R35
 # ---------------------------------------------------------------------------------------- another request
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         replace(KNOWN, method="PATCH"),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.properties import stable
+from harness.each import each
 from oncekey.canonical import fingerprint as media_module
 from oncekey.canonical.fingerprint import MediaType, Part, Selection, media_type_of, parts_of, path_of
 from oncekey.core.errors import ConfigurationError
@@ -208,7 +209,7 @@ def test_nothing_selected_is_everything():  # R39
     assert Selection().rest(ORDER) is ORDER
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "found"),
     [
         ("amount", {"/amount": 10}),

@@ -15,8 +15,9 @@ import pytest
 from core.golden import MEDIA, SECRETS, WORDS, Rng, bodies, header_lines, json_text, keys, tried
 from core.records import a_record
 from oncekey.canonical.digests import downstream_key, seed_of
-from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of, media_type_of
+from oncekey.canonical.fingerprint import Request, Selection, media_type_of
 from oncekey.canonical.jcs import BigInts, canonical_json
+from oncekey.canonical.whole import fingerprint, fingerprint_of
 from oncekey.core.answers import marks, replay
 from oncekey.core.endings import Ending, Progress, decide, kept_headers
 from oncekey.core.keys import HeaderSyntax, KeyFormat, key_digest, looks_personal, parse_key

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from core.golden import keys as golden_keys
 from core.properties import stable, thorough
+from harness.each import each
 from oncekey.core import keys as keys_module
 from oncekey.core.errors import KeyMalformedError, MalformedError
 from oncekey.core.keys import (
@@ -126,7 +127,7 @@ def test_a_comma_inside_a_string_is_part_of_the_key():  # R6
     assert parse_key([b'"foo, bar, and the rest"']) == "foo, bar, and the rest"
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         b"'8e03978e-40d5-43e8-bc93-6894a57f9324'",
@@ -159,7 +160,7 @@ def test_a_comma_inside_a_string_is_part_of_the_key():  # R6
         b"${jndi:ldap://example.org/a}",
     ],
 )
-@pytest.mark.parametrize("syntax", HeaderSyntax)
+@each("syntax", HeaderSyntax)
 def test_what_is_neither_spelling_is_malformed(line, syntax):  # R6, R196
     refused(line, syntax=syntax)
 
@@ -405,7 +406,7 @@ def test_the_working_groups_vectors_for_items_are_not_strings(field):  # R6
         parse_string_item(field.encode())
 
 
-@pytest.mark.parametrize("byte", range(256))
+@each("byte", range(256))
 def test_every_byte_inside_a_string(byte):  # R6: string-generated.json
     field = b'"' + bytes([byte]) + b'"'
     if 0x20 <= byte <= 0x7E and byte not in b'"\\':
@@ -415,7 +416,7 @@ def test_every_byte_inside_a_string(byte):  # R6: string-generated.json
             parse_string_item(field)
 
 
-@pytest.mark.parametrize("byte", range(256))
+@each("byte", range(256))
 def test_every_byte_after_a_backslash(byte):  # R6: string-generated.json
     field = b'"\\' + bytes([byte]) + b'"'
     if byte in b'"\\':
@@ -425,7 +426,7 @@ def test_every_byte_after_a_backslash(byte):  # R6: string-generated.json
             parse_string_item(field)
 
 
-@pytest.mark.parametrize(
+@each(
     "parameters",
     [
         ";v=1",
@@ -459,7 +460,7 @@ def test_well_formed_parameters_are_accepted_and_ignored(parameters):  # R6
     assert http_sf.parse(field, tltype="item")[0] == "the key"
 
 
-@pytest.mark.parametrize(
+@each(
     "rest",
     [
         ";",

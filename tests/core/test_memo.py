@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from harness.each import each
 from oncekey.core import memo
 from oncekey.core.errors import ConfigurationError, ReplayDivergedError, ResultNotStorableError
 from oncekey.core.memo import FINISHED, LONGEST_NAME, STARTED, Script, decode, digest_of, encode, recovery_point
@@ -97,7 +98,7 @@ class TestScript:
             Script().ask(name, PHASE)
 
     @pytest.mark.parametrize("name", ["", "x" * (LONGEST_NAME + 1)])
-    def test_a_name_has_a_length(self, name):
+    def test_a_name_has_a_length(self, name):  # R118
         with pytest.raises(ConfigurationError, match="1 to 100"):
             Script().ask(name, PHASE)
         assert Script().ask("x" * LONGEST_NAME, PHASE) is None
@@ -153,7 +154,7 @@ SAME = [
 class TestCodec:
     """H1: what comes back is what was given, in value and in type, on the first run and on every other."""
 
-    @pytest.mark.parametrize("value", SAME, ids=repr)
+    @each("value", SAME)
     def test_a_value_comes_back_as_it_was(self, value):  # F26
         there = decode(encode(value, LIMIT))
         assert there == value
@@ -231,7 +232,7 @@ class TestDigest:
 class TestRejected:
     """H2: the provider's final no is stored, and told from a result that looks like one."""
 
-    @pytest.mark.parametrize("value", SAME, ids=repr)
+    @each("value", SAME)
     def test_keeps_its_value(self, value):
         entry = MemoEntry("charge", CALL, encode(value, LIMIT))
         no = memo.rejected(entry)

@@ -8,10 +8,11 @@ from itertools import product
 
 import pytest
 
+from harness.each import each
 from oncekey.canonical.fingerprint import Selection
 from oncekey.canonical.jcs import BigInts
+from oncekey.core.checks import Front
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fronts import Front
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import SECOND, Effects, Recovery
 from oncekey.core.policy import (
@@ -31,7 +32,9 @@ from oncekey.core.policy import (
     never_proven,
 )
 from oncekey.core.scope import BindTo
-from oncekey.options import _WHOLE, OFFERED, CallOptions
+from oncekey.functions import CallOptions
+from oncekey.options import _WHOLE
+from oncekey.route_options import OFFERED
 
 DEFAULTS = {
     "flavor": Flavor.IETF,
@@ -166,7 +169,7 @@ SPANS = [name for name, value in DEFAULTS.items() if isinstance(value, timedelta
 FLAGS = [name for name, value in DEFAULTS.items() if isinstance(value, bool)]
 
 
-# R12, R110, R148, R157, R169: the defaults of every setting, in one place
+# R12, R110, R148, R157, R169, R175: the defaults of every setting, in one place
 def test_every_setting_has_its_documented_default():
     policy = Policy()
     assert {setting.name: getattr(policy, setting.name) for setting in fields(policy)} == DEFAULTS
@@ -221,21 +224,21 @@ def test_by_default_no_error_proves_anything(error):
     assert Policy().is_definitely_not_executed(error) is False
 
 
-@pytest.mark.parametrize("name", SPANS)
+@each("name", SPANS)
 def test_a_number_is_seconds(name):
     policy = Policy().override(allow_short_ttl=True, **{name: 600})
     assert getattr(policy, name) == timedelta(seconds=600)
     assert getattr(policy.override(**{name: 600.5}), name) == timedelta(seconds=600.5)
 
 
-@pytest.mark.parametrize("name", SPANS)
-@pytest.mark.parametrize("bad", [0, -1, timedelta(0), "5 min", True, float("nan"), float("inf"), 1e300, [1]])
+@each("name", SPANS)
+@each("bad", [0, -1, timedelta(0), "5 min", True, float("nan"), float("inf"), 1e300, [1]])
 def test_a_span_is_longer_than_nothing(name, bad):
     with pytest.raises(ConfigurationError, match=rf"^{name}: .* seconds, longer than 0"):
         Policy().override(**{name: bad})
 
 
-@pytest.mark.parametrize("name", [name for name in SPANS if name not in OPTIONAL_SPANS])
+@each("name", [name for name in SPANS if name not in OPTIONAL_SPANS])
 def test_only_an_optional_span_can_be_left_out(name):
     with pytest.raises(ConfigurationError, match=name):
         Policy().override(**{name: None})
@@ -248,8 +251,8 @@ def test_a_choice_can_be_named(name, kind):
         assert getattr(Policy().override(**{name: member.value}), name) is member
 
 
-@pytest.mark.parametrize(("name", "kind"), CHOICES.items())
-@pytest.mark.parametrize("bad", ["sometimes", 1, True, [], b"off"])
+@each(("name", "kind"), CHOICES.items())
+@each("bad", ["sometimes", 1, True, [], b"off"])
 def test_a_wrong_choice_names_setting_value_and_choices(name, kind, bad):
     with pytest.raises(ConfigurationError) as caught:
         Policy().override(**{name: bad})
@@ -262,14 +265,14 @@ def test_every_choice_is_covered_here():
     assert set(CHOICES) == {name for name, value in DEFAULTS.items() if hasattr(value, "name")} | {"on_lease_expired"}
 
 
-@pytest.mark.parametrize("name", FLAGS)
-@pytest.mark.parametrize("bad", ["no", 0, 1, None])
+@each("name", FLAGS)
+@each("bad", ["no", 0, 1, None])
 def test_a_flag_is_true_or_false(name, bad):
     with pytest.raises(ConfigurationError, match=rf"^{name}: .* True \| False"):
         Policy().override(**{name: bad})
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "bad"),
     [
         ("min_key_length", 0),
@@ -461,8 +464,8 @@ class TestStrictness:
     def test_the_matrix_below_is_the_whole_table(self):
         assert len(self.CELLS) == sum(len(row) for row in STANCES.values())
 
-    @pytest.mark.parametrize(("setting", "value", "effects", "stance"), CELLS)
-    @pytest.mark.parametrize("promise", [False, True])
+    @each(("setting", "value", "effects", "stance"), CELLS)
+    @each("promise", [False, True])
     def test_the_matrix(self, setting, value, effects, stance, promise):
         policy = Policy().override(naturally_idempotent=promise, **{setting: value})
         if stance == "a" or (stance == "p" and promise):
@@ -512,7 +515,7 @@ def test_a_policy_can_be_copied():
     assert copy.copy(policy) == copy.deepcopy(policy) == dataclasses.replace(policy) == policy
 
 
-# C21, R175: nothing stands in front of the store by default; a shared memory is sealed, so it needs a secret
+# C21: nothing stands in front of the store by default; a shared memory is sealed, so it needs a secret
 def test_what_may_stand_in_front_of_the_store():
     secret = b"sixteen bytes at least"
     assert Policy(replay_cache=30).replay_cache == Front("memory", 30) == Front("memory", timedelta(seconds=30))

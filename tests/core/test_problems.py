@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from harness.each import each
 from oncekey.core.model import Code
 from oncekey.core.policy import ErrorFormat, Flavor, Policy
 from oncekey.core.problems import PROBLEMS, documentation_of, render, type_of
@@ -37,13 +38,13 @@ def test_the_catalogue_is_total():
 
 
 # R11, R37, R79, R85, R97, R99, R110
-@pytest.mark.parametrize(("code", "status"), STATUSES.items())
+@each(("code", "status"), STATUSES.items())
 def test_statuses_of_the_ietf_flavor(code, status):
     assert PROBLEMS[code].status_in(Flavor.IETF) == status
 
 
 # R37, R230: the flavors differ in one status, and there is no third
-@pytest.mark.parametrize(("code", "status"), STATUSES.items())
+@each(("code", "status"), STATUSES.items())
 def test_statuses_of_the_stripe_flavor(code, status):
     assert PROBLEMS[code].status_in(Flavor.STRIPE) == (400 if code is Code.KEY_REUSED else status)
     assert set(Flavor) == {Flavor.IETF, Flavor.STRIPE}
@@ -60,7 +61,7 @@ def test_no_two_problems_can_be_mistaken(member):
     assert len({getattr(problem, member) for problem in PROBLEMS.values()}) == len(Code)
 
 
-@pytest.mark.parametrize("code", Code)
+@each("code", Code)
 def test_names_are_fit_for_urls_and_envelopes(code):
     problem = PROBLEMS[code]
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", problem.slug)
@@ -85,7 +86,7 @@ def test_what_a_retry_with_the_same_key_may_change():
 
 class TestProblem:
     # R232, RFC 9457 section 3.1
-    @pytest.mark.parametrize("code", Code)
+    @each("code", Code)
     def test_members(self, code):
         page = render(code, STATUSES[code], Policy())
         assert page.media_type == b"application/problem+json"
@@ -115,8 +116,8 @@ class TestProblem:
         assert body["title"] == PROBLEMS[Code.KEY_MALFORMED].title
 
     # RFC 9457 section 4: extension names begin with a letter and have three or more characters
-    @pytest.mark.parametrize("flavor", Flavor)
-    @pytest.mark.parametrize("code", Code)
+    @each("flavor", Flavor)
+    @each("code", Code)
     def test_extension_members_are_well_named(self, code, flavor):
         members = json.loads(render(code, STATUSES[code], Policy(flavor=flavor)).body)
         assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{2,}", name) for name in members)
@@ -169,7 +170,7 @@ class TestFault:
             }
         }
 
-    @pytest.mark.parametrize("code", [code for code in Code if code is not Code.KEY_REUSED])
+    @each("code", [code for code in Code if code is not Code.KEY_REUSED])
     def test_every_other_refusal_has_its_own_code(self, code):
         fault = json.loads(render(code, STATUSES[code], self.POLICY, detail="Says so.").body)["fault"]
         assert fault["errors"] == [{"errorCode": PROBLEMS[code].fault_code, "description": "Says so."}]

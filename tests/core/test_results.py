@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel
 
+from harness.each import each
 from oncekey.core.errors import ResultInvalidError
 from oncekey.core.results import fitted, plain_of, shape_of
 
@@ -47,7 +48,7 @@ class Model(BaseModel):
 ZERO = "00000000-0000-0000-0000-000000000000"
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "declared", "made"),
     [
         (7, int, 7),
@@ -85,7 +86,7 @@ def test_what_fits(value, declared, made):
     assert type(fitted(value, declared)) is type(made)
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "declared", "sentence"),
     [
         ("7", int, "not a whole number: it is text, and a whole number was declared"),

@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from core.records import INCARNATION, MEMO, NOW, a_claim, a_record, an_intent
+from harness.each import each
 from oncekey.core.answers import LONGEST_WAIT
 from oncekey.core.guards import Facts
 from oncekey.core.model import (
@@ -85,6 +86,9 @@ def test_rulings_are_total():  # R58
     assert set(RULINGS) == set(Situation)
     assert all(set(rulings) == {True, False} for rulings in RULINGS.values())
     assert {ruling for rulings in RULINGS.values() for ruling in rulings.values()} == set(Ruling)
+    assert set(Ruling) == {
+        "claim", "refuse_in_progress", "recover", "replay", "take_over", "outcome_unknown", "supersede", "mismatch",
+    }  # fmt: skip
 
 
 def test_every_live_situation_refuses_another_request():  # R38, C8
@@ -95,7 +99,7 @@ def test_every_live_situation_refuses_another_request():  # R38, C8
             assert rulings[True] is rulings[False]
 
 
-def test_situations():  # P6, F3, R45, R49
+def test_situations():  # P6, F3, R49
     assert situate(None, NOW) is Situation.ABSENT
     seen = set()
     for record in every_record():
@@ -113,14 +117,14 @@ def test_time_alone_frees_nothing_that_is_not_finished():  # P6, F3
         assert finished or (record.state is State.FAILED_RETRYABLE and plain)
 
 
-def test_another_request_is_refused_first_and_learns_nothing():  # R37, R38, R77, C8
+def test_another_request_is_refused_first_and_learns_nothing():  # R37, R38, R77 in part, C8
     for record in every_record():
         if meaning(record) is Situation.EXPIRED:
             continue
         assert ruled(record, OTHER) == Refuse(Code.KEY_REUSED)
 
 
-def test_a_request_meets_every_record():  # R77
+def test_a_request_meets_every_record():  # R48, R77 in part
     """The same request, for every record: what it hears, or which write it must try."""
     for record in every_record():
         heard = ruled(record)
@@ -152,7 +156,7 @@ def impossible(record) -> bool:
     return taken_back or (deferred and record.state is State.FAILED_RETRYABLE)
 
 
-def test_a_finished_record_says_the_same_by_the_short_read():  # R38, R42, R77
+def test_a_finished_record_says_the_same_by_the_short_read():  # R38, R42, R77 in part
     """`rule_finished` is the short form of `rule` for every completed record."""
     for record, claim, expired in product(every_record(), (SAME, OTHER), OnExpired):
         if record.state is not State.COMPLETED:
@@ -179,19 +183,17 @@ def test_the_two_tables_agree():
 
 
 class TestStale:
-    @pytest.mark.parametrize("route", Effects)
-    @pytest.mark.parametrize("stored", Effects)
+    @each("route", Effects)
+    @each("stored", Effects)
     def test_the_record_decides_and_not_the_route(self, stored, route):  # P2, F4, R55
         record = a_record(effects=stored, recovery=BY_EFFECTS[stored], lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
         again = stored is not Effects.INLINE
         assert heard == (TakeOver(record) if again else Doubt(record, LEASE_RAN_OUT))
 
-    @pytest.mark.parametrize("route", Effects)
-    @pytest.mark.parametrize(
-        ("recovery", "error"), [(Recovery.UNKNOWN, LEASE_RAN_OUT), (Recovery.FAIL, FAILED_BY_LEASE)]
-    )
-    @pytest.mark.parametrize("stored", Effects)
+    @each("route", Effects)
+    @each(("recovery", "error"), [(Recovery.UNKNOWN, LEASE_RAN_OUT), (Recovery.FAIL, FAILED_BY_LEASE)])
+    @each("stored", Effects)
     def test_a_stricter_policy_that_was_stored_is_kept(self, stored, recovery, error, route):  # P2, C11
         record = a_record(effects=stored, recovery=recovery, lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
@@ -227,9 +229,9 @@ class TestStale:
 
 
 class TestRetryAfter:
-    @pytest.mark.parametrize("state", [State.IN_PROGRESS, State.PENDING])
-    @pytest.mark.parametrize("running", [0, 1, SECOND, 7 * SECOND, HOUR])
-    @pytest.mark.parametrize("left", [None, 1, SECOND - 1, SECOND, SECOND + 1, 5 * MINUTE])
+    @each("state", [State.IN_PROGRESS, State.PENDING])
+    @each("running", [0, 1, SECOND, 7 * SECOND, HOUR])
+    @each("left", [None, 1, SECOND - 1, SECOND, SECOND + 1, 5 * MINUTE])
     def test_it_is_whole_at_least_one_and_never_past_the_lease(self, left, running, state):  # R80
         lease = None if left is None else NOW + left
         record = a_record(state, lease_until=lease, last_run_at=NOW - running)

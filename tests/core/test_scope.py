@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.properties import stable, thorough
+from harness.each import each
 from oncekey.core import scope as scope_module
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.scope import MAX_SCOPE_LENGTH, BindTo, bound_scope, names_of, scope_of, shown_scope
@@ -17,7 +18,7 @@ def test_a_scope_can_be_read():  # R24
     assert scope_of("shop", "acme", "alice") == "4:shop4:acme5:alice"
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other"),
     [
         (("a", "b"), ("ab",)),

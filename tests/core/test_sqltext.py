@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.each import each
 from oncekey.core.sqltext import LEADING, Dialect, plainly_reads, sentences
 
 BOTH = (Dialect.SQLITE, Dialect.POSTGRES)
@@ -18,8 +19,8 @@ def texts(sql: str, dialect: Dialect) -> list[str]:
     return [sentence.text for sentence in sentences(sql, dialect)]
 
 
-@pytest.mark.parametrize("dialect", BOTH)
-@pytest.mark.parametrize(
+@each("dialect", BOTH)
+@each(
     ("sql", "expected"),
     [
         ("", []),
@@ -118,8 +119,8 @@ FRAGMENTS = (
 )
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-@pytest.mark.parametrize("mark", ["E'", "'", '"', "`", "$$", "/*"])
+@each("dialect", Dialect)
+@each("mark", ["E'", "'", '"', "`", "$$", "/*"])
 def test_a_string_without_an_end_is_read_once(dialect, mark):
     """It was read in every way in which a string can be parted, if it ended in a backslash."""
     (found,) = sentences("SELECT " + mark + "some words " * 500 + "\\", dialect)

@@ -7,6 +7,7 @@ from itertools import combinations, product
 import pytest
 
 from core.records import MEMO, NOW, a_record, all_records, an_intent
+from harness.each import each
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.model import HOUR, MINUTE, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
 from oncekey.core.transitions import (
@@ -24,66 +25,66 @@ from oncekey.core.transitions import (
 PENDING, RUNNING, DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
 FR, UNKNOWN, EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
 T, A = Trigger, Actor
-N, O, V = Proof.NO_ROW, Proof.OWNER, Proof.VERSION  # noqa: E741  (the protocol's own letters)
-PARCEL, O_PARCEL = Proof.PARCEL, Proof.OWNER_AND_PARCEL
+NO_ROW, OWNER, VERSION = Proof.NO_ROW, Proof.OWNER, Proof.VERSION
+PARCEL, OWNER_AND_PARCEL = Proof.PARCEL, Proof.OWNER_AND_PARCEL
 FIRST, SAME, UP, GONE = Fence.FIRST, Fence.SAME, Fence.UP, Fence.GONE
 STATES = (None, *State)
 
 # The protocol's section 1, transcribed by hand: sources, triggers, target, who, proof, fence.
 # "executed / declined" is one trigger with two outcomes; "phase / intent" and "result" are two each (ADR 0054).
 PROTOCOL = {
-    1: [((None,), (T.CLAIM,), RUNNING, (A.REQUESTER,), N, FIRST)],
-    2: [((None,), (T.COMMIT,), DONE, (A.REQUESTER,), N, FIRST)],
+    1: [((None,), (T.CLAIM,), RUNNING, (A.REQUESTER,), NO_ROW, FIRST)],
+    2: [((None,), (T.COMMIT,), DONE, (A.REQUESTER,), NO_ROW, FIRST)],
     3: [
-        ((None,), (T.DEFER,), PENDING, (A.REQUESTER,), N, FIRST),
-        ((RUNNING,), (T.DEFER,), PENDING, (A.OWNER,), O, SAME),  # the requester, once it owns the record
+        ((None,), (T.DEFER,), PENDING, (A.REQUESTER,), NO_ROW, FIRST),
+        ((RUNNING,), (T.DEFER,), PENDING, (A.OWNER,), OWNER, SAME),  # the requester, once it owns the record
     ],
-    4: [((RUNNING,), (T.RENEW,), RUNNING, (A.OWNER,), O, SAME)],
-    5: [((RUNNING,), (T.CHECKPOINT, T.ANNOUNCE), RUNNING, (A.OWNER,), O, SAME)],
+    4: [((RUNNING,), (T.RENEW,), RUNNING, (A.OWNER,), OWNER, SAME)],
+    5: [((RUNNING,), (T.CHECKPOINT, T.ANNOUNCE), RUNNING, (A.OWNER,), OWNER, SAME)],
     6: [
-        ((RUNNING, UNKNOWN, FR), (T.RESULT,), RUNNING, (A.OWNER,), O, SAME),
-        ((RUNNING, UNKNOWN, PENDING), (T.DEFERRED_RESULT,), RUNNING, (A.OWNER,), O, SAME),
+        ((RUNNING, UNKNOWN, FR), (T.RESULT,), RUNNING, (A.OWNER,), OWNER, SAME),
+        ((RUNNING, UNKNOWN, PENDING), (T.DEFERRED_RESULT,), RUNNING, (A.OWNER,), OWNER, SAME),
     ],
-    7: [((RUNNING,), (T.SETTLE,), DONE, (A.OWNER,), O, SAME)],
-    8: [((UNKNOWN, FR), (T.SETTLE,), DONE, (A.OWNER,), O, SAME)],
-    9: [((RUNNING,), (T.DISCARD,), None, (A.OWNER,), O, GONE)],
-    10: [((RUNNING,), (T.NOT_EXECUTED,), FR, (A.OWNER,), O, SAME)],
-    11: [((RUNNING,), (T.HAND_BACK,), FR, (A.OWNER,), O, SAME)],
-    12: [((RUNNING,), (T.DOUBT,), UNKNOWN, (A.OWNER,), O, SAME)],
-    13: [((RUNNING,), (T.TAKE_OVER,), RUNNING, (A.REQUESTER, A.COMPLETER), V, UP)],
-    14: [((RUNNING,), (T.SWEEP,), FR, (A.SWEEPER, A.OPERATOR), V, SAME)],  # A1: `keys release`
-    15: [((RUNNING,), (T.SWEEP,), UNKNOWN, (A.SWEEPER, A.REQUESTER, A.OPERATOR), V, SAME)],
+    7: [((RUNNING,), (T.SETTLE,), DONE, (A.OWNER,), OWNER, SAME)],
+    8: [((UNKNOWN, FR), (T.SETTLE,), DONE, (A.OWNER,), OWNER, SAME)],
+    9: [((RUNNING,), (T.DISCARD,), None, (A.OWNER,), OWNER, GONE)],
+    10: [((RUNNING,), (T.NOT_EXECUTED,), FR, (A.OWNER,), OWNER, SAME)],
+    11: [((RUNNING,), (T.HAND_BACK,), FR, (A.OWNER,), OWNER, SAME)],
+    12: [((RUNNING,), (T.DOUBT,), UNKNOWN, (A.OWNER,), OWNER, SAME)],
+    13: [((RUNNING,), (T.TAKE_OVER,), RUNNING, (A.REQUESTER, A.COMPLETER), VERSION, UP)],
+    14: [((RUNNING,), (T.SWEEP,), FR, (A.SWEEPER, A.OPERATOR), VERSION, SAME)],  # A1: `keys release`
+    15: [((RUNNING,), (T.SWEEP,), UNKNOWN, (A.SWEEPER, A.REQUESTER, A.OPERATOR), VERSION, SAME)],
     16: [
-        ((FR,), (T.TAKE_OVER,), RUNNING, (A.REQUESTER,), V, UP),
-        ((FR,), (T.TAKE_OVER,), RUNNING, (A.COMPLETER,), V, UP),
+        ((FR,), (T.TAKE_OVER,), RUNNING, (A.REQUESTER,), VERSION, UP),
+        ((FR,), (T.TAKE_OVER,), RUNNING, (A.COMPLETER,), VERSION, UP),
     ],
-    17: [((FR,), (T.COMMIT,), DONE, (A.REQUESTER,), V, UP)],
-    18: [((FR,), (T.EXPIRE,), UNKNOWN, (A.REAPER,), V, SAME)],
-    19: [((UNKNOWN,), (T.EXECUTED,), DONE, (A.RESOLVER, A.WEBHOOK, A.OPERATOR), V, SAME)],
-    20: [((UNKNOWN,), (T.EXECUTED,), FR, (A.RESOLVER, A.WEBHOOK, A.OPERATOR), V, SAME)],
-    21: [((UNKNOWN,), (T.NOT_EXECUTED,), FR, (A.RESOLVER, A.WEBHOOK, A.OPERATOR), V, SAME)],
+    17: [((FR,), (T.COMMIT,), DONE, (A.REQUESTER,), VERSION, UP)],
+    18: [((FR,), (T.EXPIRE,), UNKNOWN, (A.REAPER,), VERSION, SAME)],
+    19: [((UNKNOWN,), (T.EXECUTED,), DONE, (A.RESOLVER, A.WEBHOOK, A.OPERATOR), VERSION, SAME)],
+    20: [((UNKNOWN,), (T.EXECUTED,), FR, (A.RESOLVER, A.WEBHOOK, A.OPERATOR), VERSION, SAME)],
+    21: [((UNKNOWN,), (T.NOT_EXECUTED,), FR, (A.RESOLVER, A.WEBHOOK, A.OPERATOR), VERSION, SAME)],
     22: [
-        ((UNKNOWN,), (T.NOT_EXECUTED,), PENDING, (A.RESOLVER, A.WEBHOOK, A.OPERATOR), V, SAME),
-        ((UNKNOWN,), (T.DLQ_RETRY,), PENDING, (A.OPERATOR,), V, SAME),
+        ((UNKNOWN,), (T.NOT_EXECUTED,), PENDING, (A.RESOLVER, A.WEBHOOK, A.OPERATOR), VERSION, SAME),
+        ((UNKNOWN,), (T.DLQ_RETRY,), PENDING, (A.OPERATOR,), VERSION, SAME),
     ],
-    23: [((UNKNOWN,), (T.STILL_UNKNOWN,), UNKNOWN, (A.RESOLVER,), V, SAME)],
+    23: [((UNKNOWN,), (T.STILL_UNKNOWN,), UNKNOWN, (A.RESOLVER,), VERSION, SAME)],
     24: [((PENDING, RUNNING), (T.WORKER_CLAIM,), RUNNING, (A.WORKER,), PARCEL, UP)],
     25: [((PENDING, RUNNING), (T.WORKER_CLAIM,), UNKNOWN, (A.WORKER,), PARCEL, SAME)],
-    26: [((RUNNING,), (T.TRY_AGAIN,), PENDING, (A.WORKER,), O_PARCEL, SAME)],
-    27: [((RUNNING,), (T.DEAD_LETTER, T.DOUBT), UNKNOWN, (A.WORKER,), O_PARCEL, SAME)],
-    28: [((PENDING,), (T.ABANDON,), DONE, (A.REAPER,), V, SAME)],
-    29: [((DONE,), (T.EXPIRE,), EXPIRED, (A.REAPER,), V, SAME)],
+    26: [((RUNNING,), (T.TRY_AGAIN,), PENDING, (A.WORKER,), OWNER_AND_PARCEL, SAME)],
+    27: [((RUNNING,), (T.DEAD_LETTER, T.DOUBT), UNKNOWN, (A.WORKER,), OWNER_AND_PARCEL, SAME)],
+    28: [((PENDING,), (T.ABANDON,), DONE, (A.REAPER,), VERSION, SAME)],
+    29: [((DONE,), (T.EXPIRE,), EXPIRED, (A.REAPER,), VERSION, SAME)],
     # "Re-checked in the DELETE" is what a version proof is, for a record whose version moves with every write.
-    30: [((DONE, EXPIRED, FR), (T.PURGE,), None, (A.REAPER,), V, GONE)],
+    30: [((DONE, EXPIRED, FR), (T.PURGE,), None, (A.REAPER,), VERSION, GONE)],
     31: [
-        ((DONE, EXPIRED, FR), (T.SUPERSEDE,), RUNNING, (A.REQUESTER,), V, UP),  # as 1
-        ((DONE, EXPIRED, FR), (T.COMMIT,), DONE, (A.REQUESTER,), V, UP),  # as 2
-        ((DONE, EXPIRED, FR), (T.DEFER,), PENDING, (A.REQUESTER,), V, UP),  # as 3
+        ((DONE, EXPIRED, FR), (T.SUPERSEDE,), RUNNING, (A.REQUESTER,), VERSION, UP),  # as 1
+        ((DONE, EXPIRED, FR), (T.COMMIT,), DONE, (A.REQUESTER,), VERSION, UP),  # as 2
+        ((DONE, EXPIRED, FR), (T.DEFER,), PENDING, (A.REQUESTER,), VERSION, UP),  # as 3
     ],
-    32: [((DONE,), (T.BUST,), FR, (A.OPERATOR,), V, UP)],
-    33: [((RUNNING,), (T.WITHDRAW,), RUNNING, (A.OWNER,), O, SAME)],  # ADR 0011
-    34: [((FR, UNKNOWN), (T.REPLACE,), FR, (A.OPERATOR,), V, UP)],  # ADR 0025
-    35: [((DONE,), (T.EXTEND,), DONE, (A.OPERATOR,), V, SAME)],
+    32: [((DONE,), (T.BUST,), FR, (A.OPERATOR,), VERSION, UP)],
+    33: [((RUNNING,), (T.WITHDRAW,), RUNNING, (A.OWNER,), OWNER, SAME)],  # ADR 0011
+    34: [((FR, UNKNOWN), (T.REPLACE,), FR, (A.OPERATOR,), VERSION, UP)],  # ADR 0025
+    35: [((DONE,), (T.EXTEND,), DONE, (A.OPERATOR,), VERSION, SAME)],
 }
 
 FLAGS = ("waited", "result_given", "parcel_sent", "parcel_repeatable", "locked")
@@ -102,8 +103,8 @@ def number(trigger, actor, record, **facts):
     return row.number if isinstance(row, Transition) else row.why
 
 
-@pytest.mark.parametrize("row_number", PROTOCOL)
-def test_row_says_what_the_protocol_says(row_number):
+@each("row_number", PROTOCOL)
+def test_row_says_what_the_protocol_says(row_number):  # R45
     expected = {
         (row_number, source, trigger, to, frozenset(by), proof, fence)
         for sources, triggers, to, by, proof, fence in PROTOCOL[row_number]
@@ -202,10 +203,10 @@ def test_strangers_prove_the_version_and_owners_the_fence():  # P1, S8
     owners = {A.OWNER, A.WORKER}
     for row in ROWS:
         if row.by <= owners:
-            assert row.proof in {O, PARCEL, O_PARCEL}
+            assert row.proof in {OWNER, PARCEL, OWNER_AND_PARCEL}
         else:
             assert not row.by & owners
-            assert row.proof in {N, V}
+            assert row.proof in {NO_ROW, VERSION}
 
 
 def test_nothing_is_completed_over_an_open_call():  # F6, U2
@@ -297,7 +298,7 @@ class TestLeases:
             assert (taken, swept) == (13, 14) or (swept, doubted) == (15, 15)
             assert (taken == 13) is not (doubted == 15)
 
-    def test_inline_is_never_run_again_by_default(self):  # P2, C10, R48
+    def test_inline_is_never_run_again_by_default(self):  # P2, C10
         record = a_record(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, lease_until=NOW)
         assert number(T.SWEEP, A.REQUESTER, record) == 15
         assert isinstance(allowed(T.TAKE_OVER, A.REQUESTER, record), Illegal)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.records import NOW, a_record
+from harness.each import each
 from oncekey.core.model import (
     HOUR,
     MINUTE,
@@ -48,10 +49,10 @@ def finished(state=State.COMPLETED, **changes):
 
 
 # R147, rows 14, 15: every effect, recovery and begun-ness
-@pytest.mark.parametrize("effects", Effects)
-@pytest.mark.parametrize("recovery", Recovery)
-@pytest.mark.parametrize("memo", [(), (STEP,)])
-@pytest.mark.parametrize("intent", [None, OPEN])
+@each("effects", Effects)
+@each("recovery", Recovery)
+@each("memo", [(), (STEP,)])
+@each("intent", [None, OPEN])
 def test_only_what_may_run_again_is_retryable(effects, recovery, memo, intent):
     record = a_record(
         effects=effects, recovery=recovery, memo=memo, intent=intent, lease_until=NOW - SWEEP_GRACE, attempts=1
@@ -70,9 +71,9 @@ def test_nothing_but_what_is_in_progress_is_swept(state):
 
 
 # R165, F3: each state before and after its expiry, with and without something to resume
-@pytest.mark.parametrize("retention", [HARD, SOFT])
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("begun", [False, True])
+@each("retention", [HARD, SOFT])
+@each("state", State)
+@each("begun", [False, True])
 def test_only_what_is_finished_is_deleted(retention, state, begun):
     record = finished(state, memo=(STEP,) if begun else (), expires_at=NOW - REAP_GRACE - HOUR)
     expected = {

@@ -203,6 +203,14 @@ def test_a_small_screen_is_not_scrolled_sideways(page: Page, width: int) -> None
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_the_page_for_api_consumers_can_be_read_on_a_phone(page: Page, demo: Demo) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(f"{demo.url}/idempotency")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate("parseFloat(getComputedStyle(document.body).fontSize)") >= 16
+    assert page.evaluate("getComputedStyle(document.querySelector('td')).display") == "block"
+
+
 def test_a_reload_keeps_the_list_and_the_verdict(page: Page) -> None:
     _press(page, "twice")
     page.locator("#new-key").click()

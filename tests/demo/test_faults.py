@@ -100,7 +100,8 @@ def test_a_transfer_is_accepted_and_its_status_is_followed_to_the_end(
 def test_a_call_that_may_not_be_repeated_is_never_made_twice(
     demo: Demo, provider: Provider, customer: dict[str, object], route: str, fault: str
 ) -> None:
-    # R85, R117, R125, F6, F31; INLINE is like this whatever it is told. Without deduplication a second call would show.
+    # R85, R103 in part, R117, R125, F6, F31; INLINE is like this whatever it is told. Without deduplication a second
+    # call would show.
     key = _key()
     first = demo.post(route, key, customer, fault=fault, repeatable=False, dedup=False)
     assert (
@@ -124,7 +125,7 @@ def test_a_call_that_may_not_be_repeated_is_never_made_twice(
 def test_a_call_that_may_be_repeated_ends_with_one_charge(
     demo: Demo, provider: Provider, customer: dict[str, object], route: str, fault: str
 ) -> None:
-    # R117, R119, R127
+    # R117, R127, R264
     key = _key()
     demo.post(route, key, customer, fault=fault)
     last = _end(demo, route, key, customer)

@@ -25,7 +25,7 @@ def of(alias: str):
 
 
 def test_a_first_request_and_its_repetitions(alias: str) -> None:
-    # R17, R77, R90
+    # R17, R87, R90
     key = new_key()
     first = post("/orders", key=key)
     again = post("/orders", key=f'"{key}"')
@@ -66,7 +66,7 @@ def test_what_is_no_answer_leaves_nothing_behind(atomic: bool, does: str) -> Non
 
 
 def test_returned_refusals_keep_their_rows_and_raised_ones_lose_them(atomic: bool) -> None:
-    # R38, L6
+    # R91, L6
     returned, raised = new_key(), new_key()
     assert post("/orders", {"item": "kept", "does": "refuse"}, key=returned).status_code == 409
     assert post("/orders", {"item": "lost", "does": "missing"}, key=raised).status_code == 404

@@ -19,7 +19,7 @@ from harness.walkthrough import with_store
 from oncekey.alembic import SCHEMA, include_name, run
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.migrations import MigrationState
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import adrive
 from oncekey.stores import postgres
 from oncekey.wire import aconnect
@@ -59,7 +59,7 @@ class Project:
     async def standings(self) -> set[MigrationState]:
         engine = aconnect(self.url.replace("+psycopg", "").replace("+pysqlite", ""))
         try:
-            entries = await adrive(upkeep.status(engine.store.schema), engine.driver.run)
+            entries = await adrive(migrating.status(engine.store.schema), engine.driver.run)
         finally:
             await engine.close()
         return {entry.state for entry in entries}

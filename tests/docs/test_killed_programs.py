@@ -132,6 +132,15 @@ PROGRAMS = (
         worker=True,
     ),
     Program(
+        "docs/howto/litestar.md",
+        "orders.py",
+        (),
+        "/orders",
+        LOCAL_DEATHS,
+        ("SELECT id, product FROM orders", [(1, "tea")]),
+        {"product": "tea"},
+    ),
+    Program(
         "docs/howto/flask.md",
         "shop.py",
         (
@@ -229,7 +238,7 @@ class Running:
             self.module = "served"
             (folder / "served.py").write_text(program.module)
         (folder / "run_and_die.py").write_text(RUNNER)
-        found = re.search(r'"sqlite:///(\w+\.db)"', program.module or texts[program.file])
+        found = re.search(r'"sqlite(?:\+\w+)?:///(\w+\.db)"', program.module or texts[program.file])
         named = found[1] if found else "shop.db"
         self.is_postgres = "postgresql" in texts[program.file] or program.page == "README.md"
         self.url = dsn() if self.is_postgres and program.module is None else f"sqlite:///{folder}/{named}"

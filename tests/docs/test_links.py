@@ -11,7 +11,7 @@ import pytest
 
 from harness.pages import ROOT, Page, pages
 
-EVERY = pages("*.md", "docs/**/*.md")
+EVERY = pages("*.md", "contrib/*.md", "docs/**/*.md")
 ENTRANCES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/adr/0000-template.md")
 
 

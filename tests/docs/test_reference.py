@@ -9,9 +9,10 @@ from uuid import UUID
 import pytest
 
 from harness.pages import ROOT, Page, generator, pages
-from oncekey.canonical.fingerprint import Request, fingerprint
+from oncekey.canonical.fingerprint import Request
+from oncekey.canonical.whole import fingerprint
 from oncekey.core.answers import Answer, refuse, replay
-from oncekey.core.headers import FIRST_SENT
+from oncekey.core.first_sent import FIRST_SENT
 from oncekey.core.model import (
     Code,
     Effects,

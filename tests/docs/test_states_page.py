@@ -2,11 +2,11 @@
 
 import re
 
-from harness.pages import generator
+from harness.pages import ROOT, generator
 from oncekey.core.guards import Guard
 from oncekey.core.model import State
 from oncekey.core.rulings import RULINGS, Situation
-from oncekey.core.transitions import ROWS
+from oncekey.core.transitions import MOVERS, ROWS, Actor, Trigger
 
 diagram, drawing = generator().states, generator().drawing
 ARROW = re.compile(r'<path d="M(\d+) (\d+) Q\d+ \d+ (\d+) (\d+)"[^>]*/><text class="label"[^>]*>([\d, ]+)</text>')
@@ -40,6 +40,16 @@ def test_the_table_has_every_row():
     assert all(len(line) == 8 for line in lines)
 
 
+def test_the_page_has_every_row_once_after_the_sentence_about_its_movers():
+    page = diagram.page()
+    places = [page.index(text) for movers in MOVERS for text in (movers.about, diagram.transitions(movers.rows))]
+    assert places == sorted(places)
+    assert sum(len(lines_of(diagram.transitions(movers.rows))) for movers in MOVERS) == len(
+        lines_of(diagram.transitions())
+    )
+    assert {actor for row in ROWS for actor in row.by} == set(Actor)
+
+
 def test_a_line_says_what_its_row_says():
     lines = lines_of(diagram.transitions())
     assert next(line[:7] for line in lines if line[0] == "8") == [
@@ -48,7 +58,7 @@ def test_a_line_says_what_its_row_says():
         "settle",
         "completed",
         "owner",
-        "O",
+        "owner",
         "same",
     ]
 
@@ -58,3 +68,10 @@ def test_every_situation_guard_and_state_is_explained():
     assert {line[0].replace(" ", "_").upper() for line in lines_of(diagram.needs())} == {g.name for g in Guard}
     assert all(line[1] for line in lines_of(diagram.needs()))
     assert all(f"| `{state}` |" in diagram.page() for state in State)
+
+
+def test_the_glossary_has_the_words_of_the_table():
+    glossary = (ROOT / "docs/explanation/glossary.md").read_text().lower()
+    moving = set(Trigger) - {Trigger.DISCLOSE, Trigger.LOG_OUT}  # no record moves by them
+    words = {name.replace("_", " ") for name in (*moving, *Actor, *State)}
+    assert sorted(word for word in words if not re.search(rf"\b{word}\b", glossary)) == []

@@ -8,7 +8,7 @@ import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.sqlite import SqliteStore
 
@@ -24,7 +24,7 @@ def path(module, tmp_path):
     """A file with oncekey's tables and one of the application's."""
     path = tmp_path / "shop.db"
     driver = SqliteDriver(path, module=module)
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     with driver._file.lent() as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT NOT NULL UNIQUE)")
     driver.close()

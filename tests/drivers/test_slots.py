@@ -56,7 +56,6 @@ async def test_a_place_is_not_waited_for_past_the_deadline() -> None:
 
 @pytest.mark.parametrize("told", [False, True], ids=["waiting", "told"])
 async def test_a_cancelled_one_leaves_its_place_to_the_next(told: bool) -> None:
-    # R71
     slots, names = AsyncSlots(1, LATE), list[str]()
     await slots.acquire(soon())
     first, second = await queued(slots, names, "first"), await queued(slots, names, "second")
@@ -106,7 +105,6 @@ async def test_who_hopes_is_not_sent_away_by_a_newcomer() -> None:
 
 
 async def test_a_hope_may_be_cancelled_or_come_too_late() -> None:
-    # R71
     slots = AsyncSlots(1, LATE)
     await slots.acquire(soon())
     given_up, next_one = asyncio.create_task(slots.room(LATE)), asyncio.create_task(slots.room(LATE))

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 from harness.dynamo import Dynalite
 from oncekey import OUTBOX, Once, Operation, wire
 from oncekey.cli.app import make_app
+from oncekey.cli.stores import abilities
 from oncekey.core.errors import ConfigurationError, SchemaError
 from oncekey.core.policy import Policy
 from oncekey.drivers.dynamodb_items import sorted_by
 from oncekey.ops.doctor import Level
 from oncekey.ops.doctor_servers import dynamodb
 from oncekey.testing.claims import a_claim, answered
-from oncekey.wire import Kind, abilities
+from oncekey.wire import Kind
 
 
 @pytest.fixture(params=["moto", "dynalite"])

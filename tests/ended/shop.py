@@ -7,7 +7,9 @@ run of a key does so; the next one writes its row and returns. `GET /refused` te
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator
@@ -64,6 +66,7 @@ WAYS: dict[str, dict[str, list[Step]]] = {
         "time-out": [Step("hold"), sql("SET SESSION innodb_lock_wait_timeout = 1"), CROSS],
         "row that changed": [sql("SELECT n FROM accounts"), Step("elsewhere", CROSS.words), CROSS],
         "connection that is lost": [Step("kill", "SELECT CONNECTION_ID()"), Step("ping")],
+        "silence": [sql("SET SESSION wait_timeout = 1"), Step("outlive", "SELECT CONNECTION_ID()")],
         "procedure that commits": [Step("call", "commits")],
         "procedure that begins": [Step("call", "begins")],
         "procedure that makes a table": [Step("call", "makes_a_table")],
@@ -78,6 +81,10 @@ WAYS: dict[str, dict[str, list[Step]]] = {
     "postgresql": {
         "failed statement": [sql("SELECT 1 / 0")],
         "connection that is lost": [Step("kill", "SELECT pg_backend_pid()")],
+        "silence": [
+            sql("SET LOCAL idle_in_transaction_session_timeout = 100"),
+            Step("outlive", "SELECT pg_backend_pid()"),
+        ],
         **BELOW,
     },
 }
@@ -130,6 +137,19 @@ class Elsewhere:
     def kill(self, number: int) -> None:
         words = "SELECT pg_terminate_backend({})" if self._url.startswith("postgresql") else "KILL {}"
         self.execute(words.format(number))
+
+    def outlive(self, number: int) -> None:
+        """Wait until the server has ended a session."""
+        words = "SELECT 1 FROM information_schema.processlist WHERE id = {}"
+        if self._url.startswith("postgresql"):
+            words = "SELECT 1 FROM pg_stat_activity WHERE pid = {}"
+        with self.connect() as looking, looking.cursor() as cursor:
+
+            def is_there() -> bool:
+                cursor.execute(words.format(number))
+                return bool(cursor.fetchall())
+
+            wait_until(lambda: not is_there(), "the server did not end the session")
 
     def hold(self) -> None:
         """Lock account 1 until our own transaction has given up."""
@@ -197,9 +217,11 @@ def performing(hands: Hands, connection: Any, elsewhere: Elsewhere, step: Step) 
             return (yield (getattr(raw, "query", None) or raw.execute)(step.words))
         case "ping":
             return (yield hands.ping(connection)) if hands.ping is not None else None
-        case "kill":
+        case "kill" | "outlive":
             number = yield hands.execute(connection, step.words)
-            return elsewhere.kill(number)
+            act = partial(getattr(elsewhere, step.does), number)
+            slow = step.does == "outlive" and inspect.iscoroutinefunction(hands.execute)
+            return (yield asyncio.to_thread(act) if slow else act())  # the handler's loop goes on meanwhile
         case "elsewhere":
             return elsewhere.execute(step.words)
         case "hold":

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from oncekey.canonical.digests import seed_of
-from oncekey.canonical.fingerprint import Request, Selection, fingerprint, fingerprint_of
+from oncekey.canonical.fingerprint import Request, Selection
+from oncekey.canonical.whole import fingerprint, fingerprint_of
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Claim, Code, Effects, RecordId, Recovery, Refuse
@@ -108,7 +109,7 @@ def test_a_fork_draws_other_names():  # P7
         ([b"a" * 20], {"guessable_check": KeyCheck.REJECT}, Code.KEY_MALFORMED),
     ],
 )
-def test_a_bad_key_is_refused_whatever_else_is_wrong(lines, settings, code):  # R77
+def test_a_bad_key_is_refused_whatever_else_is_wrong(lines, settings, code):  # R77 in part
     refused = claim_of(lines, parts(body=b"{"), enrolment(**settings), Caller(""))
     assert isinstance(refused, Refuse)
     assert refused.code is code
@@ -137,7 +138,8 @@ def test_a_personal_key_is_taken_with_a_warning(caplog):  # R18, R195
         ({"body": b"{" * 40}, {"max_request_bytes": 39}, Code.BODY_TOO_LARGE),
     ],
 )
-def test_a_body_that_cannot_be_compared_is_refused_before_the_caller_is_looked_at(changes, settings, code):  # R40, R77
+def test_a_body_that_cannot_be_compared_is_refused_before_the_caller_is_looked_at(changes, settings, code):
+    # R40, R77 in part
     refused = claim_of([KEY], parts(**changes), enrolment(**settings), Caller(""))
     assert isinstance(refused, Refuse)
     assert refused.code is code

@@ -15,7 +15,8 @@ from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import Policy
 from oncekey.engine.local import record_as_claimed
 from oncekey.engine.operation import Operation
-from oncekey.engine.recent import OVERHEAD, Answers, SettledKeys
+from oncekey.engine.recent import OVERHEAD, Answers
+from oncekey.engine.run import SettledKeys
 from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
 
 CACHED = Policy(replay_cache=timedelta(seconds=30))

@@ -153,11 +153,6 @@ class Shop:
         def create_order() -> Any:
             return self.ordered()
 
-        @app.post("/patient")
-        @protect(effects=LOCAL, operation="patient", on_in_progress="wait")
-        def patiently() -> Any:
-            return self.ordered()
-
         @app.post("/optional")
         @protect(effects=LOCAL, operation="optional", require_key=False)
         def optionally() -> Any:

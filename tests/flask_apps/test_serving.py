@@ -105,29 +105,6 @@ def test_a_crowd_of_keys_on_a_small_pool(open_shop: Callable[..., Shop], url: st
         assert len(shop.charges) == 24
 
 
-def test_wait_mode(open_shop: Callable[..., Shop], url: str) -> None:
-    # R38
-    shop = open_shop(url)
-    replies: list[Reply] = []
-    key = new_key()
-
-    def ask(port: int) -> None:
-        replies.append(send(port, "/patient", {"item": "tea", "does": "wait"}, key=key))
-
-    with served(shop.app) as port:
-        threads = [threading.Thread(target=ask, args=(port,)) for _ in range(3)]
-        threads[0].start()
-        assert shop.entered.acquire(timeout=PATIENCE)
-        for thread in threads[1:]:
-            thread.start()
-        shop.go_on.set()
-        for thread in threads:
-            thread.join()
-    assert [reply.status for reply in replies] == [201, 201, 201]
-    assert sorted(reply.replayed for reply in replies) == [False, True, True]
-    assert (items(shop), shop.runs) == (["tea"], ["local"])
-
-
 def test_a_lost_commit_is_asked_after(open_shop: Callable[..., Shop], postgres_url: str) -> None:
     # P7, F8
     with Proxy.before(postgres_url.replace("+psycopg", "")) as proxy:

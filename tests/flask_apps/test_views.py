@@ -32,7 +32,7 @@ def items(shop: Shop, table: str = "orders") -> list[str]:
 
 
 def test_one_commit_before_every_after_request(shop: Shop) -> None:
-    # R17, R77
+    # R17, R87
     client, headers = shop.app.test_client(), sent(Origin="here")
     first = client.post("/orders", json={"item": "tea"}, headers=headers)
     order = ["before_request", "login_required", "handler", "after_request", "teardown"]
@@ -50,7 +50,7 @@ def test_one_commit_before_every_after_request(shop: Shop) -> None:
 
 
 def test_refusals_and_who_is_asked_first(shop: Shop) -> None:
-    # R90, R164, R198
+    # R11, R37, R198
     client, headers = shop.app.test_client(), sent()
     assert client.post("/orders", json={"item": "tea"}, headers=headers).status_code == 201
     other = client.post("/orders", json={"item": "milk"}, headers=headers)

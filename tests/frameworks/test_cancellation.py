@@ -19,7 +19,7 @@ from harness.patience import PATIENCE
 from oncekey.core.model import INLINE, LOCAL, MINUTE, SECOND
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi import exchange
-from oncekey.frameworks.asgi.installation import ThreadedTransaction
+from oncekey.frameworks.threaded import ThreadedTransaction
 from oncekey.runtimes import aio
 from oncekey.testing.claims import ManualClock
 

@@ -1,8 +1,7 @@
-"""The page for API consumers: what it says follows the settings of each route, and it can be read on a phone."""
+"""The page for API consumers: what it says follows the settings of each route."""
 
 from __future__ import annotations
 
-import asyncio
 import html
 import re
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from fastapi import FastAPI
 
 from harness.asgi import Caller
-from harness.browser import chromium
 from oncekey import INLINE, OUTBOX, SINGLE_TENANT, Once, Operation, Policy, SyncOperation
 from oncekey.core.model import Code
 from oncekey.core.problems import PROBLEMS
@@ -87,7 +85,7 @@ async def test_it_names_the_status_resource_and_the_new_key_after_another_4xx() 
     ],
 )
 async def test_it_describes_what_happens_after_expiry(policy: dict[str, Any], words: str) -> None:
-    # R274, R161, R162
+    # R274
     assert words in text_of(await shown(an_api(**policy)))
 
 
@@ -113,20 +111,3 @@ def test_problems_have_the_statuses_of_the_routes() -> None:
     assert headings[PROBLEMS[Code.IN_PROGRESS].slug] == "202"
     assert headings[PROBLEMS[Code.OUTCOME_UNKNOWN].slug] == "202 or 503"
     assert "POST /orders" in rows(source)
-
-
-async def test_a_phone_shows_it_without_scrolling_sideways() -> None:
-    source = await shown(an_api())
-
-    def widths() -> tuple[int, int, str]:
-        with chromium() as browser:
-            phone = browser.new_page(viewport={"width": 360, "height": 740}, device_scale_factor=2)
-            phone.set_content(source)
-            wide = phone.evaluate("document.documentElement.scrollWidth")
-            size = phone.evaluate("parseFloat(getComputedStyle(document.body).fontSize)")
-            return wide, size, phone.evaluate("getComputedStyle(document.querySelector('td')).display")
-
-    wide, size, display = await asyncio.to_thread(widths)
-    assert wide <= 360
-    assert size >= 16
-    assert display == "block"

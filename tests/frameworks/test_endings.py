@@ -115,7 +115,7 @@ async def test_how_a_local_handler_ends(status: int, way: str, rows: int, state:
     ],
 )
 async def test_how_an_inline_handler_ends(status: int, way: str, state: str) -> None:
-    # R101, R102, F5; peers 15: an exception after a side effect never runs it again
+    # R48, R101, R102, R103 in part, F5; peers 15: an exception after a side effect never runs it again
     shop = declining_shop(INLINE)
     target = f"/orders?status={status}&way={way}"
     first = await shop.send(target)

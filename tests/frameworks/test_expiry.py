@@ -59,7 +59,7 @@ async def test_another_request_may_use_an_expired_key_and_gets_another_downstrea
 
 
 async def test_an_expired_key_may_be_gone_instead() -> None:
-    # C15
+    # R162, C15
     shop = ordering(policy=Policy(on_expired=OnExpired.GONE))
     await shop.send("/orders", {"amount": 1})
     advance(shop, 25 * HOUR)
@@ -70,7 +70,7 @@ async def test_an_expired_key_may_be_gone_instead() -> None:
 
 
 async def test_a_short_life_is_possible_where_it_is_said_twice() -> None:
-    # C14
+    # R160, C14
     shop = ordering(ttl=1, allow_short_ttl=True)
     await shop.send("/orders", {"amount": 1})
     assert (await shop.send("/orders", {"amount": 1})).replayed

@@ -149,7 +149,7 @@ async def test_every_answer_is_the_same_as_on_the_long_way(
 
 @pytest.mark.parametrize("short", [True, False], ids=["short", "long"])
 async def test_what_is_expired_runs_again(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # R164
+    # R161
     if not short:
         monkeypatch.setattr(KeyedRoutes, "add", lambda *_: None)
     clock = ManualClock(NOW)

@@ -1,4 +1,4 @@
-"""Which requests need a key, which may have one, and in which order a request is judged (R10 to R22, R77)."""
+"""Which requests need a key, which may have one, and in which order a request is judged (R77 in part)."""
 
 from __future__ import annotations
 
@@ -493,7 +493,7 @@ TOKEN = ("X-Token", "acme")
 async def test_a_request_is_judged_in_this_order(
     why: str, headers: list[tuple[str, str]], key: str | None, body: Any, answer: tuple[int, str | None]
 ) -> None:
-    # R20, R73, R77, R186
+    # R20, R73, R77 in part, R186
     shop = ordered_shop()
     headers = [*headers, ("Content-Type", "application/json")] if isinstance(body, bytes) else headers
     reply = await shop.send("/orders", body, key=key, headers=headers)
@@ -518,7 +518,7 @@ async def test_a_request_is_judged_in_this_order(
 async def test_the_record_is_judged_after_the_fingerprint(
     state: str, same: bool, status: int, code: str | None
 ) -> None:
-    # R38, R77, C8: a request that is another one never takes a lock and learns nothing
+    # R38, R77 in part, C8: a request that is another one never takes a lock and learns nothing
     shop = ordered_shop()
     await shop.send("/orders", {"amount": 1}, headers=[TOKEN])
     line = shop.ledger.record

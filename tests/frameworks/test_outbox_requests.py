@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from frameworks.realshop import PostgresDatabase, SqliteFile
 from frameworks.shop import KEY, new_key, tenant_of
 from harness.asgi import Caller, Reply, until
 from harness.databases import DatabaseServer
+from harness.patience import PATIENCE
 from harness.tables import database_with_tables, empty_tables
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, INLINE, LOCAL, OUTBOX
@@ -27,8 +29,9 @@ from oncekey.once import Once
 from oncekey.testing.claims import ManualClock
 from oncekey.topics import Message
 from oncekey.topics import Reply as Delivered
-from oncekey.workers.service import Service
+from oncekey.workers.service import ClockWatch, Service
 from oncekey.workers.tasks import tasks_for
+from oncekey.workers.upkeep import Reaper
 from phased.bank import ClockedOnce
 
 WORLDS = [("sqlite", False), ("sqlite", True), ("asyncpg", False), ("psycopg", True)]
@@ -49,6 +52,8 @@ class Shop:
         self.once.install(self.app, tenant=tenant_of)
         self.runs = 0
         self.shipped: list[Message] = []
+        self.may_ship = threading.Event()
+        self.may_ship.set()
         self.once.topic("ship")(self._ship)
         self.once.topic("tell")(self.shipped.append)
         route = self.app.post("/orders", status_code=201)
@@ -57,6 +62,7 @@ class Shop:
 
     def _ship(self, message: Message) -> Any:
         self.shipped.append(message)
+        assert self.may_ship.wait(PATIENCE)
         return Delivered(201, {"shipped": message.payload["item"]}, (("Location", "/parcels/1"),), provider_id="p1")
 
     def _async(self) -> Any:
@@ -100,6 +106,12 @@ class Shop:
     async def work(self) -> int:
         """Let a worker do what is due."""
         return (await Service(tasks_for(self.once)).once()).done
+
+    async def status(self) -> Any:
+        """What the status resource has about the key."""
+        reply = await self.send(method="GET", path=f"/idempotency-keys/{KEY}")
+        assert reply.status == 200
+        return reply.json()
 
     @property
     def rows(self) -> list[str]:
@@ -152,12 +164,41 @@ async def test_the_first_caller_and_its_duplicates_hear_the_same(world: Any) -> 
         assert (shop.rows, shop.parcels, shop.runs) == (["tea"], [("ship", {"item": "tea"})], 1)
         assert (shop.states, shop.shipped) == (["pending"], [])
         assert (await shop.send("item=coffee")).status == 422
-        status = await shop.send(method="GET", path=f"/idempotency-keys/{KEY}")
-        assert status.json()["state"] == "pending"
+        assert (await shop.status())["state"] == "pending"
+
+
+async def test_a_call_under_way_has_a_status_and_lets_nobody_wait(world: Any) -> None:
+    # R83, R134
+    async with shop_of(world, OUTBOX).open() as shop:
+        await shop.send()
+        shop.may_ship.clear()
+        working = asyncio.create_task(shop.work())
+        try:
+            await until(lambda: shop.shipped)
+            assert (await shop.status())["state"] == "in_progress"
+            assert (await shop.send()).status == ACCEPTED
+        finally:
+            shop.may_ship.set()
+        assert await working == 1
+        status = await shop.status()
+        assert (status["state"], status["response"]["status"]) == ("completed", 201)
+
+
+async def test_a_call_that_no_worker_made_in_time_has_a_status(world: Any) -> None:
+    # R84, R112: not 404
+    async with shop_of(world, OUTBOX).open() as shop:
+        await shop.send()
+        shop.clock.advance(25 * HOUR)
+        engine, watch = shop.once.asynchronous(), ClockWatch(wall=shop.clock, boot=shop.clock)
+        reaper = Reaper(engine.store.upkeep, engine.store.audit, engine.driver.run, Policy(), watch=watch)
+        assert await reaper.run_once() == 1
+        status = await shop.status()
+        assert (status["state"], status["outcome"], status["response"]["status"]) == ("completed", "failure", 408)
+        assert (shop.parcels, shop.shipped) == ([], [])
 
 
 async def test_once_pending_the_handler_never_runs_again(world: Any) -> None:
-    # R134, F29, O2, P6: neither after its lease nor after its expiry
+    # F29, O2, P6: neither after its lease nor after its expiry
     async with shop_of(world, OUTBOX).open() as shop:
         await shop.send()
         for hours in (1, 30, 300):

@@ -457,7 +457,7 @@ async def test_a_connection_goes_back_before_what_follows_the_handler(dsn: str, 
 
 @on_mysql_too
 async def test_three_at_once(dsn: str, dialect: str) -> None:
-    # R61, E4: a duplicate in flight is told so at once
+    # R69, E4: a duplicate in flight is told so at once
     entered, go = asyncio.Event(), asyncio.Event()
 
     def routes(shop: SqlShop) -> None:

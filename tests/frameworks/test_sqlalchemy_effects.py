@@ -109,7 +109,7 @@ def post(port: int, path: str, key: str) -> tuple[int, Any, bool]:
 
 
 def test_all_four_effects_execute_once(served: tuple[Shop, int]) -> None:
-    # R75, R115
+    # R87, R115, R116
     shop, port = served
     keys = {path: new_key() for path in ("local", "outbox", "phased", "inline")}
 

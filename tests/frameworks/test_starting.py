@@ -346,7 +346,7 @@ async def test_a_pattern_that_a_route_matches(pattern: str, path: str, methods: 
 
 @pytest.mark.parametrize("pattern", ["POST /order", "PUT /orders", "POST /api/orders", "POST /orders/", "POST /v1/x"])
 async def test_a_pattern_that_no_route_matches_is_said_at_start_up(pattern: str) -> None:
-    # R11: it would protect nothing
+    # it would protect nothing
     once, app = LedgerOnce(Ledger()), FastAPI()
     once.install(app, tenant=tenant_of, enrol={pattern: once.by_path(effects=INLINE, operation="x")})
     app.add_api_route("/orders", lambda: None, methods=["POST"])

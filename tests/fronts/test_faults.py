@@ -30,7 +30,8 @@ from harness.patience import PATIENCE, wait_until
 from harness.proxy import Proxy
 from harness.served import Served
 from oncekey import wire
-from oncekey.core.fronts import Front, entry_of
+from oncekey.core.checks import Front
+from oncekey.core.fronts import entry_of
 from oncekey.core.model import LOCAL, RecordId
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of

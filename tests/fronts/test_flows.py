@@ -17,12 +17,13 @@ from harness.asgi import Reply, until
 from harness.brokers import Valkey
 from harness.ledger import down
 from harness.proxy import Proxy
-from oncekey.core.fronts import GET, Command, Front
+from oncekey.core.checks import Front
+from oncekey.core.fronts import GET, Command
 from oncekey.core.model import INLINE, LOCAL, SECOND, RecordId
 from oncekey.core.policy import Policy
 from oncekey.engine.fronts import Fronts
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.frameworks.shared import _line
+from oncekey.frameworks.fronting import _line
 from oncekey.observe.events import Consulted
 from oncekey.testing.claims import ManualClock
 
@@ -132,7 +133,7 @@ async def test_an_answer_is_given_without_the_store(effects: Any, valkey: Valkey
     assert all(reply.replayed for reply in (read, *kept))
     assert kept[0].lines == read.lines
     assert shop.seen == {("replay_cache", "miss"): 1, ("replay_cache", "hit"): 2}
-    # R179, R236: nothing in clear
+    # R179, R195: nothing in clear
     ((name, value),) = values(valkey).items()
     assert KEY.encode() not in name
     assert b"runs" not in value

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncekey.core.checks import LONGEST
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fronts import (
     FRESH,
-    LONGEST,
     Command,
     FrontEntry,
     Held,
@@ -30,8 +30,9 @@ from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import OnExpired, Policy, micros
 from oncekey.core.rulings import rule, rule_finished, rule_held
 from oncekey.engine.actions import Consult
-from oncekey.engine.fronts import GONE, SharedAnswers, Shelf, Vault, check_fronts, identity_of
+from oncekey.engine.fronts import GONE, SharedAnswers, Shelf, Vault, check_fronts
 from oncekey.engine.local import BUSY, record_as_claimed
+from oncekey.engine.migrating import identity_of
 from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
 
 SECRET = b"a secret of the shop's"

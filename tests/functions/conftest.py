@@ -13,7 +13,7 @@ from frameworks.realshop import PostgresDatabase, SqliteFile
 from functions.stage import Stage
 from harness.databases import DatabaseServer
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 
@@ -26,7 +26,7 @@ def functions_dsn(postgres_server: DatabaseServer) -> Iterator[str]:
     name = f"functions_{uuid.uuid4().hex}"
     dsn = postgres_server.create_database(name)
     driver = PsycopgDriver(dsn, pool_size=1)
-    drive(upkeep.up(PostgresStore().schema), driver.run)
+    drive(migrating.up(PostgresStore().schema), driver.run)
     driver.close()
     yield dsn
     postgres_server.drop_database(name)

@@ -1,4 +1,4 @@
-"""Programs that know whether what `oncekey kit` writes is right: Prometheus' promtool, and systemd-analyze."""
+"""Programs that check the files in `contrib`: promtool of Prometheus, and systemd-analyze."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.postgres_binaries import account, private_folder
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 
@@ -305,7 +305,7 @@ class MariadbServer:
 def migrated(url: str) -> str:
     """Make the tables, and return the address again."""
     with contextlib.closing(PymysqlDriver(url)) as driver:
-        drive(upkeep.up(MariadbStore().schema), driver.run)
+        drive(migrating.up(MariadbStore().schema), driver.run)
     return url
 
 

@@ -2,14 +2,20 @@
 
 A class of the contract says what it runs on, `matrix = "Redis cluster"`; a fixture of tests/contract tells it with each
 test's report, with whether its driver blocks. So the matrix shows what has run, and nothing else. A store of `WANTED`
-that is not in a whole run, or lacks a scenario, makes the run fail: there are no silent holes.
+that is not in a whole run, or lacks a scenario, makes the run fail: there are no silent holes. Each of
+the two suites has to show its part.
 """
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from harness.databases import DSN_VARIABLE
+from harness.postgres_binaries import preferred_installation
+from harness.selection import Suite, chosen
 
 if TYPE_CHECKING:
     import pytest
@@ -28,6 +34,7 @@ WANTED: Final[dict[str, tuple[str, ...]]] = {
 }
 """What a whole run has to show: each store, by the ways in which it is driven."""
 WAYS: Final = ("blocking", "asyncio")
+EMBEDDED: Final = ("memory", "SQLite")
 PROPERTY: Final = "contract"
 LACKS: Final = "contract lacks"
 
@@ -90,10 +97,10 @@ class Matrix:
         whole = (self.passed[store, way] - self.failed[store, way]) & scenarios
         return f"{len(whole)}" if whole == scenarios else f"{len(whole)}/{len(scenarios)}"
 
-    def holes(self) -> Iterator[str]:
+    def holes(self, wanted: Mapping[str, tuple[str, ...]] = WANTED) -> Iterator[str]:
         """What a whole run has to show and this one does not."""
         every = frozenset().union(*families().values())
-        for store, ways in WANTED.items():
+        for store, ways in wanted.items():
             for way in ways:
                 missing = every - self.passed.get((store, way), set())
                 if missing:
@@ -106,10 +113,31 @@ def _row(head: str, cells: Sequence[str], widths: Sequence[int]) -> str:
     return line.rstrip()
 
 
+def wanted_of(suite: Suite, postgres: str) -> dict[str, tuple[str, ...]]:
+    """What a suite has to show, where the tests share a server of this PostgreSQL."""
+    fast = (*EMBEDDED, postgres)
+    match suite:
+        case Suite.ALL:
+            return WANTED
+        case Suite.FAST:
+            return dict.fromkeys(fast, WAYS)
+        case Suite.MORE:
+            return {store: ways for store, ways in WANTED.items() if store not in fast}
+        case _:
+            assert_never(suite)
+
+
+def holes_of(matrix: Matrix, config: pytest.Config) -> list[str]:
+    """What this run had to show and did not; nothing if it was only a part, or on a server of any version."""
+    if not is_whole(config) or DSN_VARIABLE in os.environ:
+        return []
+    return list(matrix.holes(wanted_of(chosen(config), f"PostgreSQL {preferred_installation().major}")))
+
+
 def is_whole(config: pytest.Config) -> bool:
-    """Whether everything was asked for, and nothing left out."""
-    chosen = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("lf", default=False)
-    return not chosen and all(str(arg).rstrip("/") in {"tests", "tests/contract", "."} for arg in config.args)
+    """Whether the whole suite was asked for, and nothing left out."""
+    narrowed = config.getoption("keyword") or config.getoption("markexpr") or config.getoption("lf", default=False)
+    return not narrowed and all(str(arg).rstrip("/") in {"tests", "tests/contract", "."} for arg in config.args)
 
 
 def told_by(cls: type, world: Any) -> list[tuple[str, Any]]:

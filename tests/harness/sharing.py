@@ -2,7 +2,8 @@
 
 pytest-xdist gives every test to the worker that is free, so that each worker makes a module's fixtures for itself: a
 second demo, a second browser, the second run of eighty broken shops. Marks of pytest-xdist cannot say what belongs
-together: it hangs a group on the name of a test, and pytest 9.2 has no place for that any more. So the module decides.
+together: it hangs a group on the name of a test, and pytest 9.2 has no place for that any more. So the module decides,
+or the class.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ TOGETHER = {
             "tests/console/test_browser.py",
             "tests/console/test_plans.py",
             "tests/proof/test_real_processes.py",
+            "tests/proof/test_simulator.py::TestCrowd",
             "tests/demo/test_bad_input.py",
             "tests/demo/test_browser.py",
             "tests/demo/test_faults.py",
@@ -35,6 +37,7 @@ TOGETHER = {
             "tests/drivers/postgres/test_standby.py",
             "tests/ended/test_ended.py",
             "tests/meta/test_wheel.py",
+            "tests/peers/test_judged.py",
             "tests/reconcile/test_plans.py",
             "tests/skins/test_skins.py",
             "tests/upkeep/test_plans.py",
@@ -51,8 +54,8 @@ _PARTS = {
 
 def group_of(test: str) -> str:
     """What is given to a worker at once: the tests that have the same group."""
-    module = test.partition("::")[0]
-    group = TOGETHER.get(module, test)
+    module, *inside = test.split("::", 2)
+    group = TOGETHER.get(module) or TOGETHER.get("::".join((module, *inside[:1])), test)
     part = _PARTS[module].search(test) if module in _PARTS else None
     return f"{group} on {part[1]}" if part else group
 

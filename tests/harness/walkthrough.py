@@ -193,7 +193,7 @@ class Walkthrough:
         """`. .venv/bin/activate`: every command of a walk finds the environment of the tests first."""
         assert line == ". .venv/bin/activate"
 
-    def take_example(self, line: str) -> None:
+    def take_file(self, line: str) -> None:
         """`cp examples/some.py .`: the file of this checkout."""
         shutil.copy(ROOT / line.split()[1], self._folder)
 
@@ -238,7 +238,7 @@ SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] 
     (re.compile(r"pip install 'oncekey\[[\w,]+\]'(?: [a-z]+)*"), Walkthrough.check_extras),
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
     (re.compile(r"valkey-server --port 6379(?: --[a-z-]+ [a-z]+)*"), Walkthrough.serve_valkey),
-    (re.compile(r"cp examples/\w+\.py \."), Walkthrough.take_example),
+    (re.compile(r"cp (?:examples|contrib)/[\w./-]+ \."), Walkthrough.take_file),
     (re.compile(r"uvicorn \w+:app --port 8001"), Walkthrough.serve),
     (re.compile(r"export [A-Z_]+=\S+"), Walkthrough.export),
     (re.compile(r"python -m moto\.server -H 127\.0\.0\.1 -p 2525"), Walkthrough.serve),

@@ -7,48 +7,32 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.checkers import Case, check, try_out
+from kit.contrib import ALERTS, CONTRIB, FILES, OPERATOR_RULES, edited
 from kit.exported import exported, labels_in, names_in
 from observe.shop import AsgiShop
 from oncekey.core.model import SECOND, Code
-from oncekey.kit.making import ALERTS, OPERATOR_RULES, made
-from oncekey.kit.settings import SETTINGS, Part, chosen, seconds
 from oncekey.observe.measuring import TASKS
 from oncekey.ops.doctor import Limits
 from oncekey.stores.operate import WAITING
 
-
-def rules_of(*said: str) -> str:
-    (file,) = made([Part.ALERTS], chosen(said))
-    return file.content
+RULES = CONTRIB / ALERTS
+ALL = [rule for group in yaml.safe_load(FILES[ALERTS])["groups"] for rule in group["rules"]]
 
 
-def alerts_of(text: str) -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
-
-
-@pytest.fixture
-def rules(tmp_path: Path) -> Path:
-    path = tmp_path / "alerts.yaml"
-    path.write_text(rules_of())
-    return path
-
-
-def test_promtool_finds_nothing_wrong(rules: Path) -> None:
+def test_promtool_finds_nothing_wrong() -> None:
     # R211
-    assert "SUCCESS: 17 rules found" in check(rules)
+    assert "SUCCESS: 17 rules found" in check(RULES)
 
 
 def test_every_metric_and_label_of_a_rule_is_one_that_is_exported() -> None:
     # R129, R211, R213
     known = exported()
-    for rule in alerts_of(rules_of()):
+    for rule in ALL:
         assert names_in(rule["expr"])
         assert names_in(rule["expr"]) <= set(known), rule["alert"]
         for name, label in labels_in(rule["expr"]):
@@ -56,7 +40,7 @@ def test_every_metric_and_label_of_a_rule_is_one_that_is_exported() -> None:
 
 
 def test_every_value_that_a_rule_asks_for_is_one_that_there_is() -> None:
-    text = rules_of()
+    text = FILES[ALERTS]
     assert set(re.findall(r'what="(\w+)"', text)) <= set(WAITING)
     outcomes = {one for found in re.findall(r'outcome=~?"([\w|]+)"', text) for one in found.split("|")}
     assert outcomes <= {code.value for code in Code} | {"bypassed"}
@@ -65,13 +49,13 @@ def test_every_value_that_a_rule_asks_for_is_one_that_there_is() -> None:
 def test_the_rules_ask_only_who_reaches_the_store() -> None:
     # A process that does not shows the gauges that it saw last.
     gauges = ("waiting", "waiting_oldest_seconds", "dlq_depth", "outbox_lag_seconds", "workers")
-    for rule in alerts_of(rules_of()):
+    for rule in ALL:
         if any(re.search(rf"api_idempotency_{gauge}\b", rule["expr"]) for gauge in gauges):
             assert re.search(r"and (ignoring \(\w+\) )?api_idempotency_store_up == 1", rule["expr"]), rule["alert"]
 
 
 def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
-    for rule in alerts_of(rules_of()):
+    for rule in ALL:
         assert re.fullmatch(r"Oncekey[A-Z]\w+", rule["alert"])
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
@@ -80,17 +64,26 @@ def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
 def test_an_alert_and_the_doctor_agree_on_what_is_too_long() -> None:
     # R135
     limits = Limits()
-    defaults = {
-        name: seconds(SETTINGS[f"{name}"].default) * SECOND for name in SETTINGS if name.endswith(("-age", "-lag"))
+    agreed = {
+        "OncekeyUnknownOld": f"> {limits.unknown // SECOND}",
+        "OncekeyOutboxLag": f"> {limits.due // SECOND}",
+        "OncekeySweeperBehind": f"> {limits.stale // SECOND}",
+        "OncekeyCompleterBehind": f"> {limits.resumable // SECOND}",
+        "OncekeyReaperBehind": f"> {limits.expired // SECOND}",
+        "OncekeyDeadLetters": f"> {limits.dead}",
+        "OncekeyNoWorker": f"< {limits.workers}",
     }
-    assert defaults == {
-        "unknown-age": limits.unknown,
-        "outbox-lag": limits.due,
-        "stale-age": limits.stale,
-        "resumable-age": limits.resumable,
-        "expired-age": limits.expired,
-    }
-    assert int(SETTINGS["workers"].default) == limits.workers
+    found = {rule["alert"]: re.findall(r"[<>] \d+$", rule["expr"]) for rule in ALL}
+    assert {alert: found[alert] for alert in agreed} == {alert: [limit] for alert, limit in agreed.items()}
+
+
+def test_a_comment_names_the_threshold_of_every_rule() -> None:
+    for rule in ALL:
+        comment = re.findall(rf"((?: +#.*\n)+) +- alert: {rule['alert']}\n", FILES[ALERTS])
+        assert len(comment) == 1, rule["alert"]
+        assert "# Threshold" in comment[0]
+        for number in re.findall(r"[<>]=? ([\d.]+)", rule["expr"]):
+            assert re.search(rf"\b{re.escape(number)}\b", comment[0]) or number == "0", f"{rule['alert']}: {number}"
 
 
 # On series
@@ -187,31 +180,25 @@ CASES = [
 ]  # fmt: skip
 
 
-def test_every_alert_fires_when_it_should_and_not_before(rules: Path, tmp_path: Path) -> None:
+def test_every_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     # R129, R149, R191, R192, R212, R213, R255
     assert len({case.name for case in CASES}) == len(CASES)
-    assert "SUCCESS" in try_out(rules, CASES, tmp_path)
+    assert "SUCCESS" in try_out(RULES, CASES, tmp_path)
     fired = {re.findall(r'alertname="(\w+)"', one)[0] for case in CASES for one in case.firing}
-    assert fired == {rule["alert"] for rule in alerts_of(rules.read_text())}
+    assert fired == {rule["alert"] for rule in ALL}
 
 
-def test_thresholds_and_labels_are_what_was_said(tmp_path: Path) -> None:
+def test_thresholds_labels_and_severities_can_be_edited(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text(
-        rules_of(
-            "unknown-age=15m", "dead-letters=3", "workers=0", "by=namespace,job", "page=p1", "reservation-failures=5%"
-        )
-    )
-    series = healthy(**{_oldest("unknown"): "901x60", "dlq_depth": "3x60", REFUSED: "0+30x60", **AND_NOBODY_WORKS})
+    path.write_text(edited(ALERTS, ("> 3600", "> 900"), ("by (job", "by (namespace, job"), (": critical", ": p1")))
+    series = healthy(**{_oldest("unknown"): "901x60"})
     named = {name.replace("{", '{namespace="north",', 1): values for name, values in series.items()}
     firing = 'alertname="OncekeyUnknownOld",severity="p1",namespace="north"'
     assert "SUCCESS" in try_out(path, [Case("own", named, 20, (firing,))], tmp_path)
-    assert "{{ $labels.namespace }}/{{ $labels.job }}" in path.read_text()
 
 
 def test_the_operators_manifest_has_the_same_rules() -> None:
-    kit = {file.name: file.content for file in made(Part, chosen(["unknown-age=15m"]))}
-    assert yaml.safe_load(kit[OPERATOR_RULES])["spec"] == yaml.safe_load(kit[ALERTS])
+    assert yaml.safe_load(FILES[OPERATOR_RULES])["spec"] == yaml.safe_load(FILES[ALERTS])
 
 
 # On what a real shop shows
@@ -234,7 +221,8 @@ def recorded(pages: list[bytes]) -> dict[str, str]:
 def test_a_shop_whose_store_goes_away_is_told_of(tmp_path: Path) -> None:
     # R212
     rules = tmp_path / "alerts.yaml"
-    rules.write_text(rules_of("store-errors=2"))  # after five in a row the breaker lets one through per second only
+    # After five failures in a row the breaker lets one request through per second only.
+    rules.write_text(edited(ALERTS, ("[10m])) > 5", "[10m])) > 2")))
     shop = AsgiShop(f"sqlite:///{tmp_path}/shop.db")
 
     async def life() -> list[bytes]:
@@ -254,7 +242,7 @@ def test_a_shop_whose_store_goes_away_is_told_of(tmp_path: Path) -> None:
     assert "SUCCESS" in try_out(rules, [before, after], tmp_path)
 
 
-def test_what_waits_in_a_real_store_is_told_of(tmp_path: Path, rules: Path) -> None:
+def test_what_waits_in_a_real_store_is_told_of(tmp_path: Path) -> None:
     # R129, R135, R213
     shop = AsgiShop(f"sqlite:///{tmp_path}/shop.db")
     shop.go_on.set()
@@ -277,4 +265,4 @@ def test_what_waits_in_a_real_store_is_told_of(tmp_path: Path, rules: Path) -> N
     page = asyncio.run(life())
     firing = [_alert(name) for name in ("OncekeyUnknownOld", "OncekeyGivenUp", "OncekeyOutboxLag", "OncekeyNoWorker")]
     firing += [_alert(name, "warning") for name in ("OncekeyDeadLetters", "OncekeyReaperBehind")]
-    assert "SUCCESS" in try_out(rules, [Case("a shop", recorded([page] * 15), 14, firing)], tmp_path)
+    assert "SUCCESS" in try_out(RULES, [Case("a shop", recorded([page] * 15), 14, firing)], tmp_path)

@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from harness.checkers import check
+from kit.contrib import ALERTS, DASHBOARD, FILES
 from kit.exported import exported, labels_in, names_in
-from oncekey.kit.dashboard import dashboard
-from oncekey.kit.settings import chosen
 
 UNITS = {"short", "reqps", "ops", "s", "percentunit"}
 COLUMNS = 24
@@ -21,7 +20,7 @@ COLUMNS = 24
 
 @pytest.fixture(scope="module")
 def board() -> dict[str, Any]:
-    shape: dict[str, Any] = json.loads(dashboard(chosen(())))
+    shape: dict[str, Any] = json.loads(FILES[DASHBOARD])
     return shape
 
 
@@ -106,14 +105,20 @@ def _typed(query: str) -> str:
     return query.replace("$__rate_interval", "1m").replace("$job", "shop").replace("$operation", "pay")
 
 
-def test_settings_are_its_red_lines_and_its_label() -> None:
-    said = ["by=cluster,namespace", "unknown-age=15m", "dead-letters=2", "outbox-lag=2m", "reservation-failures=5%"]
-    board = json.loads(dashboard(chosen(said), command=" --set ..."))
+def test_its_red_lines_are_the_thresholds_of_the_alerts(board: dict[str, Any]) -> None:
     red = {
         panel["title"]: steps[-1]["value"]
         for panel in panels(board)
         if len(steps := panel["fieldConfig"]["defaults"]["thresholds"]["steps"]) > 1
     }
-    assert red == {"Refused for the store": 0.05, "Oldest unknown outcome": 900, "Dead letters": 2, "Outbox lag": 120}
-    assert all('namespace=~"$namespace"' in query and "$job" not in query for query in queries(board))
-    assert board["description"].endswith("Made by: oncekey kit --set ...")
+    alerts = {
+        "Refused for the store": "OncekeyReservationsFail",
+        "Oldest unknown outcome": "OncekeyUnknownOld",
+        "Dead letters": "OncekeyDeadLetters",
+        "Outbox lag": "OncekeyOutboxLag",
+    }
+    rules = [rule for group in yaml.safe_load(FILES[ALERTS])["groups"] for rule in group["rules"]]
+    limits = {rule["alert"]: re.findall(r"> ([\d.]+)$", rule["expr"]) for rule in rules}
+    assert {title: [f"{limit:g}"] for title, limit in red.items()} == {
+        title: limits[alert] for title, alert in alerts.items()
+    }

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sqlite3
 import sys
+import tomllib
 from contextlib import closing
 from pathlib import Path
 from uuid import UUID
@@ -16,6 +17,7 @@ import yaml
 
 from cli.operating import oncekey
 from harness.pages import ROOT, Page, pages
+from kit.contrib import ALERTS, DASHBOARD, FILES, MANIFESTS, UNITS
 from kit.exported import exported, names_in
 from oncekey import wire
 from oncekey.core.keys import key_digest
@@ -33,15 +35,13 @@ from oncekey.core.model import (
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
 from oncekey.flow import Flow, Mode, Transaction, drive
-from oncekey.kit.making import ALERTS, MANIFESTS, UNITS, made, runbooks
-from oncekey.kit.settings import Part, chosen
 from oncekey.testing.claims import a_claim, answered
 
 INDEX = ROOT / "docs" / "runbooks" / "README.md"
 BOOKS = [page for page in pages("docs/runbooks/*.md") if page.path != INDEX]
 HEADINGS = ["What it means", "What users feel", "Look first", "Do", "It is over when", "Never"]
 TENANT = "acme"
-KIT = {file.name: file.content for file in made(Part, chosen(()))}
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 
 UNKNOWN, STALE, LETTER = "unknown-key-0000-0", "stale-key-0000-000", UUID(int=7)
 VERDICTS = ("oncekey doctor", "oncekey migrate status", "oncekey reconcile ledger")
@@ -77,7 +77,7 @@ def look(question: Question) -> Undecided:
 
 
 def _alerts() -> dict[str, dict[str, str]]:
-    rules = [rule for group in yaml.safe_load(KIT[ALERTS])["groups"] for rule in group["rules"]]
+    rules = [rule for group in yaml.safe_load(FILES[ALERTS])["groups"] for rule in group["rules"]]
     return {rule["alert"]: rule["annotations"] | rule["labels"] for rule in rules}
 
 
@@ -89,7 +89,7 @@ def test_every_alert_has_its_page_and_links_there() -> None:
     alerts = _alerts()
     assert {page.path.stem for page in BOOKS} == {_named(alert) for alert in alerts}
     for alert, said in alerts.items():
-        assert said["runbook_url"] == f"https://runbooks.example.com/oncekey/{_named(alert)}.md"
+        assert said["runbook_url"] == f"{REPOSITORY}/blob/main/docs/runbooks/{_named(alert)}.md"
 
 
 @pytest.mark.parametrize("page", BOOKS, ids=lambda page: page.path.stem)
@@ -117,15 +117,9 @@ def test_a_page_names_only_what_there_is(page: Page) -> None:
     for unit in re.findall(r"(?:-u|restart) (oncekey-[\w-]+)", page.text):
         assert f"systemd/{unit}.service" in UNITS
     for deployment in re.findall(r"deployment/([\w-]+)", page.text):
-        assert f"kind: Deployment\nmetadata:\n  name: {deployment}\n" in KIT[MANIFESTS[0]]
+        assert f"kind: Deployment\nmetadata:\n  name: {deployment}\n" in FILES[MANIFESTS[0]]
     for panel in re.findall(r"dashboard's (?:row )?\"([^\"]+)\"", page.text):
-        assert f'"title": "{panel}"' in KIT["grafana/oncekey-dashboard.json"]
-
-
-def test_the_kit_has_the_pages_as_they_are() -> None:
-    assert {page.name for page in runbooks()} == {path.name for path in INDEX.parent.iterdir()}
-    for page in [*BOOKS, Page(INDEX)]:
-        assert KIT[f"runbooks/{page.path.name}"] == page.text
+        assert f'"title": "{panel}"' in FILES[DASHBOARD]
 
 
 # The commands

@@ -19,9 +19,8 @@ from kubernetes_validate import ValidationError, latest_version, validate
 from cli.operating import oncekey
 from harness.checkers import VARIABLES, CheckerMissingError, program, verify
 from harness.pages import ROOT
+from kit.contrib import ALERTS, DASHBOARD, FILES, MANIFESTS, OPERATOR_RULES, UNITS, edited
 from oncekey.cli.app import make_app
-from oncekey.kit.making import ALERTS, MANIFESTS, OPERATOR_RULES, UNITS, made
-from oncekey.kit.settings import SETTINGS, Part, chosen
 from oncekey.wire import connect
 from oncekey.workers.service import GRACE
 
@@ -29,8 +28,10 @@ OF_THE_OPERATOR = {"PodMonitor", "PrometheusRule"}
 """Kinds of the Prometheus Operator, whose schemas Kubernetes does not bring."""
 
 
-def kit(*said: str) -> dict[str, str]:
-    return {file.name: file.content for file in made(Part, chosen(said))}
+def test_every_file_is_tested() -> None:
+    tested = {ALERTS, DASHBOARD, *UNITS, *MANIFESTS, OPERATOR_RULES}
+    assert set(FILES) == {*tested, "README.md"}
+    assert {name.split("/")[-1] for name in tested} == set(re.findall(r"`([\w-]+\.\w+)`", FILES["README.md"]))
 
 
 # Every word is one that the command takes
@@ -47,27 +48,26 @@ def accepted(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command.make_context(name, rest, parent=context)
 
 
-def _units(files: dict[str, str]) -> list[list[str]]:
-    return [shlex.split(line) for name in UNITS for line in re.findall(r"^ExecStart=(.*)$", files[name], re.MULTILINE)]
+def _units() -> list[list[str]]:
+    return [shlex.split(line) for name in UNITS for line in re.findall(r"^ExecStart=(.*)$", FILES[name], re.MULTILINE)]
 
 
-def _containers(files: dict[str, str]) -> list[dict[str, Any]]:
-    shapes = [shape for name in MANIFESTS for shape in yaml.safe_load_all(files[name])]
+def _containers() -> list[dict[str, Any]]:
+    shapes = [shape for name in MANIFESTS for shape in yaml.safe_load_all(FILES[name])]
     specs = [shape["spec"].get("jobTemplate", shape)["spec"] for shape in shapes]
     return [one for spec in specs if "template" in spec for one in spec["template"]["spec"]["containers"]]
 
 
-def _told(files: dict[str, str]) -> list[list[str]]:
+def _told() -> list[list[str]]:
     """The commands that alerts tell operators to type."""
-    text = yaml.safe_load(files[ALERTS])
+    text = yaml.safe_load(FILES[ALERTS])
     described = [rule["annotations"]["description"] for group in text["groups"] for rule in group["rules"]]
     return [shlex.split(one) for said in described for one in re.findall(r"`(oncekey [^`]+ --[^`]+)`", said)]
 
 
 def test_the_command_takes_every_line_of_units_manifests_and_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = kit()
-    units, told = _units(files), _told(files)
-    containers = [[*one["command"], *one["args"]] for one in _containers(files)]
+    units, told = _units(), _told()
+    containers = [[*one["command"], *one["args"]] for one in _containers()]
     assert [line[1:3] for line in units] == [
         ["worker", "--app"],
         ["migrate", "up"],
@@ -94,12 +94,15 @@ def test_a_line_that_the_command_does_not_take_is_found(line: str, monkeypatch: 
 
 
 def test_a_supervisor_waits_longer_than_the_grace() -> None:
-    assert int(SETTINGS["grace"].default) == GRACE
-    files = kit("grace=90")
-    assert "--grace 90" in files[UNITS[0]]
-    assert "TimeoutStopSec=105\n" in files[UNITS[0]]
-    (worker, *_) = yaml.safe_load_all(files[MANIFESTS[0]])
-    assert worker["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 105
+    service = dict(_unit(FILES[UNITS[0]])["Service"])
+    (worker, *_) = yaml.safe_load_all(FILES[MANIFESTS[0]])
+    pod = worker["spec"]["template"]["spec"]
+    for words, seconds in (
+        (shlex.split(service["ExecStart"]), int(service["TimeoutStopSec"])),
+        (pod["containers"][0]["args"], pod["terminationGracePeriodSeconds"]),
+    ):
+        assert int(words[words.index("--grace") + 1]) == GRACE
+        assert seconds == GRACE + 15
 
 
 # systemd
@@ -108,10 +111,15 @@ def test_a_supervisor_waits_longer_than_the_grace() -> None:
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     # It looks for what units name: this environment's own command, and a folder and a user of this machine.
     own = Path(sys.executable).with_name("oncekey")
-    files = kit(f"program={own}", f"directory={tmp_path}", f"environment={tmp_path / 'environment'}", "user=root")
+    changes = [
+        ("/opt/shop/.venv/bin/oncekey", str(own)),
+        ("=/opt/shop", f"={tmp_path}"),
+        ("/etc/oncekey/environment", str(tmp_path / "environment")),
+        ("User=shop", "User=root"),
+    ]
     paths = [tmp_path / Path(name).name for name in UNITS]
     for path, name in zip(paths, UNITS, strict=True):
-        path.write_text(files[name])
+        path.write_text(edited(name, *(changes if name.endswith(".service") else ())))
     assert verify(paths) == ""
     with paths[0].open("a") as unit:
         unit.write("[Service]\nRestrat=always\n")
@@ -139,12 +147,12 @@ def _unit(text: str) -> dict[str, list[tuple[str, str]]]:
 
 def test_units_hold_no_secret_and_are_shut_in() -> None:
     for name in (one for one in UNITS if one.endswith(".service")):
-        service = dict(_unit(kit()[name])["Service"])
+        service = dict(_unit(FILES[name])["Service"])
         assert service["EnvironmentFile"] == "/etc/oncekey/environment"
         assert {service[one] for one in ("NoNewPrivileges", "PrivateTmp", "ProtectHome")} == {"yes"}
         assert service["ProtectSystem"] == "strict"
         assert service["User"] == "shop"
-    worker = _unit(kit()[UNITS[0]])
+    worker = _unit(FILES[UNITS[0]])
     assert dict(worker["Service"])["Restart"] == "always"
     assert ("Wants", "network-online.target oncekey-migrate.service") in worker["Unit"]
     assert "Requires" not in dict(worker["Unit"]), "a migration that fails would leave the worker dead"
@@ -153,12 +161,12 @@ def test_units_hold_no_secret_and_are_shut_in() -> None:
 # Kubernetes
 
 
-def _shapes(files: dict[str, str]) -> list[dict[str, Any]]:
-    return [shape for name in (*MANIFESTS, OPERATOR_RULES) for shape in yaml.safe_load_all(files[name])]
+def _shapes() -> list[dict[str, Any]]:
+    return [shape for name in (*MANIFESTS, OPERATOR_RULES) for shape in yaml.safe_load_all(FILES[name])]
 
 
 def test_kubernetes_finds_nothing_wrong() -> None:
-    shapes = _shapes(kit())
+    shapes = _shapes()
     assert [shape["kind"] for shape in shapes] == [
         "Deployment", "PodDisruptionBudget", "Job", "PodMonitor", "CronJob", "PrometheusRule",
     ]  # fmt: skip
@@ -172,13 +180,13 @@ def test_kubernetes_finds_nothing_wrong() -> None:
 
 
 def test_selectors_find_the_pods_and_ports_are_those_that_are_named() -> None:
-    deployment, budget, _, monitor, *_ = _shapes(kit("health-port=9100"))
+    deployment, budget, _, monitor, *_ = _shapes()
     labels = deployment["spec"]["template"]["metadata"]["labels"].items()
     for selector in (deployment["spec"]["selector"], budget["spec"]["selector"], monitor["spec"]["selector"]):
         assert selector["matchLabels"].items() <= labels
     (worker,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert worker["ports"] == [{"name": "health", "containerPort": 9100}]
-    assert "0.0.0.0:9100" in worker["args"]
+    assert worker["ports"] == [{"name": "health", "containerPort": 9000}]
+    assert "0.0.0.0:9000" in worker["args"]
     probes = {name: worker[name]["httpGet"] for name in ("livenessProbe", "readinessProbe", "startupProbe")}
     assert {name: probe["path"] for name, probe in probes.items()} == {
         "livenessProbe": "/healthz",
@@ -191,15 +199,15 @@ def test_selectors_find_the_pods_and_ports_are_those_that_are_named() -> None:
 
 
 def test_the_stores_url_comes_from_a_secret_and_nothing_runs_as_root() -> None:
-    for container in _containers(kit("secret=store", "secret-key=url")):
+    for container in _containers():
         (url,) = (one for one in container["env"] if one["name"] == "ONCEKEY_STORE")
-        assert url == {"name": "ONCEKEY_STORE", "valueFrom": {"secretKeyRef": {"name": "store", "key": "url"}}}
+        assert url == {"name": "ONCEKEY_STORE", "valueFrom": {"secretKeyRef": {"name": "oncekey", "key": "store-url"}}}
         own = container["securityContext"]
         assert own["readOnlyRootFilesystem"]
         assert not own["allowPrivilegeEscalation"]
         assert own["capabilities"] == {"drop": ["ALL"]}
         assert "memory" in container["resources"]["limits"]
-    for shape in _shapes(kit()):
+    for shape in _shapes():
         spec = shape["spec"].get("jobTemplate", shape)["spec"]
         if "template" not in spec:
             continue
@@ -243,11 +251,16 @@ def test_the_command_of_the_nightly_comparison_runs(
     thread = threading.Thread(target=served.serve_forever, args=(0.05,))
     thread.start()
     try:
-        files = kit(f"ledger=http://127.0.0.1:{served.server_port}/charges", f"app={module}:once")
         if scheduled == "systemd":
-            (words,) = [one[1:] for one in _units(files) if "ledger" in one]
+            (words,) = [one[1:] for one in _units() if "ledger" in one]
         else:
-            (words,) = [one["args"] for one in _containers(files) if one["name"] == "ledger"]
+            (words,) = [one["args"] for one in _containers() if one["name"] == "ledger"]
+        own = {
+            "https://ledger.example.com/charges.json": f"http://127.0.0.1:{served.server_port}/charges",
+            "shop.main:once": f"{module}:once",
+        }
+        assert set(own) <= set(words)
+        words = [own.get(word, word) for word in words]
         agreed = oncekey(*words)
         served.RequestHandlerClass.charges.append({"provider_id": "ch_1", "amount": "5.00"})  # type: ignore[attr-defined]
         differing = oncekey(*words)

@@ -359,7 +359,6 @@ async def test_a_background_task_runs_once_and_never_on_a_false_success(shop: Sh
 
 @pytest.mark.parametrize("key", [None, "a-key-of-sixteen-letters"])
 async def test_a_body_that_takes_too_long(tmp_path: Path, key: str | None) -> None:
-    # R101
     shop = Shop(tmp_path, body_timeout=timedelta(milliseconds=1))
 
     @post("/orders")
@@ -377,7 +376,7 @@ async def test_a_body_that_takes_too_long(tmp_path: Path, key: str | None) -> No
 
 
 async def test_openapi_describes_what_is_protected(shop: Shop) -> None:
-    # R231; also where nothing is started, as `litestar schema openapi` writes it
+    # R228, R229; also where nothing is started, as `litestar schema openapi` writes it
     @post("/orders")
     @shop.once.protect(effects=LOCAL)
     async def create(data: Order) -> Order:

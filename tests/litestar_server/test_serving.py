@@ -89,7 +89,7 @@ def test_without_a_key_where_that_is_allowed(shop: Shop) -> None:
 
 
 def test_the_status_of_a_key(shop: Shop) -> None:
-    # R190, R228: who asks sees his own keys only
+    # R29, R84: who asks sees his own keys only
     with Served(shop.application()) as server:
         key = f"with/a slash//{new_key()}"
         assert send(server.port, "/local", {"item": "tea"}, key=f'"{key}"').status == 201

@@ -43,7 +43,7 @@ def records(url: str) -> int:
 @pytest.mark.parametrize("before_send", ["autocommit", None])
 @pytest.mark.parametrize("first", [False, True])
 def test_the_rows_and_the_key_are_one_commit(url: str, before_send: Any, first: bool) -> None:
-    # R84: its commit() only flushes, and the plugin's own commit before the answer finds nothing to do; nor does it
+    # R71: its commit() only flushes, and the plugin's own commit before the answer finds nothing to do; nor does it
     # matter which plugin is named first
     shop = SqlShop(url, before_send=before_send, first=first)
     with shop.served() as port:

@@ -168,7 +168,7 @@ async def test_what_is_kept_of_each_ending(way: str, postgres_dsn: str) -> None:
 
 
 async def test_a_failed_run_is_simply_run_again(way: str, postgres_dsn: str) -> None:
-    # R105: a 500 in LOCAL is rolled back
+    # R104: a 500 in LOCAL is rolled back
     async with Shop(way, postgres_dsn).open() as shop:
         fails = [True]
 

@@ -349,7 +349,7 @@ async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, k
 
 
 async def test_two_who_both_saw_no_row_store_one_answer(package: str, dsn: str) -> None:
-    # row 2: the primary key is the last line of defence (a collision of a lock that was lost)
+    # R68, row 2: the primary key is the last line of defence (a collision of a lock that was lost)
     async with desk(package, dsn) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)

@@ -60,7 +60,7 @@ def said(driver, flow):
 
 
 def test_a_duplicate_in_flight_is_refused_and_the_first_one_commits_once(driver):
-    """R74: the second one waits for nobody, whatever it is: its transaction finds the row of the lock."""
+    """R69: the second one waits for nobody, whatever it is: its transaction finds the row of the lock."""
     claim = a_claim("twice")
     first, look = locked(driver, claim)
     assert (look.got, look.snapshot.record) == (True, None)
@@ -174,7 +174,7 @@ sys.stdin.read()
 
 
 def test_a_killed_client_frees_its_key(driver, empty_either):
-    """R74: the server notices the closed socket, rolls back, and the key is anybody's."""
+    """R86: the server notices the closed socket, rolls back, and the key is anybody's."""
     client = subprocess.Popen(
         [sys.executable, "-c", KILLED, empty_either],
         stdin=subprocess.PIPE,

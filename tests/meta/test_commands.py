@@ -81,6 +81,26 @@ def test_the_lowest_versions_have_an_environment_of_their_own(tmp_path: Path) ->
     assert f"{venv}/bin" not in done.stdout
 
 
+def test_the_fast_tests_need_nothing_but_the_environment(tmp_path: Path) -> None:
+    done = _make("-n", "test", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
+    assert "-m pytest -n 2 --durations=10 --suite=fast tests" in done.stdout
+    assert not re.search("apt-get|npm|chromium|pgbouncer|mariadb", done.stdout)
+
+
+def test_all_tests_are_the_fast_ones_and_then_the_others(tmp_path: Path) -> None:
+    done = _make("-n", "test-all", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
+    assert re.findall("--suite=([a-z]+) tests", done.stdout) == ["fast", "more"]
+    assert done.stdout.index("--suite=fast") < done.stdout.index("apt-get") < done.stdout.index("--suite=more")
+
+
+@pytest.mark.parametrize("target", ["test", "test-more", "test-all"])
+def test_what_is_named_is_run_whole_and_once(tmp_path: Path, target: str) -> None:
+    done = _make("-n", target, "TESTS=tests/skins", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
+    assert done.stdout.count("-m pytest") == 1
+    assert "--durations=10  tests/skins" in done.stdout
+    assert "--suite" not in done.stdout
+
+
 def _looked_for(target: str, tmp_path: Path, *programs: str, user: int, **variables: str) -> tuple[int, str, list[str]]:
     """`make browser` and its like on a machine with these programs: its code, what it says, what they are asked."""
     folder = tmp_path / "programs"
@@ -192,7 +212,7 @@ def _ci(tmp_path: Path, make: str) -> tuple[int, list[str]]:
 
 def test_ci_checks_and_tests_from_the_repositorys_root(tmp_path: Path) -> None:
     root = tmp_path.resolve()
-    assert _ci(tmp_path, "exit 0") == (0, [f"{root} check", f"{root} lowest", f"{root} test"])
+    assert _ci(tmp_path, "exit 0") == (0, [f"{root} {step}" for step in ("check", "lowest", "test", "test-more")])
 
 
 def test_ci_fails_when_a_step_fails(tmp_path: Path) -> None:

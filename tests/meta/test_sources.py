@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ LARGEST_SHARE_OF_IMPORTS = 0.07
 DEEPEST_PACKAGE = 2
 STORES_OF_REQUESTS = ("src/oncekey/drivers/redis_talk.py", "examples/sqlite_cells.py")
 LONGEST_STORE = 400
+LAYERS = ("cli", "once", "workers", "frameworks", "engine", "ports", "flow", "core")
 
 
 def _files() -> list[Path]:
@@ -54,6 +58,43 @@ def test_few_lines_are_imports() -> None:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 imports += (node.end_lineno or node.lineno) - node.lineno + 1
     assert imports / lines < LARGEST_SHARE_OF_IMPORTS
+
+
+def test_make_check_lets_dependencies_point_one_way_only() -> None:
+    # R58
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract for contract in contracts if contract["type"] == "layers")
+    assert layers["exhaustive"]
+    order = [layer.split(" ") for layer in layers["layers"]]
+    depths = [next(depth for depth, names in enumerate(order) if name in names) for name in LAYERS]
+    assert depths == sorted(set(depths))
+    assert "lint-imports" in (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
+
+
+def _methods(folder: str, *, of_protocols: bool) -> Iterator[tuple[str, str, str | None]]:
+    """Public methods of public classes: where each is, its name, and its docstring."""
+    for path in sorted((ROOT / "src" / "oncekey" / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                protocol = any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+                for method in node.body if protocol is of_protocols else ():
+                    if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                        continue
+                    # A body that is only a docstring does nothing, and the sentence is there instead of `pass`.
+                    if not method.name.startswith("_") and (of_protocols or len(method.body) > 1):
+                        yield f"{path.relative_to(ROOT)}:{method.lineno}", method.name, ast.get_docstring(method)
+
+
+def test_a_method_of_a_port_is_described_in_the_port_only() -> None:
+    described: dict[str, set[str | None]] = defaultdict(set)
+    for _, name, text in _methods("", of_protocols=True):
+        described[name].add(text)
+    for folder in ("stores", "drivers"):
+        for where, name, text in _methods(folder, of_protocols=False):
+            if text is None:
+                assert described[name] - {None}, f"{where}: no protocol describes {name}, so it needs a docstring"
+            else:
+                assert text not in described[name], f"{where}: a protocol describes {name} with the same words"
 
 
 def test_no_package_is_deep() -> None:

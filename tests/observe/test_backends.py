@@ -268,6 +268,15 @@ async def test_gauges_ask_the_store(asgi_shop: AsgiShop) -> None:
         assert after["store_duration_seconds_count", ("claim",)] == 1
 
 
+async def test_each_round_of_the_sweeper_is_counted(asgi_shop: AsgiShop) -> None:
+    # R148
+    async with asgi_shop.serving():
+        for rounds in (1, 2):
+            await asgi_shop.work("sweeper")
+            found = samples(await asgi_shop.metrics.page(asgi_shop.once))
+            assert found["store_duration_seconds_count", ("stale",)] == rounds
+
+
 async def test_gauges_ask_the_store_from_threads(store: Any) -> None:
     # R213
     shop = WsgiShop(store("psycopg"))

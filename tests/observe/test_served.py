@@ -19,7 +19,7 @@ from harness.patience import wait_until
 from observe.shop import read
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.observe.measuring import gauges_of
 from oncekey.stores.postgres import PostgresStore
@@ -81,7 +81,7 @@ def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
 def full(postgres_dsn: str) -> str:
     """100,000 records of today, nearly all of them finished."""
     driver = PsycopgDriver(postgres_dsn, pool_size=1)
-    drive(upkeep.up(PostgresStore().schema), driver.run)
+    drive(migrating.up(PostgresStore().schema), driver.run)
     driver.close()
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         fill_postgres(connection, 1, 100_000)
@@ -120,7 +120,7 @@ MADE = {"clock", "unfinished", "record", "few", "due", "dead", "expired", "oncek
 def test_gauges_of_sqlite_go_along_indexes(tmp_path: Path) -> None:
     # R135, R213
     driver = SqliteDriver(tmp_path / "plans.db")
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()
     said = SqliteStore()._statements._commands["standing"]
     with closing(sqlite3.connect(tmp_path / "plans.db")) as connection:

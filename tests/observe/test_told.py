@@ -115,7 +115,7 @@ async def test_a_refusal_by_the_breaker_is_no_failure_of_the_store(either: Any) 
 
 
 async def test_a_route_that_fails_open(either: Any) -> None:
-    # R205
+    # R110, R205
     shop = either(inline={"on_store_error": "fail_open", "naturally_idempotent": True})
     async with shop.serving():
         await shop.send("/inline", KEY)

@@ -9,7 +9,7 @@ from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
@@ -29,7 +29,7 @@ def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
         driver = SqliteDriver(tmp_path / "operate.db")
-        drive(upkeep.up(SqliteStore().schema), driver.run)
+        drive(migrating.up(SqliteStore().schema), driver.run)
         with blocking(SqliteStore, driver) as world:
             yield world
         return

@@ -12,7 +12,7 @@ import pytest
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -39,7 +39,7 @@ def nodes(plan):
 @pytest.fixture
 def postgres(postgres_dsn):
     driver = PsycopgDriver(postgres_dsn, pool_size=1)
-    drive(upkeep.up(PostgresStore().schema), driver.run)
+    drive(migrating.up(PostgresStore().schema), driver.run)
     driver.close()
     with closing(psycopg.connect(postgres_dsn, autocommit=True)) as connection:
         # One in ten keeps an order; all are due.
@@ -102,7 +102,7 @@ def test_a_batch_is_looked_up_by_its_ids_whatever_the_statistics_say(postgres, n
 
 def test_sqlite(tmp_path):
     driver = SqliteDriver(tmp_path / "many.db")
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()
     statement = said(SqliteStore(clock=lambda: 2 * ROWS), "due")
     with closing(sqlite3.connect(tmp_path / "many.db")) as connection:

@@ -82,7 +82,7 @@ def test_two_retries_after_a_dead_owner_and_one_of_them_runs(engine: Engine, clo
     assert engine.find(claim.id).record.fence == seen.fence + 1
 
 
-def test_a_row_that_vanished_in_between_is_claimed_and_not_waved_through(engine: Engine) -> None:  # peers 10, R65
+def test_a_row_that_vanished_in_between_is_claimed_and_not_waved_through(engine: Engine) -> None:  # peers 10
     claim = a_claim()
     lease = proceed(engine, claim)
     assert engine.settle(lease, Discarded()).ours

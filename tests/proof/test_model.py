@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.selection import assert_caught
 from oncekey.core.transitions import ROWS
 from proof.model import MUTANTS, SCENARIOS, SOUND, Counterexample, Proven, explore
 
@@ -43,6 +44,8 @@ def test_a_law_without_one_rule_is_caught(name):  # F1-F39
         pytest.fail(f"{mutant.finding} went unseen: {name}, in {outcome.worlds} worlds of {mutant.scenario!r}")
     assert mutant.breaks in outcome.broken, str(outcome)
     assert outcome.trace
+    proof = f"test_no_promise_can_be_broken_and_nothing_can_be_stuck[{mutant.scenario}]"
+    assert_caught(name, "proof/test_model.py", [proof])
 
 
 def test_every_hole_has_its_mutant():

@@ -77,7 +77,7 @@ PAYMENT = (
 @on({SQLITE: ("before:commit:1", "after:charge:1"), POSTGRES: PAYMENT})
 def test_a_payment_whose_server_is_killed(
     cluster: Cluster, healthy_server: Victim, point: str
-) -> None:  # R116, R117, R120, F24
+) -> None:  # R116, R117, R120, R249, F24
     key = new_key()
     victim = cluster.server(point)
 

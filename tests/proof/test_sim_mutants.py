@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.selection import assert_caught
 from proof.sim.mutants import MUTANTS, Mutant
-from proof.sim.simulator import BOUND, catch, main, simulate
+from proof.sim.scenarios import EVERYDAY, SCENARIOS
+from proof.sim.simulator import BOUND, CHUNK, catch, main, simulate
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "simulation.md"
 
@@ -23,6 +25,15 @@ def test_a_mutant_is_caught(mutant: Mutant) -> None:
     assert run is not None, f"{mutant.name} got away: {mutant.what}"
     # The same seed in the same world: it is the broken rule that was caught, not the world.
     assert not simulate(run.seed, scenario=mutant.scenario).violations
+    assert_caught(mutant.name, "proof/test_simulator.py", [_test_of(mutant, run.seed)])
+
+
+def _test_of(mutant: Mutant, seed: int) -> str:
+    """The test of the sound simulator that runs this seed in this mutant's world."""
+    if mutant.scenario == EVERYDAY:
+        return f"test_no_seed_breaks_a_promise[{seed // CHUNK}]"
+    (name,) = (name for name, scenario in SCENARIOS.items() if scenario == mutant.scenario)
+    return f"test_no_seed_of_a_narrower_world_breaks_one[{name}-{seed // CHUNK}]"
 
 
 def test_a_catch_is_replayed_by_its_seed() -> None:

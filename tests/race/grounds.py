@@ -22,7 +22,7 @@ from oncekey import wire
 from oncekey.core.model import Proceed, Retryable
 from oncekey.core.policy import Policy
 from oncekey.drivers.dynamodb_items import table_of
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.testing.claims import LEASE, START, TTL, ManualClock, a_claim, answered
 from race.racing import EFFECTS, PhasedRun, Report, Track, race
@@ -62,7 +62,7 @@ class OnSqlite:
         self._path = path
         self.track = Track(f"sqlite:///{path}")
         with closing(wire.connect(self.track.url)) as engine:
-            drive(upkeep.up(engine.store.schema), engine.driver.run)
+            drive(migrating.up(engine.store.schema), engine.driver.run)
         self._say(MARKS)
 
     def executed(self) -> list[tuple[str, int]]:

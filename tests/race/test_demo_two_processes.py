@@ -25,6 +25,7 @@ AT_ONCE = 10
 def test_every_key_by_8_clients_is_one_order(
     tmp_path: Path, postgres_dsn: str, count: int, drivers: tuple[str, str]
 ) -> None:
+    # R246
     one, other = (Demo(tmp_path, store=postgres_dsn.replace("postgresql", driver, 1)) for driver in drivers)
     with one, other:
         keys = [str(uuid.uuid4()) for _ in range(count)]

@@ -8,7 +8,7 @@ from harness.tables import database_with_tables, empty_tables
 from oncekey.drivers.mariadb.pymysql import PymysqlDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
@@ -35,7 +35,7 @@ def world(request, tmp_path):
     """A store behind a driver, with a clock that the test owns."""
     if request.param == "sqlite":
         driver = SqliteDriver(tmp_path / "reconcile.db")
-        drive(upkeep.up(SqliteStore().schema), driver.run)
+        drive(migrating.up(SqliteStore().schema), driver.run)
         made = blocking(SqliteStore, driver)
     elif request.param in {"mariadb", "mysql"}:
         made = blocking(MariadbStore, PymysqlDriver(request.getfixturevalue(f"empty_{request.param}")))

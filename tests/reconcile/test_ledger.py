@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from oncekey.cli.app import make_app
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.reconcile import (
     MEANING,
@@ -127,7 +127,7 @@ def test_a_ledger_from_files(tmp_path):
 def shop(tmp_path):
     """A store with one payment that was made, and its provider's books."""
     driver = SqliteDriver(tmp_path / "shop.db")
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     with blocking(SqliteStore, driver) as world:
         claim = phased(world)
         receive(world, claim, Executed({"id": "ch_1", "amount": 700}))

@@ -12,7 +12,7 @@ import pytest
 from harness.tables import empty_tables
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -92,7 +92,7 @@ def test_postgresql(postgres, name):
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_sqlite(tmp_path, name):
     driver = SqliteDriver(tmp_path / "many.db")
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()
     command = SqliteStore()._statements._commands[name]
     with closing(sqlite3.connect(tmp_path / "many.db")) as connection:

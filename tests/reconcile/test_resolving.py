@@ -269,7 +269,7 @@ async def test_an_early_word_about_an_inline_call_is_found_when_it_is_needed(wor
     assert (world.record(claim.id).state, asked) == (State.COMPLETED, [])
 
 
-async def test_what_was_heard_before_a_key_began_anew_is_not_about_it(world):  # R161, F1
+async def test_what_was_heard_before_a_key_began_anew_is_not_about_it(world):  # F1
     claim = phased(world)
     receive(world, claim, Undecided("pending"), "evt_0")
     assert receive(world, claim, Executed({"id": "ch_old"}), provider_id="nobody").became is Became.KEPT

@@ -210,7 +210,7 @@ async def test_what_came_early_is_applied_when_the_record_turns_unknown(bank):  
     assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
 
 
-async def test_the_providers_own_id_is_enough_once_it_was_told(bank):  # F36
+async def test_the_providers_own_id_is_enough_once_it_was_told(bank):  # R136, F36
     async with serving(bank) as dead, serving(bank) as process:
         await dead.send_and_freeze("after charge")
         await post(process, event_of(bank, "charge.pending", "evt_0"))  # tells both names

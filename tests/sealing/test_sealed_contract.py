@@ -10,7 +10,7 @@ from contract.test_cells import DictCells
 from oncekey.drivers.cells import CellDriver
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.engine.sealed_store import sealed_store
 from oncekey.flow import drive
 from oncekey.sealing import AesGcm
@@ -44,6 +44,6 @@ class TestSealedSqlite(StoreContract):  # R195
     @pytest.fixture
     def world(self, tmp_path):
         driver = SqliteDriver(tmp_path / "keys.db")
-        drive(upkeep.up(SqliteStore().schema), driver.run)
+        drive(migrating.up(SqliteStore().schema), driver.run)
         with blocking(partial(_sealed, SqliteStore), driver) as world:
             yield world

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from oncekey import Once
 from oncekey.console.dossier import body_of, indented
-from oncekey.core.envelopes import enclose_text, sealed_answer
+from oncekey.core.enclosing import enclose_text, sealed_answer
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import StoredResponse
 from oncekey.sealing import AesGcm, CannotOpenError

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.http import HttpResponse, StreamingHttpResponse
 from django.urls import path
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_POST, require_safe
 from psycopg.conninfo import conninfo_to_dict
 
 from oncekey.engine.operation import SyncOperation
@@ -61,6 +61,7 @@ def make(service: Service) -> Any:
     urlpatterns[:] = [
         path(restful.path[1:], _orders(service, restful).as_view()),
         *(path(route.path[1:], _view(service, route)) for route in others),
+        path("idempotency-keys/<path:key>", _status(service)),
     ]
     return get_wsgi_application()
 
@@ -68,6 +69,15 @@ def make(service: Service) -> Any:
 def _admitted(service: Service, request: Any) -> tuple[str, int]:
     resumed = resumed_as(request)
     return (resumed, 200) if resumed else service.admits(request.headers.get("Authorization", ""), request.method)
+
+
+def _status(service: Service) -> Any:
+    @require_safe
+    def view(request: Any, key: str) -> Any:
+        request.user, status = _admitted(service, request)
+        return service.once.status_view(request, key) if status == 200 else HttpResponse(status=status)
+
+    return view
 
 
 def _view(service: Service, route: Route) -> Any:

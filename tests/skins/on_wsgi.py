@@ -43,7 +43,12 @@ def make(service: Service) -> Any:
         environ["wsgi.input"] = io.BytesIO(body)
         return handlers[path](environ, start_response)
 
-    return once.wsgi(app, tenant=lambda environ: environ["tenant"])
+    def tenant(environ: Any) -> str:
+        """Who was admitted; the status resource is asked before the application."""
+        who: str = environ.get("tenant") or service.admits(environ.get("HTTP_AUTHORIZATION", ""), "GET")[0]
+        return who
+
+    return once.wsgi(app, tenant=tenant, status="/idempotency-keys")
 
 
 def _answered(said: Said, start_response: Any) -> Iterable[bytes]:

@@ -153,6 +153,11 @@ class Stage:
         chosen = new_key() if key is None else key or None
         return send(self.port, path, order, key=chosen, Authorization=f"Bearer {token}", **headers)
 
+    def status(self, key: str, *, headers: Mapping[str, str] = {}) -> Reply:
+        """What the status resource says of a key."""
+        lines = {"Authorization": f"Bearer {WRITER}", **headers}
+        return send(self.port, f"/idempotency-keys/{key}", key=None, method="GET", **lines)
+
     def send_chunks(self, path: str, *pieces: bytes, key: str) -> Reply:
         """A POST that does not say how long it is."""
         lines = {"Authorization": f"Bearer {WRITER}", "Idempotency-Key": key, "Content-Type": "application/json"}

@@ -11,6 +11,7 @@ from skins.rows import ON_SQLITE, SKINS
 from skins.stage import Stage, new_key
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+WITHOUT_STATUS = frozenset({"asgi", "example"})
 TRACED = {"Traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
 
 
@@ -26,3 +27,8 @@ def test_a_fault_names_the_trace_of_its_request(name: str, tmp_path: Path, provi
         for header in ({}, {"Traceparent": f"00-{'0' * 32}-00f067aa0ba902b7-01"}, {"Traceparent": "nonsense"}):
             fault = stage.send("/charges", {"item": "milk"}, key=key, headers=header).json()["fault"]
             assert fault["traceId"] == ""
+        if name not in WITHOUT_STATUS:
+            for headers, trace in ((TRACED, TRACE), ({}, "")):
+                absent = stage.status(new_key(), headers=headers)
+                assert (absent.status, absent.json()["fault"]["traceId"]) == (404, trace)
+            assert stage.status(key).json()["state"] == "completed"

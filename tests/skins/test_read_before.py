@@ -171,6 +171,7 @@ READING = [
 def test_a_body_that_middleware_has_read_is_compared(
     make: Callable[..., Any], ways: tuple[Any, ...], content: tuple[str, bytes, bytes], tmp_path: Any
 ) -> None:
+    # R41
     kind, body, other = content
     runs: list[int] = []
     once = Once(f"sqlite:///{tmp_path}/read.db", migrate=True)

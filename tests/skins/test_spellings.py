@@ -109,7 +109,7 @@ def sent(port: int, path: str, key: str | None) -> tuple[int, str]:
 
 
 def test_every_spelling_that_is_served_is_protected(served: tuple[str, int]) -> None:
-    # R10, R17: no key is refused, and one key executes once
+    # R11, R87: no key is refused, and one key executes once
     kind, port = served
 
     def tried(path: str) -> tuple[str, list[tuple[int, str]]]:

@@ -16,7 +16,7 @@ from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.engine.shell import Engine
 from oncekey.flow import drive
 from oncekey.stores import postgres, sqlite
@@ -72,14 +72,14 @@ def test_both_databases_have_the_same_migrations():
 def test_up_makes_the_tables_and_says_what_it_ran(driver):  # R237
     schema = sqlite.tables()
     with pytest.raises(SchemaError, match="no oncekey tables"):
-        drive(upkeep.check(schema), driver.run)
-    assert {entry.state for entry in drive(upkeep.status(schema), driver.run)} == {MigrationState.PENDING}
+        drive(migrating.check(schema), driver.run)
+    assert {entry.state for entry in drive(migrating.status(schema), driver.run)} == {MigrationState.PENDING}
 
-    assert drive(upkeep.up(schema), driver.run) == schema.migrations
-    assert drive(upkeep.up(schema), driver.run) == ()
+    assert drive(migrating.up(schema), driver.run) == schema.migrations
+    assert drive(migrating.up(schema), driver.run) == ()
 
-    drive(upkeep.check(schema), driver.run)
-    assert {entry.state for entry in drive(upkeep.status(schema), driver.run)} == {MigrationState.APPLIED}
+    drive(migrating.check(schema), driver.run)
+    assert {entry.state for entry in drive(migrating.status(schema), driver.run)} == {MigrationState.APPLIED}
 
 
 def test_the_engine_checks_and_migrates(driver):
@@ -91,24 +91,24 @@ def test_the_engine_checks_and_migrates(driver):
 
 
 def test_the_printed_script_makes_the_same_store(driver, path, tmp_path):
-    drive(upkeep.up(sqlite.tables()), driver.run)
+    drive(migrating.up(sqlite.tables()), driver.run)
     by_hand = tmp_path / "by_hand.db"
     with closing(sqlite3.connect(by_hand)) as connection:
         connection.executescript(sqlite.tables().script())
 
     assert look(by_hand) == look(path)
     other = SqliteDriver(by_hand)
-    drive(upkeep.check(sqlite.tables()), other.run)
-    assert drive(upkeep.up(sqlite.tables()), other.run) == ()
+    drive(migrating.check(sqlite.tables()), other.run)
+    assert drive(migrating.up(sqlite.tables()), other.run) == ()
     other.close()
 
 
 def test_step_by_step_and_all_at_once_come_to_the_same(driver, path, tmp_path):
     tomorrow = extended(("pre", "CREATE TABLE oncekey_more (a INTEGER); CREATE INDEX oncekey_i ON oncekey_more (a);"))
-    drive(upkeep.up(sqlite.tables()), driver.run)
-    drive(upkeep.up(tomorrow), driver.run)
+    drive(migrating.up(sqlite.tables()), driver.run)
+    drive(migrating.up(tomorrow), driver.run)
     other = SqliteDriver(tmp_path / "fresh.db")
-    drive(upkeep.up(tomorrow), other.run)
+    drive(migrating.up(tomorrow), other.run)
 
     assert look(path) == look(tmp_path / "fresh.db")
     other.close()
@@ -118,46 +118,46 @@ def test_a_migration_that_fails_leaves_nothing_behind(driver, path):
     broken = extended(("pre", "CREATE TABLE oncekey_more (a INTEGER); INSERT INTO nowhere VALUES (1);"))
 
     with pytest.raises(StoreError):
-        drive(upkeep.up(broken), driver.run)
+        drive(migrating.up(broken), driver.run)
 
     assert not [row for row in look(path) if "more" in row[1]]
-    assert [entry.state for entry in drive(upkeep.status(broken), driver.run)][-1] is MigrationState.PENDING
-    drive(upkeep.check(sqlite.tables()), driver.run)  # the one before it is in
+    assert [entry.state for entry in drive(migrating.status(broken), driver.run)][-1] is MigrationState.PENDING
+    drive(migrating.check(sqlite.tables()), driver.run)  # the one before it is in
 
 
 def test_a_migration_may_hold_a_trigger(driver):
     trigger = "CREATE TRIGGER oncekey_t AFTER DELETE ON oncekey_record BEGIN SELECT 1; SELECT ';'; END;"
     more = extended(("pre", f"{trigger} CREATE TABLE oncekey_more (a INTEGER);"))
 
-    assert len(drive(upkeep.up(more), driver.run)) == len(more.migrations)
+    assert len(drive(migrating.up(more), driver.run)) == len(more.migrations)
 
 
 def test_what_older_code_could_not_live_with_waits(driver):
     tomorrow = extended(("pre", "CREATE TABLE oncekey_a (a INTEGER)"), ("post", "DROP TABLE oncekey_a"))
 
-    drive(upkeep.up(sqlite.tables()), driver.run)
-    ran = drive(upkeep.up(tomorrow, only=MigrationPhase.PRE), driver.run)
+    drive(migrating.up(sqlite.tables()), driver.run)
+    ran = drive(migrating.up(tomorrow, only=MigrationPhase.PRE), driver.run)
     assert [one.phase for one in ran] == [MigrationPhase.PRE]
-    drive(upkeep.check(tomorrow), driver.run)  # new code runs
-    drive(upkeep.check(sqlite.tables()), driver.run)  # and old code still does
+    drive(migrating.check(tomorrow), driver.run)  # new code runs
+    drive(migrating.check(sqlite.tables()), driver.run)  # and old code still does
 
-    drive(upkeep.up(tomorrow), driver.run)
-    drive(upkeep.check(tomorrow), driver.run)
+    drive(migrating.up(tomorrow), driver.run)
+    drive(migrating.check(tomorrow), driver.run)
     with pytest.raises(SchemaError, match="update oncekey"):
-        drive(upkeep.check(sqlite.tables()), driver.run)
+        drive(migrating.check(sqlite.tables()), driver.run)
 
 
 def test_a_store_that_was_made_otherwise_is_not_used(driver, path):
     schema = sqlite.tables()
-    drive(upkeep.up(schema), driver.run)
+    drive(migrating.up(schema), driver.run)
     driver.close()
     change(path, "UPDATE oncekey_migration SET checksum = 'tampered'")
     driver = SqliteDriver(path)
 
     with pytest.raises(SchemaError, match="not the one"):
-        drive(upkeep.check(schema), driver.run)
+        drive(migrating.check(schema), driver.run)
     with pytest.raises(SchemaError, match="not the one"):
-        drive(upkeep.up(schema), driver.run)
+        drive(migrating.up(schema), driver.run)
     with pytest.raises(SchemaError, match="not the one"):
         drive(schema.migrate(schema.migrations[0]), driver.run)
     driver.close()
@@ -167,7 +167,7 @@ def test_a_table_without_a_line_is_not_overwritten(driver, path):
     change(path, "CREATE TABLE oncekey_record (a)")
 
     with pytest.raises(StoreError):
-        drive(upkeep.up(sqlite.tables()), driver.run)
+        drive(migrating.up(sqlite.tables()), driver.run)
 
     assert [row[1] for row in look(path)] == ["oncekey_record"]
 
@@ -232,7 +232,7 @@ def test_a_store_with_records_keeps_them(driver, path):  # R237
     """0002 makes SQLite's table anew: every column of every row, in every state, is there again."""
     now = sqlite.tables()
     before = SqlSchema(PACKAGE, Dialect.SQLITE, migrations=now.migrations[:1])
-    drive(upkeep.up(before), driver.run)
+    drive(migrating.up(before), driver.run)
     columns = COLUMNS[:-1]
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         places = ", ".join("?" * len(columns))
@@ -243,7 +243,7 @@ def test_a_store_with_records_keeps_them(driver, path):  # R237
             )
         old = connection.execute("SELECT * FROM oncekey_record ORDER BY key").fetchall()
 
-    assert [one.number for one in drive(upkeep.up(now), driver.run)] == [one.number for one in now.migrations[1:]]
+    assert [one.number for one in drive(migrating.up(now), driver.run)] == [one.number for one in now.migrations[1:]]
 
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT * FROM oncekey_record ORDER BY key").fetchall() == [
@@ -251,7 +251,7 @@ def test_a_store_with_records_keeps_them(driver, path):  # R237
         ]
     assert {row[0] for row in old} == {"shop|t1"}
     assert {row[COLUMNS.index("state")] for row in old} == {state.value for state in State}
-    drive(upkeep.check(now), driver.run)
+    drive(migrating.check(now), driver.run)
     found = drive(SqliteStore().find(RecordId("shop|t1", "completed")), driver.run).record
     assert (found.response.status, found.response.body, found.request) == (402, b"\x00\xff", None)
 
@@ -265,9 +265,9 @@ def test_what_the_old_table_refused_the_new_one_refuses(driver, path):  # R56
         return {name: " ".join(rule.split()) for name, rule in constraint.findall(text)}
 
     now = sqlite.tables()
-    drive(upkeep.up(SqlSchema(PACKAGE, Dialect.SQLITE, migrations=now.migrations[:1])), driver.run)
+    drive(migrating.up(SqlSchema(PACKAGE, Dialect.SQLITE, migrations=now.migrations[:1])), driver.run)
     before = constraints()
-    drive(upkeep.up(now), driver.run)
+    drive(migrating.up(now), driver.run)
     after = constraints()
 
     assert len(before) == 10
@@ -302,5 +302,5 @@ def test_many_processes_may_migrate_at_once(path):
 
     assert [(process.returncode, error) for process, error in zip(crowd, errors, strict=True)] == [(0, b"")] * 4
     driver = SqliteDriver(path)
-    assert {entry.state for entry in drive(upkeep.status(sqlite.tables()), driver.run)} == {MigrationState.APPLIED}
+    assert {entry.state for entry in drive(migrating.status(sqlite.tables()), driver.run)} == {MigrationState.APPLIED}
     driver.close()

@@ -180,7 +180,7 @@ class TestCost:
 
 
 class TestTraps:
-    """E1 to E10 of the usual SQL, as regressions (R266)."""
+    """E1 to E7, E9 and E10 of the usual SQL, as regressions (R266); E8 is in `upkeep`, and E11 in `outbox`."""
 
     def test_a_finished_key_replays_again_and_again(self, engine):  # E1, R96
         claim = completed(engine)

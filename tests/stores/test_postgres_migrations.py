@@ -14,7 +14,7 @@ from oncekey.core.errors import SchemaError, StoreError
 from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import adrive, drive
 from oncekey.stores import postgres
 from oncekey.stores.rows import COLUMNS, WORK
@@ -46,10 +46,10 @@ def test_up_makes_the_tables(engine, postgres_dsn):  # R237
     schema = postgres.tables()
     with pytest.raises(SchemaError, match="no oncekey tables"):
         engine.check()
-    assert {entry.state for entry in drive(upkeep.status(schema), engine.driver.run)} == {MigrationState.PENDING}
+    assert {entry.state for entry in drive(migrating.status(schema), engine.driver.run)} == {MigrationState.PENDING}
 
-    assert drive(upkeep.up(schema), engine.driver.run) == schema.migrations
-    assert drive(upkeep.up(schema), engine.driver.run) == ()
+    assert drive(migrating.up(schema), engine.driver.run) == schema.migrations
+    assert drive(migrating.up(schema), engine.driver.run) == ()
 
     engine.check()
     columns = {row[3] for row in look(postgres_dsn)[0] if row[1] == "record"}
@@ -66,7 +66,7 @@ async def test_up_under_asyncio_makes_the_same_tables(postgres_dsn, scheme):
     await engine.migrate()
 
     await engine.check()
-    assert await adrive(upkeep.up(postgres.tables()), engine.driver.run) == ()
+    assert await adrive(migrating.up(postgres.tables()), engine.driver.run) == ()
     await engine.close()
 
 
@@ -92,7 +92,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(engine, postgres_dsn):
     schema = SqlSchema("oncekey.stores.postgres", Dialect.POSTGRES, migrations=(*known, broken))
 
     with pytest.raises(StoreError):
-        drive(upkeep.up(schema), engine.driver.run)
+        drive(migrating.up(schema), engine.driver.run)
 
     assert not [row for row in look(postgres_dsn)[0] if row[1] == "more"]
     engine.check()  # the one before it is in
@@ -108,7 +108,7 @@ def test_a_migration_may_hold_a_function(engine):
     more = Migration.read(f"{len(known) + 1:04}_pre_functions.sql", text)
     schema = SqlSchema("oncekey.stores.postgres", Dialect.POSTGRES, migrations=(*known, more))
 
-    assert drive(upkeep.up(schema), engine.driver.run) == schema.migrations
+    assert drive(migrating.up(schema), engine.driver.run) == schema.migrations
 
 
 def test_a_store_that_was_made_otherwise_is_not_used(engine, postgres_dsn):
@@ -148,13 +148,13 @@ EVERY_STATE = """
 
 def test_a_store_with_records_keeps_them(engine, postgres_dsn):  # R237
     """In every state; the table is not written anew, so nobody waits for a large one."""
-    drive(upkeep.up(FIRST), engine.driver.run)
+    drive(migrating.up(FIRST), engine.driver.run)
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(EVERY_STATE)
         old = connection.execute("SELECT * FROM oncekey.record ORDER BY key").fetchall()
         file = connection.execute("SELECT pg_relation_filenode('oncekey.record')").fetchone()
 
-        assert [one.number for one in drive(upkeep.up(postgres.tables()), engine.driver.run)] == [
+        assert [one.number for one in drive(migrating.up(postgres.tables()), engine.driver.run)] == [
             one.number for one in postgres.tables().migrations[1:]
         ]
 
@@ -170,12 +170,12 @@ def test_a_store_with_records_keeps_them(engine, postgres_dsn):  # R237
 
 def test_code_of_the_first_version_runs_until_post(engine):  # R237
     """During a rolling deploy the old code is still there."""
-    drive(upkeep.up(postgres.tables(), only=MigrationPhase.PRE), engine.driver.run)
-    drive(upkeep.check(FIRST), engine.driver.run)
+    drive(migrating.up(postgres.tables(), only=MigrationPhase.PRE), engine.driver.run)
+    drive(migrating.check(FIRST), engine.driver.run)
 
-    drive(upkeep.up(postgres.tables()), engine.driver.run)
+    drive(migrating.up(postgres.tables()), engine.driver.run)
     with pytest.raises(SchemaError, match="0009_post_split, which may have taken away"):
-        drive(upkeep.check(FIRST), engine.driver.run)
+        drive(migrating.check(FIRST), engine.driver.run)
 
 
 UP = """

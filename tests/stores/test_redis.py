@@ -133,12 +133,11 @@ def test_no_sentence_repeats_a_password(url):  # X8
 # What it is for
 
 
-def test_an_operation_has_to_say_that_little_is_at_stake():  # R75
+def test_an_operation_has_to_say_that_little_is_at_stake():  # R184
     once = Once("redis://127.0.0.1:1")
 
     async def pay() -> None: ...
 
-    # R184
     with pytest.raises(ConfigurationError, match=r"pay: Redis can forget .* say low_stakes=True") as raised:
         once.protect(effects=INLINE, operation="pay")(pay)
     assert "\n" not in str(raised.value)

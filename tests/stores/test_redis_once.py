@@ -79,7 +79,7 @@ class Shop:
         return call(self.app, "POST", path, headers={"idempotency-key": f'"{key}"'})
 
 
-async def test_a_request_is_executed_once_and_its_state_can_be_asked_for(url):  # R75
+async def test_a_request_is_executed_once_and_its_state_can_be_asked_for(url):  # R84, R87
     shop = Shop(url)
     async with shop.once.lifespan(shop.app):
         first, second = await shop.post("/notify"), await shop.post("/notify")

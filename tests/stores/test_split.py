@@ -19,7 +19,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Expired
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import Mode, Statement, Transaction, adrive, drive
 from oncekey.stores import postgres
 from oncekey.stores.postgres import PostgresStore
@@ -89,7 +89,7 @@ def driver(postgres_dsn):
 @pytest.fixture
 def old(driver, postgres_dsn):
     """A database that the last version before the split filled: as it reads its records."""
-    drive(upkeep.up(OLD_SCHEMA), driver.run)
+    drive(migrating.up(OLD_SCHEMA), driver.run)
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(EVERYTHING)
         for statement in BESIDE.split(";"):
@@ -110,11 +110,11 @@ def test_what_was_there_is_read_as_before(old, driver):  # R237
     assert len(old) == 6 * 4 * 16
     assert {record.state for record in old.values()} == set(State)
 
-    drive(upkeep.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
+    drive(migrating.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
     assert everything(PostgresStore(), driver) == old
     assert everything(OlderStore(), driver) == old
 
-    assert [one.phase for one in drive(upkeep.up(postgres.tables()), driver.run)] == [MigrationPhase.POST]
+    assert [one.phase for one in drive(migrating.up(postgres.tables()), driver.run)] == [MigrationPhase.POST]
     assert everything(PostgresStore(), driver) == old
 
 
@@ -124,7 +124,7 @@ def test_the_table_is_not_written_anew(old, driver, postgres_dsn):
     plain = "SELECT key, xmin, ctid FROM oncekey.record WHERE key LIKE '%-falsefalsefalsefalse' ORDER BY key"
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         before = [connection.execute(sql).fetchall() for sql in (node, plain)]
-        drive(upkeep.up(postgres.tables()), driver.run)
+        drive(migrating.up(postgres.tables()), driver.run)
         assert [connection.execute(sql).fetchall() for sql in (node, plain)] == before
     assert len(before[1]) == 24
 
@@ -132,7 +132,7 @@ def test_the_table_is_not_written_anew(old, driver, postgres_dsn):
 @pytest.mark.parametrize("until", [MigrationPhase.PRE, None], ids=["after pre", "after post"])
 def test_what_was_there_is_moved_as_before(old, driver, until):
     """Sweeps, take-overs, doubts and busts by this version; each keeps what the record had."""
-    drive(upkeep.up(postgres.tables(), only=until), driver.run)
+    drive(migrating.up(postgres.tables(), only=until), driver.run)
     store = PostgresStore(clock=lambda: 100)
     readers = (store, OlderStore(clock=lambda: 100)) if until is MigrationPhase.PRE else (store,)
 
@@ -184,7 +184,7 @@ def test_what_was_there_is_moved_as_before(old, driver, until):
 
 def test_an_unfinished_record_is_put_aside_by_the_older_version_too(old, driver, postgres_dsn):
     """Whatever the older version moved between `pre` and `post` is there after `post`."""
-    drive(upkeep.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
+    drive(migrating.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
     older = OlderStore(clock=lambda: 100)
     for record in old.values():
         if record.state is State.IN_PROGRESS:
@@ -198,7 +198,7 @@ def test_an_unfinished_record_is_put_aside_by_the_older_version_too(old, driver,
     drive(older.claim(again(fresh, request=b"refused")), driver.run)
     before = everything(older, driver)
 
-    drive(upkeep.up(postgres.tables()), driver.run)
+    drive(migrating.up(postgres.tables()), driver.run)
 
     assert everything(PostgresStore(), driver) == before
     assert before[fresh.id].request == b"kept"
@@ -216,7 +216,7 @@ def test_the_older_applications_user_needs_no_rights_on_the_new_table(old, drive
         try:
             connection.execute(f"GRANT USAGE ON SCHEMA oncekey TO {user}".encode())
             connection.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA oncekey TO {user}".encode())
-            drive(upkeep.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
+            drive(migrating.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
             older = OlderStore(clock=lambda: 100)
             address = postgres_dsn.replace("postgres@", f"{user}@")
             with closing(PsycopgDriver(address, pool_size=1)) as shop:
@@ -235,7 +235,7 @@ def test_a_process_that_migrates_at_its_start_leaves_older_ones_alone(old, drive
     with closing(wire.connect(postgres_dsn)) as engine:
         engine.migrate()
         engine.check()
-        drive(upkeep.check(OLD_SCHEMA), engine.driver.run)
+        drive(migrating.check(OLD_SCHEMA), engine.driver.run)
         assert everything(OlderStore(), driver) == old
 
 
@@ -279,7 +279,7 @@ def waiting(dsn, action):
     return ended
 
 
-def test_an_owner_that_waited_does_not_write_over_a_result(world, dsn):  # R38
+def test_an_owner_that_waited_does_not_write_over_a_result(world, dsn):  # R53
     """The resolver's result has no new fence: only the memo tells, and that lies in the other row."""
     claim, lease = announced(world, REPEATABLE)
     world.settle(lease, Doubtful("swept"))
@@ -423,7 +423,7 @@ def test_what_lies_beside_a_record_is_gone_with_it(world, dsn):
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
 async def test_a_process_of_this_version_goes_on_over_post(driver, postgres_dsn, scheme):  # R237
     """Its statements are prepared, and the columns go from under them."""
-    drive(upkeep.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
+    drive(migrating.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
     store = PostgresStore()
     address = postgres_dsn.replace("postgresql", scheme, 1) + "?pool_size=1&pgbouncer=0"
     process = wire.aconnect(address)
@@ -441,7 +441,7 @@ async def test_a_process_of_this_version_goes_on_over_post(driver, postgres_dsn,
 
     try:
         before = [await work() for _ in range(8)][-1]
-        drive(upkeep.up(postgres.tables()), driver.run)
+        drive(migrating.up(postgres.tables()), driver.run)
         after = await work()
         assert (await process.find(before.id)).record == before
         assert (after.state, after.memo, after.request) == (before.state, (CHARGE,), None)

@@ -14,6 +14,15 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, answered
 
 INTENT = '{"phase":"charge"}'
+PROMISED = {
+    "scope", "key", "method", "path", "fingerprint", "state", "lease_until", "recovery_point", "last_error",
+    "reconcile_after", "response_status", "response_headers", "response_body", "response_schema",
+    "created_at", "last_run_at", "finished_at", "expires_at",
+}  # fmt: skip
+OF_THE_PROTOCOL = {
+    "incarnation", "operation", "effects", "recovery", "seed", "outcome", "entered", "fence", "version", "owner",
+    "deadline", "call_timeout", "ttl", "attempts", "memo", "intent", "reconcile_tries", "request",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -28,6 +37,10 @@ def connection(tmp_path):
     connection = sqlite3.connect(path, isolation_level=None)
     yield connection
     connection.close()
+
+
+def test_a_record_has_the_promised_columns_and_none_of_a_business():  # R56, R57
+    assert set(COLUMNS) == PROMISED | OF_THE_PROTOCOL
 
 
 def test_the_columns_are_those_of_a_record(connection):  # R56

@@ -10,7 +10,7 @@ from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.memory import MemoryStore
@@ -37,7 +37,7 @@ def _world(kind, request, tmp_path):
         return blocking(MemoryStore, MemoryDriver())
     if kind == "sqlite":
         driver = SqliteDriver(tmp_path / "upkeep.db")
-        drive(upkeep.up(SqliteStore().schema), driver.run)
+        drive(migrating.up(SqliteStore().schema), driver.run)
         return blocking(SqliteStore, driver)
     if kind in {"mariadb", "mysql"}:
         return blocking(MariadbStore, PymysqlDriver(request.getfixturevalue(f"empty_{kind}")))

@@ -1,4 +1,4 @@
-"""The indexes are used: pages of sweepers and reapers do not grow with the table (R152, R170)."""
+"""The indexes are used: pages of sweepers and reapers do not grow with the table (R152 in part, R170)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from harness.filling import fill_postgres
 from oncekey.drivers.placeholders import numbered
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -80,7 +80,7 @@ def explained(connection, store, name, params):
     return list(nodes(plan["Plan"]))
 
 
-# R152, R170
+# R152 in part, R170
 @pytest.mark.parametrize("name", WANTED)
 def test_postgres_uses_the_index(full, name):
     params, index = WANTED[name]
@@ -92,14 +92,14 @@ def test_postgres_uses_the_index(full, name):
 
 def test_a_page_of_the_sweeper_reads_no_more_than_what_is_running(full):
     """The index has those in progress only, so its size is what runs now, whatever the table's is."""
-    # R152
+    # R152 in part
     [[entries]] = full.execute("SELECT reltuples FROM pg_class WHERE relname = 'record_running'").fetchall()
     [[rows]] = full.execute("SELECT count(*) FROM oncekey.record").fetchall()
     assert 0 < entries < rows / 100  # an estimate from a sample, of 200
 
 
 def test_a_heartbeat_touches_no_index(full):
-    # R152
+    # R152 in part
     [[before]] = full.execute("SELECT pg_relation_size('oncekey.record_running')").fetchall()
     columns = full.execute(
         "SELECT DISTINCT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid"
@@ -124,12 +124,12 @@ def test_the_beginning_of_an_unfinished_key_is_looked_up(full):
 def sqlite_file(tmp_path):
     path = tmp_path / "plans.db"
     driver = SqliteDriver(path)
-    drive(upkeep.up(SqliteStore().schema), driver.run)
+    drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()
     return path
 
 
-# R152, R170
+# R152 in part, R170
 @pytest.mark.parametrize("name", WANTED)
 def test_sqlite_uses_the_index(sqlite_file, name):
     params, index = WANTED[name]

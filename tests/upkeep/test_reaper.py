@@ -90,7 +90,7 @@ async def test_of_one_row_per_state_only_the_finished_ones_vanish(world, caplog)
 
 async def test_deferred_work_is_abandoned_only_if_nobody_ever_took_it(sql_world):
     """And its parcel goes in the same transaction, so that nobody is charged after hearing "failed"."""
-    # R112, R167, F30, O4, row 28
+    # R112, R167, R266 (E8), F30, O4, row 28
     world = sql_world
     touched, touched_parcel = taken(world)
     abandoned, parcel = pending(world)

@@ -22,7 +22,6 @@ async def connected(url):
 
 async def test_both_work_by_the_clock_of_a_real_store(tmp_path):
     """No clock is given: the store's is SQLite's, the host's are the system's, and they agree."""
-    # R146, R171
     async with connected(f"sqlite:///{tmp_path}/keys.db") as engine:
         stale = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, lease=1)
         old = a_claim(ttl=1)

@@ -341,7 +341,7 @@ async def test_it_stops_between_two_pages(world):
 
 
 async def test_it_comes_every_minute(world):
-    # R148, R153, R256: the bound is a lease, its grace and a minute
+    # R148; tests/upkeep/test_bound.py measures the bound that follows from it
     assert a_sweeper(world).pace.pause(0, 1.0) == 60
 
 

@@ -9,7 +9,7 @@ from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
@@ -30,7 +30,7 @@ def shop(request, tmp_path):
     if request.param == "sqlite":
         path = tmp_path / "shop.db"
         driver = SqliteDriver(path)
-        drive(upkeep.up(SqliteStore().schema), driver.run)
+        drive(migrating.up(SqliteStore().schema), driver.run)
         with blocking(SqliteStore, driver) as world:
             yield Shop(world, lambda: AsyncSqliteDriver(path))
         return

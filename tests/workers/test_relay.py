@@ -87,7 +87,7 @@ async def test_a_final_no_is_an_answer_too(shop, value, status, body):  # H2
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 408])
-async def test_a_reply_that_says_not_now_is_no_answer(shop, status):  # R103, R113: tried again where that is safe
+async def test_a_reply_that_says_not_now_is_no_answer(shop, status):  # R113: tried again where that is safe
     parcel = shop.deferred()
     replies = [Reply(status, {"why": "busy"}, (("Retry-After", "30"),)), Reply(201, {"ok": True})]
 
@@ -107,7 +107,7 @@ async def test_a_reply_that_says_not_now_is_no_answer(shop, status):  # R103, R1
     assert (record.state, record.response.status) == (State.COMPLETED, 201)
 
 
-async def test_a_reply_that_says_not_now_leaves_what_may_not_be_repeated_in_doubt(shop):  # R103
+async def test_a_reply_that_says_not_now_leaves_what_may_not_be_repeated_in_doubt(shop):
     parcel = shop.deferred()
 
     @shop.topics.topic(shop.topic)

@@ -19,9 +19,8 @@ from harness.patience import PATIENCE
 from oncekey.engine import claiming
 from wsgi.shop import Shop
 
-shop = Shop(os.environ["SHOP"], lease=1.0, dies=True)
+shop = Shop(os.environ["SHOP"])
 app = shop.application(os.environ["SHOP_KIND"])
-once = shop.once
 
 
 def serves(path: str, order: dict[str, Any], key: str) -> bytes:

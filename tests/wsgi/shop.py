@@ -1,7 +1,4 @@
-"""A shop behind WSGI, as a plain application and as Flask's, over real servers; its own process can be killed.
-
-`python -m wsgi.shop URL KIND mortal 60` says its port, and serves until it is killed: by an order, if it is mortal.
-"""
+"""A shop behind WSGI, as a plain application and as Flask's, over real servers."""
 
 from __future__ import annotations
 
@@ -9,10 +6,8 @@ import functools
 import http.client
 import json
 import os
-import signal
 import socketserver
 import sqlite3
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -57,11 +52,6 @@ class Shop:
     charges: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
     stumbled: set[str] = field(default_factory=set)
-    dies: bool = False
-    """Whether an order may kill the process."""
-    lease: float = 60.0
-    """Seconds that a phased handler may be silent."""
-
     workers: bool = False
 
     def __post_init__(self) -> None:
@@ -94,11 +84,8 @@ class Shop:
         self.runs.append("phased")
         item = op.phase("ordered", lambda connection: self.insert(connection, order["item"]))
         drawn = op.value("drawn", lambda: uuid.uuid4().hex)
-        if order.get("does") == "die" and op.attempt == 1:
-            self._does(order)
         charge = op.call("charge", self._charge, repeatable=False)
-        if order.get("does") != "die":
-            self._does(order)
+        self._does(order)
         op.phase("paid", lambda connection: self.insert(connection, f"{item} paid"))
         return {"drawn": drawn, "charge": charge, "attempt": op.attempt}, 201
 
@@ -124,8 +111,6 @@ class Shop:
                 raise ValueError("it stumbled")
             case "exit":
                 raise SystemExit("the worker took too long")
-            case "die" if self.dies:
-                os.kill(os.getpid(), signal.SIGKILL)
             case _:
                 pass
 
@@ -150,11 +135,10 @@ class Shop:
 
         routes = {
             "/local": served(self.local, effects=LOCAL),
-            "/waiting": served(self.local, operation="waiting", effects=LOCAL, on_in_progress="wait"),
             "/optional": served(self.local, operation="optional", effects=LOCAL, require_key=False),
             "/where": served(self.where, effects=LOCAL),
             "/inline": served(self.inline, effects=INLINE),
-            "/phased": served(self.phased, effects=PHASED, lease=self.lease),
+            "/phased": served(self.phased, effects=PHASED),
         }
 
         def app(environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -201,11 +185,10 @@ class Shop:
             app.add_url_rule(path, path, logged(view), methods=["POST"])
 
         served(self.local, "/local", effects=LOCAL)
-        served(self.local, "/waiting", effects=LOCAL, on_in_progress="wait")
         served(self.local, "/optional", effects=LOCAL, require_key=False)
         served(self.where, "/where", effects=LOCAL)
         served(self.inline, "/inline", effects=INLINE)
-        served(self.phased, "/phased", effects=PHASED, lease=self.lease)
+        served(self.phased, "/phased", effects=PHASED)
         once, insert = self.once, self.insert
 
         class Orders(MethodView):
@@ -297,18 +280,3 @@ def served(app: Any) -> Iterator[int]:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-def main() -> None:
-    """Serve in a process of its own, with waitress."""
-    import waitress
-
-    url, kind, dies, lease = sys.argv[1:]
-    shop = Shop(url, dies=dies == "mortal", lease=float(lease))
-    server = waitress.create_server(shop.application(kind), host="127.0.0.1", port=0, threads=8)
-    print(server.effective_port, flush=True)
-    server.run()
-
-
-if __name__ == "__main__":
-    main()

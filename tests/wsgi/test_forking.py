@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,14 +32,14 @@ class Gunicorn:
 
 
 @contextmanager
-def gunicorn(url: str, kind: str, *, preload: bool, workers: str = "gthread") -> Iterator[Gunicorn]:
+def gunicorn(url: str, kind: str, *, preload: bool) -> Iterator[Gunicorn]:
     """Two workers on a socket of ours."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "SHOP": url, "SHOP_KIND": kind}
     if preload:
         environment["SHOP_SERVES_FIRST"] = "yes"
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
         command = [sys.executable, "-m", "gunicorn", "--bind", f"fd://{listening.fileno()}", "--log-level", "error"]
-        command += ["--workers", str(WORKERS), "--worker-class", workers, "--threads", "4", "--no-control-socket"]
+        command += ["--workers", str(WORKERS), "--worker-class", "gthread", "--threads", "4", "--no-control-socket"]
         command += ["--preload"] * preload
         port = listening.getsockname()[1]
         with subprocess.Popen(
@@ -89,43 +87,6 @@ def test_workers_that_were_forked(url: str, kind: str, *, preload: bool) -> None
     if not url.startswith("sqlite"):
         backends = [backend for found in seen.values() for backend in found]
         assert len(backends) == len(set(backends))
-
-
-def test_a_worker_that_is_killed_is_gone_on_with(url: str, kind: str) -> None:
-    # R116: whoever the parent forks in its place goes on with the steps of the dead
-    key, order = new_key(), {"item": "tea", "does": "die"}
-    with gunicorn(url, kind, preload=True, workers="sync") as served:
-        with pytest.raises((http.client.HTTPException, OSError)):
-            send(served.port, "/phased", order, key=key)
-        reply = send(served.port, "/phased", order, key=key)
-        while reply.status == 409:
-            threading.Event().wait(0.05)
-            reply = send(served.port, "/phased", order, key=key)
-    assert (reply.status, reply.json()["attempt"]) == (201, 2)
-    assert sorted(execute(url, "SELECT item FROM sold WHERE item <> 'first'")) == [("tea",), ("tea paid",)]
-
-
-def test_a_worker_process_goes_on_without_the_client(url: str, kind: str) -> None:
-    # H7, R120: kill -9 in a handler; `oncekey worker` finds what is left, in a process that serves nobody
-    key, order = new_key(), {"item": "tea", "does": "die"}
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "SHOP": url, "SHOP_KIND": kind}
-    with gunicorn(url, kind, preload=False) as served, pytest.raises((http.client.HTTPException, OSError)):
-        send(served.port, "/phased", order, key=key)
-    command = [
-        sys.executable,
-        "-c",
-        "from oncekey.cli import main; main()",
-        "worker",
-        "--app",
-        "wsgi.prefork:once",
-        "--once",
-    ]
-    while ("tea paid",) not in execute(url, "SELECT item FROM sold"):  # until the lease of the dead is over
-        subprocess.run([*command, "--only", "completer"], env=environment, capture_output=True, check=True)
-    with gunicorn(url, kind, preload=False) as served:
-        reply = send(served.port, "/phased", order, key=key)
-    assert (reply.status, reply.replayed, reply.json()["attempt"]) == (201, True, 2)
-    assert sorted(execute(url, "SELECT item FROM sold")) == [("tea",), ("tea paid",)]
 
 
 def test_forked_while_the_parent_is_busy(postgres_dsn: str) -> None:

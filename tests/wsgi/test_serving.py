@@ -1,17 +1,13 @@
-"""WSGI applications over real sockets: claims, replays, refusals, races, resumptions, and a process that is killed."""
+"""WSGI applications over real sockets, where they differ from the skins: races, refusals, resumptions, streams."""
 
 from __future__ import annotations
 
 import http.client
 import io
-import os
-import signal
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,42 +20,13 @@ from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.capture import IncompleteError
 from oncekey.frameworks.blocking import current
 from oncekey.once import Once
-from wsgi.shop import Reply, Shop, execute, send, served
+from wsgi.shop import Reply, Shop, send, served
 
 TESTS = Path(__file__).parents[1]
 
 
 def new_key() -> str:
     return uuid.uuid4().hex
-
-
-def test_a_first_request_and_its_repetitions(shop: Shop, kind: str) -> None:
-    # R17, R77, R90, R164
-    with served(shop.application(kind)) as port:
-        key, order = new_key(), {"item": "tea"}
-        first = send(port, "/local", order, key=key)
-        again = send(port, "/local", order, key=f'"{key}"')
-        other = send(port, "/local", {"item": "milk"}, key=key)
-        stranger = send(port, "/local", order, key=key, Tenant="other")
-    assert (first.status, first.json(), first.replayed) == (201, {"item": "tea", "attempt": 1}, False)
-    assert (again.status, again.body, again.replayed) == (201, first.body, True)
-    assert first.headers["idempotency-key"] == key
-    assert again.headers["idempotency-key"] == f'"{key}"'
-    assert first.headers["idempotency-key-expires"] == again.headers["idempotency-key-expires"]
-    assert (other.status, other.json()["code"]) == (422, "idempotency_key_reused_with_different_payload")
-    assert (stranger.status, stranger.replayed) == (201, False)
-    assert (shop.sold, shop.runs) == (["tea", "tea"], ["local", "local"])
-
-
-def test_what_is_no_key_is_refused(small_shop: Shop, kind: str) -> None:
-    with served(small_shop.application(kind)) as port:
-        order = {"item": "tea"}
-        missing = send(port, "/local", order, key=None)
-        short = send(port, "/local", order, key="short")
-        two = send(port, "/local", order, key=f"{new_key()}, {new_key()}")  # as servers join two lines
-    assert (missing.status, missing.json()["code"]) == (400, "idempotency_key_missing")
-    assert (short.status, two.status) == (400, 400)
-    assert small_shop.runs == []
 
 
 def test_twelve_threads_on_one_key(shop: Shop, kind: str) -> None:
@@ -83,28 +50,6 @@ def test_twelve_threads_on_one_key(shop: Shop, kind: str) -> None:
         after = send(port, "/local", {"item": "tea", "does": "wait"}, key=key)
     assert sorted(reply.status for reply in replies) == [201, *[409] * 11]
     assert (after.status, after.replayed) == (201, True)
-    assert (shop.sold, shop.runs) == (["tea"], ["local"])
-
-
-def test_whoever_waits_gets_the_answer(shop: Shop, kind: str) -> None:
-    # R82: nobody holds a connection meanwhile
-    replies: list[Reply] = []
-    key = new_key()
-
-    def ask(port: int) -> None:
-        replies.append(send(port, "/waiting", {"item": "tea", "does": "wait"}, key=key))
-
-    with served(shop.application(kind)) as port:
-        threads = [threading.Thread(target=ask, args=(port,)) for _ in range(3)]
-        threads[0].start()
-        assert shop.entered.acquire(timeout=PATIENCE)
-        for thread in threads[1:]:
-            thread.start()
-        shop.go_on.set()
-        for thread in threads:
-            thread.join()
-    assert [reply.status for reply in replies] == [201, 201, 201]
-    assert sorted(reply.replayed for reply in replies) == [False, True, True]
     assert (shop.sold, shop.runs) == (["tea"], ["local"])
 
 
@@ -322,54 +267,3 @@ def test_a_handler_of_another_once_is_not_run(tmp_path: Path) -> None:
     with served(Once(f"sqlite:///{tmp_path}/other.db").wsgi(app, tenant=lambda _: "acme")) as port:
         assert send(port, "/", {}, key=new_key()).status == 500
     assert "does not serve this request" in refused[0]
-
-
-# A process of its own
-
-
-@contextmanager
-def process(url: str, kind: str, *, mortal: bool, lease: float = 60.0) -> Iterator[int]:
-    """A server on waitress, and its port; one that is mortal dies by an order, at the latest when the block ends."""
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    command = [sys.executable, "-m", "wsgi.shop", url, kind, "mortal" if mortal else "immortal", str(lease)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            yield int(server.stdout.readline())
-            if mortal:
-                assert server.wait(PATIENCE) == -signal.SIGKILL
-        finally:
-            server.kill()
-
-
-def dies(port: int, path: str, order: Any, key: str) -> None:
-    with pytest.raises((http.client.HTTPException, OSError)):
-        send(port, path, order, key=key)
-
-
-def test_killed_in_its_handler_and_sent_again(url: str, kind: str) -> None:
-    # P1, L1: kill -9 leaves neither rows nor a key that nobody can use
-    key, order = new_key(), {"item": "tea", "does": "die"}
-    with process(url, kind, mortal=True) as port:
-        dies(port, "/local", order, key)
-    assert execute(url, "SELECT item FROM sold") == []
-    with process(url, kind, mortal=False) as port:
-        first = send(port, "/local", order, key=key)
-        again = send(port, "/local", order, key=key)
-    assert (first.status, first.replayed, again.body, again.replayed) == (201, False, first.body, True)
-    assert execute(url, "SELECT item FROM sold") == [("tea",)]
-
-
-def test_killed_between_two_steps_and_gone_on_with(url: str, kind: str) -> None:
-    # R116, R117: what was done is not done again, by whoever goes on when the lease is over
-    key, order = new_key(), {"item": "tea", "does": "die"}
-    with process(url, kind, mortal=True, lease=1.0) as port:
-        dies(port, "/phased", order, key)
-    assert execute(url, "SELECT item FROM sold") == [("tea",)]
-    with process(url, kind, mortal=False) as port:
-        reply = send(port, "/phased", order, key=key)
-        while reply.status == 409:
-            threading.Event().wait(0.05)
-            reply = send(port, "/phased", order, key=key)
-    assert (reply.status, reply.json()["attempt"]) == (201, 2)
-    assert sorted(execute(url, "SELECT item FROM sold")) == [("tea",), ("tea paid",)]

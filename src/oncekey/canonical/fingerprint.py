@@ -46,7 +46,7 @@ from oncekey.core.errors import BodyInvalidError, ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["ALGORITHM", "EVERYTHING", "Fingerprints", "Request", "Selection", "fingerprint", "fingerprint_of", "same"]
+__all__ = ["ALGORITHM", "EVERYTHING", "Fingerprints", "Request", "Selection", "same"]
 
 
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -373,33 +373,6 @@ class Fingerprints:
             if parts is not None:
                 return (b"multipart", _spelled(media.without(b"boundary")), *parts)
         return (b"bytes", _spelled(media), body)
-
-
-def fingerprint(
-    request: Request,
-    *,
-    selection: Selection = EVERYTHING,
-    secret: bytes | None = None,
-    big_ints: BigInts = BigInts.EXACT,
-    max_depth: int = MAX_DEPTH,
-) -> str:
-    """The fingerprint of one request; make `Fingerprints` once for many requests of one policy."""
-    under = Fingerprints(selection=selection, secret=secret, big_ints=big_ints, max_depth=max_depth)
-    return under.of(request.method, request.path, request.query, request.content_type, request.body)
-
-
-def fingerprint_of(
-    parts: Mapping[str, object] | bytes,
-    *,
-    method: str,
-    path: str,
-    secret: bytes | None = None,
-    big_ints: BigInts = BigInts.EXACT,
-    max_depth: int = MAX_DEPTH,
-) -> str:
-    """The fingerprint of the value that a route chose to count in one request."""
-    under = Fingerprints(secret=secret, big_ints=big_ints, max_depth=max_depth)
-    return under.of_chosen(parts, method=method, path=path)
 
 
 def same(a: str, b: str) -> bool:

@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 import typer
 
 from oncekey.conformance import Address, Clause, Failed, Profile, Report, Target, check, chosen, planned, reports
-from oncekey.conformance.carrier import (
-    IN_URL,
-    KEY,
-    MARKER,
-    BadKeyFormatError,
-    Carrier,
-    Header,
-    KeyFormat,
-    Place,
-)
+from oncekey.conformance.carrier import IN_URL, KEY, MARKER, BadKeyFormatError, Carrier, Header, KeyFormat, Place
 from oncekey.conformance.running import BadBaselineError, Baseline, written
 from oncekey.conformance.scripts import script
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import uuid
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -14,8 +16,8 @@ from oncekey.cli.printing import address
 from oncekey.core.errors import OncekeyError
 from oncekey.core.policy import Policy
 
-FEWEST = 100
-"""With fewer requests a day is not worth looking at."""
+LONGEST = 3600
+"""Seconds of traffic at most."""
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 MONEY = '{"customer_id": "cus_1001", "amount_cents": 1999, "currency": "EUR"}'
 ORDER = '{"customer_id": "cus_1001", "items": [{"product_id": "sku_teapot", "quantity": 2}]}'
@@ -56,38 +58,50 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
     provider: Annotated[
         str | None, typer.Option(help="A provider that runs already; else the demo starts its own.", metavar="URL")
     ] = None,
-    history: Annotated[
+    traffic: Annotated[
         int | None,
         typer.Option(
-            min=FEWEST,
-            max=1_000_000,
-            help="First write a made-up day of so many requests into an empty store.",
-            metavar="N",
+            min=1, max=LONGEST, help="Send requests with faults to the demo for so many seconds.", metavar="SECONDS"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="With --history: which day; the same seed makes the same one.")] = 1,
+    seed: Annotated[
+        int | None, typer.Option(help="With --traffic: which requests; the same seed sends the same ones.", min=0)
+    ] = None,
     provider_ledger: Annotated[
         Path | None, typer.Option(help="The ledger of the demo's own provider; else beside the store.", metavar="FILE")
     ] = None,
 ) -> None:
     """Serve a small shop with idempotency keys, and a simulated payment provider beside it."""
     try:
-        from oncekey.demo.serving import Wanted, serve
+        from oncekey.demo.serving import serve
+        from oncekey.demo.traffic import Traffic
     except ImportError as error:
         fail(f"the demo needs {error.name}: pip install 'oncekey[demo]'")
+    link = ""
+
+    def announced(url: str, console: str) -> None:
+        nonlocal link
+        link = console
+        announce(url, console, store)
+
+    def show_progress(passed: int, seconds: int, responses: Counter[str]) -> None:
+        counts = ", ".join(f"{count} x {status}" for status, count in sorted(responses.items()))
+        end = f"\nOperators' console: {link}" if passed == seconds else ""
+        print(f"traffic: {passed} of {seconds} s. {counts}{end}", file=sys.stderr, flush=True)
+
     try:
+        policy = policy_for(lease, call_timeout, interval)
         serve(
             store,
-            policy_for(lease, call_timeout, interval),
+            policy if traffic is None else with_traffic(policy),
             host=host,
             port=port,
             provider=provider,
             workers=workers,
             webhooks=webhooks is Switch.ON,
             ledger=provider_ledger,
-            announce=lambda url, console: announce(url, console, store),
-            history=None if history is None else Wanted(history, seed),
-            progress=show_progress,
+            announce=announced,
+            traffic=None if traffic is None else Traffic(traffic, _seed(seed), show_progress),
         )
     except OncekeyError as error:
         fail(str(error))
@@ -114,6 +128,14 @@ def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0)
     )
 
 
+def with_traffic(policy: Policy) -> Policy:
+    """The policy for `--traffic`: it leaves dead letters and unknown outcomes for a person to look at.
+
+    Workers give up on a message soon, and ask the provider about an unknown outcome after half an hour.
+    """
+    return policy.override(outbox_max_attempts=2, provider_lag=1800.0)
+
+
 def announce(url: str, console: str, store: str) -> None:
     """Print what the demo is, where its console is, and which commands to try."""
     heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {address(store)}"
@@ -130,12 +152,10 @@ def announce(url: str, console: str, store: str) -> None:
         )
 
 
-def show_progress(done: int, of: int) -> None:
-    """Print how much of a history is written, on one line of standard error; into a pipe only the last state."""
-    if sys.stderr.isatty():
-        print(f"\rhistory: {done:,} of {of:,} requests", end="\n" if done >= of else "", file=sys.stderr, flush=True)
-    elif done >= of:
-        print(f"history: {done:,} requests", file=sys.stderr)
+def _seed(given: int | None) -> int:
+    seed = secrets.randbelow(1_000_000) if given is None else given
+    print(f"traffic: seed {seed}", file=sys.stderr, flush=True)
+    return seed
 
 
 def curl_lines(url: str, key: str) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationSta
 from oncekey.core.model import SECOND, Duration, Instant, moment
 from oncekey.core.policy import Policy, micros
 from oncekey.drivers.sqlite.files import wal_is_safe
-from oncekey.engine import operate, upkeep
+from oncekey.engine import migrating, operate, upkeep
 from oncekey.flow import adrive
 from oncekey.ops import doctor as rules
 from oncekey.ops import doctor_servers as servers
@@ -27,7 +27,7 @@ from oncekey.ops.doctor import Finding, Level
 from oncekey.sealing import from_environment
 
 if TYPE_CHECKING:
-    from oncekey.core.envelopes import InUse
+    from oncekey.core.enclosing import InUse
     from oncekey.core.upkeep import Run
     from oncekey.drivers.postgres.address import Pooling
     from oncekey.engine.shell import AsyncEngine
@@ -221,7 +221,7 @@ def _front(place: str) -> Finding:
 async def _examine(engine: AsyncEngine) -> _Checkup:
     """Read everything that the findings need. A schema that does not fit is a finding, and does not end the command."""
     store, run = engine.store, engine.driver.run
-    entries = await adrive(upkeep.status(store.schema), run)
+    entries = await adrive(migrating.status(store.schema), run)
     fits = all(entry.state is MigrationState.APPLIED or _may_wait(entry) for entry in entries)
     operations = operate.operations_of(store)
     before = time.time_ns() // 1000

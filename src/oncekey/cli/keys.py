@@ -392,7 +392,7 @@ def _cache_of(url: str | None) -> Policy | None:
 
 
 async def _forgotten(engine: AsyncEngine, policy: Policy, record_id: RecordId) -> bool:
-    from oncekey.frameworks.shared import forget, fronts_here
+    from oncekey.frameworks.fronting import forget, fronts_here
 
     fronts = fronts_here()
     try:

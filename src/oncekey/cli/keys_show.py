@@ -17,13 +17,14 @@ from oncekey.core.operate import PROVIDER_LAG, RESULT, Order, Possibility, belie
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import shown_scope
-from oncekey.ops.explain_retry import describe, downstream_keys, in_flight, meaning, prospect, purpose, why
+from oncekey.frameworks.resources import describe, in_flight
+from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oncekey.core.transitions import AuditEntry
-    from oncekey.engine.operate import KeyView
+    from oncekey.engine.request import KeyView
 
 UNDER_WAY: Final = "In progress: a LOCAL request is under way, and has no row until it is done."
 _RUNNING: Final = "A retry gets the answer that the request is in progress. Nothing is executed beside it."

@@ -25,8 +25,8 @@ from oncekey import wire
 from oncekey.cli.applications import load, url_of
 from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core import model
+from oncekey.core.checks import MEMORY, Front
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, ResultInvalidError, ResultNotStorableError
-from oncekey.core.fronts import MEMORY, Front
 from oncekey.core.memo import decode, encode, rejected
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, Record, RecordId, lapse
 from oncekey.core.operate import Forbidden, Moved, Possibility
@@ -293,7 +293,7 @@ def age(since: Instant | None, now: Instant) -> str:
 
 def print_move(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
     """Print the move that was made, and what a retry will do now."""
-    from oncekey.ops.explain_retry import describe
+    from oncekey.frameworks.resources import describe
 
     seen, after = moved.move.seen, moved.snapshot.record
     assert after is not None

@@ -1,26 +1,36 @@
-"""`oncekey stats`: counts the keys, and what waits."""
+"""`oncekey stats`: counts the keys and what waits, once or again and again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import asyncio
+import json
+import sys
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from oncekey.cli import options, printing
+from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND, Instant, moment
 from oncekey.engine import operate
 from oncekey.flow import adrive
+from oncekey.ops.stats import headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.ops.stats import Group, StoreStats
+    from oncekey.ops.stats import Group, Roll, StoreStats, Tally
 
 UNKNOWABLE: Final = (
     "Duplicates cannot be counted here: a replay writes nothing, so the store does not know of it. "
     "The application's metrics do."
 )
+WATCHED: Final = ("unknown", "dead", "stuck", "failed_retryable", "in_progress", "pending", "due")
+"""The counts of `--watch`, the most important first."""
+_CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +38,17 @@ def register(app: typer.Typer) -> None:
     app.command("stats")(stats)
 
 
-def stats(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
+def stats(
+    store: options.StoreUrl,
+    *,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="Count what waits again every so many seconds, until Ctrl-C; see below."
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
     """Count keys by state, effects and operation, and what waits in the outbox and with the dead letters.
 
     Changes nothing. It counts the whole table, which takes its time on a large one. How many requests were duplicates
@@ -38,7 +58,15 @@ def stats(store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
     "newest"}], "next", "keys", "by_state", "by_effects", "by_operation": {name: {state: n}}, "waiting": {what:
     {"count", "oldest", "age_seconds"}}, "outbox": {"depth", "held", "oldest_due", "by_topic": [...]}, "dead_letters":
     {"count", "oldest", "by_topic": [...]}, "duplicates": null, "duplicates_note"}.
+
+    With --watch it reads only what waits and which workers are alive, as the console's overview does: each count goes
+    along an index and ends at 10,000, so it is cheap on a large table. If the store does not answer, it reports that
+    and asks again. JSON, one line per reading: {"now", "level", "headline", "counts": {what: {"count", "more",
+    "oldest"}}, "workers": [{"name", "alive", "tasks", "started_at", "seen_at"}]}, or {"now", "error"}.
     """
+    if watch is not None:
+        _watch(store, watch, as_json=as_json)
+        return
 
     async def counting(engine: AsyncEngine) -> StoreStats:
         return await adrive(operate.operations_of(engine.store).stats(), engine.driver.run)
@@ -166,3 +194,82 @@ def _say(stats: StoreStats) -> None:
         dead = [(one.topic, one.kind, one.letters, options.age(one.oldest, now)) for one in stats.letters]
         printing.table(("dead letters' topic", "kind", "letters", "oldest since"), dead, empty="")
     typer.echo(f"\n{UNKNOWABLE}")
+
+
+def _watch(store: str, every: float, *, as_json: bool) -> None:
+    async def reading(engine: AsyncEngine) -> None:
+        for number in count():
+            try:
+                tally, roll = await adrive(operate.pulse(engine.store), engine.driver.run)
+            except StoreError as error:
+                if number == 0:
+                    raise
+                _say_away(error, as_json=as_json)
+            else:
+                _say_reading(tally, roll, printing.address(store), as_json=as_json)
+            sys.stdout.flush()
+            await asyncio.sleep(every)
+
+    try:
+        options.work(store, reading)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+def _say_away(error: StoreError, *, as_json: bool) -> None:
+    if as_json:
+        now = time.time_ns() // (1_000_000_000 // SECOND)
+        typer.echo(json.dumps({"now": moment(now), "error": str(error)}))
+    else:
+        typer.echo(f"The store does not answer; asking again. ({printing.plain(error)})")
+
+
+def _say_reading(tally: Tally, roll: Roll, store: str, *, as_json: bool) -> None:
+    level, sentence = headline(tally, roll)
+    if as_json:
+        counts = {what: tally.of(what) for what in WATCHED}
+        shape = {
+            "now": moment(tally.now),
+            "level": level,
+            "headline": sentence,
+            "counts": {
+                what: {"count": one.found, "more": one.more, "oldest": moment(one.oldest)}
+                for what, one in counts.items()
+            },
+            "workers": [
+                {
+                    "name": one.name,
+                    "alive": one.is_alive(roll.now),
+                    "tasks": list(one.tasks),
+                    "started_at": moment(one.started_at),
+                    "seen_at": moment(one.seen_at),
+                }
+                for one in roll.workers
+            ],
+        }
+        typer.echo(json.dumps(shape))
+        return
+    if sys.stdout.isatty():
+        sys.stdout.write(_CLEAR)
+    typer.echo(f"{printing.plain(store)}  {moment(tally.now)}\n{sentence}\n")
+    rows = []
+    for what in WATCHED:
+        found = tally.of(what)
+        number = f"{found.found:,}{'+' * found.more}"
+        rows.append((what.replace("_", " "), number, options.age(found.oldest, tally.now)))
+    printing.table(("waiting", "count", "oldest since"), rows, empty="")
+    typer.echo("")
+    printing.table(
+        ("worker", "state", "last heartbeat", "tasks"),
+        [
+            (
+                one.name,
+                "alive" if one.is_alive(roll.now) else "dead",
+                options.age(one.seen_at, roll.now),
+                ", ".join(one.tasks),
+            )
+            for one in roll.workers
+        ],
+        empty="no workers",
+    )
+    typer.echo("")

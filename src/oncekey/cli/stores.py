@@ -15,11 +15,50 @@ from oncekey.cli import options, printing
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationStatus
 from oncekey.core.sqltext import Dialect
-from oncekey.engine import upkeep
+from oncekey.engine import migrating
 from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.ports import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a store can do, by the protocols that it and its drivers satisfy."""
+
+    effects: tuple[str, ...]
+    """The effects that handlers may have."""
+    phase: bool
+    """Whether a PHASED handler has `phase`, besides `call` and `value`: it needs the application's transactions."""
+    outbox: bool
+    audit: bool
+    upkeep: bool
+    """Whether sweepers and reapers work on it."""
+    operate: bool
+    """Whether operators look and move by hand: the commands, and with `survey` the console."""
+    survey: bool
+    reconcile: bool
+    tables: bool
+    """Whether it has tables that are to be migrated."""
+
+
+def abilities(store: Store, *drivers: object) -> Abilities:
+    """What a store can do with these drivers; drivers are asked by their classes, or as they are."""
+    sharing = wire.shares(*drivers)
+    outbox = sharing and store.parcels is not None
+    effects = {"LOCAL": sharing, "PHASED": True, "OUTBOX": outbox, "INLINE": True}
+    return Abilities(
+        effects=tuple(name for name, has in effects.items() if has),
+        phase=sharing,
+        outbox=outbox,
+        audit=store.audit is not None,
+        upkeep=store.upkeep is not None,
+        operate=store.operate is not None,
+        survey=store.survey is not None,
+        reconcile=store.reconcile is not None,
+        tables=bool(store.schema.migrations),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +75,7 @@ class Listed:
     """The drivers for threads that can be used here."""
     install: tuple[str, ...]
     """The commands that install the missing drivers."""
-    can: wire.Abilities | None
+    can: Abilities | None
     """What the store can do; None: none of its drivers is installed, so it cannot be found out."""
     low_stakes: str | None
 
@@ -54,7 +93,7 @@ def listed(row: wire.Declared) -> Listed:
         asynchronous=tuple(_name(way) for way in row.asynchronous if way in there),
         blocking=tuple(_name(way) for way in row.blocking if way in there),
         install=tuple(missing),
-        can=wire.abilities(row.store(), *(way.load() for way in there)) if there else None,
+        can=abilities(row.store(), *(way.load() for way in there)) if there else None,
         low_stakes=row.low_stakes,
     )
 
@@ -108,12 +147,12 @@ def _line(row: Listed) -> tuple[str, ...]:
     )
 
 
-def effects_of(able: wire.Abilities) -> list[str]:
+def effects_of(able: Abilities) -> list[str]:
     """The effects, and what PHASED lacks where it lacks something."""
     return [f"{one} (call, value)" if one == "PHASED" and not able.phase else one for one in able.effects]
 
 
-def parts_of(able: wire.Abilities) -> list[str]:
+def parts_of(able: Abilities) -> list[str]:
     """What else the store can do: audit, upkeep, and so on."""
     parts: dict[str, Any] = {
         "outbox": able.outbox,
@@ -176,13 +215,13 @@ def sql(
 
 async def _status(url: str) -> tuple[MigrationStatus, ...]:
     async with _engine(url) as engine:
-        return await adrive(upkeep.status(engine.store.schema), engine.driver.run)
+        return await adrive(migrating.status(engine.store.schema), engine.driver.run)
 
 
 async def _up(url: str, phase: MigrationPhase | None) -> None:
     async with _engine(url) as engine:
         schema = engine.store.schema
-        pending = await adrive(upkeep.plan(schema, only=phase), engine.driver.run)
+        pending = await adrive(migrating.plan(schema, only=phase), engine.driver.run)
         for migration in pending:
             ran = await adrive(schema.migrate(migration), engine.driver.run)
             typer.echo(f"{'applied' if ran else 'was there'} {migration.label}.sql")

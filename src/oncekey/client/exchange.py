@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
-from oncekey.core import problems
+from oncekey.core import not_run
 from oncekey.core.errors import OncekeyError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class ClientError(OncekeyError):
     """
 
 
-class KeyReusedError(ClientError, problems.KeyReusedError):
+class KeyReusedError(ClientError, not_run.KeyReusedError):
     """The key belongs to another request: a bug of the calling program, which no retry repairs."""
 
     def __init__(self, message: str, *, key: str, reply: Reply | None = None) -> None:
@@ -133,7 +133,7 @@ class KeyReusedError(ClientError, problems.KeyReusedError):
         self.reply = reply
 
 
-class OutcomeUnknownError(ClientError, problems.OutcomeUnknownError):
+class OutcomeUnknownError(ClientError, not_run.OutcomeUnknownError):
     """The operation may have happened, and no answer says so. Do not send it with a new key.
 
     `call` and `key` are needed to ask again: pass the error to the transport's `ask_again`. `reply` is the last
@@ -147,7 +147,7 @@ class OutcomeUnknownError(ClientError, problems.OutcomeUnknownError):
         self.reply = reply
 
 
-class KeyExpiredError(OutcomeUnknownError, problems.KeyExpiredError):
+class KeyExpiredError(OutcomeUnknownError, not_run.KeyExpiredError):
     """The key is too old to be sent: find out by other means whether it happened, then use a new key if not."""
 
 

@@ -203,7 +203,7 @@ _WORDS: Final = {
     Harm.UNPROTECTED: "executed without protection",
     Harm.LOST: "lost",
     Harm.LEAKED: "leaked",
-    Harm.TWICE: "happened twice",
+    Harm.TWICE: "happened more than once",
 }
 
 

@@ -51,6 +51,14 @@ def _refusal(what: str) -> Telling:
     return Telling(Harm.WRONG, f"{what} was not refused with 400", more, Harm.UNPROTECTED, allowed=0)
 
 
+def _spelling(name: str) -> Telling:
+    return Telling(
+        Harm.WRONG,
+        f"{name} got another answer when it was sent again",
+        f"{name} was not recognised again: " + "{number} {nouns} came of one key",
+    )
+
+
 def _race(many: int) -> Telling:
     return Telling(
         Harm.WRONG,
@@ -90,9 +98,9 @@ HEADLINES: Final[Mapping[str, Telling]] = {
         Harm.LOST, "Long keys that differ in one character were taken for one: the second {noun} never happened"
     ),
     "keys.tricky": Telling(Harm.WRONG, "A key of odd characters broke the server"),
-    "keys.longest": Telling(Harm.WRONG, "A key of 255 characters was refused, or not recognised again"),
-    "keys.quoted": Telling(Harm.WRONG, "A quoted key, as the draft writes it, was refused or not recognised again"),
-    "keys.bare": Telling(Harm.WRONG, "A bare key, as most clients send it, was refused or not recognised again"),
+    "keys.longest": _spelling("A key of 255 characters"),
+    "keys.quoted": _spelling("A quoted key, as the draft writes it,"),
+    "keys.bare": _spelling("A bare key, as most clients send it,"),
     "keys.two-spellings": Telling(
         Harm.WRONG,
         "A key got another answer without its quotes",
@@ -229,7 +237,7 @@ HEADLINES: Final[Mapping[str, Telling]] = {
     "others.get-takes-no-key": Telling(
         Harm.LOST, "A key that was sent with GET was used up: its {noun} never happened"
     ),
-    "others.put-delete": Telling(Harm.WRONG, "PUT or DELETE was refused without a key, or answered from the store"),
+    "others.put-delete": Telling(Harm.WRONG, "PUT or DELETE with a key was answered from the store"),
     "others.described": Telling(Harm.UNTOLD, "The OpenAPI description does not mention the key"),
     "finals.declined": Telling(Harm.WRONG, "A final refusal was decided anew for the retry"),
     "finals.large": Telling(

@@ -115,7 +115,8 @@ def too_long(probe: Probe) -> Verdict:
     what = "two keys of 256 characters that differ in the last one"
     verdict = two_operations(probe, probe.since(before, at_least=1), first, second, what)
     if isinstance(verdict, Failed):
-        return verdict
+        sentence = "Two keys of 256 characters were taken for one: the second {noun} never happened"
+        return replace(verdict, told=(Harm.LOST, sentence))
     value = probe.written(of_length(256))
     return _refuses(probe, [value], "a key of 256 characters", "", as_none=True, wrong_if_taken=frozenset())
 
@@ -240,12 +241,14 @@ _BARE: Final = frozenset({Profile.STRIPE, Profile.CONFLICT})
 
 def quoted(probe: Probe) -> Verdict:
     """Quoted keys, whatever their first character is."""
-    return worst_of(probe, (_taken(probe, f'"{key}"', f'the quoted key "{key}"') for key in _firsts(probe)))
+    name = "A quoted key, as the draft writes it,"
+    return worst_of(probe, (_taken(probe, f'"{key}"', f'the quoted key "{key}"', name) for key in _firsts(probe)))
 
 
 def bare(probe: Probe) -> Verdict:
     """Bare keys, whatever their first character is."""
-    return worst_of(probe, (_taken(probe, key, f"the bare key {key}") for key in _firsts(probe)))
+    name = "A bare key, as most clients send it,"
+    return worst_of(probe, (_taken(probe, key, f"the bare key {key}", name) for key in _firsts(probe)))
 
 
 def two_spellings(probe: Probe) -> Verdict:
@@ -293,14 +296,14 @@ def longest(probe: Probe) -> Verdict:
     """255 characters."""
     if not probe.habits.opaque:
         raise UndecidedError("keys have a fixed form here")
-    return _taken(probe, probe.written(of_length(255)), "a key of 255 characters")
+    return _taken(probe, probe.written(of_length(255)), "a key of 255 characters", "A key of 255 characters")
 
 
-def _taken(probe: Probe, value: str, what: str) -> Verdict:
+def _taken(probe: Probe, value: str, what: str, name: str) -> Verdict:
     before = probe.count()
     first = probe.send_raw(probe.raw_request(value))
     if not first.ok:
-        return Failed(f"{what}: taken", shown(first))
+        return Failed(f"{what}: taken", shown(first), told=(Harm.WRONG, f"{name} was refused"))
     again = probe.send_raw(probe.raw_request(value))
     return one_operation(probe, probe.since(before, at_least=1), first, again, what)
 

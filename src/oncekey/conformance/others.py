@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from oncekey.conformance.carrier import KEY
-from oncekey.conformance.clauses import EVERY, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
+from oncekey.conformance.clauses import EVERY, Clause, Failed, Harm, Need, Passed, Severity, UndecidedError, Verdict
 from oncekey.conformance.judging import is_marked, shown
 from oncekey.conformance.probe import Probe
 from oncekey.conformance.raw_http import Address, RawRequest
@@ -39,7 +39,8 @@ def get_is_current(probe: Probe) -> Verdict:
         if not old_with_key.ok:
             continue
         probe.first(probe.fresh())
-        with_key, now = probe.send_raw(keyed), probe.send_raw(plain)
+        # The plain one is first: where the page changes a moment later, the other one shows the change as well then.
+        now, with_key = probe.send_raw(plain), probe.send_raw(keyed)
         if is_marked(with_key):
             return Failed("GET with a key is an ordinary GET", f"{shown(with_key)}, the stored answer")
         if probe.same(old, now):
@@ -79,7 +80,9 @@ def put_untouched(probe: Probe) -> Verdict:
         if any(is_marked(answer) for answer in answers):
             return Failed(f"{method} with a key is an ordinary {method}", f"{shown(answers[-1])}")
         if answers[1].status != answers[2].status:
-            return Failed(f"{method} with and without a key: the same status", " and ".join(map(shown, answers[1:3])))
+            told = f"{method} got {answers[1].status} without a key, and {answers[2].status} with one"
+            seen = " and ".join(map(shown, answers[1:3]))
+            return Failed(f"{method} with and without a key: the same status", seen, told=(Harm.WRONG, told))
     return Passed()
 
 

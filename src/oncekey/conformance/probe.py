@@ -9,10 +9,11 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from threading import Thread
-from typing import Final
+from typing import Final, NamedTuple
 
 from oncekey.conformance import bodies, raw_http
 from oncekey.conformance.bodies import Path, amount_at, is_same, volatile
@@ -28,6 +29,7 @@ _GATEWAY: Final = frozenset({502, 503, 504})
 _MOST_TRIES: Final = 20
 _SHORTEST, _LONGEST = 0.05, 1.0
 _LIMITED_TRIES, _LONGEST_WAIT = 4, 5.0
+_SHORTEST_LAG, _LONGEST_LAG, _LAG_SAMPLES = 0.1, 3.0, 5
 _LIMITED: Final = "the API limits the number of requests (429)"
 
 
@@ -53,6 +55,17 @@ class Habits:
     """Where an extra member may be added to the body, which the API accepts and compares."""
 
 
+class Overlap(NamedTuple):
+    """Two answers, the second to a request that was sent while the first one ran."""
+
+    first: Answer
+    second: Answer
+    request: RawRequest
+    """The first request, under the key of both."""
+    before: int | None
+    """The effects before both of them, if they are counted."""
+
+
 class SilentError(Exception):
     """The API does not answer any more, so nothing else can be judged."""
 
@@ -73,8 +86,12 @@ class Probe:
         """Why the API refused the last plain request under a fresh key; empty if it executed it."""
         self.effects: int | None = None
         """The most effects that the present clause has counted at a time."""
+        self.lag = 0.0
+        """Seconds for which the count must stand still before it is believed; 0: it shows every effect at once."""
+        self.lag_searched = False
         self._quoted = quoted
         self._most = most
+        self._counts = 0
         self._owed = 0
 
     @property
@@ -212,24 +229,26 @@ class Probe:
                 raw_http.cut_off(request, self.target.timeout, sent=sent, stay=stay, listen=listen)
             except OSError as error:
                 return [raw_http.silence(error)]
-            return [raw_http.silence("no server listened")]
+            return [raw_http.silence("the client hung up")]
 
         self._noted([request], act, how, Manner(Way.CUT, seconds=stay, sent=sent, listened=listen))
 
-    def overlapping(self, one: RawRequest, two: RawRequest) -> tuple[Answer, Answer]:
+    def overlapping(self, one: RawRequest, two: RawRequest, *, counted: bool = False) -> Overlap:
         """Send the second request while the first runs, and check that they did overlap.
 
-        If the first one had not begun, or was over already, the pair proves nothing, and is sent again.
+        If the first one had not begun, or was over already, the pair proves nothing: it is sent again under another
+        key, and neither its requests nor its effects are part of a finding.
         """
-        lead, limited = self.lead, False
+        lead, limited, kept = self.lead, False, list(self.trail)
         for _ in range(3):
+            before = self.count() if counted else None
             pair = _Pair(one, two, lead, self.target.timeout)
             manner = Manner(Way.OVERLAPPING, 2, seconds=lead)
-            answers = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first", manner)
-            limited = _TOO_MANY in {answer.status for answer in answers}
+            first, second = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first", manner)
+            limited = _TOO_MANY in {first.status, second.status}
             if pair.met and not limited:
-                return answers[0], answers[1]
-            key = self.fresh()
+                return Overlap(first, second, one, before)
+            self.trail, key = list(kept), self.fresh()
             one, two = (self._rekeyed(request, key) for request in (one, two))
             lead = lead if limited else lead / 2
         if limited:
@@ -263,20 +282,57 @@ class Probe:
 
     def count(self, *, other_tenant: bool = False) -> int | None:
         """How many effects there are by now; None without a `count_url`."""
+        self._owed = 0
+        found, ends = self._counted(other_tenant=other_tenant), time.monotonic() + self.target.patience
+        while self.lag and found is not None:
+            time.sleep(self.lag)
+            before, found = found, self._counted(other_tenant=other_tenant)
+            if before == found or time.monotonic() > ends:
+                break
+        return found
+
+    def _counted(self, *, other_tenant: bool = False) -> int | None:
         target = self.target
         if target.count_address is None:
             return None
         lines = tuple(line for line in target.headers if line[0].lower() != "content-type")
         request = RawRequest("GET", target.count_address, lines)
-        self._owed = 0
         counting = self.as_other_tenant(request) if other_tenant else request
         answer = _within_limits(lambda: raw_http.send_raw(counting, target.timeout))
-        self.sent += 1
+        self.sent, self._counts = self.sent + 1, self._counts + 1
         try:
             return amount_at(json.loads(answer.body), target.count_pointer)
         except ValueError as error:
             why = f"{error}" if answer.ok else f"the answer was {answer.status or answer.reason}"
             raise UndecidedError(f"effects could not be counted at {target.count_address}: {why}") from None
+
+    def await_effect(self, before: int | None) -> bool:
+        """Wait until the count shows an effect, and remember how long it takes: a queue or a replica may be behind.
+
+        Returns False if it did not show it in time.
+        """
+        began, pause, late = time.monotonic(), _SHORTEST / 5, False
+        while before is not None and self._counted() == before:
+            if time.monotonic() - began > _LONGEST_LAG:
+                return False
+            late = True
+            time.sleep(pause)
+            pause = min(pause * 1.3, _LONGEST)
+        if late:
+            self.lag = max(self.lag, 2 * (time.monotonic() - began), _SHORTEST_LAG)
+        return True
+
+    def search_lag(self) -> bool:
+        """Whether a count that seemed to show effects at once turns out to be behind; looked for once in a run."""
+        known, searched, self.lag_searched = self.lag, self.lag_searched, True
+        if searched or self.target.count_address is None:
+            return False
+        with suppress(UndecidedError):  # the plain request after a failure tells an API that refuses by now
+            for _ in range(_LAG_SAMPLES):
+                before = self.count()
+                if not self.control(self.request(self.fresh())).ok or not self.await_effect(before):
+                    break
+        return self.lag > known
 
     def since(self, before: int | None, *, at_least: int = 0) -> int | None:
         """How many effects there were since then; raises if the count does not show every success with a fresh key.
@@ -304,7 +360,7 @@ class Probe:
     def _noted(
         self, many: Sequence[RawRequest], act: Callable[[], Sequence[Answer]], how: str = "", manner: Manner = PLAIN
     ) -> list[Answer]:
-        if self.sent + len(many) > self._most:
+        if self.sent - self._counts + len(many) > self._most:
             raise UndecidedError(f"the run's {self._most} requests are used up")
         self.sent += len(many)
         answers = [replace(answer, headers=self.target.carrier.read(answer.headers)) for answer in act()]
@@ -381,6 +437,10 @@ def _aimed(target: Target, profile: Profile, most: int) -> Probe:
     bare = profile in {Profile.STRIPE, Profile.CONFLICT}
     for quoted in (not bare, bare):
         trial = Probe(target, quoted=quoted, usual=0, latency=0.0, most=most)
+        try:
+            before = trial.count()
+        except UndecidedError:
+            before = None  # what the operation itself answers says more
         began = time.monotonic()
         answer = trial.send(trial.fresh())
         if not answer.status:
@@ -389,6 +449,8 @@ def _aimed(target: Target, profile: Profile, most: int) -> Probe:
             latency = time.monotonic() - began
             probe = Probe(target, quoted=quoted, usual=answer.status, latency=latency, most=most)
             probe.sent = trial.sent + len(seen)
+            probe.lag = _SHORTEST_LAG if answer.status == _ACCEPTED else 0.0
+            probe.await_effect(before)
             break
         seen.append(answer)
     if probe is None:
@@ -408,6 +470,7 @@ def _habits(probe: Probe, first: Answer) -> Habits:
     key = probe.fresh()
     before = probe.count()
     second = probe.first(key)
+    probe.await_effect(before)
     after = probe.count()
     effects = None if before is None or after is None else after - before
     if effects not in {None, 1}:

@@ -22,8 +22,7 @@ from oncekey.conformance.clauses import (
     Verdict,
 )
 from oncekey.conformance.judging import CONFLICT, gets_by_profile, needs_replays, shown, tally
-from oncekey.conformance.probe import Probe
-from oncekey.conformance.raw_http import Answer
+from oncekey.conformance.probe import Overlap, Probe
 
 _ACCEPTED: Final = 202
 _LOSERS: Final = 10
@@ -72,7 +71,7 @@ def losers(probe: Probe) -> Verdict:
 
 def while_running(probe: Probe) -> Verdict:
     """A duplicate of a request that runs."""
-    first, second = _overlapping(probe)
+    first, second, *_ = _overlapping(probe)
     if first.ok and second.ok:
         if probe.same(first, second):
             return Passed()  # it waited for the first one
@@ -83,10 +82,12 @@ def while_running(probe: Probe) -> Verdict:
 
 def told_to_wait(probe: Probe) -> Verdict:
     """A refusal says how long the client should wait."""
-    first, second = _overlapping(probe)
+    first, second, *_ = _overlapping(probe)
     busy = next((answer for answer in (second, first) if probe.busy(answer)), None)
     if busy is None and probe.blind:
         raise UndecidedError("neither was told to wait, and whether one did cannot be seen", Need.COUNT)
+    if busy is None and not probe.same(first, second):
+        raise UndecidedError("neither was told to wait, and they got different answers")
     if busy is None:
         return Passed()  # the server waited itself, so it need not say how long
     advice = busy.header("Retry-After")
@@ -100,10 +101,7 @@ def told_to_wait(probe: Probe) -> Verdict:
 def soon_answered(probe: Probe) -> Verdict:
     """The client that waited gets the answer in the end."""
     needs_replays(probe)
-    key = probe.fresh()
-    request = probe.request(key, slow=True)
-    first, second = probe.overlapping(request, request)
-    request = probe.trail[-1].request
+    first, second, request, _ = _overlapping(probe)
     final = probe.until_settled(request)
     winner = first if first.ok and not probe.busy(first) else second
     if probe.same(winner, final):
@@ -131,7 +129,7 @@ def pipelined(probe: Probe) -> Verdict:
     return Passed()
 
 
-def _overlapping(probe: Probe) -> tuple[Answer, Answer]:
+def _overlapping(probe: Probe) -> Overlap:
     request = probe.request(probe.fresh(), slow=True)
     return probe.overlapping(request, request)
 

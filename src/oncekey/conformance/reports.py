@@ -128,20 +128,23 @@ def _row(finding: Finding, report: Report) -> tuple[str, str, str, str]:
 
 
 _STYLE: Final = """
-:root { color-scheme: light dark; --line: #8884; --bad: #c62828; --good: #2e7d32; --warn: #b26a00; --dim: #777; }
+:root { color-scheme: light dark; --line: #8884; --bad: #c62828; --good: #2e7d32; --warn: #8f5200; --dim: #636363; }
+@media (prefers-color-scheme: dark) { :root { --bad: #ef9a9a; --good: #81c784; --warn: #ffb74d; --dim: #a8a8a8; } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+body { background: Canvas; color: CanvasText; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
 .verdict { font-size: 1.1rem; padding: .8rem 1rem; border-left: .4rem solid var(--good); background: #8881; }
 .verdict.bad { border-color: var(--bad); }
 table { border-collapse: collapse; width: 100%; } caption { text-align: left; font-weight: 600; padding: .6rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line); }
-td:first-child { width: 6rem; font-weight: 600; } code, pre { font: .85rem/1.45 ui-monospace, monospace; }
+td:first-child { width: 6rem; font-weight: 600; white-space: nowrap; }
+code, pre { font: .85rem/1.45 ui-monospace, monospace; }
 .FAILED { color: var(--bad); } .passed { color: var(--good); } .advice { color: var(--warn); }
 .skipped, .undecided, .known, .allowed, .dim { color: var(--dim); } td code { color: var(--dim); }
 @media (max-width: 40rem) { body { margin: 1rem auto; } h1 { font-size: 1.2rem; } td:first-child { width: auto; } }
 article { border: 1px solid var(--line); padding: .2rem 1rem 1rem; margin: 1rem 0; }
 article.FAILED { border-left: .4rem solid var(--bad); color: inherit; }
-pre { background: #8881; padding: .7rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { background: #8881; padding: .7rem; white-space: pre-wrap; }
 """
 
 
@@ -237,7 +240,8 @@ def _table_row(finding: Finding, report: Report) -> str:
     word, verdict = report.word(finding), finding.verdict
     more = ""
     if isinstance(verdict, Skipped):
-        told = f"; pass <code>{escape(verdict.pass_this)}</code>" if verdict.pass_this else ""
+        named = not verdict.pass_this or verdict.pass_this in verdict.because
+        told = "" if named else f"; pass <code>{escape(verdict.pass_this)}</code>"
         more = f'<br><span class="dim">{escape(verdict.because)}{told}</span>'
     elif word == "allowed" and isinstance(verdict, Failed):
         more = f'<br><span class="dim">{escape(verdict.seen)}</span>'

@@ -213,8 +213,11 @@ def _judged(clause: Clause, probe: Probe, profile: Profile) -> Finding:
     under a fresh key follows it: an API that refuses that one too is sold out or limits its callers, and an API that
     does not answer at all ends the run. A leak must be seen twice, because values can be equal by chance; so must a
     failure in which an answer was missing or came from a gateway or a rate limit, because a restart looks like that.
+    The first failure of a run must not come from a count that is behind, which shows the effects of earlier requests.
     """
     finding = _judge(clause, probe, profile)
+    if isinstance(finding.verdict, Failed) and probe.search_lag():
+        finding = _judge(clause, probe, profile)
     if not isinstance(finding.verdict, Failed) or _is_counted(finding):
         return finding
     refused = _refusal_of_plain_request(probe)

@@ -16,7 +16,8 @@ from oncekey.core.operate import PROVIDER_LAG, Move, Order, Possibility, believe
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Actor, AuditEntry, Trigger
-from oncekey.engine.operate import look, operations_of, survey_of
+from oncekey.engine.operate import operations_of, survey_of
+from oncekey.engine.request import look
 from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:

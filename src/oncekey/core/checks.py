@@ -1,22 +1,29 @@
-"""Checks for the values of settings: each one converts a value, or raises and names what is allowed."""
+"""Checks for the values of settings: each one converts a value, or raises and names what is allowed; and `Front`."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fronts import MEMORY, Front
 from oncekey.core.headers import field_name, is_field_name
 
 if TYPE_CHECKING:
     from enum import StrEnum
 
+    from oncekey.core.model import Duration
+
+MEMORY: Final = "memory"
+SHARED: Final = ("redis", "rediss", "unix")
+LONGEST: Final = timedelta(hours=1)
+"""The longest life of a copy, and so for how long the copy of a busted answer must not be written again."""
+TIMEOUT: Final = timedelta(milliseconds=50)
 _CHECK: Final = "oncekey.check"
 _URL: Final = re.compile(r"[A-Za-z0-9\-._~:/?@!$&'()*+,;=%]+")
 
@@ -246,3 +253,63 @@ def _strings(value: object) -> Iterable[str]:
     if not all(isinstance(item, str) for item in items):
         raise TypeError
     return items
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A memory in front of the store: `Front("redis://cache:6379/0", life=30)`, or `Front("memory")`.
+
+    `life` is how long a copy counts at most, by the store's clock. If an operator busts an answer and the front cannot
+    be reached, the front may go on answering for that long. `timeout` is how long one question to a shared front may
+    take.
+    """
+
+    place: str = field(repr=False)
+    life: timedelta | float | None = None
+    """None: the default of the setting."""
+    timeout: timedelta | float = TIMEOUT
+
+    def __post_init__(self) -> None:
+        if self.place != MEMORY and not _is_address(self.place):
+            raise ValueError(f"a front is 'memory' or redis://host:6379/0, one of {', '.join(SHARED)}")
+        for name in ("life", "timeout"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                object.__setattr__(self, name, value := timedelta(seconds=value))
+            if value is None and name == "life":
+                continue
+            if not isinstance(value, timedelta) or value <= timedelta() or (self.shared and value > LONGEST):
+                raise ValueError(f"{name} is longer than 0 and at a Redis at most {LONGEST}")
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use it, too."""
+        return self.place != MEMORY
+
+    @property
+    def span(self) -> Duration:
+        """Its life in microseconds."""
+        assert isinstance(self.life, timedelta)  # the setting has filled it in
+        return self.life // timedelta(microseconds=1)
+
+    @property
+    def patience(self) -> float:
+        """The seconds that a question may take."""
+        assert isinstance(self.timeout, timedelta)
+        return self.timeout.total_seconds()
+
+    @property
+    def shown(self) -> str:
+        """Its address, without the credentials in the URL."""
+        if not self.shared:
+            return self.place
+        url = urlsplit(self.place)
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+
+
+def _is_address(place: str) -> bool:
+    try:
+        url = urlsplit(place)
+    except (ValueError, AttributeError):  # no text at all
+        return False
+    return url.scheme in SHARED and bool(url.path if url.scheme == "unix" else url.hostname)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, assert_never
 
-from oncekey.core.accepted import accepted_form
+from oncekey.core.answers import accepted_form
 from oncekey.core.headers import ALWAYS_KEPT, NEVER_KEPT, field_name
 from oncekey.core.model import (
     Completed,

@@ -16,75 +16,31 @@ another place do not open. Content that cannot be opened stays as it is, and the
 
 from __future__ import annotations
 
-import json
-import re
-from base64 import b64decode, b64encode
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from base64 import b64decode
+from typing import Final
 
-from oncekey.canonical.digests import frame, raw
 from oncekey.core.errors import RecordUnreadableError
 from oncekey.core.keys import key_digest
-from oncekey.core.model import SEALED_SCHEMA, Finished, Headers, Record, RecordId, StoredResponse
+from oncekey.core.model import SEALED_SCHEMA, Finished, Record, StoredResponse
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
-"""What the name of a key looks like; it is stored in clear with everything that was sealed under it."""
-HEADER: Final = b"oncekey-sealed"
-
-_BEGINS: Final = b"oncekey-sealed:"
-_TEXT: Final = "oncekey-sealed:"
+BYTES_BEGIN: Final = b"oncekey-sealed:"
+TEXT_BEGINS: Final = "oncekey-sealed:"
 _TAGGED: Final = '{"$":"rejected","v":'
-_WITH_BODY: Final = b"+"
-_WITHOUT_BODY: Final = b"-"
-_NAME: Final = b"oncekey seal 1"
-
-
-def about_record(record_id: RecordId, incarnation: UUID, part: str) -> bytes:
-    """The place of an answer, or of a step's result, in one incarnation of a key."""
-    return frame(_NAME, raw(record_id.scope), raw(record_id.key), incarnation.bytes, raw(part))
-
-
-def about_request(record_id: RecordId, fingerprint: str) -> bytes:
-    """The place of a kept request, in whatever incarnation: a take-over leaves the sealed bytes as they are."""
-    return frame(_NAME, raw(record_id.scope), raw(record_id.key), raw(fingerprint), b"request")
-
-
-def about_parcel(incarnation: UUID, parcel_id: UUID) -> bytes:
-    """The place of a payload, in the outbox and with the dead letters."""
-    return frame(_NAME, incarnation.bytes, parcel_id.bytes, b"parcel")
-
-
-def about_evidence(source: str, event_id: str) -> bytes:
-    """The place of evidence about a call."""
-    return frame(_NAME, raw(source), raw(event_id), b"evidence")
-
-
-def enclose(key_id: str, sealed: bytes) -> bytes:
-    """Sealed bytes with the name of their key."""
-    return b"%b%b:%b" % (_BEGINS, key_id.encode("ascii"), sealed)
 
 
 def disclose(stored: bytes) -> tuple[str, bytes] | None:
     """The name of the key and the sealed bytes; None: these are no sealed bytes."""
-    if not stored.startswith(_BEGINS):
+    if not stored.startswith(BYTES_BEGIN):
         return None
-    key_id, _, sealed = stored[len(_BEGINS) :].partition(b":")
+    key_id, _, sealed = stored[len(BYTES_BEGIN) :].partition(b":")
     return key_id.decode("latin-1"), sealed
-
-
-def enclose_text(key_id: str, sealed: bytes) -> str:
-    """The same as text."""
-    return f"{_TEXT}{key_id}:{b64encode(sealed).decode('ascii')}"
 
 
 def disclose_text(stored: str) -> tuple[str, bytes] | None:
     """The name of the key and the sealed bytes; None: this is no sealed text."""
     if not is_sealed(stored):
         return None
-    key_id, _, sealed = stored[len(_TEXT) :].partition(":")
+    key_id, _, sealed = stored[len(TEXT_BEGINS) :].partition(":")
     try:
         return key_id, b64decode(sealed, validate=True)
     except ValueError:
@@ -93,7 +49,7 @@ def disclose_text(stored: str) -> tuple[str, bytes] | None:
 
 def is_sealed(text: str) -> bool:
     """Whether a text is sealed."""
-    return text.startswith(_TEXT)
+    return text.startswith(TEXT_BEGINS)
 
 
 def tag_of(result: str) -> str:
@@ -101,38 +57,9 @@ def tag_of(result: str) -> str:
     return _TAGGED if result.startswith(_TAGGED) else ""
 
 
-def tagged(tag: str, text: str) -> str:
-    """A result with its tag before it."""
-    return f"{tag}{text}}}" if tag else text
-
-
 def untagged(tag: str, result: str) -> str:
     """A result without its tag."""
     return result[len(tag) : -1] if tag else result
-
-
-def plain_answer(response: StoredResponse) -> bytes:
-    """Headers and body as they are sealed together; that there is no body is sealed, too."""
-    lines = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers])
-    head = lines.encode("ascii")
-    form = _WITHOUT_BODY if response.body is None else _WITH_BODY
-    return b"%d:%b%b%b" % (len(head), head, form, response.body or b"")
-
-
-def sealed_answer(response: StoredResponse, key_id: str, sealed: bytes) -> StoredResponse:
-    """An answer as it is stored: the status alone is readable."""
-    marked: Headers = ((HEADER, key_id.encode("ascii")),)
-    return StoredResponse(response.status, marked, enclose(key_id, sealed), SEALED_SCHEMA)
-
-
-def opened_answer(response: StoredResponse, plain: bytes) -> StoredResponse:
-    """The answer as it was before sealing."""
-    size, _, rest = plain.partition(b":")
-    end = int(size)
-    lines = json.loads(rest[:end])
-    body = rest[end + 1 :] if rest[end : end + 1] == _WITH_BODY else None
-    headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in lines)
-    return StoredResponse(response.status, headers, body)
 
 
 def key_of_answer(response: StoredResponse) -> str | None:
@@ -187,12 +114,3 @@ _CLOSED: Final = (
     "the record of a key (digest {digest}) cannot be read: it is {sealed}, which this process does not have, or has "
     "another one by that name (Once(seal=...))"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class InUse:
-    """How much of one kind of content is sealed under a key. A key of None: it is not sealed."""
-
-    part: str
-    key_id: str | None
-    found: int

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from oncekey.core.model import (
@@ -29,76 +26,11 @@ from oncekey.core.model import (
     StoredResponse,
 )
 
-MEMORY: Final = "memory"
-SHARED: Final = ("redis", "rediss", "unix")
-LONGEST: Final = timedelta(hours=1)
-"""The longest life of a copy, and so for how long the copy of a busted answer must not be written again."""
-TIMEOUT: Final = timedelta(milliseconds=50)
 FRESH: Final = 60.0
 """Seconds for which an estimate of the store's clock holds after a reply of the store."""
 DRIFT: Final = 0.0002
 """By how much two clocks may differ in their speed."""
 FORMAT: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Front:
-    """A memory in front of the store: `Front("redis://cache:6379/0", life=30)`, or `Front("memory")`.
-
-    `life` is how long a copy counts at most, by the store's clock. If an operator busts an answer and the front cannot
-    be reached, the front may go on answering for that long. `timeout` is how long one question to a shared front may
-    take.
-    """
-
-    place: str = field(repr=False)
-    life: timedelta | float | None = None
-    """None: the default of the setting."""
-    timeout: timedelta | float = TIMEOUT
-
-    def __post_init__(self) -> None:
-        if self.place != MEMORY and not _is_address(self.place):
-            raise ValueError(f"a front is 'memory' or redis://host:6379/0, one of {', '.join(SHARED)}")
-        for name in ("life", "timeout"):
-            value = getattr(self, name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                object.__setattr__(self, name, value := timedelta(seconds=value))
-            if value is None and name == "life":
-                continue
-            if not isinstance(value, timedelta) or value <= timedelta() or (self.shared and value > LONGEST):
-                raise ValueError(f"{name} is longer than 0 and at a Redis at most {LONGEST}")
-
-    @property
-    def shared(self) -> bool:
-        """Whether other processes use it, too."""
-        return self.place != MEMORY
-
-    @property
-    def span(self) -> Duration:
-        """Its life in microseconds."""
-        assert isinstance(self.life, timedelta)  # the setting has filled it in
-        return self.life // timedelta(microseconds=1)
-
-    @property
-    def patience(self) -> float:
-        """The seconds that a question may take."""
-        assert isinstance(self.timeout, timedelta)
-        return self.timeout.total_seconds()
-
-    @property
-    def shown(self) -> str:
-        """Its address, without the credentials in the URL."""
-        if not self.shared:
-            return self.place
-        url = urlsplit(self.place)
-        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
-
-
-def _is_address(place: str) -> bool:
-    try:
-        url = urlsplit(place)
-    except (ValueError, AttributeError):  # no text at all
-        return False
-    return url.scheme in SHARED and bool(url.path if url.scheme == "unix" else url.hostname)
 
 
 class StoreClock:

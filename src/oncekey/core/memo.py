@@ -19,13 +19,12 @@ from uuid import UUID
 
 from oncekey.core.envelopes import key_of_text, said_of
 from oncekey.core.errors import ConfigurationError, RecordUnreadableError, ReplayDivergedError, ResultNotStorableError
-from oncekey.core.model import EntryKind, MemoEntry
+from oncekey.core.model import LONGEST_NAME, EntryKind, MemoEntry
 
 STARTED: Final = "started"
 FINISHED: Final = "finished"
 REJECTED: Final = "rejected"
 NOT_SENT: Final = "not_sent"
-LONGEST_NAME: Final = 100
 REPEATABLE: Final = timedelta(hours=20)
 """What `repeatable=True` stands for: most providers remember a key for a day; a margin is subtracted (H3)."""
 

@@ -139,6 +139,8 @@ class Intent:
 
 RESPONSE_SCHEMA: Final = 1
 """The form of answers that this version writes; it does not read a later one."""
+LONGEST_NAME: Final = 100
+"""The longest name of a step, and of a topic."""
 SEALED_SCHEMA: Final = 2
 """The form of sealed answers (`oncekey.core.envelopes`)."""
 

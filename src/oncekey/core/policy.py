@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Final, Self, TypeAlias, cast
 from oncekey.canonical.fingerprint import Selection
 from oncekey.canonical.jcs import BigInts
 from oncekey.core import checks
+from oncekey.core.checks import Front
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.fronts import Front
 from oncekey.core.headers import KEY_HEADER, NEVER_KEPT
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Duration, Effects, Recovery

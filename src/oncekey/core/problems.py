@@ -1,35 +1,24 @@
-"""The catalogue of refusals: for every `Code` one problem, the three shapes of its body, and one exception.
+"""The catalogue of refusals: for every `Code` one problem, and the three shapes of its body.
 
 An HTTP client gets a status and a body, and no body ever repeats the key, the fingerprint or anything else of the
-request. The caller of a protected function gets an exception instead, of one class for each reaction: wait, ask again,
-look for the bug, or leave it to a person.
+request. The caller of a protected function gets an exception instead: see `core.not_run`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, assert_never
 from uuid import UUID
 
-from oncekey.core.accepted import is_accepted
-from oncekey.core.errors import (
-    BodyInvalidError,
-    KeyMalformedError,
-    OncekeyError,
-    RecordUnreadableError,
-    StoreUnavailableError,
-)
-from oncekey.core.model import SECOND, Code, Effects, Refuse
-from oncekey.core.policy import ErrorFormat, Flavor, InProgress, OnExpired, Policy, micros
+from oncekey.core.model import SECOND, Code, Refuse
+from oncekey.core.policy import ErrorFormat, Flavor, Policy, micros
 
 PROBLEM_JSON: Final = b"application/problem+json"
 JSON: Final = b"application/json"
-
 _ACCEPTED: Final = 202
-_UNAVAILABLE: Final = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,37 +243,6 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
 """Every code has its problem; a test checks it."""
 
 
-def statuses_of(code: Code, policy: Policy, effects: Effects, *, wsgi: bool = False) -> tuple[int, ...]:
-    """The statuses with which a route may answer this problem; none if it cannot occur there."""
-    status = PROBLEMS[code].status_in(policy.flavor)
-    occurs = True
-    match code:
-        case Code.KEY_MISSING:
-            occurs = policy.require_key
-        case Code.KEY_NOT_FOUND:
-            occurs = False  # only the status resource answers it
-        case Code.BODY_LENGTH_MISSING:
-            occurs = wsgi
-        case Code.BODY_TOO_SLOW:
-            occurs = not wsgi  # a WSGI server reads the body, and has its own time limit
-        case Code.KEY_EXPIRED:
-            occurs = policy.on_expired is OnExpired.GONE
-        case Code.RATE_LIMITED:
-            occurs = (policy.max_new_keys_per_second or policy.max_live_keys) is not None
-        case Code.REQUEST_TOO_OLD:
-            occurs = policy.max_request_age is not None
-        case Code.IN_PROGRESS if policy.on_in_progress is InProgress.ACCEPTED:
-            status = _ACCEPTED
-        case Code.OUTCOME_UNKNOWN:
-            # 503: the outcome could not be written, whatever the setting is.
-            return (policy.on_unknown,) if policy.on_unknown == _UNAVAILABLE else (policy.on_unknown, _UNAVAILABLE)
-        case Code.TIMED_OUT:
-            occurs, status = effects is Effects.OUTBOX, policy.abandoned_status
-        case _:
-            pass
-    return (status,) if occurs else ()
-
-
 def wait_of(refusal: Refuse, policy: Policy) -> int:
     """Whole seconds after which the client may get another answer."""
     if refusal.retry_after is not None:
@@ -353,92 +311,3 @@ def _fault(code: Code, detail_text: str, fault_id: str, trace_id: str) -> dict[s
 
 def _page(media_type: bytes, members: Mapping[str, object]) -> ProblemBody:
     return ProblemBody(media_type, json.dumps(members, separators=(",", ":")).encode("ascii"))
-
-
-class NotRunError(OncekeyError):
-    """This call returned no result of the protected function, or of the client's request; the subclass says why.
-
-    `retry_after` (seconds) is given where the same call may get another answer later.
-    """
-
-    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class InProgressError(NotRunError):
-    """Another call with this key is running, or a worker has it: call again later for the result.
-
-    `accepted` is true if the key's own rows and its parcel are committed: a worker makes the outside call. `value` is
-    then what the OUTBOX function returned.
-    """
-
-    def __init__(
-        self, message: str, *, retry_after: int | None = None, accepted: bool = False, value: object = None
-    ) -> None:
-        super().__init__(message, retry_after=retry_after)
-        self.accepted = accepted
-        self.value = value
-
-
-class OutcomeUnknownError(NotRunError):
-    """It may have happened; a function does not run again while its outcome is being resolved."""
-
-
-class KeyReusedError(NotRunError):
-    """The key belongs to another request, or to a call with other arguments."""
-
-
-class KeyExpiredError(NotRunError):
-    """The key was used so long ago that its record is gone."""
-
-
-class LimitedError(NotRunError):
-    """There are too many new keys: this one was not used."""
-
-
-class ResultNotKeptError(NotRunError):
-    """It was run once, and its result was too large to be kept."""
-
-
-class ExecutionFailedError(NotRunError):
-    """It was run and failed for good, or its run could not be finished; the log of that run has the reason."""
-
-
-_SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = MappingProxyType(
-    {
-        Code.KEY_MISSING: (KeyMalformedError, "it has no key"),
-        Code.KEY_MALFORMED: (KeyMalformedError, "it has no key that can be used"),
-        Code.KEY_NOT_FOUND: (NotRunError, "its key is not known"),
-        Code.BODY_INVALID: (BodyInvalidError, "its arguments have no canonical form"),
-        Code.BODY_LENGTH_MISSING: (BodyInvalidError, "its arguments do not say how long they are"),
-        Code.BODY_TOO_LARGE: (BodyInvalidError, "its arguments are larger than max_request_bytes"),
-        Code.BODY_TOO_SLOW: (BodyInvalidError, "its arguments did not arrive"),
-        Code.KEY_REUSED: (KeyReusedError, "its key belongs to a call with other arguments"),
-        Code.KEY_EXPIRED: (KeyExpiredError, "its key was used too long ago"),
-        Code.IN_PROGRESS: (InProgressError, "a call with its key is under way"),
-        Code.OUTCOME_UNKNOWN: (OutcomeUnknownError, "whether it happened is not known yet"),
-        Code.RESPONSE_NOT_STORED: (ResultNotKeptError, "it was run, and its result was too large to be kept"),
-        Code.STORE_UNAVAILABLE: (StoreUnavailableError, "the store could not be asked"),
-        Code.RECORD_UNREADABLE: (RecordUnreadableError, "the record of its key cannot be read"),
-        Code.EXECUTION_FAILED: (ExecutionFailedError, "it failed"),
-        Code.TIMED_OUT: (ExecutionFailedError, "it was not finished in time"),
-        Code.RATE_LIMITED: (LimitedError, "there are too many new keys"),
-        Code.REQUEST_TOO_OLD: (LimitedError, "it is too old"),
-    }
-)
-"""The exception for each refusal, and what its message says about the function."""
-
-
-def error_of(refusal: Refuse, policy: Policy, operation: str) -> OncekeyError:
-    """The exception that the caller of a function gets instead of its result."""
-    code = refusal.code
-    kind, sentence = _SAID[code]
-    message = f"{operation}: {refusal.detail or sentence}"
-    wait = wait_of(refusal, policy) if PROBLEMS[code].waiting_helps else None
-    if kind is InProgressError:
-        return InProgressError(message, retry_after=wait, accepted=is_accepted(refusal.record))
-    error = kind(message)
-    if isinstance(error, NotRunError):
-        error.retry_after = wait
-    return error

@@ -1,13 +1,46 @@
-"""TRANSITIONS: every legal move of a record, who may make it, what it must prove, and what the audit keeps of it.
+"""TRANSITIONS: the state machine of a record. Every legal move, who may make it, and what it must prove.
 
-A pair of state and trigger that is missing here is illegal. Where a pair has several rows, their guards tell them apart,
-and at most one holds. `None` as a state means that the record does not exist. The numbers of the rows are those of
-docs/explanation/states.md; comments elsewhere cite them as "row 13".
+A record is what the store keeps of one idempotency key. There is no row for it in the store, or it is in one of six
+states. The numbers are those of the rows below.
 
-Proofs are checked by the store in the same statement as the write: OWNER is incarnation and fence, VERSION is
-incarnation and version as read, NO_ROW is the primary key, PARCEL is the parcel's own claim. Every write raises the
-version by one. All guards are decided here, from a snapshot. Those that are the store's are compared once more in the
-write, so a store accepts a move exactly if its proof fits and the store's guards of a row hold (`upheld`).
+                             2 commit (LOCAL)
+     +---------------------------------------------------------+
+     |                                                         v
+ no row ----1 claim---> IN_PROGRESS --7 settle-----------> COMPLETED --29 expire--> EXPIRED
+     |                   |   ^   ^ |                           ^
+     |  10 not executed, |   |   | |  12 doubt,                |  19 executed
+     |  11 hand back,    |   |   | |  15 sweep                 |
+     |  14 sweep         |   |   | +-----------------------> UNKNOWN
+     |                   v   |   |                            |  |
+     |    FAILED_RETRYABLE---+   |                            |  |
+     |           ^  16 take over |                            |  |
+     |           |               |                            |  |
+     |           +---------------|-----21 not executed--------+  |
+     |                           |  24 worker claim              |
+     +--3 defer--------------> PENDING <--22 not executed--------+
+
+In words:
+
+- A request that finds no row claims its key. It becomes the owner of the new record and holds a lease. A LOCAL
+  request skips that: its record appears COMPLETED, in the commit of the handler's own rows.
+- The owner runs the handler and settles the record. COMPLETED has the response that every retry gets. FAILED_RETRYABLE
+  means that nothing was executed, or that the work can be resumed. UNKNOWN means that an outside call may have been
+  executed and must not be repeated.
+- An OUTBOX request leaves its record PENDING. A worker claims the parcel, makes the call and settles the record.
+- If the owner dies, its lease runs out. A retry or the completer takes the record over, or the sweeper moves it; the
+  effects that are stored in the record decide which.
+- An UNKNOWN record waits for a resolver, a webhook or an operator.
+- Time ends only what is finished: the reaper removes a record whose ttl is over (30), or a new request begins in its
+  row (31).
+
+A pair of state and trigger that has no row is illegal. If a pair has several rows, their guards differ, and at most one
+row fits. docs/explanation/states.md shows the same rows; comments elsewhere cite them as "row 13".
+
+Two numbers protect a record against late writers. Every write raises the `version`. Every new owner raises the
+`fence`, and so does an operator who removes or replaces what an owner may rely on. The store compares the proof of a
+move in the statement that writes (see `Proof`). The core decides all guards, from a snapshot; the store compares its
+own guards again in the write. So it accepts a move exactly if the proof fits and the store's guards of a row hold
+(`upheld`).
 
 The audit does not keep the key itself. An operator who knows a key finds its lines by its digest, which does not reveal
 the key.
@@ -33,63 +66,61 @@ if TYPE_CHECKING:
 class Actor(StrEnum):
     """Who moves a record."""
 
-    REQUESTER = "requester"
-    OWNER = "owner"
-    COMPLETER = "completer"
-    SWEEPER = "sweeper"
-    REAPER = "reaper"
-    RESOLVER = "resolver"
-    WEBHOOK = "webhook"
-    OPERATOR = "operator"
-    WORKER = "worker"
+    REQUESTER = "requester"  # a request that has claimed nothing yet
+    OWNER = "owner"  # the request or worker that holds the claim
+    COMPLETER = "completer"  # the worker task that resumes PHASED requests without their client
+    WORKER = "worker"  # the worker task that delivers parcels
+    SWEEPER = "sweeper"  # the worker task that looks for leases that are over
+    REAPER = "reaper"  # the worker task that looks for records whose ttl is over
+    RESOLVER = "resolver"  # the worker task that asks the provider about an unknown outcome
+    WEBHOOK = "webhook"  # a message of the provider
+    OPERATOR = "operator"  # a person, at the console or the command line
 
 
 class Trigger(StrEnum):
     """What happened."""
 
-    CLAIM = "claim"
-    COMMIT = "commit"
-    DEFER = "defer"
-    RENEW = "renew"
-    CHECKPOINT = "checkpoint"
-    ANNOUNCE = "announce"
-    RESULT = "result"
-    DEFERRED_RESULT = "deferred_result"
-    SETTLE = "settle"
-    DISCARD = "discard"
-    NOT_EXECUTED = "not_executed"
-    WITHDRAW = "withdraw"
-    HAND_BACK = "hand_back"
-    DOUBT = "doubt"
-    TAKE_OVER = "take_over"
-    SWEEP = "sweep"
-    EXPIRE = "expire"
-    EXECUTED = "executed"
-    STILL_UNKNOWN = "still_unknown"
-    DLQ_RETRY = "dlq_retry"
-    WORKER_CLAIM = "worker_claim"
-    TRY_AGAIN = "try_again"
-    DEAD_LETTER = "dead_letter"
-    ABANDON = "abandon"
-    PURGE = "purge"
-    SUPERSEDE = "supersede"
-    BUST = "bust"
-    REPLACE = "replace"
-    EXTEND = "extend"
-    DISCLOSE = "disclose"
-    """An operator was shown the record's content: the record does not move, and the audit has a line about it."""
-    LOG_OUT = "log_out"
-    """An operator ended a session of the console: no record moves, and the line in the audit ends every copy of it."""
+    CLAIM = "claim"  # a request got the right to run
+    COMMIT = "commit"  # a LOCAL request committed its rows and its record together
+    DEFER = "defer"  # an OUTBOX request committed its parcel
+    RENEW = "renew"  # the owner is alive
+    CHECKPOINT = "checkpoint"  # a step is finished
+    ANNOUNCE = "announce"  # an outside call is about to be made
+    RESULT = "result"  # an outside call returned
+    DEFERRED_RESULT = "deferred_result"  # the call of a parcel returned
+    SETTLE = "settle"  # the operation has its response
+    DISCARD = "discard"  # the handler was never called
+    NOT_EXECUTED = "not_executed"  # it is certain that nothing was executed
+    WITHDRAW = "withdraw"  # an announced call was not sent
+    HAND_BACK = "hand_back"  # the owner stops before the end, and the work can be resumed
+    DOUBT = "doubt"  # a call may have been executed, and its reply was lost
+    TAKE_OVER = "take_over"  # another owner continues the work
+    SWEEP = "sweep"  # a lease is over
+    EXPIRE = "expire"  # a ttl is over
+    EXECUTED = "executed"  # it is certain that the call was executed
+    STILL_UNKNOWN = "still_unknown"  # the provider was asked, and could not tell
+    DLQ_RETRY = "dlq_retry"  # an operator wants a dead letter sent again
+    WORKER_CLAIM = "worker_claim"  # a worker claimed the parcel
+    TRY_AGAIN = "try_again"  # an attempt to deliver failed
+    DEAD_LETTER = "dead_letter"  # too many attempts failed
+    ABANDON = "abandon"  # the ttl ended before any worker claimed the parcel
+    PURGE = "purge"  # the record is removed
+    SUPERSEDE = "supersede"  # a new request uses the row of a finished one
+    BUST = "bust"  # an operator removes a stored response, so that a retry runs
+    REPLACE = "replace"  # an operator corrects a result that was given by hand
+    EXTEND = "extend"  # an operator lets a key live longer
+    DISCLOSE = "disclose"  # an operator was shown the content: the record does not move, and the audit has a line
+    LOG_OUT = "log_out"  # an operator ended a console session: the audit line ends every copy of it
 
 
 class Proof(StrEnum):
-    """What the store compares in the statement that writes."""
+    """What the store compares in the statement that writes, so that a late writer changes nothing."""
 
-    NO_ROW = "N"
-    OWNER = "O"
-    VERSION = "V"
-    PARCEL = "parcel"
-    OWNER_AND_PARCEL = "O+parcel"
+    NO_ROW = "no row"  # the key has no record
+    OWNER = "owner"  # incarnation and fence: the writer is still the owner
+    VERSION = "version"  # incarnation and version: nothing was written since the record was read
+    PARCEL = "parcel"  # the claim of the parcel: the worker still holds it
+    OWNER_AND_PARCEL = "owner, parcel"
 
 
 class Fence(StrEnum):
@@ -103,7 +134,7 @@ class Fence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One legal move."""
+    """One legal move: `trigger` takes a record from `source` to `to` if all guards of `when` hold."""
 
     number: int
     source: State | None
@@ -117,6 +148,14 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
+class MoverRows:
+    """The rows of one kind of mover, and a sentence about it."""
+
+    about: str
+    rows: tuple[Transition, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Illegal:
     """No row allows the move; `why` names what is missing, for an operator to read."""
 
@@ -125,10 +164,12 @@ class Illegal:
 
 Table: TypeAlias = Mapping[State | None, Mapping[Trigger, tuple[Transition, ...]]]
 
-_PENDING, _RUNNING, _DONE = State.PENDING, State.IN_PROGRESS, State.COMPLETED
-_FR, _UNKNOWN, _EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
-_EXPIRABLE = (_DONE, _EXPIRED, _FR)
-_SETTLERS = (Actor.RESOLVER, Actor.WEBHOOK, Actor.OPERATOR)
+_NO_ROW = None
+_PENDING, _IN_PROGRESS, _COMPLETED = State.PENDING, State.IN_PROGRESS, State.COMPLETED
+_RETRYABLE, _UNKNOWN, _EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
+_FINISHED = (_COMPLETED, _EXPIRED, _RETRYABLE)
+
+# Which fields of the record a move sets, besides state, fence and version.
 _LEASE = ("owner", "lease_until", "attempts")
 _NEW = ("incarnation", "effects", "recovery", "seed", "lease_until", "deadline", "expires_at")
 _ANEW = (*_NEW, "fingerprint")
@@ -136,78 +177,145 @@ _STEP = ("memo", "recovery_point", "intent", "lease_until")
 _ANSWER = ("response", "outcome", "finished_at", "expires_at")
 
 
-def _rows() -> tuple[Transition, ...]:  # noqa: PLR0915  (a table)
-    g = Guard
-    rows: list[Transition] = []
-
-    def row(  # noqa: PLR0917  (a line of a table reads by position)
-        number: int,
-        sources: tuple[State | None, ...],
-        trigger: Trigger,
-        to: State | None,
-        by: tuple[Actor, ...],
-        proof: Proof,
-        fence: Fence,
-        when: tuple[Guard, ...] = (),
-        sets: tuple[str, ...] = (),
-    ) -> None:
-        made = (Transition(number, source, trigger, to, frozenset(by), proof, fence, when, sets) for source in sources)
-        rows.extend(made)
-
-    own, req = (Actor.OWNER,), (Actor.REQUESTER,)
-    o, v, n = Proof.OWNER, Proof.VERSION, Proof.NO_ROW
-    same, up = Fence.SAME, Fence.UP
-    t = Trigger
-    # fmt: off
-    row(1, (None,), t.CLAIM, _RUNNING, req, n, Fence.FIRST, (), _NEW)
-    row(2, (None,), t.COMMIT, _DONE, req, n, Fence.FIRST, (g.LOCAL, g.LOCKED), (*_NEW, *_ANSWER))
-    row(3, (None,), t.DEFER, _PENDING, req, n, Fence.FIRST, (g.OUTBOX,), (*_NEW, "parcel"))
-    row(3, (_RUNNING,), t.DEFER, _PENDING, own, o, same, (g.OUTBOX, g.PLAIN), ("parcel",))
-    row(4, (_RUNNING,), t.RENEW, _RUNNING, own, o, same, (g.BEFORE_DEADLINE,), ("lease_until",))
-    row(5, (_RUNNING,), t.CHECKPOINT, _RUNNING, own, o, same, (g.NO_INTENT,), _STEP)
-    row(5, (_RUNNING,), t.ANNOUNCE, _RUNNING, own, o, same, (g.NO_INTENT_OR_SAME_AGAIN,), _STEP)
-    row(6, (_RUNNING, _FR, _UNKNOWN), t.RESULT, _RUNNING, own, o, same, (g.PHASED, g.NO_RESULT_YET), _STEP)
-    row(6, (_RUNNING,), t.DEFERRED_RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), _STEP)
-    row(6, (_UNKNOWN, _PENDING), t.DEFERRED_RESULT, _RUNNING, own, o, same, (g.OUTBOX, g.NO_RESULT_YET), (*_STEP, "parcel"))
-    row(7, (_RUNNING,), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT, g.CALLS_KNOWN), _ANSWER)
-    row(8, (_UNKNOWN, _FR), t.SETTLE, _DONE, own, o, same, (g.NO_INTENT_OR_INLINE, g.NOT_RESUMABLE, g.CALLS_KNOWN), (*_ANSWER, "late"))
-    row(9, (_RUNNING,), t.DISCARD, None, own, o, Fence.GONE, (g.NOT_ENTERED, g.PLAIN))
-    row(10, (_RUNNING,), t.NOT_EXECUTED, _FR, own, o, same, (g.ENTERED, g.NO_MEMO, g.NO_INTENT), ("last_error",))
-    row(11, (_RUNNING,), t.HAND_BACK, _FR, own, o, same, (g.RESUMABLE, g.ATTEMPTS_LEFT), ("lease_until", "reconcile_after"))
-    row(12, (_RUNNING,), t.DOUBT, _UNKNOWN, own, o, same, (), ("last_error", "reconcile_after"))
-    row(13, (_RUNNING,), t.TAKE_OVER, _RUNNING, (Actor.REQUESTER, Actor.COMPLETER), v, up, (g.LEASE_OVER, g.RUNS_AGAIN, g.ATTEMPTS_LEFT), _LEASE)
-    row(14, (_RUNNING,), t.SWEEP, _FR, (Actor.SWEEPER, Actor.OPERATOR), v, same, (g.LEASE_OVER, g.GRACE_OVER, g.RUNS_AGAIN, g.ATTEMPTS_LEFT), ("last_error",))
-    row(15, (_RUNNING,), t.SWEEP, _UNKNOWN, (Actor.SWEEPER, Actor.REQUESTER, Actor.OPERATOR), v, same, (g.LEASE_OVER, g.RUNS_NEVER_AGAIN), ("last_error", "reconcile_after"))
-    row(16, (_FR,), t.TAKE_OVER, _RUNNING, req, v, up, (g.WORKER_NEVER_BEGAN,), (*_LEASE, "last_error"))
-    row(16, (_FR,), t.TAKE_OVER, _RUNNING, (Actor.COMPLETER,), v, up, (g.BEGUN, g.WORKER_NEVER_BEGAN), (*_LEASE, "last_error"))
-    row(17, (_FR,), t.COMMIT, _DONE, req, v, up, (g.LOCAL, g.LOCKED, g.PLAIN, g.BEFORE_EXPIRY), _ANSWER)
-    row(18, (_FR,), t.EXPIRE, _UNKNOWN, (Actor.REAPER,), v, same, (g.BEGUN, g.PAST_EXPIRY), ("reconcile_after",))
-    row(19, (_UNKNOWN,), t.EXECUTED, _DONE, _SETTLERS, v, same, (g.INLINE_OR_OUTBOX,), (*_ANSWER, "parcel"))
-    row(20, (_UNKNOWN,), t.EXECUTED, _FR, _SETTLERS, v, same, (g.PHASED, g.INTENT_OPEN, g.RESULT_GIVEN), ("memo", "intent"))
-    row(21, (_UNKNOWN,), t.NOT_EXECUTED, _FR, _SETTLERS, v, same, (g.WORKER_NEVER_BEGAN, g.WAITED_OR_NOTHING_OPEN), ("intent",))
-    row(22, (_UNKNOWN,), t.NOT_EXECUTED, _PENDING, _SETTLERS, v, same, (g.WORKER_BEGAN, g.WAITED_OR_PARCEL_REPEATABLE), ("parcel", "intent"))
-    row(22, (_UNKNOWN,), t.DLQ_RETRY, _PENDING, (Actor.OPERATOR,), v, same, (g.WORKER_BEGAN, g.WAITED_OR_PARCEL_REPEATABLE), ("parcel", "intent"))
-    row(23, (_UNKNOWN,), t.STILL_UNKNOWN, _UNKNOWN, (Actor.RESOLVER,), v, same, (), ("reconcile_after", "reconcile_tries"))
-    row(24, (_PENDING, _RUNNING), t.WORKER_CLAIM, _RUNNING, (Actor.WORKER,), Proof.PARCEL, up, (g.OUTBOX, g.PARCEL_SAFE), ("intent", "parcel"))
-    row(25, (_PENDING, _RUNNING), t.WORKER_CLAIM, _UNKNOWN, (Actor.WORKER,), Proof.PARCEL, same, (g.OUTBOX, g.PARCEL_UNSAFE), ("parcel",))
-    row(26, (_RUNNING,), t.TRY_AGAIN, _PENDING, (Actor.WORKER,), Proof.OWNER_AND_PARCEL, same, (g.OUTBOX, g.PARCEL_SAFE), ("parcel",))
-    for doubt in (t.DEAD_LETTER, t.DOUBT):
-        row(27, (_RUNNING,), doubt, _UNKNOWN, (Actor.WORKER,), Proof.OWNER_AND_PARCEL, same, (g.OUTBOX,), ("parcel", "last_error"))
-    row(28, (_PENDING,), t.ABANDON, _DONE, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.PARCEL_NEVER_CLAIMED), (*_ANSWER, "parcel"))
-    row(29, (_DONE,), t.EXPIRE, _EXPIRED, (Actor.REAPER,), v, same, (g.PAST_EXPIRY, g.SOFT))
-    row(30, _EXPIRABLE, t.PURGE, None, (Actor.REAPER,), v, Fence.GONE, (g.FREE,))
-    row(31, _EXPIRABLE, t.SUPERSEDE, _RUNNING, req, v, up, (g.FREE,), _ANEW)
-    row(31, _EXPIRABLE, t.COMMIT, _DONE, req, v, up, (g.FREE, g.REQUEST_LOCAL, g.LOCKED), (*_ANEW, *_ANSWER))
-    row(31, _EXPIRABLE, t.DEFER, _PENDING, req, v, up, (g.FREE, g.REQUEST_OUTBOX), (*_ANEW, "parcel"))
-    row(32, (_DONE,), t.BUST, _FR, (Actor.OPERATOR,), v, up, (g.REASON, g.NOT_OUTBOX, g.CONFIRMED_IF_SUCCESS), ("response",))
-    row(33, (_RUNNING,), t.WITHDRAW, _RUNNING, own, o, same, (g.PHASED, g.SENT_ONCE, g.NEVER_SENT), ("intent",))
-    row(34, (_FR, _UNKNOWN), t.REPLACE, _FR, (Actor.OPERATOR,), v, up, (g.PHASED, g.NO_INTENT, g.SOME_MEMO, g.LAST_RESULT_BY_HAND, g.RESULT_GIVEN, g.REASON), ("memo",))
-    row(35, (_DONE,), t.EXTEND, _DONE, (Actor.OPERATOR,), v, same, (g.REASON, g.BEFORE_EXPIRY), ("expires_at",))
-    # fmt: on
-    return tuple(rows)
+def _row(  # noqa: PLR0917  (a line of a table reads by position)
+    number: int,
+    sources: State | tuple[State, ...] | None,
+    trigger: Trigger,
+    to: State | None,
+    by: tuple[Actor, ...],
+    proof: Proof,
+    fence: Fence,
+    when: tuple[Guard, ...] = (),
+    sets: tuple[str, ...] = (),
+) -> tuple[Transition, ...]:
+    """One line of the table: a transition from each of its sources."""
+    listed = sources if isinstance(sources, tuple) else (sources,)
+    return tuple(Transition(number, source, trigger, to, frozenset(by), proof, fence, when, sets) for source in listed)
 
 
-ROWS: tuple[Transition, ...] = _rows()
+def _moves(about: str, *lines: tuple[Transition, ...]) -> MoverRows:
+    return MoverRows(about, tuple(row for line in lines for row in line))
+
+
+_REQUESTER, _OWNER, _WORKER, _REAPER = (Actor.REQUESTER,), (Actor.OWNER,), (Actor.WORKER,), (Actor.REAPER,)
+_SETTLERS, _OPERATOR = (Actor.RESOLVER, Actor.WEBHOOK, Actor.OPERATOR), (Actor.OPERATOR,)
+
+# fmt: off
+MOVERS: tuple[MoverRows, ...] = (
+    _moves(
+        "A requester makes a record, takes over one whose owner is gone, or begins anew in the row of a finished one. The completer takes over as a request does.",
+        _row(1, _NO_ROW, Trigger.CLAIM, _IN_PROGRESS, _REQUESTER, Proof.NO_ROW, Fence.FIRST,
+             sets=_NEW),
+        _row(2, _NO_ROW, Trigger.COMMIT, _COMPLETED, _REQUESTER, Proof.NO_ROW, Fence.FIRST,
+             when=(Guard.LOCAL, Guard.LOCKED), sets=(*_NEW, *_ANSWER)),
+        _row(3, _NO_ROW, Trigger.DEFER, _PENDING, _REQUESTER, Proof.NO_ROW, Fence.FIRST,
+             when=(Guard.OUTBOX,), sets=(*_NEW, "parcel")),
+        _row(13, _IN_PROGRESS, Trigger.TAKE_OVER, _IN_PROGRESS, (Actor.REQUESTER, Actor.COMPLETER), Proof.VERSION, Fence.UP,
+             when=(Guard.LEASE_OVER, Guard.RUNS_AGAIN, Guard.ATTEMPTS_LEFT), sets=_LEASE),
+        _row(16, _RETRYABLE, Trigger.TAKE_OVER, _IN_PROGRESS, _REQUESTER, Proof.VERSION, Fence.UP,
+             when=(Guard.WORKER_NEVER_BEGAN,), sets=(*_LEASE, "last_error")),
+        _row(16, _RETRYABLE, Trigger.TAKE_OVER, _IN_PROGRESS, (Actor.COMPLETER,), Proof.VERSION, Fence.UP,
+             when=(Guard.BEGUN, Guard.WORKER_NEVER_BEGAN), sets=(*_LEASE, "last_error")),
+        _row(17, _RETRYABLE, Trigger.COMMIT, _COMPLETED, _REQUESTER, Proof.VERSION, Fence.UP,
+             when=(Guard.LOCAL, Guard.LOCKED, Guard.PLAIN, Guard.BEFORE_EXPIRY), sets=_ANSWER),
+        _row(31, _FINISHED, Trigger.SUPERSEDE, _IN_PROGRESS, _REQUESTER, Proof.VERSION, Fence.UP,
+             when=(Guard.FREE,), sets=_ANEW),
+        _row(31, _FINISHED, Trigger.COMMIT, _COMPLETED, _REQUESTER, Proof.VERSION, Fence.UP,
+             when=(Guard.FREE, Guard.REQUEST_LOCAL, Guard.LOCKED), sets=(*_ANEW, *_ANSWER)),
+        _row(31, _FINISHED, Trigger.DEFER, _PENDING, _REQUESTER, Proof.VERSION, Fence.UP,
+             when=(Guard.FREE, Guard.REQUEST_OUTBOX), sets=(*_ANEW, "parcel")),
+    ),
+    _moves(
+        "The owner runs the handler, stores its steps and settles the record. An owner that was only swept may still report what it did (6, 8).",
+        _row(3, _IN_PROGRESS, Trigger.DEFER, _PENDING, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.OUTBOX, Guard.PLAIN), sets=("parcel",)),
+        _row(4, _IN_PROGRESS, Trigger.RENEW, _IN_PROGRESS, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.BEFORE_DEADLINE,), sets=("lease_until",)),
+        _row(5, _IN_PROGRESS, Trigger.CHECKPOINT, _IN_PROGRESS, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.NO_INTENT,), sets=_STEP),
+        _row(5, _IN_PROGRESS, Trigger.ANNOUNCE, _IN_PROGRESS, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.NO_INTENT_OR_SAME_AGAIN,), sets=_STEP),
+        _row(6, (_IN_PROGRESS, _RETRYABLE, _UNKNOWN), Trigger.RESULT, _IN_PROGRESS, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.PHASED, Guard.NO_RESULT_YET), sets=_STEP),
+        _row(6, _IN_PROGRESS, Trigger.DEFERRED_RESULT, _IN_PROGRESS, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.OUTBOX, Guard.NO_RESULT_YET), sets=_STEP),
+        _row(6, (_UNKNOWN, _PENDING), Trigger.DEFERRED_RESULT, _IN_PROGRESS, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.OUTBOX, Guard.NO_RESULT_YET), sets=(*_STEP, "parcel")),
+        _row(7, _IN_PROGRESS, Trigger.SETTLE, _COMPLETED, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.NO_INTENT, Guard.CALLS_KNOWN), sets=_ANSWER),
+        _row(8, (_UNKNOWN, _RETRYABLE), Trigger.SETTLE, _COMPLETED, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.NO_INTENT_OR_INLINE, Guard.NOT_RESUMABLE, Guard.CALLS_KNOWN), sets=(*_ANSWER, "late")),
+        _row(9, _IN_PROGRESS, Trigger.DISCARD, _NO_ROW, _OWNER, Proof.OWNER, Fence.GONE,
+             when=(Guard.NOT_ENTERED, Guard.PLAIN)),
+        _row(10, _IN_PROGRESS, Trigger.NOT_EXECUTED, _RETRYABLE, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.ENTERED, Guard.NO_MEMO, Guard.NO_INTENT), sets=("last_error",)),
+        _row(11, _IN_PROGRESS, Trigger.HAND_BACK, _RETRYABLE, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.RESUMABLE, Guard.ATTEMPTS_LEFT), sets=("lease_until", "reconcile_after")),
+        _row(12, _IN_PROGRESS, Trigger.DOUBT, _UNKNOWN, _OWNER, Proof.OWNER, Fence.SAME,
+             sets=("last_error", "reconcile_after")),
+        _row(33, _IN_PROGRESS, Trigger.WITHDRAW, _IN_PROGRESS, _OWNER, Proof.OWNER, Fence.SAME,
+             when=(Guard.PHASED, Guard.SENT_ONCE, Guard.NEVER_SENT), sets=("intent",)),
+    ),
+    _moves(
+        "A worker delivers the parcel of a pending record. With its claim it becomes the owner; result and response follow by rows 6 and 7.",
+        _row(24, (_PENDING, _IN_PROGRESS), Trigger.WORKER_CLAIM, _IN_PROGRESS, _WORKER, Proof.PARCEL, Fence.UP,
+             when=(Guard.OUTBOX, Guard.PARCEL_SAFE), sets=("intent", "parcel")),
+        _row(25, (_PENDING, _IN_PROGRESS), Trigger.WORKER_CLAIM, _UNKNOWN, _WORKER, Proof.PARCEL, Fence.SAME,
+             when=(Guard.OUTBOX, Guard.PARCEL_UNSAFE), sets=("parcel",)),
+        _row(26, _IN_PROGRESS, Trigger.TRY_AGAIN, _PENDING, _WORKER, Proof.OWNER_AND_PARCEL, Fence.SAME,
+             when=(Guard.OUTBOX, Guard.PARCEL_SAFE), sets=("parcel",)),
+        _row(27, _IN_PROGRESS, Trigger.DEAD_LETTER, _UNKNOWN, _WORKER, Proof.OWNER_AND_PARCEL, Fence.SAME,
+             when=(Guard.OUTBOX,), sets=("parcel", "last_error")),
+        _row(27, _IN_PROGRESS, Trigger.DOUBT, _UNKNOWN, _WORKER, Proof.OWNER_AND_PARCEL, Fence.SAME,
+             when=(Guard.OUTBOX,), sets=("parcel", "last_error")),
+    ),
+    _moves(
+        "The sweeper moves a record whose lease is over. A retry that meets it first makes it unknown by the same row, and an operator may sweep by hand.",
+        _row(14, _IN_PROGRESS, Trigger.SWEEP, _RETRYABLE, (Actor.SWEEPER, Actor.OPERATOR), Proof.VERSION, Fence.SAME,
+             when=(Guard.LEASE_OVER, Guard.GRACE_OVER, Guard.RUNS_AGAIN, Guard.ATTEMPTS_LEFT), sets=("last_error",)),
+        _row(15, _IN_PROGRESS, Trigger.SWEEP, _UNKNOWN, (Actor.SWEEPER, Actor.REQUESTER, Actor.OPERATOR), Proof.VERSION, Fence.SAME,
+             when=(Guard.LEASE_OVER, Guard.RUNS_NEVER_AGAIN), sets=("last_error", "reconcile_after")),
+    ),
+    _moves(
+        "A resolver, a webhook or an operator settles an unknown record by what the provider did.",
+        _row(19, _UNKNOWN, Trigger.EXECUTED, _COMPLETED, _SETTLERS, Proof.VERSION, Fence.SAME,
+             when=(Guard.INLINE_OR_OUTBOX,), sets=(*_ANSWER, "parcel")),
+        _row(20, _UNKNOWN, Trigger.EXECUTED, _RETRYABLE, _SETTLERS, Proof.VERSION, Fence.SAME,
+             when=(Guard.PHASED, Guard.INTENT_OPEN, Guard.RESULT_GIVEN), sets=("memo", "intent")),
+        _row(21, _UNKNOWN, Trigger.NOT_EXECUTED, _RETRYABLE, _SETTLERS, Proof.VERSION, Fence.SAME,
+             when=(Guard.WORKER_NEVER_BEGAN, Guard.WAITED_OR_NOTHING_OPEN), sets=("intent",)),
+        _row(22, _UNKNOWN, Trigger.NOT_EXECUTED, _PENDING, _SETTLERS, Proof.VERSION, Fence.SAME,
+             when=(Guard.WORKER_BEGAN, Guard.WAITED_OR_PARCEL_REPEATABLE), sets=("parcel", "intent")),
+        _row(22, _UNKNOWN, Trigger.DLQ_RETRY, _PENDING, _OPERATOR, Proof.VERSION, Fence.SAME,
+             when=(Guard.WORKER_BEGAN, Guard.WAITED_OR_PARCEL_REPEATABLE), sets=("parcel", "intent")),
+        _row(23, _UNKNOWN, Trigger.STILL_UNKNOWN, _UNKNOWN, (Actor.RESOLVER,), Proof.VERSION, Fence.SAME,
+             sets=("reconcile_after", "reconcile_tries")),
+    ),
+    _moves(
+        "The reaper ends what is past its time. It removes only what is finished; what was begun and not finished becomes unknown.",
+        _row(18, _RETRYABLE, Trigger.EXPIRE, _UNKNOWN, _REAPER, Proof.VERSION, Fence.SAME,
+             when=(Guard.BEGUN, Guard.PAST_EXPIRY), sets=("reconcile_after",)),
+        _row(28, _PENDING, Trigger.ABANDON, _COMPLETED, _REAPER, Proof.VERSION, Fence.SAME,
+             when=(Guard.PAST_EXPIRY, Guard.PARCEL_NEVER_CLAIMED), sets=(*_ANSWER, "parcel")),
+        _row(29, _COMPLETED, Trigger.EXPIRE, _EXPIRED, _REAPER, Proof.VERSION, Fence.SAME,
+             when=(Guard.PAST_EXPIRY, Guard.SOFT)),
+        _row(30, _FINISHED, Trigger.PURGE, _NO_ROW, _REAPER, Proof.VERSION, Fence.GONE,
+             when=(Guard.FREE,)),
+    ),
+    _moves(
+        "An operator corrects a finished record or a result, and gives a reason for the audit.",
+        _row(32, _COMPLETED, Trigger.BUST, _RETRYABLE, _OPERATOR, Proof.VERSION, Fence.UP,
+             when=(Guard.REASON, Guard.NOT_OUTBOX, Guard.CONFIRMED_IF_SUCCESS), sets=("response",)),
+        _row(34, (_RETRYABLE, _UNKNOWN), Trigger.REPLACE, _RETRYABLE, _OPERATOR, Proof.VERSION, Fence.UP,
+             when=(Guard.PHASED, Guard.NO_INTENT, Guard.SOME_MEMO, Guard.LAST_RESULT_BY_HAND, Guard.RESULT_GIVEN, Guard.REASON), sets=("memo",)),
+        _row(35, _COMPLETED, Trigger.EXTEND, _COMPLETED, _OPERATOR, Proof.VERSION, Fence.SAME,
+             when=(Guard.REASON, Guard.BEFORE_EXPIRY), sets=("expires_at",)),
+    ),
+)
+# fmt: on
+"""All rows, by who moves."""
+
+ROWS: tuple[Transition, ...] = tuple(row for movers in MOVERS for row in movers.rows)
 
 
 def tabulate(rows: tuple[Transition, ...]) -> Table:

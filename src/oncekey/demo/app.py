@@ -34,7 +34,6 @@ from oncekey.resolvers import Executed, NotExecuted, Question, Sighting
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
-    from oncekey.ops.stats import History
 
 
 def health_routes(tables: Tables, once: Once, metrics: Prometheus) -> APIRouter:
@@ -179,8 +178,8 @@ OPERATOR: Final = "demo"
 """The name that the audit keeps of an operator who uses the printed link."""
 
 
-def add_console(app: FastAPI, once: Once, charging: Charging, token: str, seen: History | None = None) -> None:
-    """Mount the console for the operator who has the token. Its charts begin with the samples in `seen`."""
+def add_console(app: FastAPI, once: Once, charging: Charging, token: str) -> None:
+    """Mount the console for the operator who has the token."""
 
     async def booked(_: Instant) -> list[LedgerEntry]:
         return [
@@ -190,7 +189,7 @@ def add_console(app: FastAPI, once: Once, charging: Charging, token: str, seen: 
 
     books = Ledger(booked, Pointers("/amount_cents", "/currency"), inline={"send_notification": routes.CALL})
     tokens = Tokens([(token, Operator(OPERATOR, Role.OPERATE))])
-    app.mount(PATH, Console(once, tokens=tokens, ledger=books, title="oncekey demo", history=seen))
+    app.mount(PATH, Console(once, tokens=tokens, ledger=books, title="oncekey demo"))
 
 
 def link_to(address: str, token: str) -> str:
@@ -209,11 +208,10 @@ def create_app(
     *,
     workers: bool = True,
     console_token: str | None = None,
-    seen: History | None = None,
 ) -> FastAPI:
     """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up.
 
-    An operator who has the `console_token` may use the console, whose charts begin with the samples in `seen`.
+    An operator who has the `console_token` may use the console.
     """
     metrics = Prometheus()
     once = Once(store_url, policy=policy, migrate=True, workers=workers, observers=[metrics])
@@ -246,7 +244,7 @@ def create_app(
     app.include_router(health_routes(tables, once, metrics))
     app.include_router(page_routes())
     if console_token is not None:
-        add_console(app, once, charging, console_token, seen)
+        add_console(app, once, charging, console_token)
     add_problems(app)
     app.add_middleware(BodyLimit, limit=policy.max_request_bytes)
     app.state.once = once

@@ -9,7 +9,7 @@ import asyncio
 import math
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -170,11 +170,6 @@ class Ledger:
         statement, params = ("all", {}) if downstream_key is None else ("by_key", {"downstream_key": downstream_key})
         return await self._apart(lambda: self._read(statement, params))
 
-    async def enter(self, charges: Iterable[tuple[Charge, bool]]) -> None:
-        """Write past charges in one transaction, each with whether the provider deduplicated by its key."""
-        rows = [{**charge.shown(), "deduplicated": int(counted)} for charge, counted in charges]
-        await self._apart(lambda: self._enter(rows))
-
     def close(self) -> None:
         """Wait for the last statement, then end the thread."""
         self._thread.submit(self._connection.close).result()
@@ -195,15 +190,6 @@ class Ledger:
             raise
         self._connection.execute("COMMIT")
         return Booking(same[0], repeated=True) if same else Booking(charge, repeated=False)
-
-    def _enter(self, rows: list[dict[str, object]]) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            self._connection.executemany(_SQL["insert_charge"], rows)
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
 
     def _read(self, statement: str, params: Mapping[str, str | None]) -> list[Charge]:
         return [Charge(*row) for row in self._connection.execute(_SQL[statement], params)]

@@ -168,6 +168,8 @@ def declined() -> ProblemError:
 
 
 RECEIPT = "receipt"
+NO_MAILBOX: Final = "cus_no_mailbox"
+"""A customer whose receipts cannot be delivered: each becomes a dead letter."""
 CHARGE: Final = "charge_created"
 """The name of the call, from which its key comes."""
 
@@ -200,7 +202,7 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
         async def settle(tx: Any) -> dict[str, Any]:  # noqa: ANN401
             settled = created.model_copy(update={"status": "settled", "charge_id": made["id"]})
             await movements.end(tx, tenant, settled)
-            op.emit(RECEIPT, {"tenant": tenant, "payment_id": str(settled.id)})
+            op.emit(RECEIPT, {"tenant": tenant, "payment_id": str(settled.id), "customer_id": wanted.customer_id})
             return settled.model_dump(mode="json")
 
         async def decline(tx: Any) -> None:  # noqa: ANN401
@@ -236,11 +238,17 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
     return router
 
 
+class NoMailboxError(Exception):
+    """The customer has no mailbox for a receipt."""
+
+
 def payment_topics(once: Once, movements: Movements) -> None:
     """Register what a worker does with receipts; a message may be delivered twice."""
 
     @once.topic(RECEIPT, repeatable=True)
     async def receipt(message: Message) -> None:
+        if message.payload.get("customer_id") == NO_MAILBOX:
+            raise NoMailboxError
         await movements.keep_receipt(message.payload["tenant"], message.payload["payment_id"])
 
 

@@ -14,15 +14,7 @@ from django.utils.module_loading import import_string
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.django.once import NO_TENANT, Once
-from oncekey.django.project import (
-    METHODS,
-    alias_of_project,
-    class_of,
-    enrolment_of,
-    has_login,
-    once_of_project,
-    views,
-)
+from oncekey.django.project import METHODS, alias_of_project, class_of, enrolment_of, has_login, once_of_project, views
 from oncekey.frameworks.resuming import resumed_as
 
 if TYPE_CHECKING:

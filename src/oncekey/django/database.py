@@ -31,7 +31,7 @@ from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit,
 from oncekey.drivers.sqlite.execute import commit_error, store_error
 from oncekey.drivers.threads import OF_TRANSACTIONS
 from oncekey.flow import Body, Mode, Rows, Statement, Transaction, run_body
-from oncekey.frameworks.blocking import current
+from oncekey.frameworks.shared import thread_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,7 +149,7 @@ class DjangoDriver:
         connection = connections[self._alias]
         if _in_a_test(connection):
             return _executed(connection, transaction, _IN_A_TEST)
-        if connection.in_atomic_block or current.get() is None:
+        if connection.in_atomic_block or thread_exchange.get() is None:
             with self._spares.lent() as spare:
                 return _executed(spare, transaction, _VERBS[spare.vendor])
         if connection.connection is not None and not connection.autocommit:
@@ -499,7 +499,8 @@ def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> errors
     if connection.vendor == "sqlite":
         return store_error(error, what)
     state = _sqlstate(error)
-    if postgres_errors.is_the_end(state, _severity(error)) or connection.connection.closed:
+    lost_it = postgres_errors.is_the_end(state, _severity(error)) or connection.connection.closed
+    if lost_it and not postgres_errors.was_too_slow(state):
         return lost(mode, what)
     doing = postgres_errors.handlers_doing(state, what) if connection.in_atomic_block else None
     return doing or postgres_errors.refused(state, what, type(error).__name__)

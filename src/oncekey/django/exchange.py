@@ -23,13 +23,14 @@ from oncekey.core.model import UNAVAILABLE, Claim, Effects, Refuse
 from oncekey.django.database import NESTED, Database, DjangoTransaction
 from oncekey.engine.actions import Action, Call, Interrupted, Life, Sleep, Tx
 from oncekey.engine.claiming import Parts
+from oncekey.engine.deciding import rows_of
 from oncekey.engine.enrolment import SAFE, Enrolment
-from oncekey.engine.notifying import notify_failure
-from oncekey.engine.operation import Operation, operation_of
-from oncekey.engine.serve import Unkeyed, serve_unkeyed
+from oncekey.engine.operation import Operation, operation_of, unkeyed_operation
+from oncekey.engine.serve import NoConnectionError, Unkeyed, serve_unkeyed
 from oncekey.engine.steps import Stepping
 from oncekey.frameworks import blocking
-from oncekey.frameworks.resuming import RESUMPTION, Resumption
+from oncekey.frameworks.resuming import Resumption
+from oncekey.frameworks.shared import ONE_OPERATION, RESUMPTION
 from oncekey.frameworks.wsgi import KEY, lines_of
 from oncekey.runtimes.threads import ThreadRuntime
 
@@ -172,7 +173,7 @@ class DjangoExchange(blocking.BlockingExchange):
                 opened.surrounds, self._opened = True, opened
                 return None
         except StoreError as error:
-            notify_failure(self.threads.notify, "begin", error)
+            self.threads.failed("begin", error)
         return made(self.threads.turn_away(UNAVAILABLE, enrolment, trace_id=self.trace_id, echo=self.echo))
 
     def call(
@@ -207,7 +208,7 @@ class DjangoExchange(blocking.BlockingExchange):
         """The same for an `async def` view."""
         await _in_its_thread(self._meet, enrolment, args)
         if self._called:
-            raise RuntimeError(blocking.ONE_OPERATION)
+            raise RuntimeError(ONE_OPERATION)
         self._called = True
 
         def invoke(op: object) -> Any:  # noqa: ANN401
@@ -246,24 +247,24 @@ class DjangoExchange(blocking.BlockingExchange):
 
     async def _aunkeyed(self, invoke: Callable[[object], Any], enrolment: Enrolment, claim: Claim | None) -> Any:  # noqa: ANN401
         if enrolment.effects is not Effects.LOCAL:
-            return await invoke(blocking.unkeyed_operation(Operation, claim, None))
+            return await invoke(unkeyed_operation(Operation, claim, None))
         runtime = await _in_its_thread(lambda: self.threads.ready() and self.threads.runtime)
         try:
             run = await _in_its_thread(self.without_record, claim) if runtime else None
-        except blocking.NoConnectionError as error:
-            notify_failure(self.threads.notify, "begin", error.why)
+        except NoConnectionError as error:
+            self.threads.failed("begin", error.why)
             run = None
         if run is None:
             return made(self.threads.turn_away(UNAVAILABLE, enrolment, trace_id=self.trace_id))
         flow = serve_unkeyed(run)
         await _in_its_thread(runtime.run, flow)
-        op = blocking.unkeyed_operation(Operation, claim, run)
+        op = unkeyed_operation(Operation, claim, run)
         try:
             result = await invoke(op)
         except BaseException as error:
-            await _in_its_thread(runtime.run, flow, blocking.rows_of(enrolment, op, error, raised=True))
+            await _in_its_thread(runtime.run, flow, rows_of(enrolment, op, error, raised=True))
             raise
-        await _in_its_thread(runtime.run, flow, blocking.rows_of(enrolment, op, result, raised=False))
+        await _in_its_thread(runtime.run, flow, rows_of(enrolment, op, result, raised=False))
         return result
 
     def _meet(self, enrolment: Enrolment, args: tuple[Any, ...]) -> None:
@@ -294,7 +295,7 @@ class DjangoExchange(blocking.BlockingExchange):
         try:
             return Unkeyed(self.threads.site, claim, None if join is None else join())
         except StoreError as error:
-            raise blocking.NoConnectionError(error) from error
+            raise NoConnectionError(error) from error
 
     # What becomes of it.
 

@@ -15,9 +15,9 @@ from django.http import HttpResponse
 from oncekey.core.errors import SAID_TO_US
 from oncekey.django.exchange import DjangoExchange, Sent
 from oncekey.django.project import enrolment_of, once_of_project
+from oncekey.engine.deciding import is_inner
 from oncekey.engine.enrolment import SAFE
-from oncekey.engine.inner import is_inner
-from oncekey.frameworks.blocking import current
+from oncekey.frameworks.shared import thread_exchange
 from oncekey.frameworks.wsgi import KEY
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Middleware:
         Where theirs were outside, it would be committed after ours was believed to be; and what a response that is
         rendered late raises would be too late for both.
         """
-        exchange, database = current.get(), self._threads.database
+        exchange, database = thread_exchange.get(), self._threads.database
         assert isinstance(exchange, DjangoExchange)
         if not exchange.keyed or database is None or not database.wraps(view) or not database.one_commit:
             return None
@@ -59,7 +59,7 @@ class Middleware:
     @staticmethod
     def process_exception(_: Any, error: BaseException) -> Any:  # noqa: ANN401
         """Note what a view raised, before any other middleware is asked; what was said to oncekey is no fault."""
-        exchange = current.get()
+        exchange = thread_exchange.get()
         assert isinstance(exchange, DjangoExchange)
         exchange.uncaught = error
         ours = isinstance(error, SAID_TO_US) and not is_inner(error, exchange.ended.began)
@@ -72,7 +72,7 @@ class Middleware:
 
     def _serve(self, request: Any) -> Any:  # noqa: ANN401
         exchange = self._begun(request)
-        token = current.set(exchange)
+        token = thread_exchange.set(exchange)
         try:
             response = self.get_response(request)
             if exchange.capture is not None:
@@ -87,7 +87,7 @@ class Middleware:
                 exchange.finish(error)
             raise
         finally:
-            current.reset(token)  # a server uses the thread for its next request
+            thread_exchange.reset(token)  # a server uses the thread for its next request
             exchange.end()
 
     async def _shielded(self, request: Any) -> Any:  # noqa: ANN401
@@ -105,7 +105,7 @@ class Middleware:
 
     async def _aserve(self, request: Any) -> Any:  # noqa: ANN401
         exchange = self._begun(request)
-        current.set(exchange)  # in a task of its own, so nobody else sees it
+        thread_exchange.set(exchange)  # in a task of its own, so nobody else sees it
         settle = sync_to_async(exchange.finish, thread_sensitive=True)
         try:
             response = await self.get_response(request)

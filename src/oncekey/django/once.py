@@ -16,8 +16,8 @@ from oncekey.django.database import Database
 from oncekey.django.exchange import DjangoExchange, DjangoThreads, Sent, made, read_body, request_in
 from oncekey.django.project import Application, check_order
 from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
-from oncekey.frameworks.blocking import current
 from oncekey.frameworks.consumer_page import documentation
+from oncekey.frameworks.shared import thread_exchange
 from oncekey.frameworks.webhook import Secrets, WebhookOptions, taken
 from oncekey.frameworks.wsgi import lines_of
 from oncekey.once import Once as Framework
@@ -161,7 +161,7 @@ def _no_tenant(_: object) -> str:
 
 
 def _exchange(enrolment: Enrolment) -> DjangoExchange:
-    exchange = current.get()
+    exchange = thread_exchange.get()
     if not isinstance(exchange, DjangoExchange):
         raise RuntimeError(NO_MIDDLEWARE.format(operation=enrolment.operation))  # noqa: TRY004  (it is missing)
     return exchange
@@ -190,7 +190,7 @@ def _authorised(protected: F, authorise: Callable[[Any], Any] | None) -> F:
 
 
 def _asks(args: tuple[Any, ...]) -> bool:
-    exchange = current.get()
+    exchange = thread_exchange.get()
     return bool(args) and isinstance(exchange, DjangoExchange) and exchange.keyed
 
 

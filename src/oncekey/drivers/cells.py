@@ -123,7 +123,6 @@ class CellDriver:
         return run_body(transaction.body(), self._execute)
 
     def close(self) -> None:
-        """Close all connections."""
         self._cells.close()
 
     def _execute(self, statement: Statement) -> Rows:
@@ -157,7 +156,6 @@ class AsyncCellDriver:
         return await arun_body(transaction.body(), self._execute)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._cells.close()
 
     async def _execute(self, statement: Statement) -> Rows:

@@ -127,7 +127,6 @@ class DynamoCells(TalkingCells[Request]):
         return _reply(self._sent(request))
 
     def close(self) -> None:
-        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -178,7 +177,6 @@ class AsyncDynamoCells(AsyncTalkingCells[Request]):
         return _reply(await self._sent(request))
 
     async def close(self) -> None:
-        """Close the connections."""
         async with self._making:
             made, self._made, self._client = self._made, None, None
         if made is not None:
@@ -390,7 +388,6 @@ class DynamoDriver(CellDriver):
         self.table = table.name
 
     def begin(self) -> DynamoTransaction:
-        """Open a business transaction."""
         return DynamoTransaction(self)
 
     def answer(self, verb: _Asked) -> object:
@@ -413,7 +410,6 @@ class AsyncDynamoDriver(AsyncCellDriver):
         self.table = table.name
 
     async def begin(self) -> AsyncDynamoTransaction:
-        """Open a business transaction."""
         return AsyncDynamoTransaction(self)
 
     async def answer(self, verb: _Asked) -> object:

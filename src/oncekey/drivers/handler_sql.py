@@ -12,14 +12,21 @@ Nor may it leave anything in the session, which the next request gets. A functio
 the session, a cursor or a temporary table without a word of it in the handler's own text, so the text is no proof that
 there is none. `RESET` is sent to the server after the end of every transaction that a handler used, and only the
 connection's next borrower waits for its reply.
+
+What a LOCAL or OUTBOX handler writes through a connection that it opens itself does not commit with its key. Nothing
+forbids such a connection, and a test that kills no process does not notice it, so the first one of each operation is
+logged (`opened`).
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, Sentence, sentences
@@ -273,3 +280,44 @@ def _pragma(rest: list[str]) -> str | None:
     names = [token.strip("'\"`[]").upper() for token in rest]
     name = names[2] if names[1:2] == ["."] and len(names) > 2 else (names or [""])[0]  # noqa: PLR2004
     return f"PRAGMA {name.lower()}" if name in _PRAGMAS else None
+
+
+log = logging.getLogger("oncekey.local")
+"""A logger of its own, so that an application that reads by other connections on purpose can turn it down."""
+
+OPENED_APART: Final = (
+    "oncekey: %s opened a connection of its own while it ran: what it writes there is not committed with its key, so a "
+    "retry after a crash writes it again; write through op.connection, or through the session of once.session"
+)
+
+
+class Handled(Protocol):
+    """A protected operation, as much of it as is needed here."""
+
+    @property
+    def operation(self) -> str:
+        """Its name."""
+
+    @property
+    def owner(self) -> object:
+        """The `Once` that protects it."""
+
+    @property
+    def transactional(self) -> bool:
+        """Whether its handler gets the transaction that its key commits with."""
+
+
+running: Final[ContextVar[Handled | None]] = ContextVar("oncekey_handler", default=None)
+"""The operation whose handler is running here."""
+_logged: Final[WeakKeyDictionary[object, set[str]]] = WeakKeyDictionary()
+
+
+def opened() -> None:
+    """Log that the running handler opened a connection which is not ours, once for each operation."""
+    handler = running.get()
+    if handler is None or not handler.transactional:
+        return
+    logged = _logged.setdefault(handler.owner, set())
+    if handler.operation not in logged:
+        logged.add(handler.operation)
+        log.warning(OPENED_APART, handler.operation)

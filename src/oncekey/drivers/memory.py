@@ -19,7 +19,6 @@ class MemoryDriver:
         self._lock = threading.Lock()
 
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
         with self._lock:
             return run_body(transaction.body(), self._execute)
 
@@ -40,7 +39,6 @@ class AsyncMemoryDriver:
         self._driver = driver or MemoryDriver()
 
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
         return self._driver.run(transaction)
 
     async def close(self) -> None:

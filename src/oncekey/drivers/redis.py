@@ -66,7 +66,6 @@ class RedisCells(TalkingCells[Say]):
         return replies
 
     def close(self) -> None:
-        """Close all connections."""
         for pool in self._pools.made.values():
             pool.disconnect()
 
@@ -103,7 +102,6 @@ class AsyncRedisCells(AsyncTalkingCells[Say]):
         return replies
 
     async def close(self) -> None:
-        """Close all connections."""
         for pool in self._pools.made.values():
             await pool.disconnect()
 

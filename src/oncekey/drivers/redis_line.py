@@ -89,13 +89,11 @@ class RedisLine:
         return [_value(one) for one in replies]
 
     async def close(self) -> None:
-        """Close the connection of this event loop."""
         pipelines = self._loops.pop(asyncio.get_running_loop(), None)
         if pipelines is not None:
             await pipelines.close()
 
     def close_blocking(self) -> None:
-        """Close the connections of threads."""
         with self._opening:
             client, self._blocking = self._blocking, None
         if client is not None:

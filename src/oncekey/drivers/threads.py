@@ -86,11 +86,9 @@ class ThreadedTransaction:
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (the driver's own)
-        """The connection for the handler."""
         return self._inner.connection
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         return await self.say(partial(self._inner.run, body))
 
     async def commit(self) -> None:
@@ -101,7 +99,6 @@ class ThreadedTransaction:
         await self._end(self._inner.commit)
 
     async def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         await self._end(self._inner.rollback)
 
     async def say(self, job: Callable[[], T]) -> T:
@@ -140,7 +137,6 @@ class ThreadedDriver:
         return await to_its_end(self._threads, lambda: self._driver.run(transaction))
 
     async def close(self) -> None:
-        """Close all connections."""
         await to_its_end(self._threads, self._driver.close)
         self._threads.shutdown(wait=False)
 
@@ -156,7 +152,6 @@ class SharingThreadedDriver(ThreadedDriver):
 
     @property
     def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
         return self._free.locked()
 
     async def begin(self) -> ThreadedTransaction:

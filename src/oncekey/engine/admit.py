@@ -63,20 +63,23 @@ from oncekey.engine.actions import (
     Sleep,
 )
 from oncekey.engine.deciding import replayed
-from oncekey.engine.notifying import notify_replay
 from oncekey.engine.settle import settle
+from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
+    from oncekey.engine import notifying
     from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.fronts import Beside
     from oncekey.engine.run import Asker, Run, Site
     from oncekey.flow import Flow
     from oncekey.ports import Locks, Store
+else:
+    notifying = Lazy("oncekey.engine.notifying")
 
 
 log = logging.getLogger("oncekey")
@@ -113,7 +116,7 @@ def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) ->
     It gives only an answer that `admit` would give, too, and never refuses. In any doubt, an outage included, it
     returns None, and the caller asks from the beginning.
     """
-    fronts = None if policy.replay_cache is None else site.fronts
+    fronts = None if policy.replay_cache is None else site.fronts()
     answers = None if fronts is None else fronts.answers(policy)
     began = 0.0 if site.notify is None else site.clock()
     found_answer = None if answers is None else (yield from answers.find(claim_input, policy))
@@ -133,7 +136,7 @@ def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) ->
     if type(found_answer) is not Replay:
         return None
     if site.notify is not None:
-        notify_replay(site.notify, found_answer, site.clock() - began)
+        notifying.notify_replay(site.notify, found_answer, site.clock() - began)
     return replayed(found_answer, policy, asker)
 
 

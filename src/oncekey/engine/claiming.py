@@ -5,7 +5,6 @@ to wait in between, for the body or for the authentication that names the tenant
 order: `key_of` before it reads the body, because a request without a good key is refused whatever its body is;
 `fingerprint_for` before it asks who the caller is; and then `claim_input_of`, whose result is all that is needed to
 find a stored answer, and `claim_for`. A refusal by any of them stores nothing.
-A function's call has no header and no path; `claim_of_call` makes the same claim from its key and its arguments.
 
 Everything that does not depend on the request is computed at enrolment, see `Enrolment`.
 
@@ -22,17 +21,20 @@ from uuid import UUID
 
 from oncekey.canonical.fingerprint import Request
 from oncekey.core.errors import BodyInvalidError, ConfigurationError, KeyMalformedError
-from oncekey.core.keys import check_given, key_digest, looks_guessable, looks_personal, parse_key
+from oncekey.core.keys import key_digest, looks_guessable, looks_personal, parse_key
 from oncekey.core.model import Claim, Code, RecordId, Refuse
 from oncekey.core.policy import KeyCheck
 from oncekey.core.scope import BindTo, bound_scope, scope_of
-from oncekey.engine.kept_request import about_of, kept_request_of, to_stored
+from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from oncekey.core.policy import Policy
+    from oncekey.engine import kept_request
     from oncekey.engine.enrolment import Enrolment
+else:
+    kept_request = Lazy("oncekey.engine.kept_request")
 
 
 Chosen: TypeAlias = "Mapping[str, object] | bytes"
@@ -43,8 +45,6 @@ GUESSABLE: Final = "oncekey: a key of %s can be guessed (digest %s): clients sho
 
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 """The owner of the claims of this process. Read it from the module: a forked process has another one."""
-CALL: Final = "CALL"
-"""The method of a function's call; its path is the name of its operation."""
 CREDENTIAL_FIELDS: Final = frozenset(
     {b"authorization", b"proxy-authorization", b"x-api-key", b"api-key", b"x-auth-token", b"x-access-token"}
 )
@@ -56,9 +56,8 @@ IS_CREDENTIAL: Final = (
     "return the id of the user or of the account that the credential belongs to; to bind keys to the credential "
     "itself, which stores its digest, say Policy(bind_to=BindTo.TOKEN)"
 )
-_FUNCTION: Final = "function"
 _OPERATION: Final = "operation"
-_JSON: Final = b"application/json"
+JSON: Final = b"application/json"
 _TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
 _VERSION_4: Final = (4 << 76) | (0b10 << 62)
 _NOT_RANDOM: Final = (0xF << 76) | (0b11 << 62)
@@ -134,10 +133,11 @@ def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
         if policy.guessable_check is KeyCheck.REJECT:
             return Refuse(Code.KEY_MALFORMED, detail="The key can be guessed; use a random value, such as a UUID.")
         security.warning(GUESSABLE, enrolment.operation, key_digest(key))
-    return _personal(key, policy) if policy.pii_check is not KeyCheck.OFF and looks_personal(key) else key
+    return personal(key, policy) if policy.pii_check is not KeyCheck.OFF and looks_personal(key) else key
 
 
-def _personal(key: str, policy: Policy) -> str | Refuse:
+def personal(key: str, policy: Policy) -> str | Refuse:
+    """A key that looks like personal data: refused or logged, as the policy says."""
     if policy.pii_check is KeyCheck.REJECT:
         return Refuse(Code.KEY_MALFORMED, detail="The key looks like personal data; use a random value.")
     log.warning("oncekey: a key looks like personal data (digest %s): use random keys", key_digest(key))
@@ -210,7 +210,8 @@ def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: fr
     record_id, fingerprint, parts, caller = claim_input
     kept = None
     if enrolment.completes:
-        kept = to_stored(kept_request_of(parts, caller, keep_headers), policy.secret, about_of(record_id, fingerprint))
+        about = kept_request.about_of(record_id, fingerprint)
+        kept = kept_request.to_stored(kept_request.kept_request_of(parts, caller, keep_headers), policy.secret, about)
     # One random draw for both names. It comes from the kernel, so a forked process draws another one.
     drawn = os.urandom(24)
     return Claim(
@@ -230,28 +231,6 @@ def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: fr
         ttl=spans.ttl,
         request=kept,
     )
-
-
-def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: str) -> Claim | Refuse:
-    """The claim of a function's call, or the refusal; `arguments` are JSON.
-
-    A program chooses the key, which often names a thing, such as an order. Two functions may do something to the same
-    thing, so each has a scope of its own within the tenant's.
-    """
-    policy = enrolment.policy
-    try:
-        given = check_given(key, min_length=policy.min_key_length or 1, max_length=policy.max_key_length)
-    except KeyMalformedError as error:
-        return Refuse(Code.KEY_MALFORMED, detail=str(error))
-    named = _personal(given, policy) if policy.pii_check is not KeyCheck.OFF and looks_personal(given) else given
-    if isinstance(named, Refuse):
-        return named
-    parts = Parts(CALL, enrolment.operation, b"", ((b"content-type", _JSON),), _JSON, arguments)
-    fingerprint = fingerprint_for(parts, enrolment)
-    if isinstance(fingerprint, Refuse):
-        return fingerprint
-    scope = scope_of(enrolment.namespace, tenant, _FUNCTION, enrolment.operation)
-    return claim_for(ClaimInput(RecordId(scope, named), fingerprint, parts, Caller(tenant)), enrolment)
 
 
 def _forked() -> None:

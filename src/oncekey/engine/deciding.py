@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, assert_never
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 from uuid import uuid4
 
 from oncekey.core import answers
@@ -12,6 +14,7 @@ from oncekey.core.endings import (
     DIVERGED,
     NOT_DEFERRED,
     STOPPED,
+    Business,
     Decision,
     Ending,
     Progress,
@@ -37,19 +40,26 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import On5xx, micros
 from oncekey.core.scope import names_of, shown_scope
-from oncekey.engine.inner import is_inner, operation_begins
 from oncekey.engine.local import record_as_claimed
-from oncekey.engine.phases import proves_nothing_sent
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Claim, Record, Verdict
     from oncekey.core.policy import Policy
     from oncekey.engine.capture import Captured
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.engine.operation import Operation, SyncOperation
     from oncekey.engine.run import Asker, Run
 
 
 log = logging.getLogger("oncekey")
+E = TypeVar("E", bound=BaseException)
+
+_NUMBERS: Final = count(1)
+_LEFT: Final = "__oncekey_left__"
+
+operation_begins: Final = _NUMBERS.__next__
+"""Returns the number at which an operation begins."""
 
 RAISED_SUCCESS: Final = (
     "oncekey: %s ended with a success (%s) whose rows were rolled back, because it was raised: return it, or call "
@@ -75,7 +85,7 @@ class HandlerEnded:
     cancelled: bool = False
     """The exception was a cancellation."""
     began: int = field(default_factory=operation_begins)
-    """When it began, in the order of `engine.inner`."""
+    """When it began, in the order in which errors leave protected functions (`leaving`)."""
 
 
 def decided(
@@ -256,3 +266,53 @@ def answer_to(run: Run, verdict: Verdict) -> Answer:
             raise AssertionError("an operation that goes on is not answered yet")
         case _:
             assert_never(verdict)
+
+
+def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
+    """Whether an error proves that nothing reached the outside; a hook that fails proves nothing."""
+    try:
+        return isinstance(error, NotExecutedError) or policy.is_definitely_not_executed(error)
+    except Exception as failure:  # noqa: BLE001  (the application's own hook)
+        log.error("oncekey: is_definitely_not_executed failed, which proves nothing: %s", type(failure).__name__)
+        return False
+
+
+def rows_of(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: object, *, raised: bool) -> Business:
+    """What happens to the rows of a handler that ran without a record: responses and HTTP exceptions name a status."""
+    if raised and not isinstance(ended, Exception):
+        return Business.ROLLBACK
+    status = getattr(ended, "status_code", None if raised else 200)
+    if isinstance(ended, tuple) and len(ended) > 1:  # Flask's body and status
+        status = ended[1]
+    ending = Ending(
+        status=status if isinstance(status, int) else None,
+        headers=(),
+        body=b"",
+        entered=True,
+        raised=raised,
+        not_executed=False,
+        kept=op.kept,
+        rolled_back=op.rolled_back,
+    )
+    return decide(enrolment.effects, enrolment.policy, ending).business
+
+
+# Errors that came out of a protected function which was called inside of another operation. What a handler raises may
+# decide its own outcome: `NotExecutedError` means that nothing was sent, `RejectedError` is a function's final no. If a
+# protected function that the handler called raised it, it is a statement about that call, and proves nothing about the
+# handler. So each error that leaves a protected function gets the next number of one counter, and each operation notes
+# the number at which it began: an error is an inner one if it got its number later. An error object that an application
+# raises again and again is not mistaken for one.
+
+
+def leaving(error: E) -> E:
+    """The error, marked as one that leaves a protected function."""
+    with suppress(AttributeError, TypeError):  # an exception class may refuse attributes
+        setattr(error, _LEFT, next(_NUMBERS))
+    return error
+
+
+def is_inner(error: BaseException, began: int) -> bool:
+    """Whether the error left a protected function after the operation began at `began`."""
+    number = getattr(error, _LEFT, 0)
+    return isinstance(number, int) and number > began

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from oncekey.canonical.digests import Seeds
 from oncekey.canonical.fingerprint import Fingerprints
@@ -13,11 +11,15 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.onecommit import LockNumbers
 from oncekey.core.policy import InProgress, Policy, micros
+from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from oncekey.canonical.fingerprint import Request
+    from oncekey.engine import patterns
+else:
+    patterns = Lazy("oncekey.engine.patterns")
 
 WHAT_EFFECTS_MEAN = (
     "say what the handler does to the world: effects=LOCAL (it writes only through op.connection), "
@@ -38,9 +40,6 @@ SCHEMA = "oncekey"
 
 NO_NAMESPACE = "-"
 """What stands in a scope if the policy names no namespace."""
-
-_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
-_SLASHES = re.compile("/{2,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,39 +136,11 @@ def enrol(operation: str, effects: Effects, policy: Policy, owner: object, **opt
     return Enrolment(operation, effects, policy.override(**options), owner)
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A method and a path template, such as `POST /legacy/{id}`."""
-
-    text: str
-    method: str
-    template: re.Pattern[str]
-    spelled: re.Pattern[str]
-    """The same for a path in its plain spelling."""
-
-    @classmethod
-    def parse(cls, text: str) -> Pattern:
-        """Read `METHOD /path/{name}`; `{name}` is one segment, `{name:path}` the rest."""
-        method, _, path = text.partition(" ")
-        if not method.isupper() or not path.startswith("/"):
-            raise ConfigurationError(f"{text!r} is no enrolment pattern: write it as 'POST /path/{{name}}'")
-        return cls(text, method, _template(path), _template(plain(path), spelled=True))
-
-    @property
-    def sample(self) -> str:
-        """A path that the pattern matches, in a form that a route with converters is likely to take."""
-        return _PARAMETER.sub("1", self.text.partition(" ")[2])
-
-    def matches(self, method: str, path: str) -> bool:
-        """Whether the pattern matches a request."""
-        return method == self.method and self.template.fullmatch(path) is not None
-
-
 class Patterns:
     """Enrolments by pattern, the first that matches wins."""
 
     def __init__(self, enrolments: Mapping[str, Enrolment]) -> None:
-        self._patterns = tuple((Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
+        self._patterns = tuple((patterns.Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
         self.patterns = tuple(pattern for pattern, _ in self._patterns)
         """The patterns that were enrolled."""
         self.methods = frozenset(pattern.method for pattern in self.patterns)
@@ -198,30 +169,6 @@ class Patterns:
             if found is not None:
                 return found
         for pattern, enrolment in self._patterns:
-            if pattern.method == method and any(pattern.spelled.fullmatch(plain(path)) for path in paths):
+            if pattern.method == method and any(pattern.spelled.fullmatch(patterns.plain(path)) for path in paths):
                 return enrolment
         return None
-
-
-def plain(path: str) -> str:
-    """A path without what many routers ignore: repeated slashes, the last one, and a newline at the end."""
-    return _SLASHES.sub("/", path.removesuffix("\n")).rstrip("/") or "/"
-
-
-@lru_cache(maxsize=256)
-def _template(path: str, *, spelled: bool = False) -> re.Pattern[str]:
-    parts = _PARAMETER.split(path)
-    pattern = "".join(
-        re.escape(part or "") if index % 3 == 0 else ("" if index % 3 == 2 else _segment(parts[index + 1]))  # noqa: PLR2004
-        for index, part in enumerate(parts)
-    )
-    if spelled:
-        pattern = pattern.replace(f"/{_REST}", "(?:/.*)?")  # which may be empty, and its slash is gone then
-    return re.compile(pattern, re.DOTALL)
-
-
-_REST: Final = ".+"
-
-
-def _segment(kind: str | None) -> str:
-    return _REST if kind == ":path" else "[^/]+"

@@ -25,17 +25,17 @@ value. So an answer that was read from the store before a bust cannot be filled 
 from __future__ import annotations
 
 import os
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from oncekey.canonical.digests import frame, raw
+from oncekey.core.checks import LONGEST
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fronts import (
     DROP,
     GET,
     KEEP,
-    LONGEST,
     REPLACE,
     Command,
     FrontEntry,
@@ -57,8 +57,7 @@ from oncekey.observe.events import Consulted, Found
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from oncekey.core.fronts import Front
-    from oncekey.core.migrations import Applied
+    from oncekey.core.checks import Front
     from oncekey.core.model import Claim, Duration, Instant, RecordId, Refuse, Settlement, Verdict
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import FrontConnection, Life
@@ -78,8 +77,6 @@ Said: TypeAlias = "list[bytes | None] | None"
 ANSWER, HOLD = "a", "h"
 GONE: Final = b"gone"
 """The mark in place of an answer that was removed. It is no sealed value, so its reader asks the store."""
-EARLIEST: Final = 3
-"""How many of the first migrations identify an installation, by when they were run."""
 _NONCE: Final = 12
 
 
@@ -94,12 +91,6 @@ class Answering(Protocol):
 
     def forget(self, record_id: RecordId) -> Life[bool]:
         """Stop giving this answer; False if that is not certain before its life is over."""
-
-
-def identity_of(applied: Iterable[Applied]) -> bytes | None:
-    """The identity of this installation's tables; None if there are none."""
-    lines = [b"%d:%d" % (one.number, one.applied_at) for one in applied if one.number <= EARLIEST]
-    return sha256(frame(*lines)).digest() if lines else None
 
 
 class Vault:

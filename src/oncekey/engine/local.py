@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from oncekey.core.onecommit import Lock, Locked
     from oncekey.core.policy import Policy
     from oncekey.flow import Body, Flow
-    from oncekey.ports import Inspect, Locks, Outbox, Recalls
+    from oncekey.ports import Inspect, Locks, ParcelWriter, Recalls
 
 LOSSES = 3
 """How many replies of the record's own small transaction may be lost before the outage is reported."""
@@ -93,7 +93,7 @@ def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
 
 def store_finished(
     locks: Locks,
-    outbox: Outbox | None,
+    writer: ParcelWriter | None,
     claim: Claim,
     lock_held: LockHeld,
     settlement: Completed | Deferred,
@@ -103,9 +103,9 @@ def store_finished(
     """Write the finished record and the handler's parcels, as the last statements of the business transaction."""
     stored_now = yield from locks.completing(claim, lock_held.target, settlement, lock_held.begun)
     if stored_now is not None and parcels:
-        if outbox is None:
+        if writer is None:
             raise ConfigurationError(NO_OUTBOX)
-        yield from outbox.putting(parcels)
+        yield from writer.putting(parcels)
     return stored_now
 
 

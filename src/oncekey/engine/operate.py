@@ -13,15 +13,15 @@ from oncekey.core.model import Code, Completed, Outcome, ParcelKind, RecordId, S
 from oncekey.core.operate import Forbidden, Move, Moved, Order, decide, trigger_of
 from oncekey.core.policy import Policy
 from oncekey.core.problems import render
-from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Note, Trigger
 from oncekey.engine.notifying import of_move
+from oncekey.engine.request import KeyView, look
 from oncekey.flow import Mode, Transaction
 from oncekey.observe.events import About, Operated
 
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Record, Snapshot
-    from oncekey.core.operate import OperatorCommand, ParcelLocation
+    from oncekey.core.operate import OperatorCommand
     from oncekey.core.resolution import Evidence
     from oncekey.core.transitions import Mover
     from oncekey.flow import Flow
@@ -42,33 +42,11 @@ SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyView:
-    """A key as it stands. `busy`: a LOCAL request is running, which has no row yet (L8)."""
-
-    snapshot: Snapshot
-    busy: bool
-    parcels: tuple[ParcelLocation, ...] = ()
-    evidence: tuple[Evidence, ...] = ()
-    """Evidence about its open call that has settled nothing yet."""
-
-
-@dataclass(frozen=True, slots=True)
 class LetterMoved:
     """A dead letter that moves no record was put back into the outbox, or discarded."""
 
     letter: DeadLetter
     trigger: Trigger
-
-
-def look(store: Store, record_id: RecordId, lock: int | None) -> Flow[KeyView]:
-    """The record, and whether a LOCAL request in one commit is running, which has no row yet (L8, F21)."""
-    snapshot, locks = (yield from store.find(record_id)), store.locks
-    if lock is None or locks is None or situate(snapshot.record, snapshot.now) not in _WITHOUT_ROW:
-        return KeyView(snapshot, busy=False)
-    if (yield from locks.held(lock)):
-        return KeyView(snapshot, busy=True)
-    # Its commit may have come between the two reads.
-    return KeyView((yield from store.find(record_id)), busy=False)
 
 
 def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[KeyView]:
@@ -199,9 +177,6 @@ def survey_of(store: Store) -> Survey:
     if store.survey is None:
         raise ConfigurationError(NOT_HERE)
     return store.survey
-
-
-_WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
 
 
 def roll_of(store: Store) -> Flow[Roll]:

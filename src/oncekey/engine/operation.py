@@ -1,13 +1,14 @@
-"""The operation that a handler gets: `Operation` for `async def`, `SyncOperation` for `def`."""
+"""The operation that a handler gets: `Operation` for `async def`; `SyncOperation`, for `def`, has its own module."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast, overload
+import secrets
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, overload
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError, LeaseLostError
 from oncekey.core.model import Effects
-from oncekey.engine.phases import LOST
+from oncekey.lazy import exports
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,19 +16,24 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar
 
+    from oncekey.core.model import Claim
     from oncekey.engine.phases import PhasedRun
     from oncekey.engine.run import Parcels, Run
+    from oncekey.engine.serve import Unkeyed
     from oncekey.engine.steps import Stepping
+    from oncekey.engine.sync_operation import SyncOperation as SyncOperation  # noqa: PLC0414  (exported, see `exports`)
 
     Conn = TypeVar("Conn", default=Any)
 else:
     from typing import TypeVar
 
     Conn = TypeVar("Conn")
+    __getattr__ = exports(SyncOperation="engine.sync_operation")
 
 R = TypeVar("R")
 Op = TypeVar("Op", bound="Operation[Any] | SyncOperation[Any]")
 
+LOST = "another owner has this key now: what this handler still does is not stored"
 NO_CONNECTION = (
     "op.connection is for effects=LOCAL and OUTBOX, where the business rows commit with the key; a PHASED handler "
     "writes in op.phase(name, fn), an INLINE handler opens its own"
@@ -44,8 +50,11 @@ WRONG_ORDER = (
 )
 
 
-class _Held(Generic[Conn]):
+class Held(Generic[Conn]):
     """What both kinds of operations share; after a lost lease everything on it raises (P3)."""
+
+    blocking: ClassVar = False
+    """Whether it is for `def` handlers."""
 
     def __init__(
         self,
@@ -132,6 +141,12 @@ class _Held(Generic[Conn]):
         self._owned()
         self.rolled_back = True
 
+    def _steps(self, what: str) -> Stepping:
+        self._owned()
+        if self._stepping is None:
+            raise ConfigurationError(NOT_PHASED.format(what=what))
+        return self._stepping
+
     def _owned(self) -> None:
         if self._lost() or (self._phased_run is not None and self._phased_run.lost):
             raise LeaseLostError(LOST)
@@ -142,7 +157,7 @@ class _Held(Generic[Conn]):
         raise ConfigurationError(WRONG_ORDER)
 
 
-class Operation(_Held[Conn]):
+class Operation(Held[Conn]):
     """One protected request, for an `async def` handler."""
 
     # Each has two signatures, because a type checker cannot solve `Awaitable[R] | R` for a coroutine or a lambda.
@@ -223,69 +238,6 @@ class Operation(_Held[Conn]):
         """Run `fn()` once and store what may differ from run to run: the time, a random number, an id."""
         return await self._steps("value").value(name, fn)
 
-    def _steps(self, what: str) -> Stepping:
-        self._owned()
-        if self._stepping is None:
-            raise ConfigurationError(NOT_PHASED.format(what=what))
-        return self._stepping
-
-
-class SyncOperation(_Held[Conn]):
-    """One protected request, for a `def` handler, which runs in a thread."""
-
-    def phase(self, name: str, fn: Callable[[Any], R]) -> R:
-        """Run `fn(connection)` in a transaction of its own, once; later runs get the stored result."""
-        return cast("R", self._steps("phase").phase(name, fn))
-
-    @overload
-    def call(
-        self,
-        name: str,
-        fn: Callable[[str], Any],
-        *,
-        repeatable: bool | timedelta,
-        parameters: object = None,
-        result: type[R],
-    ) -> R: ...
-
-    @overload
-    def call(
-        self,
-        name: str,
-        fn: Callable[[str], Any],
-        *,
-        repeatable: bool | timedelta,
-        parameters: object = None,
-        result: Callable[[Any], R],
-    ) -> R: ...
-
-    @overload
-    def call(
-        self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, parameters: object = None
-    ) -> R: ...
-
-    def call(
-        self,
-        name: str,
-        fn: Callable[[str], Any],
-        *,
-        repeatable: bool | timedelta,
-        parameters: object = None,
-        result: Any = None,
-    ) -> Any:
-        """Make one outside call; see `Operation.call`. It has a thread of its own, so that it can time out."""
-        return self._steps("call").call(name, fn, repeatable=repeatable, parameters=parameters, result=result)
-
-    def value(self, name: str, fn: Callable[[], R]) -> R:
-        """Run `fn()` once and store what may differ from run to run: the time, a random number, an id."""
-        return cast("R", self._steps("value").value(name, fn))
-
-    def _steps(self, what: str) -> Stepping:
-        self._owned()
-        if self._stepping is None:
-            raise ConfigurationError(NOT_PHASED.format(what=what))
-        return self._stepping
-
 
 def operation_of(kind: type[Op], run: Run, stepping: Stepping | None) -> Op:
     """The operation that the handler of a run gets."""
@@ -298,8 +250,20 @@ def operation_of(kind: type[Op], run: Run, stepping: Stepping | None) -> Op:
         seed=run.seed,
         connection=None if run.tx is None else run.tx.connection,
         lost=run.lost,
-        parcels=None if effects is Effects.INLINE or run.store.outbox is None else run.parcels,
+        parcels=None if effects is Effects.INLINE or run.store.parcels is None else run.parcels,
         phased_run=run.phased_run,
         deferring=effects is Effects.OUTBOX,
         stepping=stepping,
     )
+
+
+def unkeyed_operation(kind: type[Op], claim: Claim | None, run: Unkeyed | None) -> Op:
+    """The operation of a handler whose request has no record."""
+    held: dict[str, Any] = {}
+    if run is not None:
+        held = {"connection": run.tx.connection, "parcels": run.parcels}
+    if claim is not None:
+        # The provider's own idempotency is all that is left: a repeat must send it the same key.
+        return kind(key=claim.id.key, scope=claim.id.scope, seed=claim.seed, **held)
+    # Each request is an operation of its own, so no two of them may share a downstream key.
+    return kind(key=None, scope="", seed=secrets.token_bytes(32), **held)

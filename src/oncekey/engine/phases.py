@@ -40,7 +40,8 @@ from oncekey.core.model import Announcement, EntryKind, MemoEntry
 from oncekey.core.policy import micros
 from oncekey.core.results import fitted, plain_of
 from oncekey.engine.actions import Interrupted
-from oncekey.engine.inner import is_inner
+from oncekey.engine.deciding import is_inner, proves_nothing_sent
+from oncekey.engine.operation import LOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +57,6 @@ NOT_STORABLE: Final = "result_not_storable"
 NOT_VALID: Final = "result_not_valid"
 OTHER_PARAMETERS: Final = "call_parameters_changed"
 TOO_LATE: Final = "the call was not made: too much time had passed since it was announced"
-LOST: Final = "another owner has this key now: what this handler still does is not stored"
 
 
 @dataclass(slots=True)
@@ -323,15 +323,6 @@ class PhasedRun:
             )
         self.script.asked.append(failed)
         self.script.learn(not_sent(failed))
-
-
-def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
-    """Whether an error proves that nothing reached the outside; a hook that fails proves nothing."""
-    try:
-        return isinstance(error, NotExecutedError) or policy.is_definitely_not_executed(error)
-    except Exception as failure:  # noqa: BLE001  (the application's own hook)
-        log.error("oncekey: is_definitely_not_executed failed, which proves nothing: %s", type(failure).__name__)
-        return False
 
 
 def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)

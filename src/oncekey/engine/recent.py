@@ -1,10 +1,9 @@
-"""Keys that this process settled lately, whose answers are likely stored, and a cache of finished answers.
+"""Answers that were read from the store, in the memory of this process: `Policy.replay_cache`.
 
-Neither proves that a key is free. That a key was settled only chooses which question the store is asked first; a cached
-answer was read from a committed record, and a finished record does not change while it lives. Only an operator's
-`keys bust` and the reaper remove one, so the life of `Policy.replay_cache` bounds how long an answer is given after
-that. Both have a limited size, and belong to one installation in one process; `engine.fronts` has the answers that
-processes share.
+A cached answer was read from a committed record, and a finished record does not change while it lives. Only an
+operator's `keys bust` and the reaper remove one, so the life of `Policy.replay_cache` bounds how long an answer is
+given after that. The cache has a limited size, and belongs to one installation in one process; `engine.fronts` has the
+answers that processes share.
 """
 
 from __future__ import annotations
@@ -24,33 +23,10 @@ if TYPE_CHECKING:
     from oncekey.engine.claiming import ClaimInput
     from oncekey.observe.events import Notify
 
-MOST_KEYS: Final = 10_000
 MOST_BYTES: Final = 32 * 1024 * 1024
 """How much memory the answers of one installation may take, counting bodies and headers."""
 OVERHEAD: Final = 1024
 """The memory of a record besides its answer."""
-
-
-class SettledKeys:
-    """The keys that this process has settled lately: for them a stored answer is likely.
-
-    Several threads may add at once, and removing the oldest takes three steps; a reader needs no lock.
-    """
-
-    __slots__ = ("_adding", "_most", "known")
-
-    def __init__(self, most: int = MOST_KEYS) -> None:
-        self.known: dict[RecordId, None] = {}
-        self._most = most
-        self._adding = Lock()
-
-    def add(self, record_id: RecordId) -> None:
-        """Note that the key's answer is stored. The oldest key is removed for it."""
-        known = self.known
-        with self._adding:
-            if len(known) >= self._most and record_id not in known:
-                del known[next(iter(known))]
-            known[record_id] = None
 
 
 class _Finished(NamedTuple):

@@ -323,13 +323,8 @@ def keep_refused_result(store: Store, lease: Lease, seed: bytes, entry: MemoEntr
 
 
 def keep_refused_answer(store: Store, lease: Lease, settlement: Settlement, policy: Policy) -> Flow[None]:
-    """Keep the answer of an INLINE handler whose record refused it; other effects need no such evidence.
-
-    The refusal rolled back what LOCAL did, and PHASED has stored each step.
-    """
-    if lease.effects is not Effects.INLINE or not isinstance(settlement, Completed):
-        return
-    if settlement.outcome is not Outcome.SUCCESS:
+    """Keep the answer of an INLINE handler whose record refused it."""
+    if not isinstance(settlement, Completed) or settlement.outcome is not Outcome.SUCCESS:
         return
     log.error(ALARM, "the request", key_digest(lease.id.key))
     # INLINE announced no call, so the evidence is filed under the incarnation, which is no provider's key.

@@ -1,23 +1,46 @@
-"""The request path as flows: begin, renew, settle, release.
+"""The request path as flows: begin, renew, settle, release, and the look at a key.
 
 Nothing here waits, reads a clock or does I/O: a flow yields transactions and is sent their results.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 from uuid import uuid5
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.guards import Facts
 from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
-from oncekey.core.rulings import LEASE_RAN_OUT, ClaimAgain, Doubt, Supersede, TakeOver, answer_from, rule
+from oncekey.core.rulings import (
+    LEASE_RAN_OUT,
+    ClaimAgain,
+    Doubt,
+    Situation,
+    Supersede,
+    TakeOver,
+    answer_from,
+    rule,
+    situate,
+)
 from oncekey.core.transitions import Actor, Mover, Note, Transition, Trigger, find_transition
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Claim, Duration, Instant, Parcel, Record, Settled, Settlement, Snapshot, Verdict
+    from oncekey.core.model import (
+        Claim,
+        Duration,
+        Instant,
+        Parcel,
+        Record,
+        RecordId,
+        Settled,
+        Settlement,
+        Snapshot,
+        Verdict,
+    )
+    from oncekey.core.operate import ParcelLocation
     from oncekey.core.policy import Policy
+    from oncekey.core.resolution import Evidence
     from oncekey.flow import Body, Flow
     from oncekey.ports import Records, Store
 
@@ -27,6 +50,7 @@ ROUNDS = 8
 LOSSES = 3
 """How many replies may be lost before the outage is reported: each may have taken a full time-out."""
 
+_WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
 COMMIT_LOST = "commit_reply_lost"
 NO_OUTBOX = "parcels need a store with an outbox: `oncekey stores` says which have one"
 
@@ -138,9 +162,9 @@ def settling(store: Store, lease: Lease, settlement: Settlement, parcels: tuple[
     """Settle inside the business transaction, with the handler's parcels; if it is refused, no parcel is written."""
     settled = yield from store.settling(lease, settlement)
     if settled.ours and parcels:
-        if store.outbox is None:
+        if store.parcels is None:
             raise ConfigurationError(NO_OUTBOX)
-        yield from store.outbox.putting(parcels)
+        yield from store.parcels.putting(parcels)
     return settled
 
 
@@ -157,3 +181,25 @@ def settle_lost_commit(records: Records, lease: Lease) -> Flow[Settled]:
     not tell a roll-back from a commit that is still under way.
     """
     return (yield from records.settle(lease, Retryable(COMMIT_LOST)))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyView:
+    """A key as it stands. `busy`: a LOCAL request is running, which has no row yet (L8)."""
+
+    snapshot: Snapshot
+    busy: bool
+    parcels: tuple[ParcelLocation, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    """Evidence about its open call that has settled nothing yet."""
+
+
+def look(store: Store, record_id: RecordId, lock: int | None) -> Flow[KeyView]:
+    """The record, and whether a LOCAL request in one commit is running, which has no row yet (L8, F21)."""
+    snapshot, locks = (yield from store.find(record_id)), store.locks
+    if lock is None or locks is None or situate(snapshot.record, snapshot.now) not in _WITHOUT_ROW:
+        return KeyView(snapshot, busy=False)
+    if (yield from locks.held(lock)):
+        return KeyView(snapshot, busy=True)
+    # Its commit may have come between the two reads.
+    return KeyView((yield from store.find(record_id)), busy=False)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import uuid5
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.memo import LONGEST_NAME
-from oncekey.core.model import Effects, Parcel, ParcelKind
+from oncekey.core.model import LONGEST_NAME, Effects, Parcel, ParcelKind
 from oncekey.core.policy import micros
-from oncekey.engine.notifying import Notifier
-from oncekey.engine.phases import PhasedRun
-from oncekey.engine.recent import SettledKeys
 from oncekey.engine.request import NO_OUTBOX
+from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncekey.core.model import Claim, Instant, Lease, MemoEntry, Proceed, Record, Refuse, Snapshot
-    from oncekey.core.onecommit import Lock
+    from oncekey.core.model import Claim, Instant, Lease, MemoEntry, Proceed, Record, RecordId, Refuse, Snapshot
+    from oncekey.core.onecommit import Lock as KeyLock
     from oncekey.core.policy import Policy
+    from oncekey.engine import notifying, phases
     from oncekey.engine.actions import Life, Pulse, Tx
     from oncekey.engine.admit import Breaker
     from oncekey.engine.enrolment import Enrolment
@@ -31,6 +30,34 @@ if TYPE_CHECKING:
     from oncekey.flow import Body
     from oncekey.observe.events import Notify
     from oncekey.ports import Store
+else:
+    notifying = Lazy("oncekey.engine.notifying")
+    phases = Lazy("oncekey.engine.phases")
+
+MOST_KEYS: Final = 10_000
+
+
+class SettledKeys:
+    """The keys that this process has settled lately: for them a stored answer is likely.
+
+    That proves nothing: it only chooses which question the store is asked first.
+    Several threads may add at once, and removing the oldest takes three steps; a reader needs no lock.
+    """
+
+    __slots__ = ("_adding", "_most", "known")
+
+    def __init__(self, most: int = MOST_KEYS) -> None:
+        self.known: dict[RecordId, None] = {}
+        self._most = most
+        self._adding = Lock()
+
+    def add(self, record_id: RecordId) -> None:
+        """Note that the key's answer is stored. The oldest key is removed for it."""
+        known = self.known
+        with self._adding:
+            if len(known) >= self._most and record_id not in known:
+                del known[next(iter(known))]
+            known[record_id] = None
 
 
 @dataclass(slots=True)
@@ -54,8 +81,8 @@ class Site:
     settled_keys: SettledKeys = field(default_factory=SettledKeys)
     notify: Notify | None = None
     """Reports events to the observers; None: there are none."""
-    fronts: Fronts | None = None
-    """The fronts before the store; a route uses them by `Policy.replay_cache` and `Policy.lock_hint`."""
+    fronts: Callable[[], Fronts | None] = field(default=lambda: None)
+    """The fronts before the store; only a route with `Policy.replay_cache` or `Policy.lock_hint` asks for them."""
 
 
 class Asker(Protocol):
@@ -158,18 +185,19 @@ class Run:
         """The seed of downstream keys: the first claim's, for all attempts."""
         self.parcels: Parcels
         """The handler's parcels; set when the handler may run."""
-        self.phased_run: PhasedRun | None = None
+        self.phased_run: phases.PhasedRun | None = None
         """The steps of a phased handler."""
-        self._lock: Lock | None = None
-        self.notifier: Notifier | None = None
+        self._lock: KeyLock | None = None
+        self.notifier: notifying.Notifier | None = None
         """Reports this operation to the observers, if there are any."""
-        if enrolment.fronted and not resumed and site.fronts is not None:
-            self.front = site.fronts.of(enrolment)
+        fronts = site.fronts() if enrolment.fronted and not resumed else None
+        if fronts is not None:
+            self.front = fronts.of(enrolment)
         if site.notify is not None:
-            self.notifier = Notifier(site.notify, claim, site.clock, resumed=resumed)
+            self.notifier = notifying.Notifier(site.notify, claim, site.clock, resumed=resumed)
 
     @property
-    def lock(self) -> Lock:
+    def lock(self) -> KeyLock:
         """The lock of LOCAL in one commit."""
         if self._lock is None:
             self._lock = self.enrolment.locks.of(self.claim.id, self.claim.fingerprint)
@@ -190,7 +218,9 @@ class Run:
         # A record that was begun under other effects goes on with its steps, too.
         if self.enrolment.effects is Effects.PHASED or record.memo or record.intent is not None:
             site = self.site
-            self.phased_run = PhasedRun.of(record, lease, self.policy, verdict.now, site.boot, stopping=site.stopping)
+            self.phased_run = phases.PhasedRun.of(
+                record, lease, self.policy, verdict.now, site.boot, stopping=site.stopping
+            )
             self.phased_run.notifier = self.notifier
 
     def lost(self) -> bool:
@@ -277,7 +307,7 @@ def _is_storable(text: str) -> bool:
 
 
 def checkpointing(
-    store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]
+    store: Store, phased_run: phases.PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]
 ) -> Body[Snapshot | None]:
     """Write a finished phase and its parcels, as the last statements of its transaction. None: not ours."""
     snapshot = yield from store.phases.checkpointing(
@@ -285,7 +315,7 @@ def checkpointing(
     )
     taken = parcels.take()
     if snapshot is not None and taken:
-        if store.outbox is None:
+        if store.parcels is None:
             raise ConfigurationError(NO_OUTBOX)
-        yield from store.outbox.putting(taken)
+        yield from store.parcels.putting(taken)
     return snapshot

@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from uuid import UUID
 
-from oncekey.core import envelopes
+from oncekey.core import enclosing, envelopes
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.memo import was_not_sent
 from oncekey.core.model import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oncekey")
 
-PARTS: Final = frozenset({"phases", "outbox", "locks", "upkeep", "operate", "survey", "reconcile"})
+PARTS: Final = frozenset({"phases", "parcels", "outbox", "locks", "upkeep", "operate", "survey", "reconcile"})
 NOT_SEALED: Final = "what is to be stored could not be sealed, so it was not stored: {error}"
 
 _FIELDS: Final = [one.name for one in fields(Record)]
@@ -94,8 +94,8 @@ class Closing:
         response = settlement.response
         if response.schema_version == SEALED_SCHEMA:
             return settlement
-        key_id, sealed = self._close(envelopes.plain_answer(response), envelopes.about_record(*place, "answer"))
-        closed = Completed(envelopes.sealed_answer(response, key_id, sealed), settlement.outcome)
+        key_id, sealed = self._close(enclosing.plain_answer(response), enclosing.about_record(*place, "answer"))
+        closed = Completed(enclosing.sealed_answer(response, key_id, sealed), settlement.outcome)
         object.__setattr__(settlement, "sealed", (place, closed))
         return closed
 
@@ -109,7 +109,7 @@ class Closing:
         else:
             tag = envelopes.tag_of(entry.result)
             plain = envelopes.untagged(tag, entry.result)
-            text = envelopes.tagged(tag, self._close_text(plain, _about_step(entry.name, place)))
+            text = enclosing.tagged(tag, self._close_text(plain, _about_step(entry.name, place)))
             object.__setattr__(entry, "sealed", (place, text))
         return MemoEntry(entry.name, entry.kind, text, entry.by_hand)
 
@@ -117,25 +117,25 @@ class Closing:
         """Seal a parcel's payload."""
         if envelopes.is_sealed(parcel.payload):
             return parcel
-        about = envelopes.about_parcel(parcel.incarnation, parcel.id)
+        about = enclosing.about_parcel(parcel.incarnation, parcel.id)
         return replace(parcel, payload=self._close_text(parcel.payload, about))
 
     def claim(self, claim: Claim) -> Claim:
         """Seal the request that is kept for the completer."""
         if claim.request is None or envelopes.disclose(claim.request) is not None:
             return claim
-        return replace(claim, request=self.kept(claim.request, envelopes.about_request(claim.id, claim.fingerprint)))
+        return replace(claim, request=self.kept(claim.request, enclosing.about_request(claim.id, claim.fingerprint)))
 
     def deferred(self, settlement: Deferred, place: ContentOwner) -> Deferred:
         """Seal the parcel of an accepted request, and the response of its 202."""
         accepted = settlement.accepted
         if accepted is not None and envelopes.disclose(accepted) is None:
-            accepted = self.kept(accepted, envelopes.about_record(*place, "accepted"))
+            accepted = self.kept(accepted, enclosing.about_record(*place, "accepted"))
         return Deferred(self.parcel(settlement.parcel), accepted)
 
     def kept(self, plain: bytes, about: bytes) -> bytes:
         """Seal what is kept until the settlement: a request, or the response of a 202."""
-        return envelopes.enclose(*self._close(plain, about))
+        return enclosing.enclose(*self._close(plain, about))
 
     def report(self, report: CallReport) -> CallReport:
         """Seal evidence."""
@@ -143,7 +143,7 @@ class Closing:
             return report
         return replace(
             report,
-            resolution=self._close_text(report.resolution, envelopes.about_evidence(report.source, report.event_id)),
+            resolution=self._close_text(report.resolution, enclosing.about_evidence(report.source, report.event_id)),
         )
 
     # From the store
@@ -184,22 +184,22 @@ class Closing:
         closed = None if response.body is None else envelopes.disclose(response.body)
         if closed is None:
             return response  # a listing, which does not read answers
-        plain = self._open(closed, envelopes.about_record(*place, "answer"))
-        return response if plain is None else envelopes.opened_answer(response, plain)
+        plain = self._open(closed, enclosing.about_record(*place, "answer"))
+        return response if plain is None else enclosing.opened_answer(response, plain)
 
     def opened_parcel(self, parcel: Parcel) -> Parcel:
         """Open a parcel; one that cannot be opened is not delivered, and waits."""
-        about = envelopes.about_parcel(parcel.incarnation, parcel.id)
+        about = enclosing.about_parcel(parcel.incarnation, parcel.id)
         text = self._open_text(parcel.payload, about)
         return parcel if text is parcel.payload else replace(parcel, payload=text)
 
     def view(self, view: ParcelView, incarnation: UUID) -> ParcelView:
         """Open a parcel that is shown to an operator."""
-        return replace(view, payload=self._open_text(view.payload, envelopes.about_parcel(incarnation, view.id)))
+        return replace(view, payload=self._open_text(view.payload, enclosing.about_parcel(incarnation, view.id)))
 
     def opened_report(self, report: CallReport) -> CallReport:
         """Open evidence."""
-        text = self._open_text(report.resolution, envelopes.about_evidence(report.source, report.event_id))
+        text = self._open_text(report.resolution, enclosing.about_evidence(report.source, report.event_id))
         return report if text is report.resolution else replace(report, resolution=text)
 
     def opened_entry(self, entry: MemoEntry, place: ContentOwner) -> MemoEntry:
@@ -212,7 +212,7 @@ class Closing:
         text = self._open_text(inside, _about_step(entry.name, place))
         if text is inside:
             return entry
-        opened = MemoEntry(entry.name, entry.kind, envelopes.tagged(tag, text), entry.by_hand)
+        opened = MemoEntry(entry.name, entry.kind, enclosing.tagged(tag, text), entry.by_hand)
         object.__setattr__(opened, "sealed", (place, entry.result))
         return opened
 
@@ -232,7 +232,7 @@ class Closing:
             raise StoreUnavailableError(NOT_SEALED.format(error=type(error).__name__)) from error
 
     def _close_text(self, plain: str, about: bytes) -> str:
-        return envelopes.enclose_text(*self._close(plain.encode("utf-8", "surrogatepass"), about))
+        return enclosing.enclose_text(*self._close(plain.encode("utf-8", "surrogatepass"), about))
 
     def _open(self, closed: tuple[str, bytes], about: bytes) -> bytes | None:
         try:
@@ -252,12 +252,12 @@ class Closing:
 def about_kept(record: Record) -> bytes:
     """What the kept part of a record is bound to."""
     if record.effects is Effects.OUTBOX:
-        return envelopes.about_record(record.id, record.incarnation, "accepted")
-    return envelopes.about_request(record.id, record.fingerprint)
+        return enclosing.about_record(record.id, record.incarnation, "accepted")
+    return enclosing.about_request(record.id, record.fingerprint)
 
 
 def _about_step(name: str, place: ContentOwner) -> bytes:
-    return envelopes.about_record(*place, f"step {name}")
+    return enclosing.about_record(*place, f"step {name}")
 
 
 class _Speaker:

@@ -96,6 +96,14 @@ def end_after_bug(run: Run, life: Life[Any], *, entered: bool) -> Life[None]:
         yield Rollback(run.tx)
 
 
+class NoConnectionError(Exception):
+    """The handler was not called, because its transaction could not be opened; `why` is the store's own error."""
+
+    def __init__(self, why: StoreError) -> None:
+        super().__init__(type(why).__name__)
+        self.why = why
+
+
 class Unkeyed:
     """A LOCAL handler that runs without a record: its rows and its parcels are all there is to commit."""
 
@@ -132,8 +140,8 @@ def serve_unkeyed(run: Unkeyed) -> Life[None]:
 
 def _put(run: Unkeyed) -> Body[Keep | Drop]:
     if run.parcels.emitted:
-        outbox = run.site.store.outbox
-        if outbox is None:
+        writer = run.site.store.parcels
+        if writer is None:
             raise ConfigurationError(NO_OUTBOX)
-        yield from outbox.putting(run.parcels.emitted)
+        yield from writer.putting(run.parcels.emitted)
     return Keep()

@@ -38,12 +38,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.endings import Business
-from oncekey.core.errors import (
-    CommitAmbiguousError,
-    RecordUnreadableError,
-    StoreError,
-    TransactionControlError,
-)
+from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     UNAVAILABLE,
@@ -61,22 +56,27 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.onecommit import Stored
-from oncekey.core.resolution import AnnouncedCall
 from oncekey.core.rulings import answer_from
-from oncekey.engine import local, reconcile, request
+from oncekey.engine import local, request
 from oncekey.engine.actions import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
 from oncekey.engine.deciding import answer_to, fields_of, in_doubt, refused
+from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncekey.core import resolution
     from oncekey.core.answers import Answer
     from oncekey.core.endings import Decision
     from oncekey.core.model import Lease, Parcel, Settlement
+    from oncekey.engine import reconcile
     from oncekey.engine.actions import Life, Tx
     from oncekey.engine.local import LockHeld
     from oncekey.engine.run import Run
     from oncekey.flow import Body, Flow
+else:
+    reconcile = Lazy("oncekey.engine.reconcile")
+    resolution = Lazy("oncekey.core.resolution")
 
 T = TypeVar("T")
 log = logging.getLogger("oncekey")
@@ -175,7 +175,7 @@ def _finished_last(
     locks = run.store.locks
     assert locks is not None
     stored = yield from local.store_finished(
-        locks, run.store.outbox, run.claim, one_commit, settlement, parcels=parcels
+        locks, run.store.parcels, run.claim, one_commit, settlement, parcels=parcels
     )
     return Drop() if stored is None else Keep(stored)
 
@@ -236,10 +236,19 @@ def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | Non
                 return (yield from _settle_claimed_alone(run, Doubtful(last_error))) or in_doubt(run)
             case _:
                 pass
-    yield from reconcile.keep_refused_answer(run.store, lease, settlement, run.policy)
+    yield from _keep_refused_answer(run, lease, settlement)
     if settled.snapshot.record is None and not (run.enrolment.transactional or _did_nothing(run, settlement)):
         return in_doubt(run)  # the record is gone, and what was done outside is not
     return _record_says(run, settled)
+
+
+def _keep_refused_answer(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
+    """Keep the refused answer of an INLINE handler; other effects need no such evidence.
+
+    The refusal rolled back what LOCAL did, and PHASED has stored each step.
+    """
+    if lease.effects is Effects.INLINE:
+        yield from reconcile.keep_refused_answer(run.store, lease, settlement, run.policy)
 
 
 def _did_nothing(run: Run, settlement: Settlement) -> bool:
@@ -250,7 +259,7 @@ def _did_nothing(run: Run, settlement: Settlement) -> bool:
 def _settle_or_keep_evidence(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
     """Settle, and keep the outcome as evidence with an alarm if the settlement is refused."""
     if not (yield from request.settle(run.store, lease, settlement)).ours:
-        yield from reconcile.keep_refused_answer(run.store, lease, settlement, run.policy)
+        yield from _keep_refused_answer(run, lease, settlement)
     elif run.notifier is not None:
         run.notifier.settled(settlement)
 
@@ -366,11 +375,12 @@ def _remember(run: Run, settlement: Settlement) -> Life[None]:
         log.error(UNKNOWN, known, extra={"oncekey": known})
     if claim.effects is not Effects.INLINE or not isinstance(settlement, Completed | Retryable):
         return
-    port, phase = run.store.reconcile, run.site.inline_calls().get(claim.operation)
+    phase = run.site.inline_calls().get(claim.operation)
+    port = None if phase is None else run.store.reconcile
     if port is None or phase is None or lease is None:
         return
     name = downstream_key(run.seed, phase)
-    call = AnnouncedCall(claim.id, lease.incarnation, claim.operation, phase, name, None, 0)
+    call = resolution.AnnouncedCall(claim.id, lease.incarnation, claim.operation, phase, name, None, 0)
     yield Later(lambda: port.add_call(call), CALL_PATIENCE)
 
 

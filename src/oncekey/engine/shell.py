@@ -1,4 +1,4 @@
-"""Shells: the flows bound to a store and a driver, blocking and under asyncio."""
+"""Shells: the flows bound to a store and a driver, under asyncio; `Engine`, for blocking code, has its own module."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine import request, upkeep
-from oncekey.engine.fronts import identity_of
-from oncekey.flow import adrive, drive
-from oncekey.ports import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares, Crowds, Shares
+from oncekey.driver_ports import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares
+from oncekey.engine import migrating, request
+from oncekey.engine.migrating import identity_of
+from oncekey.flow import adrive
+from oncekey.lazy import exports
 
 if TYPE_CHECKING:
     from oncekey.core.model import (
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
         Verdict,
     )
     from oncekey.core.policy import Policy
-    from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Driver, OpenTransaction, Store
+    from oncekey.driver_ports import Crowds
+    from oncekey.engine.blocking_shell import Engine as Engine  # noqa: PLC0414  (exported, see `exports`)
+    from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Store
+else:
+    __getattr__ = exports(Engine="engine.blocking_shell")
 
 SOON = 0.2
 """Seconds that a request waits for a connection before it looks for an answer: quick handlers are done by then."""
@@ -35,68 +40,6 @@ UNOPENED = (
     "this store shares no transaction with the application, so there is no op.phase, op.connection or once.session: a "
     "PHASED handler has op.call and op.value here"
 )
-
-
-class Engine:
-    """The flows, blocking."""
-
-    def __init__(self, store: Store, driver: Driver) -> None:
-        self.store = store
-        self.driver = driver
-        self.identity: bytes | None = None
-        """The identity of this installation's tables, once they were checked."""
-        self._shares = driver if isinstance(driver, Shares) else None
-        # Looked up on the class: a property would be evaluated, and engines are made where no event loop runs.
-        self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
-
-    @property
-    def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
-        return self._crowds is not None and self._crowds.crowded
-
-    def begin(self, claim: Claim, policy: Policy) -> Verdict:
-        """Ask for the right to execute."""
-        return drive(request.begin(self.store, claim, policy), self.driver.run)
-
-    def renew(self, lease: Lease, span: Duration) -> Instant | None:
-        """The heartbeat: the lease's new end, or None when it is lost."""
-        return drive(request.renew(self.store, lease, span), self.driver.run)
-
-    def settle(self, lease: Lease, settlement: Settlement) -> Settled:
-        """Write the outcome of the operation."""
-        return drive(request.settle(self.store, lease, settlement), self.driver.run)
-
-    def settle_within(
-        self, tx: OpenTransaction, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...] = ()
-    ) -> Settled:
-        """Write the outcome and the handler's parcels, as the last statements of the business transaction."""
-        return tx.run(request.settling(self.store, lease, settlement, parcels))
-
-    def settle_lost_commit(self, lease: Lease) -> Settled:
-        """Find out whether a COMMIT that got no reply was executed."""
-        return drive(request.settle_lost_commit(self.store, lease), self.driver.run)
-
-    def find(self, record_id: RecordId) -> Snapshot:
-        """Read a record."""
-        return drive(self.store.find(record_id), self.driver.run)
-
-    def open(self) -> OpenTransaction:
-        """Open a business transaction."""
-        if self._shares is None:
-            raise ConfigurationError(UNOPENED)
-        return self._shares.begin()
-
-    def check(self) -> None:
-        """Refuse a schema that this version cannot work with."""
-        self.identity = identity_of(drive(upkeep.check(self.store.schema), self.driver.run))
-
-    def migrate(self) -> None:
-        """Create the tables; on a store that has some, run the migrations that older versions can work with."""
-        drive(upkeep.at_start(self.store.schema), self.driver.run)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.driver.close()
 
 
 class AsyncEngine:
@@ -169,11 +112,11 @@ class AsyncEngine:
 
     async def check(self) -> None:
         """Refuse a schema that this version cannot work with."""
-        self.identity = identity_of(await adrive(upkeep.check(self.store.schema), self.driver.run))
+        self.identity = identity_of(await adrive(migrating.check(self.store.schema), self.driver.run))
 
     async def migrate(self) -> None:
         """Create the tables; on a store that has some, run the migrations that older versions can work with."""
-        await adrive(upkeep.at_start(self.store.schema), self.driver.run)
+        await adrive(migrating.at_start(self.store.schema), self.driver.run)
 
     async def close(self) -> None:
         """Close the connections."""

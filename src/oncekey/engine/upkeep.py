@@ -14,11 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from oncekey.core import migrations
 from oncekey.core.envelopes import disclose, key_of_answer, key_of_text
-from oncekey.core.errors import ConfigurationError, SchemaError
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import was_not_sent
-from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import Completed, MemoEntry, Outcome, Record, State
 from oncekey.core.policy import micros
 from oncekey.core.rulings import lease_error
@@ -29,15 +27,14 @@ from oncekey.engine.sealed_store import Closing, ContentOwner, about_kept
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from oncekey.core.envelopes import InUse
-    from oncekey.core.migrations import Applied, Migration, MigrationStatus
+    from oncekey.core.enclosing import InUse
     from oncekey.core.model import Duration, Parcel
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence
     from oncekey.core.transitions import Mover
     from oncekey.core.upkeep import Page, Retention
     from oncekey.flow import Flow
-    from oncekey.ports import Reseal, Schema, Store, Upkeep
+    from oncekey.ports import Reseal, Store, Upkeep
     from oncekey.sealing import Seal
 
 
@@ -104,44 +101,6 @@ def _noting(
     if not policy.audit:
         return None
     return lambda seen: Note.of(seen, to, trigger, mover, why)
-
-
-def check(schema: Schema) -> Flow[tuple[Applied, ...]]:
-    """Refuse a store that this version cannot work with; otherwise return its migrations."""
-    applied = yield from schema.applied()
-    wrong = migrations.objection(schema.migrations, applied)
-    if wrong is not None:
-        raise SchemaError(wrong)
-    return applied
-
-
-def status(schema: Schema) -> Flow[tuple[MigrationStatus, ...]]:
-    """Every migration that the store or this version knows."""
-    return migrations.status(schema.migrations, (yield from schema.applied()))
-
-
-def plan(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
-    """What `up` would run, in order."""
-    applied = yield from schema.applied()
-    wrong = migrations.changed(schema.migrations, applied)
-    if wrong is not None:
-        raise SchemaError(wrong)
-    return migrations.plan(schema.migrations, applied, only=only)
-
-
-def up(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
-    """Run what is missing; the result leaves out what another process ran meanwhile."""
-    done: tuple[Migration, ...] = ()
-    for migration in (yield from plan(schema, only=only)):
-        ran = yield from schema.migrate(migration)
-        done += (migration,) if ran else ()
-    return done
-
-
-def at_start(schema: Schema) -> Flow[tuple[Migration, ...]]:
-    """Create the tables, or run the migrations that processes of an older version can work with."""
-    older_may_run = bool((yield from schema.applied()))
-    return (yield from up(schema, only=MigrationPhase.PRE if older_may_run else None))
 
 
 PAGE: Final = 500

@@ -3,7 +3,7 @@
 A skin reads a request (`HttpRequest`), hands the answer of the application piece by piece to
 `BlockingExchange.capture`, and sends what `BlockingExchange.answer` or the capture says. A protected handler finds its
 exchange by a context variable and claims when it is called, so logins, validation and error handlers stay the
-framework's own. `def` handlers that ASGI calls in a thread are called and settled by the functions at the end.
+framework's own.
 
 Servers of this kind do not report when they start or stop, and may fork after everything was imported. So what has
 connections, threads or locks is made with the first request of each process (`Threads.ready`), and what is still to be
@@ -16,33 +16,28 @@ import atexit
 import inspect
 import io
 import logging
-import secrets
 import threading
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from oncekey.core.answers import Answer
-from oncekey.core.endings import Business, Ending, decide
 from oncekey.core.errors import StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
-from oncekey.drivers.own_connections import running
 from oncekey.engine.actions import Flush, Life, StoppedAtHandler, Tx
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import Caller, Parts, claim_of
 from oncekey.engine.deciding import HandlerEnded, decided
 from oncekey.engine.enrolment import SAFE, Enrolment
-from oncekey.engine.notifying import notify_failure
-from oncekey.engine.operation import Operation, SyncOperation, operation_of
-from oncekey.engine.recent import SettledKeys
-from oncekey.engine.run import Run, Site
-from oncekey.engine.serve import Unkeyed, end_after_bug, serve, serve_unkeyed
+from oncekey.engine.operation import Operation, operation_of, unkeyed_operation
+from oncekey.engine.run import Run, SettledKeys, Site
+from oncekey.engine.serve import NoConnectionError, Unkeyed, end_after_bug, serve
 from oncekey.engine.steps import Stepping
+from oncekey.engine.sync_operation import SyncOperation
 from oncekey.frameworks.consumer_page import documentation
-from oncekey.frameworks.limits import Limits
 from oncekey.frameworks.resources import answered, status_of
 from oncekey.frameworks.resuming import Resumption, wsgi_door
-from oncekey.frameworks.shared import ApplicationShared, Engines
+from oncekey.frameworks.shared import ONE_OPERATION, ApplicationShared, Engines, thread_exchange
+from oncekey.frameworks.threaded import called, not_awaitable, run_blocking
 from oncekey.runtimes.threads import ThreadRuntime
 
 if TYPE_CHECKING:
@@ -53,7 +48,6 @@ if TYPE_CHECKING:
 
     Identify = Callable[[Any], str]
 T = TypeVar("T")
-Op = TypeVar("Op", Operation[Any], SyncOperation[Any])
 log = logging.getLogger("oncekey")
 
 DRAIN_SECONDS: Final = 10.0
@@ -61,7 +55,6 @@ NOT_INSTALLED: Final = (
     "{operation} is protected by a Once that does not serve this request: call flask(app, tenant=...) or wsgi(app, "
     "tenant=...) of that Once, on the application that serves the handler"
 )
-ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
 
 TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
 NO_LENGTH: Final = Refuse(Code.BODY_LENGTH_MISSING)
@@ -69,8 +62,8 @@ _CUT_OFF: Final = Refuse(Code.BODY_INVALID, detail="The body is shorter than its
 _CHUNK: Final = 64 * 1024
 _DIGITS: Final = 18
 
-current: ContextVar[BlockingExchange | None] = ContextVar("oncekey_thread", default=None)
-"""The request that this thread serves."""
+current: Final = thread_exchange
+"""The request that this thread serves; a skin sets it."""
 
 
 class HttpRequest(Protocol):
@@ -114,6 +107,7 @@ class HttpRequest(Protocol):
 class Threads(ApplicationShared):
     """What all requests of an application that is served in threads share; each process has a runtime of its own."""
 
+    in_threads = True
     performs: type[ThreadRuntime] = ThreadRuntime
     """What performs the actions of its operations."""
 
@@ -129,9 +123,7 @@ class Threads(ApplicationShared):
         keep_headers: Sequence[str] = (),
         door: Callable[[Any], App] = wsgi_door,
     ) -> None:
-        super().__init__(
-            engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers, blocking=True
-        )
+        super().__init__(engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers)
         self.door = door
         """What a completer sends a request through, made of the application."""
         self._tenant = tenant
@@ -152,7 +144,7 @@ class Threads(ApplicationShared):
             self.start()
         except StoreError as error:
             log.error("oncekey: the store could not be checked: %s", type(error).__name__)
-            notify_failure(self.notify, "start", error)
+            self.failed("start", error)
             return False
         return True
 
@@ -200,7 +192,7 @@ class Threads(ApplicationShared):
         """Begin no further step of phased handlers, and wait for what is under way; whether all of it ended."""
         self.stopping = True
         ended = not self._started or self.runtime.shut_down(seconds)
-        for line in self.fronts.lines.values():
+        for line in self.lines:
             line.close_blocking()
         return ended
 
@@ -209,7 +201,11 @@ class Threads(ApplicationShared):
         if self._started:
             atexit.unregister(self.stop)
         self._started, self._starting = False, threading.Lock()
-        self._settled_keys, self.fronts, self.limits = SettledKeys(), self.fronts.anew(), Limits(blocking=True)
+        self._settled_keys = SettledKeys()
+        if "limits" in vars(self):
+            self.limits = self.limits.anew()
+        if "fronts" in vars(self):
+            self.fronts = self.fronts.anew()
 
 
 class BlockingExchange:
@@ -311,7 +307,7 @@ class BlockingExchange:
             if self.threads.ready():
                 return run_blocking(invoke, enrolment, self.without_record(claim), self.threads.runtime)
         except NoConnectionError as error:
-            notify_failure(self.threads.notify, "begin", error.why)
+            self.threads.failed("begin", error.why)
         return self.asked.instead(self.threads.turn_away(UNAVAILABLE, enrolment, trace_id=self.trace_id), args)
 
     def without_record(self, claim: Claim | None) -> Unkeyed:
@@ -424,91 +420,3 @@ class _Both(io.RawIOBase):
         chunk = next(filter(None, (stream.read(len(buffer)) for stream in self._streams)), b"")
         buffer[: len(chunk)] = chunk
         return len(chunk)
-
-
-# A `def` handler in its thread.
-
-
-def called(
-    invoke: Callable[[object], Any], op: SyncOperation[Any] | Operation[Any], ended: HandlerEnded, enrolment: Enrolment
-) -> Any:  # noqa: ANN401
-    """Call a handler that was let in; how it ended is noted."""
-    ended.entered, token = True, running.set(enrolment)
-    try:
-        return not_awaitable(invoke(op), enrolment)
-    finally:
-        running.reset(token)
-        ended.kept, ended.rolled_back = op.kept, op.rolled_back
-
-
-def not_awaitable(result: T, enrolment: Enrolment) -> T:
-    """What a blocking handler returned; a coroutine would be thrown away without having run."""
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise TypeError(
-            f"{enrolment.operation} is a plain `def` and returned an awaitable: make it `async def`, and every "
-            "decorator between it and @once.protect too"
-        )
-    return result
-
-
-# A handler without a record: no key was sent, or its route fails open while the store is down.
-
-
-class NoConnectionError(Exception):
-    """The handler was not called, because its transaction could not be opened; `why` is the store's own error."""
-
-    def __init__(self, why: StoreError) -> None:
-        super().__init__(type(why).__name__)
-        self.why = why
-
-
-def run_blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unkeyed, runtime: ThreadRuntime) -> object:
-    """Call a LOCAL `def` handler that has no record."""
-    flow = serve_unkeyed(run)
-    try:
-        runtime.run(flow)
-    except StoreError as error:
-        raise NoConnectionError(error) from error
-    op = unkeyed_operation(SyncOperation, run.claim, run)
-    try:
-        result = not_awaitable(invoke(op), enrolment)
-        rows = rows_of(enrolment, op, result, raised=False)
-    except BaseException as error:
-        runtime.run(flow, rows_of(enrolment, op, error, raised=True))
-        raise
-    runtime.run(flow, rows)
-    return result
-
-
-def unkeyed_operation(kind: type[Op], claim: Claim | None, run: Unkeyed | None) -> Op:
-    """What a handler is handed whose request has no record."""
-    held: dict[str, Any] = {}
-    if run is not None:
-        held = {"connection": run.tx.connection, "parcels": run.parcels}
-    if claim is not None:
-        # The provider's own idempotency is all that is left: a repeat must send it the same key.
-        return kind(key=claim.id.key, scope=claim.id.scope, seed=claim.seed, **held)
-    # Each request is an operation of its own, so no two of them may share a downstream key.
-    return kind(key=None, scope="", seed=secrets.token_bytes(32), **held)
-
-
-def rows_of(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: object, *, raised: bool) -> Business:
-    """What becomes of the rows, as far as it can be seen here: responses and HTTP exceptions name their status."""
-    if raised and not isinstance(ended, Exception):
-        return Business.ROLLBACK
-    status = getattr(ended, "status_code", None if raised else 200)
-    if isinstance(ended, tuple) and len(ended) > 1:  # Flask's body and status
-        status = ended[1]
-    ending = Ending(
-        status=status if isinstance(status, int) else None,
-        headers=(),
-        body=b"",
-        entered=True,
-        raised=raised,
-        not_executed=False,
-        kept=op.kept,
-        rolled_back=op.rolled_back,
-    )
-    return decide(enrolment.effects, enrolment.policy, ending).business

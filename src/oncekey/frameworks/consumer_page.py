@@ -11,8 +11,9 @@ from oncekey.core.answers import Answer
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code, Effects
 from oncekey.core.policy import InProgress, OnExpired, Policy
-from oncekey.core.problems import PROBLEMS, statuses_of
+from oncekey.core.problems import PROBLEMS
 from oncekey.engine.enrolment import SAFE, Enrolment
+from oncekey.frameworks.openapi import statuses_of
 
 if TYPE_CHECKING:
     from oncekey.frameworks.shared import ApplicationShared
@@ -54,11 +55,6 @@ td{display:block;border:0;padding:.1rem 0}
 td[data-label]::before{content:attr(data-label) ": ";color:var(--soft)}
 }
 """
-
-
-def is_served(policy: Policy) -> bool:
-    """Whether the policy's link leads to this application, and not to a page that is kept elsewhere."""
-    return policy.docs_url.startswith("/") and not policy.docs_url.startswith("//")
 
 
 def documentation(shared: ApplicationShared) -> Answer:

@@ -20,29 +20,33 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
-from oncekey.core.accepted import accepted_of
-from oncekey.core.answers import Answer
-from oncekey.core.errors import MalformedError, OncekeyError, RejectedError, ResultNotStorableError
-from oncekey.core.model import UNAVAILABLE, Code, Headers, Refuse
-from oncekey.core.problems import InProgressError, error_of
-from oncekey.drivers import own_connections
+from oncekey.core.answers import Answer, accepted_of
+from oncekey.core.errors import KeyMalformedError, MalformedError, OncekeyError, RejectedError, ResultNotStorableError
+from oncekey.core.keys import check_given, looks_personal
+from oncekey.core.model import UNAVAILABLE, Code, Headers, RecordId, Refuse
+from oncekey.core.not_run import InProgressError, error_of
+from oncekey.core.policy import KeyCheck
+from oncekey.core.scope import scope_of
+from oncekey.drivers import handler_sql
 from oncekey.engine.actions import StoppedAtHandler
-from oncekey.engine.claiming import claim_of_call
-from oncekey.engine.deciding import HandlerEnded, decided
-from oncekey.engine.inner import is_inner, leaving
-from oncekey.engine.operation import Operation, SyncOperation, operation_of
+from oncekey.engine.claiming import JSON, Caller, ClaimInput, Parts, claim_for, fingerprint_for, personal
+from oncekey.engine.deciding import HandlerEnded, decided, is_inner, leaving
+from oncekey.engine.operation import Operation, operation_of, unkeyed_operation
 from oncekey.engine.run import Run, Site
 from oncekey.engine.serve import end_after_bug, serve
 from oncekey.engine.steps import Stepping
-from oncekey.frameworks import blocking
+from oncekey.engine.sync_operation import SyncOperation
+from oncekey.frameworks import blocking, threaded
 from oncekey.frameworks.asgi import Receive, Scope, Send, nesting
 from oncekey.frameworks.asgi.exchange import Exchange
-from oncekey.frameworks.resuming import RESUMPTION, Resumption
+from oncekey.frameworks.resuming import Resumption
+from oncekey.frameworks.shared import RESUMPTION, thread_exchange
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.calls import Shape
     from oncekey.core.endings import Decision
+    from oncekey.core.model import Claim
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.shared import ApplicationShared
@@ -58,6 +62,9 @@ _NO: Final = 400
 _FAULT: Final = 500
 _ABANDONED: Final = (408, 410)
 """What the sweeper stores for an operation that no process may finish any more."""
+CALL: Final = "CALL"
+"""The method of a function's call; its path is the name of its operation."""
+_FUNCTION: Final = "function"
 _JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 NESTED: Final = (
     "{inner} was called while {outer} holds a transaction: what it does would stay although the rows of {outer} are "
@@ -154,13 +161,13 @@ class Function:
             if not isinstance(result, StoppedAtHandler):
                 if isinstance(result, Answer):
                     return calling.outcome_of(result)
-                bare = blocking.unkeyed_operation(SyncOperation, run.claim, None)
+                bare = unkeyed_operation(SyncOperation, run.claim, None)
                 with calling.unprotected():
-                    return CallOutcome(blocking.not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
+                    return CallOutcome(threaded.not_awaitable(calling.invoke(bare), run.enrolment), replayed=False)
             token = running.set(run)
             try:
                 op = operation_of(SyncOperation, run, calling.stepping(runtime.drive))
-                calling.returned(blocking.called(calling.invoke, op, calling.ended, run.enrolment))
+                calling.returned(threaded.called(calling.invoke, op, calling.ended, run.enrolment))
             except BaseException as error:  # noqa: BLE001  (whatever it is, the life ends before it goes on)
                 calling.raised(error)
             finally:
@@ -185,7 +192,7 @@ class Function:
                 if isinstance(result, Answer):
                     return calling.outcome_of(result)
                 with calling.unprotected():
-                    bare = blocking.unkeyed_operation(Operation, run.claim, None)
+                    bare = unkeyed_operation(Operation, run.claim, None)
                     return CallOutcome(await calling.invoke(bare), replayed=False)
             token = running.set(run)
             if run.phased_run is not None:
@@ -193,11 +200,11 @@ class Function:
                 loops.interruptible.add(calling)
             try:
                 op = operation_of(Operation, run, calling.stepping(runtime.drive))
-                calling.ended.entered, opened = True, own_connections.running.set(run.enrolment)
+                calling.ended.entered, opened = True, handler_sql.running.set(run.enrolment)
                 try:
                     value = await calling.invoke(op)
                 finally:
-                    own_connections.running.reset(opened)
+                    handler_sql.running.reset(opened)
                     calling.ended.kept, calling.ended.rolled_back = op.kept, op.rolled_back
                 if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
                     await flush(run.tx)
@@ -432,7 +439,7 @@ def check_nesting(operation: str) -> None:
 
 def _around() -> Iterator[Run]:
     """What is being run where this is called: functions, and handlers of requests."""
-    threaded, request = blocking.current.get(), nesting.current.get()
+    threaded, request = thread_exchange.get(), nesting.current.get()
     if threaded is not None and threaded.run is not None and threaded.unsettled:
         yield threaded.run
     if isinstance(request, Exchange) and request.run is not None and request.state is nesting.ExchangeState.RUNNING:
@@ -445,3 +452,25 @@ def _around() -> Iterator[Run]:
 def _is_failure(answer: Answer) -> bool:
     """Whether it says no more than that the run failed, which the function's own exception says better."""
     return isinstance(answer.verdict, Refuse) and answer.verdict.code is Code.EXECUTION_FAILED
+
+
+def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: str) -> Claim | Refuse:
+    """The claim of a function's call, or the refusal; `arguments` are JSON.
+
+    A program chooses the key, which often names a thing, such as an order. Two functions may do something to the same
+    thing, so each has a scope of its own within the tenant's.
+    """
+    policy = enrolment.policy
+    try:
+        given = check_given(key, min_length=policy.min_key_length or 1, max_length=policy.max_key_length)
+    except KeyMalformedError as error:
+        return Refuse(Code.KEY_MALFORMED, detail=str(error))
+    named = personal(given, policy) if policy.pii_check is not KeyCheck.OFF and looks_personal(given) else given
+    if isinstance(named, Refuse):
+        return named
+    parts = Parts(CALL, enrolment.operation, b"", ((b"content-type", JSON),), JSON, arguments)
+    fingerprint = fingerprint_for(parts, enrolment)
+    if isinstance(fingerprint, Refuse):
+        return fingerprint
+    scope = scope_of(enrolment.namespace, tenant, _FUNCTION, enrolment.operation)
+    return claim_for(ClaimInput(RecordId(scope, named), fingerprint, parts, Caller(tenant)), enrolment)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core import problems
+from oncekey.core import not_run
 from oncekey.core.errors import RecordUnreadableError, RejectedError, StoreError
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ def _receipt(outcome: CallOutcome) -> Receipt:
     match error:
         case None:
             return Receipt(Handling.DUPLICATE if outcome.replayed else Handling.HANDLED, outcome.value)
-        case problems.InProgressError(accepted=True):
+        case not_run.InProgressError(accepted=True):
             return Receipt(Handling.HANDLED, error.value, reason=reason)
-        case problems.InProgressError() | problems.LimitedError():
+        case not_run.InProgressError() | not_run.LimitedError():
             return Receipt(Handling.BUSY, retry_after=error.retry_after or AGAIN, reason=reason)
-        case problems.OutcomeUnknownError() | RecordUnreadableError():
+        case not_run.OutcomeUnknownError() | RecordUnreadableError():
             return Receipt(Handling.UNKNOWN, retry_after=getattr(error, "retry_after", None) or AGAIN, reason=reason)
-        case problems.ResultNotKeptError():
+        case not_run.ResultNotKeptError():
             return Receipt(Handling.DUPLICATE, reason=reason)
         case RejectedError():
             return Receipt(Handling.DEAD, error.value, reason=reason)

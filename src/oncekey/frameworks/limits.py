@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from oncekey.core.errors import ConfigurationError, MalformedError, StoreError
-from oncekey.core.headers import FIRST_SENT, field_name, is_too_old
+from oncekey.core.first_sent import FIRST_SENT, is_too_old
+from oncekey.core.headers import field_name
 from oncekey.core.model import Claim, Code, Headers, Instant, Refuse
 from oncekey.core.policy import Policy, micros
 from oncekey.core.rulings import Situation, situate
@@ -73,6 +74,10 @@ class Limits:
         self._limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, Any]] = WeakKeyDictionary()
         self._threads: dict[str | None, Any] = {}
         self._live: dict[str, tuple[float, int]] = {}
+
+    def anew(self) -> Limits:
+        """The same limits for a forked process: connections of the parent stay untouched."""
+        return Limits(blocking=self._blocking, now=self._now, boot=self._boot)
 
     def of(self, store: Store, headers: Headers, claim: Claim, policy: Policy) -> Life[Refuse | None] | None:
         """What says why a request is not to be executed, if it would be; None: its route has no limits."""

@@ -8,8 +8,6 @@ the line at start-up say of an application is all made of this.
 
 from __future__ import annotations
 
-import inspect
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +18,6 @@ from typing import Any, Final, Protocol
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.enrolment import SAFE, Enrolment, Patterns
 from oncekey.frameworks.asgi.nesting import layers
-
-log = logging.getLogger("oncekey")
 
 LISTERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -92,14 +88,6 @@ def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401
     return None
 
 
-BARE: Final = (
-    "{handler} is served without its protection: put @once.protect(...) directly above the function and below the "
-    "route decorator"
-)
-ONLY_SAFE: Final = (
-    "{operation} is served at {path} by {methods} only, where a key has no effect: leave @once.protect out there, or "
-    "serve it by POST, PUT, PATCH or DELETE"
-)
 TWICE: Final = "{method} {path} is enrolled twice, by its path and by @once.protect: leave one of them out"
 NO_ROUTE: Final = (
     "enrol={{{pattern!r}: ...}} protects nothing: no route of the application matches it; write the path as the route "
@@ -109,38 +97,6 @@ STRANGER: Final = (
     "{operation} is served at {path}, and the Once that protects it is not installed there: install that Once in this "
     "application, too"
 )
-
-
-class ServedAt(Protocol):
-    """Where an endpoint is served."""
-
-    @property
-    def path(self) -> str:
-        """The path."""
-
-    @property
-    def methods(self) -> frozenset[str]:
-        """The methods; none are all."""
-
-    def serves(self, handler: Callable[..., Any]) -> bool:
-        """Whether a handler is called here."""
-
-
-def check_handlers(served: Iterable[ServedAt], protected: Iterable[Callable[..., Any]]) -> None:
-    """Refuse to start with a protection that does not protect."""
-    served = list(served)
-    for handler in protected:
-        places = [route for route in served if route.serves(handler)]
-        if not places:
-            if any(route.serves(inspect.unwrap(handler)) for route in served):
-                raise ConfigurationError(BARE.format(handler=handler.__qualname__))
-            log.warning("oncekey: %s is protected, but no route serves it", handler.__qualname__)
-            continue
-        methods = {method for route in places for method in route.methods}
-        if methods and methods <= SAFE and all(route.methods for route in places):
-            named = ", ".join(sorted(methods))
-            operation = handler.__oncekey__.operation  # type: ignore[attr-defined]  # every protected handler has one
-            raise ConfigurationError(ONLY_SAFE.format(operation=operation, path=places[0].path, methods=named))
 
 
 def check_served(served: Sequence[Served], patterns: Patterns, owners: Iterable[object]) -> None:

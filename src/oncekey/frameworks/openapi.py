@@ -19,8 +19,8 @@ from uuid import UUID
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code, Effects
-from oncekey.core.policy import Policy
-from oncekey.core.problems import PROBLEMS, render, statuses_of
+from oncekey.core.policy import InProgress, OnExpired, Policy
+from oncekey.core.problems import PROBLEMS, render
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
@@ -38,6 +38,7 @@ PENDING: Final = {
 KNOWN: Final = re.compile(r"3\.[01]\.\d+(?:-.*)?")
 NOT_KNOWN: Final = "this is a document of OpenAPI {version}, and 3.0 and 3.1 are known: convert it first"
 _ACCEPTED: Final = 202
+_UNAVAILABLE: Final = 503
 _NAMED: Final = re.compile(r"\{[^{}]*\}")
 
 
@@ -220,3 +221,34 @@ def _parameter(policy: Policy) -> dict[str, Any]:
 
 def _header(description: str) -> dict[str, Any]:
     return {"description": description, "schema": {"type": "string"}}
+
+
+def statuses_of(code: Code, policy: Policy, effects: Effects, *, wsgi: bool = False) -> tuple[int, ...]:
+    """The statuses with which a route may answer this problem; none if it cannot occur there."""
+    status = PROBLEMS[code].status_in(policy.flavor)
+    occurs = True
+    match code:
+        case Code.KEY_MISSING:
+            occurs = policy.require_key
+        case Code.KEY_NOT_FOUND:
+            occurs = False  # only the status resource answers it
+        case Code.BODY_LENGTH_MISSING:
+            occurs = wsgi
+        case Code.BODY_TOO_SLOW:
+            occurs = not wsgi  # a WSGI server reads the body, and has its own time limit
+        case Code.KEY_EXPIRED:
+            occurs = policy.on_expired is OnExpired.GONE
+        case Code.RATE_LIMITED:
+            occurs = (policy.max_new_keys_per_second or policy.max_live_keys) is not None
+        case Code.REQUEST_TOO_OLD:
+            occurs = policy.max_request_age is not None
+        case Code.IN_PROGRESS if policy.on_in_progress is InProgress.ACCEPTED:
+            status = _ACCEPTED
+        case Code.OUTCOME_UNKNOWN:
+            # 503: the outcome could not be written, whatever the setting is.
+            return (policy.on_unknown,) if policy.on_unknown == _UNAVAILABLE else (policy.on_unknown, _UNAVAILABLE)
+        case Code.TIMED_OUT:
+            occurs, status = effects is Effects.OUTBOX, policy.abandoned_status
+        case _:
+            pass
+    return (status,) if occurs else ()

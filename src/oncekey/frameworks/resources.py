@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import time
@@ -10,24 +11,26 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from oncekey.core.answers import Answer, retry_after
-from oncekey.core.envelopes import check_open
+from oncekey.core.envelopes import check_open, key_of_answer, said_of
 from oncekey.core.errors import RecordUnreadableError, StoreError
-from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State
+from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State, moment
 from oncekey.core.onecommit import lock_number
 from oncekey.core.rulings import Situation, situate
 from oncekey.engine.claiming import scope_for
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import NO_NAMESPACE, SCHEMA
-from oncekey.engine.notifying import notify_failure
-from oncekey.engine.operate import look
-from oncekey.observe.events import LookedUp
-from oncekey.ops.explain_retry import describe, in_flight
+from oncekey.engine.request import look
+from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
+    from oncekey.core.model import Record, StoredResponse
     from oncekey.engine.actions import Life
     from oncekey.engine.claiming import Caller
     from oncekey.frameworks.shared import ApplicationShared
+    from oncekey.observe import events
     from oncekey.ports import Store
+else:
+    events = Lazy("oncekey.observe.events")
 
 log = logging.getLogger("oncekey")
 
@@ -46,7 +49,7 @@ def status_of(
 def answered(shared: ApplicationShared, found: Shown | Refuse, seconds: float, trace_id: str) -> Answer:
     """What was found, or why nothing was, as a response."""
     if shared.notify is not None:
-        shared.notify(LookedUp(found.code if isinstance(found, Refuse) else found.state, seconds))
+        shared.notify(events.LookedUp(found.code if isinstance(found, Refuse) else found.state, seconds))
     return refusal(found, shared.policy, trace_id=trace_id) if isinstance(found, Refuse) else _answer(found)
 
 
@@ -71,9 +74,10 @@ def _found(shared: ApplicationShared, store: Store, caller: Caller, key: str, qu
         if not operation:
             return Refuse(Code.KEY_NOT_FOUND, detail=NO_OPERATION)
     scope = scope_for(policy, policy.namespace or NO_NAMESPACE, caller, operation)
-    turned_away = yield from shared.limits.looks_up(scope, policy)
-    if turned_away is not None:
-        return turned_away
+    if policy.max_lookups_per_second is not None:
+        turned_away = yield from shared.limits.looks_up(scope, policy)
+        if turned_away is not None:
+            return turned_away
     record_id = RecordId(scope, key)
     try:
         # A request of LOCAL in one commit that is under way has no row yet, but a lock (L8, F21).
@@ -84,7 +88,7 @@ def _found(shared: ApplicationShared, store: Store, caller: Caller, key: str, qu
         log.error("oncekey: %s", error)
         return Refuse(Code.RECORD_UNREADABLE)
     except StoreError as error:
-        notify_failure(shared.notify, "status", error)
+        shared.failed("status", error)
         return UNAVAILABLE
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or situate(record, now) is Situation.EXPIRED:
@@ -104,3 +108,44 @@ def _answer(shown: Shown) -> Answer:
     if shown.wait is not None:
         headers.append((b"retry-after", b"%d" % shown.wait))
     return Answer(200, (*headers, (b"cache-control", b"no-store")), body)
+
+
+def describe(record: Record) -> dict[str, Any]:
+    """A record for an operator or its caller; fingerprint, seed and scope are left out."""
+    return {
+        "key": record.id.key,
+        "state": record.state.value,
+        "outcome": record.outcome.value if record.outcome else None,
+        "operation": record.operation,
+        "method": record.method,
+        "path": record.path,
+        "recovery_point": record.recovery_point,
+        "attempts": record.attempts,
+        "last_error": record.last_error,
+        "created_at": moment(record.created_at),
+        "last_run_at": moment(record.last_run_at),
+        "finished_at": moment(record.finished_at),
+        "expires_at": moment(record.expires_at),
+        "response": None if record.response is None else _response(record.response),
+    }
+
+
+def in_flight(key: str) -> dict[str, Any]:
+    """A LOCAL request, which has no row until it is done: all that is known is that it runs (L8)."""
+    return {"key": key, "state": State.IN_PROGRESS.value}
+
+
+def _response(response: StoredResponse) -> dict[str, Any]:
+    key_id = key_of_answer(response)
+    if key_id is not None:
+        return {"status": response.status, "sealed": said_of(key_id)}
+    shown: dict[str, Any] = {
+        "status": response.status,
+        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers],
+    }
+    if response.body is None:
+        return {**shown, "stored": False}
+    try:
+        return {**shown, "body": response.body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {**shown, "body_base64": base64.b64encode(response.body).decode("ascii")}

@@ -7,7 +7,7 @@ import io
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from wsgiref.util import setup_testing_defaults
 
@@ -15,14 +15,12 @@ from oncekey.core.model import Claim, Record
 from oncekey.core.policy import Policy, micros
 from oncekey.engine import claiming
 from oncekey.engine.kept_request import about_of, from_stored
+from oncekey.frameworks.shared import RESUMPTION
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication, WSGIEnvironment
 
     from oncekey.frameworks.asgi import App, Message, Receive, Scope, Send
-
-RESUMPTION: Final = "oncekey.resumption"
-"""Where a scope or an environ says that a completer sent the request. No client can: headers do not get there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from contextvars import ContextVar
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import quote
 
 from oncekey.core.headers import field_name
-from oncekey.core.model import Code, Refuse
+from oncekey.core.model import Code, Effects, Refuse
 from oncekey.engine.admit import Breaker
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import Enrolment, Patterns
-from oncekey.engine.fronts import Fronts
-from oncekey.engine.recent import SettledKeys
-from oncekey.engine.run import Site
-from oncekey.frameworks.limits import Limits
-from oncekey.observe.events import Keyless, Notify, TurnedAway
+from oncekey.engine.run import SettledKeys, Site
+from oncekey.lazy import Lazy, load
 from oncekey.runtimes import boottime
-from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
-    from oncekey.core.fronts import Front
-    from oncekey.core.model import RecordId
     from oncekey.core.policy import Policy
+    from oncekey.engine import notifying
     from oncekey.engine.actions import FrontConnection
+    from oncekey.engine.fronts import Fronts
     from oncekey.engine.shell import AsyncEngine, Engine
+    from oncekey.frameworks import fronting
+    from oncekey.frameworks import limits as limiting
+    from oncekey.frameworks.blocking import BlockingExchange
     from oncekey.frameworks.listing import Served
+    from oncekey.observe import events
+    from oncekey.observe.events import Notify
+else:
+    events = Lazy("oncekey.observe.events")
+    fronting = Lazy("oncekey.frameworks.fronting")
+    limiting = Lazy("oncekey.frameworks.limits")
+    notifying = Lazy("oncekey.engine.notifying")
+
+RESUMPTION: Final = "oncekey.resumption"
+"""Where a scope or an environ says that a completer sent the request. No client can: headers do not get there."""
+ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
+
+thread_exchange: ContextVar[BlockingExchange | None] = ContextVar("oncekey_thread", default=None)
+"""The request that this thread serves, under WSGI."""
+_NEEDED: Final[Mapping[Effects, tuple[str, ...]]] = MappingProxyType(
+    {
+        Effects.LOCAL: (),
+        Effects.OUTBOX: (),
+        Effects.PHASED: ("engine.phases", "engine.steps", "stores.phases"),
+        Effects.INLINE: ("engine.reconcile", "stores.reconcile"),
+    }
+)
+"""The modules that requests of these effects need, in addition to those of LOCAL."""
 
 
 class Engines(Protocol):
@@ -47,6 +72,9 @@ class Engines(Protocol):
 class ApplicationShared:
     """What all requests of one application share. `Installation` (ASGI) and `Threads` extend it."""
 
+    in_threads = False
+    """Whether each request has its own thread, from the claim to the answer."""
+
     def __init__(
         self,
         engines: Engines,
@@ -55,7 +83,6 @@ class ApplicationShared:
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         keep_headers: Sequence[str] = (),
-        blocking: bool = False,
     ) -> None:
         self.engines = engines
         self.policy = policy
@@ -63,7 +90,6 @@ class ApplicationShared:
         self.patterns = Patterns(enrol or {})
         self.kept_headers = frozenset(map(field_name, keep_headers))
         self.breaker = Breaker()
-        self.limits = Limits(blocking=blocking)
         self.stopping = False
         self.wake: Callable[[], None] = _nobody
         """Tells the workers of this process, if it has such, that parcels were committed."""
@@ -75,10 +101,39 @@ class ApplicationShared:
         """Tells those who observe."""
         self.max_request_bytes = policy.max_request_bytes
         self._settled_keys = SettledKeys()
-        self.fronts = fronts_here()
+        if policy.max_lookups_per_second is not None:
+            _ = self.limits
+
+    @cached_property
+    def limits(self) -> limiting.Limits:
+        """Counts for the routes that have limits."""
+        return limiting.Limits(blocking=self.in_threads)
+
+    @cached_property
+    def fronts(self) -> Fronts:
+        """The fronts of the routes that have one. A policy's front is connected to when it is first needed."""
+        return fronting.fronts_here()
+
+    @property
+    def lines(self) -> Iterable[FrontConnection]:
+        """The connections to its fronts."""
+        return self.fronts.lines.values() if "fronts" in vars(self) else ()
 
     def admit(self, enrolment: Enrolment) -> None:
-        """Make room for an enrolment whose own settings are wider than the application's."""
+        """Prepare for the requests of an enrolment: import what they need, and allow for the size of their bodies."""
+        load(*_NEEDED[enrolment.effects])
+        if enrolment.completes:
+            load("engine.kept_request")
+        policy = enrolment.policy
+        # Made here and not by a request: two threads that came first at once would make two of them.
+        if enrolment.fronted:
+            _ = self.fronts
+        if any(front is not None and front.shared for front in (policy.replay_cache, policy.lock_hint)):
+            load("drivers.redis_line")
+        if enrolment.limited:
+            _ = self.limits
+        if policy.max_live_keys is not None:
+            load("stores.upkeep", "stores.audit")
         self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
 
     def status_url(self, root_path: str, key: str, operation: str) -> str | None:
@@ -99,21 +154,31 @@ class ApplicationShared:
     ) -> Answer:
         """The answer to a request that is refused before it could claim; the observers get an event of it."""
         if self.notify is not None:
-            self.notify(TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
+            self.notify(events.TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
         policy = self.policy if enrolment is None else enrolment.policy
         return refusal(refused, policy, echo=echo, status_url=status_url, trace_id=trace_id)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Report to the observers that the store failed."""
+        if self.notify is not None:
+            notifying.notify_failure(self.notify, where, error)
 
     def without_key(self, enrolment: Enrolment, trace_id: str) -> Answer | None:
         """The refusal of a request without a key; None if the route does not require one, and the handler runs."""
         if enrolment.policy.require_key:
             return self.turn_away(Refuse(Code.KEY_MISSING), enrolment, trace_id=trace_id)
         if self.notify is not None:
-            self.notify(Keyless(enrolment.operation))
+            self.notify(events.Keyless(enrolment.operation))
         return None
 
     def site_of(self, engine: AsyncEngine | Engine, crowded: Callable[[bool], bool]) -> Site:
         """What the operations of one event loop, or of all threads of a process, share."""
-        self.fronts.identity, self.fronts.notify = engine.identity, self.notify
+
+        def with_identity() -> Fronts:
+            here = self.fronts
+            here.identity, here.notify = engine.identity, self.notify
+            return here
+
         return Site(
             engine.store,
             self.breaker,
@@ -125,26 +190,13 @@ class ApplicationShared:
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             settled_keys=self._settled_keys,
             notify=self.notify,
-            fronts=self.fronts,
+            fronts=with_identity,
         )
 
 
-def fronts_here() -> Fronts:
-    """Nothing yet; what a policy names is connected to when it is first needed."""
-    return Fronts(boottime, _line)
-
-
-async def forget(fronts: Fronts, policies: Iterable[Policy], engine: AsyncEngine, record_id: RecordId) -> bool:
-    """Let no front give a stored answer any more, before an operator takes it away; whether that is certain."""
-    if fronts.identity is None:
-        fronts.identity = engine.identity
-    return await AsyncRuntime(engine, RunningWork()).drive(fronts.forget(policies, record_id))
-
-
-def _line(front: Front, breaker: Breaker) -> FrontConnection:
-    from oncekey.drivers.redis_line import RedisLine  # noqa: PLC0415  (an optional package)
-
-    return RedisLine(front.place, front.patience, breaker)
+def is_served(policy: Policy) -> bool:
+    """Whether the policy's link leads to this application, and not to a page that is kept elsewhere."""
+    return policy.docs_url.startswith("/") and not policy.docs_url.startswith("//")
 
 
 def _unlisted() -> None:

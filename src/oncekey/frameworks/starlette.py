@@ -17,25 +17,35 @@ from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Host, Match, Mount, Route
+from starlette.routing import BaseRoute, Host, Mount, Route
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.asgi.claiming import by_request, caller_of
+from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.messages import trace_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
-from oncekey.frameworks.consumer_page import documentation, is_served
-from oncekey.frameworks.listing import NO_ROUTE, TWICE, Served
-from oncekey.frameworks.resources import status_of
+from oncekey.frameworks.shared import is_served
+from oncekey.lazy import Lazy, load
 from oncekey.options import SINGLE_TENANT
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from oncekey.core.answers import Answer
-    from oncekey.engine.enrolment import Enrolment, Pattern
+    from oncekey.core.policy import Policy
+    from oncekey.engine.enrolment import Enrolment
+    from oncekey.frameworks import consumer_page, fastapi, fastapi_tenant, listing, resources, starlette_patterns
     from oncekey.frameworks.asgi import App, Identify, Scope
-    from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.shared import Engines
+    from oncekey.options import Installing
+else:
+    consumer_page = Lazy("oncekey.frameworks.consumer_page")
+    fastapi = Lazy("oncekey.frameworks.fastapi")
+    fastapi_tenant = Lazy("oncekey.frameworks.fastapi_tenant")
+    listing = Lazy("oncekey.frameworks.listing")
+    resources = Lazy("oncekey.frameworks.resources")
+    starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
 
 STATUS_TAKEN = (
     "another Once serves {path} of this application already: give this one another place, install(app, status=...), or "
@@ -57,6 +67,31 @@ NOT_INSTALLED: Final = (
 _UNWRAPPED: Final = 20
 
 
+def installed(app: Any, engines: Engines, policy: Policy, options: Installing) -> Installation:  # noqa: ANN401
+    """Put the middleware into an application of Starlette or FastAPI, with the status resource and its documents."""
+    principal, status = options.get("principal"), options.get("status", "/idempotency-keys")
+    installation = Installation(
+        engines,
+        policy,
+        tenant=identify_by(app, options["tenant"], "tenant"),
+        principal=None if principal is None else identify_by(app, principal, "principal"),
+        status_path=status,
+        enrol=options.get("enrol"),
+        respond=respond,
+        raised=raised(app),
+        keep_headers=options.get("keep_headers", ()),
+    )
+    place(app, installation)
+    add_documentation(app, installation)
+    if hasattr(app, "openapi"):
+        if status is not None:
+            fastapi.add_status(app, installation, options.get("status_dependencies", ()))
+        fastapi.describe(app)
+    elif status is not None:
+        add_status(app, installation)
+    return installation
+
+
 def place(app: Starlette, installation: Installation) -> None:
     """Put the middleware innermost: what is added later stays outside, and is fresh on every replay."""
     if app.middleware_stack is not None:
@@ -71,39 +106,8 @@ def place(app: Starlette, installation: Installation) -> None:
         raise ConfigurationError(DOCS_TAKEN.format(path=installation.policy.docs_url))
     app.user_middleware.append(Middleware(OncekeyMiddleware, installation=installation))
     installation.direct = Directness(app)
-    enrol_routes(app, installation)
-
-
-def enrol_routes(app: Any, installation: Installation) -> None:  # noqa: ANN401  (an application of any kind)
-    """Enrol by the route that the router takes, where an application has one: a path has more than one spelling."""
-    patterns, by_spelling = installation.patterns, installation.enrolled
-
-    def enrolled(scope: Scope) -> Enrolment | None:
-        if scope["method"] not in patterns.methods:
-            return None
-        path = _taken(app, {**scope, "root_path": str(scope.get("root_path", "")).rstrip("/")})
-        return by_spelling(scope) if path is None else patterns.find(scope["method"], path)
-
-    installation.enrolled = enrolled
-
-
-def _taken(app: Any, scope: Scope, prefix: str = "") -> str | None:  # noqa: ANN401
-    """The path of the route that a request takes, as it is written; "" for none, None for a mount without routes."""
-    app, _ = _unwrapped(app, ())
-    routes = _routes(app)
-    if routes is None:
-        return None
-    if getattr(app, "root_path", ""):
-        scope = {**scope, "root_path": app.root_path}  # as FastAPI does
-    for context in _contexts(routes):
-        match, child = context.matches(scope)
-        if match is not Match.FULL:
-            continue
-        route = getattr(context, "original_route", context)
-        if isinstance(route, Mount | Host):
-            return _taken(route.app, {**scope, **child}, prefix + (getattr(context, "path", None) or ""))
-        return prefix + (getattr(context, "path_format", None) or getattr(context, "path", None) or "")
-    return ""
+    if installation.patterns.patterns:
+        starlette_patterns.enrol_routes(app, installation)
 
 
 class Directness:
@@ -199,19 +203,20 @@ def add_documentation(app: Starlette, installation: Installation) -> None:
         return
 
     async def idempotency_documentation(_: Request) -> Response:
-        return respond(documentation(installation))
+        return respond(consumer_page.documentation(installation))
 
     app.router.routes.append(Route(installation.policy.docs_url, idempotency_documentation, include_in_schema=False))
 
 
 def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable[Response]]:
     """What answers for the status resource."""
+    load("frameworks.resources")
 
     async def idempotency_key_status(request: Request) -> Response:
         caller = await caller_of(installation, installation.policy, request.scope)
         runtime, site = installation.runtime_and_site()
         key, query, trace_id = request.path_params["key"], request.url.query, trace_of(request.scope)
-        asking = status_of(installation, site.store, caller, key, query=query, trace_id=trace_id)
+        asking = resources.status_of(installation, site.store, caller, key, query=query, trace_id=trace_id)
         return respond(await runtime.drive(asking))
 
     return idempotency_key_status
@@ -245,9 +250,7 @@ def identify_by(app: Any, given: Any, what: str) -> Identify:  # noqa: ANN401  (
     if callable(given):
         return by_request(given, what, Request)
     if hasattr(app, "openapi") and hasattr(given, "dependency"):
-        from oncekey.frameworks.fastapi import by_dependency  # noqa: PLC0415  (an optional package)
-
-        return by_dependency(app, given, what)
+        return fastapi_tenant.by_dependency(app, given, what)
     raise ConfigurationError(TAKES_A_FUNCTION.format(what=what))
 
 
@@ -315,34 +318,16 @@ def check_owners(served: Iterable[Routed], around: Callable[[object], Iterable[A
             raise ConfigurationError(NOT_INSTALLED.format(operation=enrolment.operation, path=route.path))
 
 
-def check_patterns(app: Any, served: Iterable[Routed], installation: Installation) -> None:  # noqa: ANN401
-    """Refuse a handler that would meet its own claim, and a pattern that no route matches."""
-    served = list(served)
-    for route in served:
-        for method in route.methods:
-            if route.enrolment is not None and installation.patterns.find(method, route.path) is not None:
-                raise ConfigurationError(TWICE.format(method=method, path=route.path))
-    for pattern in installation.patterns.patterns:
-        scope = {"type": "http", "method": pattern.method, "path": pattern.sample, "headers": []}
-        if not any(_meant(pattern, route) for route in served) and _taken(app, scope) is not None:
-            raise ConfigurationError(NO_ROUTE.format(pattern=pattern.text))
-
-
-def _meant(pattern: Pattern, route: Routed) -> bool:
-    methods = route.methods or {pattern.method}
-    return any(pattern.matches(method, route.path) for method in methods)
-
-
-def _routes(app: Any) -> Sequence[BaseRoute] | None:  # noqa: ANN401
+def routes_of(app: Any) -> Sequence[BaseRoute] | None:  # noqa: ANN401
     """The routes of a Starlette application or router; None: it is of another kind, and cannot be asked."""
     routes = getattr(app, "routes", None)
     return routes if isinstance(routes, list) and all(isinstance(route, BaseRoute) for route in routes) else None
 
 
 def _walk(app: Any, prefix: str, passed: tuple[Installation, ...]) -> Iterator[Routed]:  # noqa: ANN401
-    app, passed = _unwrapped(app, passed)
+    app, passed = unwrapped(app, passed)
     passed = (*passed, *installations_of(app))
-    for context in _contexts(getattr(app, "routes", None) or ()):
+    for context in contexts(getattr(app, "routes", None) or ()):
         route = getattr(context, "original_route", context)
         if isinstance(route, Mount | Host):
             yield from _walk(route.app, prefix + (getattr(context, "path", None) or ""), passed)
@@ -367,14 +352,14 @@ def _called_for(dependant: Any) -> Iterator[Callable[..., Any]]:  # noqa: ANN401
         yield from _called_for(inner)
 
 
-def _contexts(routes: Iterable[Any]) -> Iterable[Any]:
+def contexts(routes: Iterable[Any]) -> Iterable[Any]:
     """FastAPI includes routers by reference, so a route alone knows only its own part of the path."""
     contexts = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", None)
     found: Iterable[Any] = routes if contexts is None else contexts(list(routes))
     return found
 
 
-def _unwrapped(app: Any, passed: tuple[Installation, ...]) -> tuple[Any, tuple[Installation, ...]]:  # noqa: ANN401
+def unwrapped(app: Any, passed: tuple[Installation, ...]) -> tuple[Any, tuple[Installation, ...]]:  # noqa: ANN401
     """What middleware was put around by hand, and the installations in it; `app` is its name by convention."""
     for _ in range(_UNWRAPPED):
         if isinstance(app, OncekeyMiddleware):
@@ -394,13 +379,13 @@ def _installation(middleware: Middleware) -> Installation | None:
     return cast("Installation | None", middleware.kwargs.get("installation"))
 
 
-def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401
+def listed(app: Any) -> Iterator[listing.Served] | None:  # noqa: ANN401
     """Every route of a Starlette or FastAPI application, also of one inside of other ASGI applications."""
-    inner, _ = _unwrapped(app, ())
+    inner, _ = unwrapped(app, ())
     if not hasattr(inner, "routes"):
         return None
     return (
-        Served(
+        listing.Served(
             route.path,
             route.methods,
             route.endpoint,

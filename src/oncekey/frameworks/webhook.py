@@ -54,9 +54,11 @@ class WebhookRules(Protocol):
     """What settling by a message needs of `Once`."""
 
     policy: Policy
-    resolvers: Resolvers
-
     notify: Notify | None
+
+    @property
+    def resolvers(self) -> Resolvers:
+        """Its resolvers."""
 
     def policy_of(self, operation: str) -> Policy:
         """The policy of an operation."""

@@ -17,8 +17,9 @@ from oncekey.core.model import Refuse
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE, Enrolment
-from oncekey.frameworks.blocking import NO_LENGTH, BlockingExchange, Threads, current, length_of, read_up_to
-from oncekey.frameworks.resuming import RESUMPTION, Resumption
+from oncekey.frameworks.blocking import NO_LENGTH, BlockingExchange, Threads, length_of, read_up_to
+from oncekey.frameworks.resuming import Resumption
+from oncekey.frameworks.shared import RESUMPTION, thread_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -56,13 +57,13 @@ class OncekeyWsgi:
         if keyed and not self.threads.started:
             self.start()
         exchange = self.exchange(self.threads, self.asked(environ, self.threads.max_request_bytes if keyed else None))
-        token = current.set(exchange)
+        token = thread_exchange.set(exchange)
         try:
             if enrolment is None and not keyed:
                 return self.app(environ, start_response)
             return self._serve(exchange, environ, start_response, enrolment)
         finally:
-            current.reset(token)  # a server uses the thread for its next request
+            thread_exchange.reset(token)  # a server uses the thread for its next request
             exchange.close()
 
     def enrolled(self, method: str, path: str) -> Enrolment | None:

@@ -17,7 +17,7 @@ from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, lapse
 from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, Run, short_leases
 
 if TYPE_CHECKING:
-    from oncekey.core.envelopes import InUse
+    from oncekey.core.enclosing import InUse
     from oncekey.ops.stats import Roll, StoreStats, Waiting
 
 

@@ -1,20 +1,18 @@
-"""A record as people may read it, and in sentences: what its state means, and what a client's retry will meet (A1).
+"""A record in sentences: what its state means, and what a client's retry will meet (A1).
 
 The last sentence follows RULINGS: an operator should know before and after a change what the next request does.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from oncekey.canonical.digests import downstream_key
-from oncekey.core.accepted import is_accepted
-from oncekey.core.envelopes import key_of_answer, said_of
+from oncekey.core.answers import is_accepted
 from oncekey.core.guards import Facts, Guard
-from oncekey.core.model import Effects, Instant, Outcome, Record, State, StoredResponse, moment
+from oncekey.core.model import Effects, Instant, Outcome, Record, State, moment
 from oncekey.core.operate import Order
 from oncekey.core.rulings import Situation, situate
 
@@ -170,44 +168,3 @@ def _again(record: Record) -> str:
         who = "A retry goes on" if record.request is None else "A retry or a completer goes on"
         return f"{who} {'; '.join(part for part in (done, sent) if part)}."
     return "A retry executes the operation, from the beginning."
-
-
-def describe(record: Record) -> dict[str, Any]:
-    """A record for an operator or its caller; fingerprint, seed and scope are left out."""
-    return {
-        "key": record.id.key,
-        "state": record.state.value,
-        "outcome": record.outcome.value if record.outcome else None,
-        "operation": record.operation,
-        "method": record.method,
-        "path": record.path,
-        "recovery_point": record.recovery_point,
-        "attempts": record.attempts,
-        "last_error": record.last_error,
-        "created_at": moment(record.created_at),
-        "last_run_at": moment(record.last_run_at),
-        "finished_at": moment(record.finished_at),
-        "expires_at": moment(record.expires_at),
-        "response": None if record.response is None else _response(record.response),
-    }
-
-
-def in_flight(key: str) -> dict[str, Any]:
-    """A LOCAL request, which has no row until it is done: all that is known is that it runs (L8)."""
-    return {"key": key, "state": State.IN_PROGRESS.value}
-
-
-def _response(response: StoredResponse) -> dict[str, Any]:
-    key_id = key_of_answer(response)
-    if key_id is not None:
-        return {"status": response.status, "sealed": said_of(key_id)}
-    shown: dict[str, Any] = {
-        "status": response.status,
-        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers],
-    }
-    if response.body is None:
-        return {**shown, "stored": False}
-    try:
-        return {**shown, "body": response.body.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {**shown, "body_base64": base64.b64encode(response.body).decode("ascii")}

@@ -1,7 +1,8 @@
 """The state of a store: counts of its records and parcels, one sentence about it, how requests ended, how much waited.
 
-The console's overview and `oncekey top` show the same. The store keeps no history of its counts, so each reading is
-kept for a while in this process. A caller with a longer memory, such as a metrics backend, passes another `History`.
+The console's overview and `oncekey stats --watch` show the same. The store keeps no history of its counts, so each
+reading is kept for a while in this process. A caller with a longer memory, such as a metrics backend, passes another
+`History`.
 
 Listings are walks over records. A walk follows one index, the newest first. It reads a bounded number of entries and
 skips those that do not match, so that a page costs the same whatever the size of the table; the next page goes on where
@@ -238,57 +239,6 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
         "lag": _columns(samples, ("lag", "oldest_unknown"), scale=SECOND),
         "workers": _columns(samples, ("workers",)),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How requests ended lately, and how long they took."""
-
-    window: Duration
-    """How far back it looks; shorter than requested if more requests ended than were read."""
-    ended: Mapping[str, int]
-    """By the four names of `ENDINGS`."""
-    bars: Mapping[str, tuple[int, ...]]
-    """By the same names, how many ended in each part of the window, the oldest part first."""
-    took: Mapping[int, Duration]
-    """The 50th, 95th and 99th percentile of those that were timed; empty if none was."""
-
-    def rate(self, name: str) -> float:
-        """So many a second."""
-        return self.ended[name] * SECOND / self.window
-
-    @property
-    def all_bars(self) -> tuple[int, ...]:
-        """The bars of all names together."""
-        return tuple(map(sum, zip(*self.bars.values(), strict=True)))
-
-
-def pace(ends: Sequence[End], now: Instant, *, limit: int, window: Duration, parts: int) -> Pace:
-    """The pace of the last `window`, from up to `limit` ends of each kind, in so many parts."""
-    done = [end.at for end in ends if end.state is State.COMPLETED]
-    if len(done) >= limit:  # there are more ends, and the part that was not read must not look like a pause
-        window = min(window, now - min(done))
-    part = max(window // parts, 1)
-    # Parts begin at multiples of their length, so that a bar does not change while time goes on.
-    start = now // part - parts + 1
-    bars = {name: [0] * parts for name in ENDINGS}
-    ended: Counter[str] = Counter()
-    timed: list[Duration] = []
-    for end in ends:
-        if not now - window < end.at <= now:
-            continue
-        ended[ending(end)] += 1
-        if end.at // part >= start:
-            bars[ending(end)][end.at // part - start] += 1
-        if end.took > 0:
-            timed.append(end.took)
-    took = {rank: percentile(timed, rank) for rank in RANKS} if timed else {}
-    return Pace(
-        max(window, 1),
-        {name: ended[name] for name in ENDINGS},
-        {name: tuple(line) for name, line in bars.items()},
-        took,
-    )
 
 
 def headline(tally: Tally, roll: Roll) -> tuple[str, str]:

@@ -43,9 +43,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from oncekey.core.errors import StoreError
+from oncekey.driver_ports import AsyncFlushes
 from oncekey.engine import actions
 from oncekey.flow import Transaction, adrive
-from oncekey.ports import AsyncFlushes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

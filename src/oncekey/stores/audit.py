@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -10,35 +9,28 @@ from oncekey.core.keys import key_digest
 from oncekey.core.model import State
 from oncekey.core.transitions import Actor, AuditEntry, Note, Trigger
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.statements import execute
+from oncekey.stores.keystore import NoteWriter
+from oncekey.stores.statements import PART_STATEMENTS, execute
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from oncekey.core.model import Duration, RecordId
     from oncekey.flow import Body, Flow, Row, Value
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = ("note", "history", "forget_notes")
+STATEMENTS = PART_STATEMENTS["audit"]
 
 MOST = 1000
 """How many lines of a key's history one read returns."""
 
 
-class AuditStore:
+class AuditStore(NoteWriter):
     """The audit, in any store that has the named statements."""
 
     def __init__(self, statements: Statements) -> None:
         statements.require(STATEMENTS)
-        self._statements = statements
-
-    def noting(self, notes: Sequence[Note]) -> Body[None]:
-        """Write lines as part of the transaction that makes the moves."""
-        if notes:
-            yield self._statements.statement("note", {"notes": json.dumps([_line(note) for note in notes])})
+        super().__init__(statements)
 
     def history(self, record_id: RecordId, limit: int = MOST) -> Flow[tuple[AuditEntry, ...]]:
-        """The lines about a key over all its incarnations, oldest first."""
         params: dict[str, Value] = {
             "scope": record_id.scope,
             "key_digest": key_digest(record_id.key),
@@ -53,29 +45,11 @@ class AuditStore:
         return (yield from execute(Transaction("history", Mode.READ, body)))
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many."""
-
         def body() -> Body[int]:
             rows = yield self._statements.statement("forget_notes", {"age": age, "limit": limit})
             return len(rows)
 
         return (yield from execute(Transaction("forget_notes", Mode.SINGLE, body)))
-
-
-def _line(note: Note) -> dict[str, object]:
-    return {
-        "scope": note.scope,
-        "key_digest": note.key_digest,
-        "incarnation": str(note.incarnation),
-        "operation": note.operation,
-        "fence": note.fence,
-        "source": note.source,
-        "target": note.to,
-        "trigger": note.trigger,
-        "actor": note.actor,
-        "who": note.who,
-        "why": note.why,
-    }
 
 
 def entry_of(row: Row) -> AuditEntry:

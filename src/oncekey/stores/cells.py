@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 class CellStore(KeyStore):
     """Records in cells, for requests, phased steps, sweeper, reaper, completer and operators; there is no outbox."""
 
+    of_cells = True
+
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__(_COMMANDS, clock=clock)
         self.upkeep = UpkeepStore(self._statements, None)

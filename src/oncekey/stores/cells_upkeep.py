@@ -26,8 +26,8 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.memo import was_not_sent
 from oncekey.core.model import HOUR
 from oncekey.stores.moves import BLANK, MOVES, is_resumable
-from oncekey.stores.rows import records_of
 from oncekey.stores.upkeep import ResealStore
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking, Cell, Place

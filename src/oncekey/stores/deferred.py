@@ -16,17 +16,9 @@ from oncekey.core.model import Lease, ParcelKind, Settled, Snapshot, State
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.phases import MARGIN
-from oncekey.stores.rows import (
-    held_of,
-    memo_text,
-    owner_proof,
-    parcel_proof,
-    parcels_text,
-    response_params,
-    snapshot_of,
-    version_proof,
-)
-from oncekey.stores.statements import execute_until_acknowledged
+from oncekey.stores.rows import memo_text, owner_proof, parcels_text, response_params, snapshot_of, version_proof
+from oncekey.stores.statements import PART_STATEMENTS, execute_until_acknowledged
+from oncekey.stores.worker_rows import held_of, parcel_proof
 
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Completed, Duration, HeldParcel, MemoEntry, Record, RecordId
@@ -34,18 +26,7 @@ if TYPE_CHECKING:
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = (
-    "hold_record",
-    "hold_parcel",
-    "extend_parcel",
-    "take_up",
-    "deferred_result",
-    "pend",
-    "park_record",
-    "retake_parcel",
-    "bring_back",
-    "drop_dead_letter",
-)
+STATEMENTS = PART_STATEMENTS["deferred"]
 
 
 class DeferredCalls:

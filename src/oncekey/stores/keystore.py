@@ -8,10 +8,10 @@ transaction that the caller commits.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, RecordUnreadableError, SchemaError
 from oncekey.core.model import (
@@ -27,24 +27,42 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.phases import PhaseStore, owned
+from oncekey.lazy import Lazy
 from oncekey.stores.rows import (
     claim_params,
     glimpse_of,
+    owned,
     owner_proof,
+    parcels_text,
     response_params,
     snapshot_of,
     version_proof,
 )
-from oncekey.stores.statements import Statements, execute, execute_until_acknowledged
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.migrations import Applied, Migration
-    from oncekey.core.model import Claim, Duration, Glimpse, Instant, Lease, Record, Settlement
+    from oncekey.core.model import Claim, Duration, Glimpse, Instant, Lease, Parcel, Record, Settlement
     from oncekey.core.transitions import Note
     from oncekey.flow import Body, Command, Flow, Rows, Statement, Value
-    from oncekey.ports import Audit, Locks, Operate, Outbox, Phases, Reconcile, Reseal, Schema, Survey, Upkeep
+    from oncekey.ports import (
+        Audit,
+        Locks,
+        Operate,
+        Outbox,
+        ParcelWriter,
+        Phases,
+        Reconcile,
+        Reseal,
+        Schema,
+        Survey,
+        Upkeep,
+    )
+    from oncekey.stores import phases as steps
+else:
+    steps = Lazy("oncekey.stores.phases")
 
+NO_OUTBOX: Final = "effects=OUTBOX needs a store with an outbox: `oncekey stores` says which have one"
 STATEMENTS: tuple[str, ...] = (
     "find",
     "recall",
@@ -63,14 +81,36 @@ STATEMENTS: tuple[str, ...] = (
 )
 
 
+def _none(_: object) -> None:
+    """The part is missing."""
+
+
 class KeyStore:
     """Records in any store that has the named statements.
 
-    `clock` gives every instant in tests that control time; without it the store's own clock does.
+    A part is made when it is first used, so that a process imports only the parts that it uses; None is a part that the
+    store does not have. `clock` gives every instant in tests that control time; without it the store's own clock does.
     """
+
+    phases: cached_property[Phases] = cached_property(lambda self: steps.PhaseStore(self._statements))
+    parcels: cached_property[ParcelWriter | None] = cached_property(lambda self: self.outbox)
+    outbox: cached_property[Outbox | None] = cached_property(_none)
+    locks: cached_property[Locks | None] = cached_property(_none)
+    notes: cached_property[NoteWriter | Audit | None] = cached_property(lambda self: self.audit)
+    audit: cached_property[Audit | None] = cached_property(_none)
+    upkeep: cached_property[Upkeep | None] = cached_property(_none)
+    operate: cached_property[Operate | None] = cached_property(_none)
+    survey: cached_property[Survey | None] = cached_property(_none)
+    reconcile: cached_property[Reconcile | None] = cached_property(_none)
+    reseal: cached_property[Reseal | None] = cached_property(_none)
 
     resolution: Duration = 1
     """The resolution of the store's clock; a coarser one than microseconds needs longer leases."""
+
+    of_cells = False
+    """Whether it is a store of three verbs (`oncekey.cells`)."""
+    of_one_process = False
+    """Whether its records are lost with the process."""
 
     def __init__(
         self,
@@ -80,20 +120,10 @@ class KeyStore:
         clock: Callable[[], Instant] | None = None,
     ) -> None:
         self.schema: Schema = schema or NoSchema()
-        self.outbox: Outbox | None = None
-        self.locks: Locks | None = None
-        self.audit: Audit | None = None
-        self.upkeep: Upkeep | None = None
-        self.operate: Operate | None = None
-        self.survey: Survey | None = None
-        self.reconcile: Reconcile | None = None
-        self.reseal: Reseal | None = None
         self._statements = Statements(commands, clock)
-        self._statements.require(STATEMENTS)
-        self.phases: Phases = PhaseStore(self._statements)
+        self._statements.require((*STATEMENTS, *PART_STATEMENTS["phases"]))
 
     def find(self, record_id: RecordId) -> Flow[Snapshot]:
-        """The record as it stands, and the store's clock."""
         return (yield from execute(Transaction("find", Mode.READ, lambda: self._find(record_id))))
 
     def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:
@@ -146,7 +176,7 @@ class KeyStore:
         owner that still owns the record writes once more, and is judged by the current rows.
         """
         name, params = _settlement(settlement)
-        parcels = self._parcels if isinstance(settlement, Deferred) else None
+        parcels = self._writer if isinstance(settlement, Deferred) else None
         for form in ("settle_alone" if lease.alone and name == "settle_completed" else None, None):
             rows = yield self._statements.statement(name, {**owner_proof(lease), **params}, form=form)
             if rows and parcels is not None and isinstance(settlement, Deferred):
@@ -159,12 +189,10 @@ class KeyStore:
         return Settled(ours=_has_outcome(snapshot, lease, settlement), snapshot=snapshot)
 
     @property
-    def _parcels(self) -> Outbox:
-        if self.outbox is None:
-            raise ConfigurationError(
-                "effects=OUTBOX needs a store with an outbox: `oncekey stores` says which have one"
-            )
-        return self.outbox
+    def _writer(self) -> ParcelWriter:
+        if self.parcels is None:
+            raise ConfigurationError(NO_OUTBOX)
+        return self.parcels
 
     def _find(self, record_id: RecordId) -> Body[Snapshot]:
         rows = yield self._say("find", {"scope": record_id.scope, "key": record_id.key})
@@ -195,16 +223,16 @@ class KeyStore:
     def _swap(
         self, name: str, seen: Record, params: dict[str, Value], note: Note | None = None
     ) -> Transaction[Snapshot | None]:
-        audit = None if note is None else self.audit
+        notes = None if note is None else self.notes
 
         def body() -> Body[Snapshot | None]:
             rows = yield self._say(name, {**params, **version_proof(seen)})
-            if rows and audit is not None and note is not None:
-                yield from audit.noting((note,))
+            if rows and notes is not None and note is not None:
+                yield from notes.noting((note,))
             return snapshot_of(rows[0]) if rows else None
 
         # A move and its audit line are one commit.
-        return Transaction(name, Mode.SINGLE if audit is None else Mode.ATOMIC, body)
+        return Transaction(name, Mode.SINGLE if notes is None else Mode.ATOMIC, body)
 
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
         return self._statements.statement(name, params)
@@ -257,6 +285,44 @@ def _has_outcome(snapshot: Snapshot, lease: Lease, settlement: Settlement) -> bo
             return False
         case _:
             assert_never(settlement)
+
+
+class NoteWriter:
+    """Writes lines of the audit with the moves that they describe; `stores.audit` reads them."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+
+    def noting(self, notes: Sequence[Note]) -> Body[None]:
+        if notes:
+            yield self._statements.statement("note", {"notes": json.dumps([_line(note) for note in notes])})
+
+
+def _line(note: Note) -> dict[str, object]:
+    return {
+        "scope": note.scope,
+        "key_digest": note.key_digest,
+        "incarnation": str(note.incarnation),
+        "operation": note.operation,
+        "fence": note.fence,
+        "source": note.source,
+        "target": note.to,
+        "trigger": note.trigger,
+        "actor": note.actor,
+        "who": note.who,
+        "why": note.why,
+    }
+
+
+class ParcelStore:
+    """Writes parcels with the business rows; what workers do with them is in `stores.outbox`."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+
+    def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
+        if parcels:
+            yield self._statements.statement("put_parcels", {"parcels": parcels_text(parcels)})
 
 
 class NoSchema:

@@ -14,6 +14,7 @@ from oncekey.core.errors import ConfigurationError, StoreError, TransactionContr
 from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Holder, Locked, Stored, WriteKind, WriteTarget
 from oncekey.flow import Fold, Mode, Transaction
+from oncekey.stores.keystore import NO_OUTBOX
 from oncekey.stores.rows import (
     HALF_A_PAIR,
     LONGEST_FOLDED,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import Claim, Duration, Instant, Outcome, StoredResponse
     from oncekey.core.onecommit import Lock
     from oncekey.flow import Body, Flow, Row, Rows, Statement, Value
-    from oncekey.ports import Outbox
+    from oncekey.ports import ParcelWriter
     from oncekey.stores.statements import Statements
 
 ASKED: tuple[str, ...] = ("lock", "enter", "seal", "was_sealed", "held", "holder")
@@ -79,7 +80,6 @@ class Guess:
 
 
 NOT_OURS = "the transaction of this operation ended before oncekey could commit it, and another one was begun"
-NO_OUTBOX = "effects=OUTBOX needs a store with an outbox: `oncekey stores` says which have one"
 
 
 class LockStore:
@@ -88,10 +88,10 @@ class LockStore:
     one_writer = False
     asked = ASKED
 
-    def __init__(self, statements: Statements, outbox: Callable[[], Outbox | None] = lambda: None) -> None:
+    def __init__(self, statements: Statements, parcels: ParcelWriter | None = None) -> None:
         statements.require((*self.asked, *WRITTEN))
         self._statements = statements
-        self._outbox = outbox
+        self._parcels = parcels
         self._guess = Guess()
 
     def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
@@ -134,10 +134,9 @@ class LockStore:
     def _deferred(self, settlement: Completed | Deferred) -> Body[None]:
         """Put the parcel of a deferred request into the outbox."""
         if isinstance(settlement, Deferred):
-            outbox = self._outbox()
-            if outbox is None:
+            if self._parcels is None:
                 raise ConfigurationError(NO_OUTBOX)
-            yield from outbox.putting((settlement.parcel,))
+            yield from self._parcels.putting((settlement.parcel,))
 
     def _finished(self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred) -> Statement:
         params = claim_params(claim)
@@ -155,8 +154,11 @@ class LockStore:
         return self._statements.statement(name, params)
 
     def _stored(self, row: Row, begun: int | None) -> Stored:
-        """What was written; a transaction without the lock's number is not the one that was begun (L5)."""
-        if row["begun"] != begun:
+        """What was written; a transaction without the lock's number is not the one that was begun (L5).
+
+        PostgreSQL's own drivers mark a transaction without a lock by 0, and other drivers do not mark it.
+        """
+        if (row["begun"] or None) != begun:
             raise TransactionControlError(NOT_OURS)
         return Stored(expires_at=int(row["expires_at"]))
 
@@ -186,8 +188,6 @@ class LockStore:
         return Fold(self._statements.fold("seal", params, text_command="seal", proof="was_sealed"), read)
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether any request holds the lock of a key; asking does not take it (L8)."""
-
         def body() -> Body[bool]:
             rows = yield self._statements.statement("held", {"lock": number})
             return bool(rows[0]["held"])
@@ -195,8 +195,6 @@ class LockStore:
         return (yield from execute(Transaction("held", Mode.READ, body)))
 
     def holder(self, lock: Lock) -> Flow[Holder]:
-        """Which request holds the lock; asking does not take it. A record that was read before does not count (L8)."""
-
         def body() -> Body[Holder]:
             rows = yield self._statements.statement("holder", _numbers(lock))
             return Holder(rows[0]["holder"])

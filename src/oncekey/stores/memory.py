@@ -254,6 +254,8 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 class MemoryStore(KeyStore):
     """Records in a dictionary that the driver has."""
 
+    of_one_process = True
+
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         super().__init__({**COMMANDS, **audit_commands(), **roll_commands()}, clock=clock)
         self.audit = AuditStore(self._statements)

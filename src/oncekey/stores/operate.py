@@ -1,7 +1,7 @@
 """An operator's reads and moves as flows over named statements.
 
 A move is decided inside its own transaction, on the record and the parcels as they are locked there. It still proves
-the version (V), moves the parcel with the record, and writes the audit line: all of it, or nothing.
+the version, moves the parcel with the record, and writes the audit line: all of it, or nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, recover
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Backlog, Group, Letters, Queue, StoreStats, Waiting
-from oncekey.stores.rows import memo_of, memo_text, records_of, response_params, snapshot_of, version_proof
-from oncekey.stores.statements import execute
+from oncekey.stores.rows import memo_of, memo_text, response_params, snapshot_of, version_proof
+from oncekey.stores.statements import PART_STATEMENTS, execute
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Instant, MemoEntry, RecordId
@@ -33,32 +34,7 @@ if TYPE_CHECKING:
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys", "find_done_keys")
 """The order of searches for a key: the whole key, then as the beginning of unfinished ones, then of finished ones."""
 
-STATEMENTS: tuple[str, ...] = (
-    "list_records",
-    *FINDS,
-    "last_results",
-    "parcels_of",
-    "hold_record",
-    "hold_parcels_of",
-    "letters_of",
-    "sweep_retryable",
-    "doubt",
-    "operator_answer",
-    "operator_result",
-    "operator_replace",
-    "operator_unexecuted",
-    "operator_pend",
-    "operator_bust",
-    "operator_extend",
-    "drop_deferred",
-    "bring_back",
-    "drop_dead_letter",
-    "stats",
-    "standing",
-    "unresolved",
-    "outbox_census",
-    "letter_census",
-)
+STATEMENTS = PART_STATEMENTS["operate"]
 
 Deciding: TypeAlias = Callable[[Snapshot, tuple[ParcelLocation, ...]], Move | Forbidden]
 """Decides what to do about a record as it is now."""
@@ -82,7 +58,6 @@ class OperateStore:
         self._diagnostics = diagnostics
 
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
-        """Records, the newest first, before a place; without their answers."""
         at, scope, key = before or (_LAST, "", "")
         params: dict[str, Value] = {
             "scope": wanted.scope,
@@ -104,12 +79,10 @@ class OperateStore:
         return (yield from execute(Transaction("list_records", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin with it, else finished ones; without answers."""
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from execute(Transaction("find_keys", Mode.READ, body)))
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
-        """The last result of the same call, for any key; results that an operator gave by hand do not count."""
         params: dict[str, Value] = {"operation": operation, "phase": phase, "looked_at": _LOOKED_AT, "limit": _FEW}
 
         def body() -> Body[MemoEntry | None]:
@@ -120,8 +93,6 @@ class OperateStore:
         return (yield from execute(Transaction("last_results", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelLocation, ...]]:
-        """Where the parcels of a record are."""
-
         def body() -> Body[tuple[ParcelLocation, ...]]:
             rows = yield self._statements.statement("parcels_of", {"incarnation": str(incarnation)})
             return tuple(_parcel_location(row) for row in rows)
@@ -149,12 +120,9 @@ class OperateStore:
         return (yield from self._letter(letter, note, back=True))
 
     def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Delete a dead letter that moves no record. False: it is gone."""
         return (yield from self._letter(letter, note, back=False))
 
     def stats(self) -> Flow[StoreStats]:
-        """How many of everything there are, and what waits for a worker or an operator."""
-
         def body() -> Body[StoreStats]:
             groups = yield self._statements.statement("stats", {})
             queues = yield self._statements.statement("outbox_census", {})
@@ -171,8 +139,6 @@ class OperateStore:
         return (yield from execute(Transaction("stats", Mode.READ, body)))
 
     def backlog(self) -> Flow[Backlog]:
-        """How many unfinished records there are, and what waits, read from indexes alone."""
-
         def body() -> Body[Backlog]:
             (row,) = yield self._statements.statement("standing", {})
             waiting = tuple(Waiting(what, int(row[what]), row[f"{what}_oldest"]) for what in WAITING)

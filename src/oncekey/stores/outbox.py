@@ -13,44 +13,27 @@ from uuid import UUID
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.deferred import DeferredCalls
-from oncekey.stores.rows import dead_letter_of, held_of, held_text, ids_of, parcel_proof, parcels_text
-from oncekey.stores.statements import execute, execute_until_acknowledged
+from oncekey.stores.keystore import ParcelStore
+from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.worker_rows import dead_letter_of, held_of, held_text, ids_of, parcel_proof
 
 if TYPE_CHECKING:
-    from oncekey.core.model import DeadLetter, Duration, HeldParcel, Parcel
+    from oncekey.core.model import DeadLetter, Duration, HeldParcel
     from oncekey.flow import Body, Flow, Rows, Value
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = (
-    "put_parcels",
-    "due",
-    "held_by",
-    "find_parcel",
-    "sent",
-    "remaining",
-    "hand_back",
-    "again",
-    "bury",
-    "drop_parcel",
-    "find_dead_letter",
-    "dead_letters",
-)
+STATEMENTS = PART_STATEMENTS["outbox"]
 
 _FIRST = UUID(int=0)
 
 
-class OutboxStore(DeferredCalls):
+class OutboxStore(ParcelStore, DeferredCalls):
     """Parcels, in any store that has the named statements."""
 
     def __init__(self, statements: Statements, audit: Audit | None = None) -> None:
-        super().__init__(statements, audit)
+        DeferredCalls.__init__(self, statements, audit)
         statements.require(STATEMENTS)
-
-    def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
-        """Write parcels as part of an open transaction."""
-        if parcels:
-            yield self._say("put_parcels", {"parcels": parcels_text(parcels)})
 
     def due(
         self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
@@ -86,7 +69,6 @@ class OutboxStore(DeferredCalls):
         return frozenset(one.parcel.id for one in held) if len(rows) == len(held) else ids_of(rows)
 
     def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
-        """Make a message due again later. False: not ours any more."""
         params: dict[str, Value] = {**parcel_proof(held), "after": after, "error": error, "spared": 0 if counted else 1}
 
         def body() -> Body[bool]:
@@ -128,7 +110,6 @@ class OutboxStore(DeferredCalls):
         return tuple(dead_letter_of(row) for row in rows)
 
     def find_dead_letter(self, parcel_id: UUID) -> Flow[DeadLetter | None]:
-        """One dead letter."""
         rows = yield from execute(self._one("find_dead_letter", {"id": str(parcel_id)}, Mode.READ))
         return dead_letter_of(rows[0]) if rows else None
 

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Snapshot, State
 from oncekey.flow import Fold, Mode, Transaction
-from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owner_proof, records_of, snapshot_of, written_of
-from oncekey.stores.statements import execute, execute_until_acknowledged
+from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owned, owner_proof, snapshot_of, written_of
+from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record
     from oncekey.flow import Body, Flow, Value
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = ("checkpoint", "announce", "result", "withdraw", "resumable")
+STATEMENTS = PART_STATEMENTS["phases"]
 
 MARGIN: Duration = 5_000_000
 """How much longer than its longest call a lease lasts: the result has to be written, too."""
@@ -128,7 +129,6 @@ class PhaseStore:
         return (yield from execute_until_acknowledged(Transaction("after_lost_commit", Mode.SINGLE, body)))
 
     def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
-        """Records that the completer may go on with, from the oldest, after the one it looked at last."""
         since: dict[str, Value] = {
             "after_created": 0 if after is None else after.created_at,
             "after_scope": "" if after is None else after.id.scope,
@@ -164,11 +164,6 @@ class PhaseStore:
     def _find(self, lease: Lease) -> Body[Snapshot]:
         rows = yield self._statements.statement("find", {"scope": lease.id.scope, "key": lease.id.key})
         return snapshot_of(rows[0])
-
-
-def owned(record: Record | None, lease: Lease) -> bool:
-    """Whether the record is still the owner's."""
-    return record is not None and (record.incarnation, record.fence) == (lease.incarnation, lease.fence)
 
 
 def _has_outcome(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:

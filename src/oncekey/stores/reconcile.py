@@ -13,8 +13,9 @@ from oncekey.core.model import RecordId
 from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.stores.rows import record_of, records_of, version_proof
-from oncekey.stores.statements import execute, execute_until_acknowledged
+from oncekey.stores.rows import record_of, version_proof
+from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Duration, Instant, Record
@@ -23,22 +24,7 @@ if TYPE_CHECKING:
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
-STATEMENTS: tuple[str, ...] = (
-    "unknown_due",
-    "still_unknown",
-    "add_evidence",
-    "find_evidence",
-    "evidence_about",
-    "open_evidence",
-    "judge_evidence",
-    "find_calls",
-    "keys_named",
-    "add_call",
-    "name_call",
-    "list_calls",
-    "forget_calls",
-    "forget_evidence",
-)
+STATEMENTS = PART_STATEMENTS["reconcile"]
 
 Noting: TypeAlias = "Callable[[Record], Note] | None"
 
@@ -54,7 +40,6 @@ class ReconcileStore:
         self._audit = audit
 
     def due(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Unknown records whose provider is to be asked, longest due first, after the one that was read last."""
         params: dict[str, Value] = {
             "limit": limit,
             "after_at": -1 if after is None else after.reconcile_after,
@@ -69,7 +54,6 @@ class ReconcileStore:
         return (yield from execute(Transaction("unknown_due", Mode.READ, body)))
 
     def later(self, seen: Record, after: Duration | None, *, counted: bool = True, noting: Noting = None) -> Flow[bool]:
-        """Ask again after so long, or never (None), with the question counted or not (row 23). False: it has moved."""
         params: dict[str, Value] = {**version_proof(seen), "after": after, "tries": 1 if counted else 0}
 
         def body() -> Body[bool]:
@@ -82,7 +66,6 @@ class ReconcileStore:
         return (yield from execute(Transaction("still_unknown", mode, body)))
 
     def add(self, report: CallReport) -> Flow[tuple[Evidence, bool]]:
-        """Store evidence; True if it was not stored before."""
         params: dict[str, Value] = {
             "source": report.source,
             "event_id": report.event_id,
@@ -103,7 +86,6 @@ class ReconcileStore:
         return (yield from execute_until_acknowledged(Transaction("add_evidence", Mode.SINGLE, body)))
 
     def about(self, record: Record, downstream_key: str | None) -> Flow[tuple[Evidence, ...]]:
-        """The evidence about a record's call that has no verdict yet, in the order in which it arrived."""
         params: dict[str, Value] = {
             "downstream_key": downstream_key,
             "incarnation": str(record.incarnation),
@@ -112,26 +94,21 @@ class ReconcileStore:
         return tuple(evidence_of(row) for row in (yield from self._read("evidence_about", params)))
 
     def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        """All evidence without a verdict, in order, after a place."""
         rows = yield from self._read("open_evidence", {"limit": limit, "after": after})
         return tuple(evidence_of(row) for row in rows)
 
     def store_verdict(self, evidence: Evidence, verdict: EvidenceVerdict) -> Flow[bool]:
-        """Write the verdict on evidence, once. False: it has one."""
         return bool((yield from self._write("judge_evidence", {"id": evidence.id, "verdict": verdict.value})))
 
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[AnnouncedCall, ...]]:
-        """Announced calls with one of these names, the newest first. Two accounts may use one id: for people only."""
         rows = yield from self._read("find_calls", {"downstream_key": downstream_key, "provider_id": provider_id})
         return tuple(call_of(row) for row in rows)
 
     def keys_named(self, source: str, provider_id: str) -> Flow[tuple[str, ...]]:
-        """The downstream keys of the calls for which this source gave this id; at most two."""
         rows = yield from self._read("keys_named", {"source": source, "provider_id": provider_id})
         return tuple(row["downstream_key"] for row in rows)
 
     def add_call(self, call: AnnouncedCall) -> Flow[bool]:
-        """Store the call of an INLINE handler, which announces none, as of now. False: it was stored before."""
         params: dict[str, Value] = {
             "incarnation": str(call.incarnation),
             "phase": call.phase,
@@ -143,7 +120,6 @@ class ReconcileStore:
         return bool((yield from self._write("add_call", params)))
 
     def name(self, call: AnnouncedCall, provider_id: str) -> Flow[bool]:
-        """Store the provider's own id of a call, unless it has one."""
         params: dict[str, Value] = {
             "incarnation": str(call.incarnation),
             "phase": call.phase,
@@ -154,7 +130,6 @@ class ReconcileStore:
     def calls(
         self, since: Instant, limit: int, after: AnnouncedCall | None = None
     ) -> Flow[tuple[tuple[AnnouncedCall, Record | None], ...]]:
-        """Calls since an instant, the oldest first, each with its record if that is still there."""
         params: dict[str, Value] = {
             "since": since,
             "limit": limit,
@@ -166,7 +141,6 @@ class ReconcileStore:
         return tuple((call_of(row, "call_"), record_of(row) if row["state"] is not None else None) for row in rows)
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete evidence, and calls whose record is gone, that are older than `age`; how many."""
         params: dict[str, Value] = {"age": age, "limit": limit}
         calls = yield from self._write("forget_calls", params)
         return len(calls) + len((yield from self._write("forget_evidence", params)))

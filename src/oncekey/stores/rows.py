@@ -12,18 +12,15 @@ from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     SEALED_SCHEMA,
-    DeadLetter,
     Effects,
     EntryKind,
     Finished,
     Glimpse,
     Headers,
-    HeldParcel,
     Intent,
     MemoEntry,
     Outcome,
     Parcel,
-    ParcelKind,
     Record,
     RecordId,
     Recovery,
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.core.model import Claim, Lease
-    from oncekey.flow import Row, Rows, Value
+    from oncekey.flow import Row, Value
 
 
 T = TypeVar("T")
@@ -109,19 +106,6 @@ def written_of(row: Row, memo: tuple[MemoEntry, ...]) -> Snapshot:
     return Snapshot(record_of(row, memo), int(row["now"]))
 
 
-def records_of(rows: Rows) -> tuple[Record, ...]:
-    """The records of a page. One that cannot be read is named in the log, and does not hide the others."""
-    found = []
-    for row in rows:
-        if row["scope"] is None:
-            continue
-        try:
-            found.append(record_of(row))
-        except RecordUnreadableError as error:
-            _notify(str(error))
-    return tuple(found)
-
-
 def record_of(row: Row, memo: tuple[MemoEntry, ...] | None = None) -> Record:
     """Decode one row, or raise `RecordUnreadableError`: an unreadable record is neither replayed nor run again.
 
@@ -132,7 +116,7 @@ def record_of(row: Row, memo: tuple[MemoEntry, ...] | None = None) -> Record:
         memo = () if row["memo"] is None else _read(row, "memo", memo_of)
     return Record(
         id=RecordId(row["scope"], row["key"]),
-        incarnation=_uuid(row["incarnation"]),
+        incarnation=uuid_of(row["incarnation"]),
         operation=row["operation"],
         effects=_EFFECTS.get(row["effects"]) or _read(row, "effects", Effects),
         recovery=_RECOVERIES.get(row["recovery"]) or _read(row, "recovery", Recovery),
@@ -170,7 +154,7 @@ def glimpse_of(row: Row, record_id: RecordId) -> Glimpse:
     """Decode a row with the columns of `Finished`, the key, and the store's clock as `now`; raises likewise."""
     finished = Finished(
         id=record_id,
-        incarnation=_uuid(row["incarnation"]),
+        incarnation=uuid_of(row["incarnation"]),
         operation=row["operation"],
         effects=_EFFECTS.get(row["effects"]) or _read(row, "effects", Effects),
         fingerprint=row["fingerprint"],
@@ -327,13 +311,8 @@ def _unreadable(row: Row, why: str) -> RecordUnreadableError:
     return RecordUnreadableError(UNREADABLE.format(digest=key_digest(row["key"]), why=why))
 
 
-@lru_cache(maxsize=1024)
-def _notify(text: str) -> None:
-    """Log a text once: the same page is read again every few seconds."""
-    log.error("oncekey: %s", text)
-
-
-def _uuid(value: object) -> UUID:
+def uuid_of(value: object) -> UUID:
+    """A UUID of Python's own class."""
     # A driver may return its own UUID class. Equal values must be equal records, and not every library that an
     # application uses takes a driver's class.
     if type(value) is UUID:
@@ -348,9 +327,6 @@ _STATES: Final = {one.value: one for one in State}
 _OUTCOMES: Final = {one.value: one for one in Outcome}
 _ENTRY_KINDS: Final = {one.value: one for one in EntryKind}
 _ENCODED: Final = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one for every call
-
-
-_PARCEL_KINDS: Final = {kind.value: kind for kind in ParcelKind}
 
 
 def parcels_text(parcels: tuple[Parcel, ...]) -> str:
@@ -374,63 +350,6 @@ def parcels_text(parcels: tuple[Parcel, ...]) -> str:
     )
 
 
-def held_text(held: tuple[HeldParcel, ...]) -> str:
-    """The proofs of a batch; sorted, so that two batches lock in the same order."""
-    # Joined by hand, because a UUID and a number need no quoting, and there may be a thousand of them.
-    proofs = sorted([(str(one.parcel.id), one.fence) for one in held])
-    return "[" + ",".join([f'{{"id":"{name}","fence":{fence:d}}}' for name, fence in proofs]) + "]"
-
-
-def parcel_proof(held: HeldParcel) -> dict[str, Value]:
-    """The proof of a claim on a parcel: its id, and the fence it was claimed with."""
-    return {"id": str(held.parcel.id), "parcel_fence": held.fence}
-
-
-def held_of(row: Row) -> HeldParcel:
-    """Decode a parcel that a worker holds."""
-    return HeldParcel(
-        parcel=parcel_of(row),
-        fence=row["fence"],
-        attempts=row["attempts"],
-        lease_until=row["lease_until"] or 0,
-        created_at=row["created_at"],
-        first_error=row["first_error"],
-        last_error=row["last_error"],
-    )
-
-
-def dead_letter_of(row: Row) -> DeadLetter:
-    """Decode a dead letter."""
-    return DeadLetter(
-        parcel=parcel_of(row),
-        attempts=row["attempts"],
-        created_at=row["created_at"],
-        died_at=row["died_at"],
-        first_error=row["first_error"],
-        last_error=row["last_error"],
-    )
-
-
-def parcel_of(row: Row) -> Parcel:
-    """Decode the parcel itself."""
-    return Parcel(
-        id=_any_uuid(row["id"]),
-        kind=_PARCEL_KINDS[row["kind"]],
-        record_id=RecordId(row["scope"], row["key"]),
-        incarnation=_uuid(row["incarnation"]),
-        topic=row["aggregatetype"],
-        payload=row["payload"],
-        downstream_key=row["downstream_key"],
-        position=row["position"],
-        order_by=row["order_by"],
-    )
-
-
-def ids_of(rows: Rows) -> frozenset[UUID]:
-    """The parcels that a statement touched."""
-    return frozenset(_any_uuid(row["id"]) for row in rows)
-
-
-def _any_uuid(value: object) -> UUID:
-    """A UUID, perhaps of a driver's own class, which is equal to Python's: this id does not leave oncekey."""
-    return value if isinstance(value, UUID) else UUID(str(value))
+def owned(record: Record | None, lease: Lease) -> bool:
+    """Whether the record is still the owner's."""
+    return record is not None and (record.incarnation, record.fence) == (lease.incarnation, lease.fence)

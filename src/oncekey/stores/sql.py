@@ -7,23 +7,18 @@ lock does not end with its transaction.
 
 from __future__ import annotations
 
-import re
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import SchemaError
 from oncekey.core.migrations import Applied, Migration, MigrationPhase, changed, ordered
 from oncekey.core.sqltext import sentences
 from oncekey.flow import Mode, Statement, Transaction
-from oncekey.stores.audit import AuditStore
-from oncekey.stores.keystore import KeyStore
-from oncekey.stores.operate import OperateStore
-from oncekey.stores.outbox import OutboxStore
-from oncekey.stores.reconcile import ReconcileStore
-from oncekey.stores.statements import execute, execute_until_acknowledged, load
-from oncekey.stores.survey import SurveyStore
-from oncekey.stores.upkeep import ResealStore, UpkeepStore
+from oncekey.lazy import Lazy
+from oncekey.stores.keystore import KeyStore, NoteWriter, ParcelStore
+from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,10 +26,21 @@ if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.core.sqltext import Dialect
     from oncekey.flow import Body, Command, Flow, Row, Value
-
-_PLACEHOLDER: Final = re.compile(r"(?<!:):(\w+)")
-_HARMLESS: Final = re.compile(r"[a-z0-9_]+")
-
+    from oncekey.stores import audit as auditing
+    from oncekey.stores import operate as operating
+    from oncekey.stores import outbox as parcels
+    from oncekey.stores import reconcile as reconciling
+    from oncekey.stores import scripts
+    from oncekey.stores import survey as surveying
+    from oncekey.stores import upkeep as upkeeping
+else:
+    auditing = Lazy("oncekey.stores.audit")
+    operating = Lazy("oncekey.stores.operate")
+    parcels = Lazy("oncekey.stores.outbox")
+    reconciling = Lazy("oncekey.stores.reconcile")
+    scripts = Lazy("oncekey.stores.scripts")
+    surveying = Lazy("oncekey.stores.survey")
+    upkeeping = Lazy("oncekey.stores.upkeep")
 
 FILES: Final = (
     "queries.sql",
@@ -58,24 +64,30 @@ ONE_ROW: Final = ("spelling.sql", *FILES)
 class SqlStore(KeyStore):
     """Records in a SQL database, with every part that its statements serve; a subclass adds its locks."""
 
+    audit = cached_property(lambda self: auditing.AuditStore(self._statements))
+    outbox = cached_property(lambda self: parcels.OutboxStore(self._statements, self.audit))
+    upkeep = cached_property(lambda self: upkeeping.UpkeepStore(self._statements, self.audit))
+    reconcile = cached_property(lambda self: reconciling.ReconcileStore(self._statements, self.audit))
+    operate = cached_property(
+        lambda self: operating.OperateStore(self._statements, self.audit, diagnostics=self.diagnostics)
+    )
+    survey = cached_property(lambda self: surveying.SurveyStore(self._statements))
+    reseal = cached_property(lambda self: upkeeping.ResealStore(self._statements))
+
     def __init__(
         self,
         commands: Mapping[str, Command],
         schema: SqlSchema,
         diagnostics: Mapping[str, tuple[str, ...]],
         *,
-        upkeep: type[UpkeepStore] = UpkeepStore,
         clock: Callable[[], Instant] | None = None,
     ) -> None:
         super().__init__(commands, schema=schema, clock=clock)
         statements = self._statements
-        self.audit = AuditStore(statements)
-        self.outbox = OutboxStore(statements, self.audit)
-        self.upkeep = upkeep(statements, self.audit)
-        self.reconcile = ReconcileStore(statements, self.audit)
-        self.operate = OperateStore(statements, self.audit, diagnostics=diagnostics)
-        self.survey = SurveyStore(statements)
-        self.reseal = ResealStore(statements)
+        statements.require((*chain.from_iterable(PART_STATEMENTS.values()), *diagnostics))
+        self.diagnostics = diagnostics
+        self.notes = NoteWriter(statements)
+        self.parcels = ParcelStore(statements)
 
 
 class SqlSchema:
@@ -94,25 +106,17 @@ class SqlSchema:
             return ()
 
     def migrate(self, migration: Migration) -> Flow[bool]:
-        """Run one migration and note it, in one transaction; False if it was there already."""
         return (
             yield from execute_until_acknowledged(Transaction("migrate", Mode.ATOMIC, lambda: self._migrate(migration)))
         )
 
     def script(self) -> str:
         """All migrations as text, for operators who run them by other means."""
-        parts = [self._ledger["table"] + ";"]
-        for one in self.migrations:
-            record = _filled(self._ledger["record"], _line(one))
-            parts.append(f"-- {one.label}\nBEGIN;\n\n{one.text.strip()}\n\n{record};\n\nCOMMIT;")
-        return "\n\n".join(parts) + "\n"
+        return scripts.script(self.migrations, self._ledger)
 
     def statements(self, first: int, last: int) -> tuple[str, ...]:
         """The statements of some migrations, one by one, with the lines that note them."""
-        texts = [self._ledger["table"]]
-        for one in self.migrations[first - 1 : last]:
-            texts += [one.text, _filled(self._ledger["record"], _line(one))]
-        return tuple(sentence.text for text in texts for sentence in sentences(text, self._dialect))
+        return scripts.statements(self.migrations[first - 1 : last], self._ledger, self._dialect)
 
     def _applied(self) -> Body[tuple[Applied, ...]]:
         rows = yield Statement("migrations", self._ledger["applied"])
@@ -135,7 +139,7 @@ class SqlSchema:
         if any(one.number == migration.number for one in there):
             return False
         yield from self._execute(migration.label, migration.text)
-        yield Statement("migration_record", self._ledger["record"], _line(migration))
+        yield Statement("migration_record", self._ledger["record"], line_of(migration))
         return True
 
     def _execute(self, name: str, text: str) -> Body[None]:
@@ -152,7 +156,8 @@ def known(package: str) -> tuple[Migration, ...]:
     )
 
 
-def _line(migration: Migration) -> dict[str, Value]:
+def line_of(migration: Migration) -> dict[str, Value]:
+    """The line that notes a migration."""
     return {
         "number": migration.number,
         "phase": migration.phase.value,
@@ -164,14 +169,3 @@ def _line(migration: Migration) -> dict[str, Value]:
 def _applied_of(row: Row) -> Applied:
     at = int(row["applied_at"])
     return Applied(int(row["number"]), MigrationPhase(row["phase"]), row["name"], row["checksum"], applied_at=at)
-
-
-def _filled(text: str, values: dict[str, Value]) -> str:
-    """The statement as it is printed; only names and numbers of our own files come here."""
-
-    def literal(match: re.Match[str]) -> str:
-        value = values[match[1]]
-        assert isinstance(value, int) or (isinstance(value, str) and _HARMLESS.fullmatch(value))
-        return str(value) if isinstance(value, int) else f"'{value}'"
-
-    return _PLACEHOLDER.sub(literal, text)

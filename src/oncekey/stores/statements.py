@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.flow import Statement
@@ -65,6 +66,35 @@ class Statements:
         return None if self._clock is None else self._clock()
 
 
+PART_STATEMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        part: tuple(names.split())
+        for part, names in {
+            "audit": "note history forget_notes",
+            "phases": "checkpoint announce result withdraw resumable",
+            "outbox": "put_parcels due held_by find_parcel sent remaining hand_back again bury drop_parcel "
+            "find_dead_letter dead_letters",
+            "deferred": "hold_record hold_parcel extend_parcel take_up deferred_result pend park_record retake_parcel "
+            "bring_back drop_dead_letter",
+            "upkeep": "stale runs sweep_retryable doubt expire_begun expiring kept_expired purge_expired purge_kept "
+            "mark_expired drop_unclaimed abandon live_keys beat leave workers forget_workers",
+            "reconcile": "unknown_due still_unknown add_evidence find_evidence evidence_about open_evidence "
+            "judge_evidence find_calls keys_named add_call name_call list_calls forget_calls forget_evidence",
+            "operate": "list_records find_key find_open_keys find_done_keys last_results parcels_of hold_record "
+            "hold_parcels_of letters_of sweep_retryable doubt operator_answer operator_result operator_replace "
+            "operator_unexecuted operator_pend operator_bust operator_extend drop_deferred bring_back drop_dead_letter "
+            "stats standing unresolved outbox_census letter_census",
+            "survey": "walk_unknown walk_failed_retryable walk_in_progress walk_pending walk_completed walk_expired "
+            "find_key find_open_keys tally ended calls_of_record heard_of_key heard_of_provider parcels_in_full "
+            "latest_notes notes_edge",
+            "reseal": "content_records reseal_record content_parcels reseal_parcel reseal_letter content_evidence "
+            "reseal_evidence seals",
+        }.items()
+    }
+)
+"""The statements that each part of a store needs. A SQL store imports a part when it is first used, and is refused when
+it is made if a statement is missing."""
+
 T = TypeVar("T")
 
 REPEATS = 3
@@ -93,7 +123,7 @@ def execute_until_acknowledged(transaction: Transaction[T]) -> Flow[T]:
     raise lost
 
 
-_TITLE = re.compile(r"^-- (name|part): (\w+)(?:\((\w+(?:; \w+)*)\))?\n", re.MULTILINE)
+_TITLE = re.compile(r"^-- (name|part): (\w+)(?:\((\w+(?:; \w+)*)\))?\n((?:--.*\n)*)", re.MULTILINE)
 _PLACE = re.compile(r"\{(\w+)(?:\(([^{}]*)\))?\}")
 
 
@@ -117,6 +147,9 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
 
     SQL that several stores share is in the files of the same names in the package `shared`.
 
+    The comment between a title and its SQL is for readers and is not sent to the server. Its first line says what the
+    statement is for.
+
     A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files. One
     titled `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word takes the place of the
     name that it is given for.
@@ -125,7 +158,7 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
     parts: dict[str, _Part] = {}
     for name in names or ("queries.sql",):
         _, *found = _TITLE.split("\n".join(_texts(name, shared, package)))
-        for kind, title, asks, body in zip(found[::4], found[1::4], found[2::4], found[3::4], strict=True):
+        for kind, title, asks, body in zip(found[::5], found[1::5], found[2::5], found[4::5], strict=True):
             whole = body.strip().rstrip(";")
             if kind == "part":
                 parts[title] = _Part(whole, tuple(asks.split("; ")) if asks else ())

@@ -10,32 +10,18 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from oncekey.core.model import Outcome, ParcelKind, State
 from oncekey.core.upkeep import Page
 from oncekey.flow import Mode, Transaction
-from oncekey.ops.stats import (
-    FINISHED,
-    LOOKED,
-    MOST,
-    START,
-    UNFINISHED,
-    Count,
-    End,
-    Lines,
-    ParcelView,
-    Stretch,
-    Tally,
-    WalkPosition,
-)
+from oncekey.ops.stats import FINISHED, LOOKED, MOST, START, Count, End, Lines, ParcelView, Stretch, Tally, WalkPosition
 from oncekey.stores.audit import entry_of
 from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of
-from oncekey.stores.rows import records_of
-from oncekey.stores.statements import execute
+from oncekey.stores.statements import PART_STATEMENTS, execute
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant, Record
@@ -49,18 +35,7 @@ if TYPE_CHECKING:
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys")
 """The order of searches for a key by an index: the whole key, then as the beginning of unfinished ones."""
 
-STATEMENTS: tuple[str, ...] = (
-    *(f"walk_{state}" for state in (*UNFINISHED, *FINISHED)),
-    *FINDS,
-    "tally",
-    "ended",
-    "calls_of_record",
-    "heard_of_key",
-    "heard_of_provider",
-    "parcels_in_full",
-    "latest_notes",
-    "notes_edge",
-)
+STATEMENTS = PART_STATEMENTS["survey"]
 
 _LAST: Final = 2**63 - 1
 _MANY: Final = 200
@@ -90,13 +65,10 @@ class SurveyStore:
         return (yield from execute(Transaction("walk", Mode.READ, body)))
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin with it; without answers."""
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from execute(Transaction("named", Mode.READ, body)))
 
     def tally(self) -> Flow[Tally]:
-        """What waits, counted up to a bound."""
-
         def body() -> Body[Tally]:
             rows = yield self._statements.statement("tally", {"most": MOST})
             return Tally(int(rows[0]["now"]), {row["what"]: Count(int(row["found"]), row["oldest"]) for row in rows})
@@ -104,8 +76,6 @@ class SurveyStore:
         return (yield from execute(Transaction("tally", Mode.READ, body)))
 
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
-        """How the last requests ended: so many finished, failed and doubtful ones, in no order."""
-
         def body() -> Body[tuple[End, ...]]:
             rows = yield self._statements.statement("ended", {"limit": limit})
             return tuple(_end(row) for row in rows if row["at"] is not None)
@@ -113,8 +83,6 @@ class SurveyStore:
         return (yield from execute(Transaction("ended", Mode.READ, body)))
 
     def calls(self, incarnation: UUID) -> Flow[tuple[AnnouncedCall, ...]]:
-        """The calls that were announced in one incarnation of a key."""
-
         def body() -> Body[tuple[AnnouncedCall, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
             rows = yield self._statements.statement("calls_of_record", params)
@@ -125,8 +93,6 @@ class SurveyStore:
     def reports_about(
         self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]
     ) -> Flow[tuple[Evidence, ...]]:
-        """All evidence about these calls, with or without a verdict, in the order in which it arrived."""
-
         def body() -> Body[tuple[Evidence, ...]]:
             found: dict[int, Evidence] = {}
             for name, column, names in (
@@ -146,8 +112,6 @@ class SurveyStore:
         return (yield from execute(Transaction("heard", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
-        """The parcels of one incarnation of a key, in the outbox and among the dead letters."""
-
         def body() -> Body[tuple[ParcelView, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
             rows = yield self._statements.statement("parcels_in_full", params)
@@ -158,7 +122,6 @@ class SurveyStore:
     def notes(
         self, limit: int, before: int | None = None, actor: Actor | None = None, looked: int = LOOKED
     ) -> Flow[Lines]:
-        """Lines of the audit about all keys, the newest first."""
         params: dict[str, Value] = {
             "before": _LAST if before is None else before,
             "actor": None if actor is None else actor.value,
@@ -272,37 +235,3 @@ def _parcel(row: Row) -> ParcelView:
         last_error=row["last_error"],
         died_at=row["died_at"],
     )
-
-
-POSTGRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "diagnostic_clock": ("now",),
-        "diagnostic_indexes": ("name", "on_table", "valid", "scans", "rows"),
-        "diagnostic_tables": ("name", "live", "dead", "bytes", "last_autovacuum"),
-        "diagnostic_sessions": ("idle", "longest_idle", "oldest_transaction", "oldest_xmin", "hidden"),
-        "diagnostic_holders": ("prepared", "slot_xmin"),
-        "diagnostic_settings": ("name", "value"),
-        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
-        "diagnostic_rows": ("name", "records"),
-    }
-)
-
-SQLITE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "diagnostic_clock": ("now",),
-        "diagnostic_indexes": ("name", "on_table"),
-        "diagnostic_file": ("version", "path"),
-        "diagnostic_journal": ("journal_mode",),
-        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
-    }
-)
-
-MARIADB: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "diagnostic_clock": ("now",),
-        "diagnostic_indexes": ("name", "on_table"),
-        "diagnostic_server": ("Variable_name", "Value"),
-        "diagnostic_cluster": ("Variable_name", "Value"),
-        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
-    }
-)

@@ -1,6 +1,6 @@
 """Upkeep as flows over named statements: sweeping, reaping, and putting sealed content under another key.
 
-Each move of a record that was read proves the version that was read (V). Finished and expired records are moved without
+Each move of a record that was read proves the version that was read. Finished and expired records are moved without
 being read: the statement contains the core's conditions. The audit line of a move is written in the same transaction,
 if it is wanted: both are there, or neither is.
 
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-from oncekey.core.envelopes import InUse
+from oncekey.core.enclosing import InUse
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import State
@@ -26,8 +26,9 @@ from oncekey.core.upkeep import EXPIRED, START, Gone, Page, ReapPosition, Run
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Roll, Worker
 from oncekey.stores.reconcile import evidence_of
-from oncekey.stores.rows import memo_text, parcel_of, records_of, response_params, version_proof
-from oncekey.stores.statements import execute, execute_until_acknowledged
+from oncekey.stores.rows import memo_text, response_params, version_proof
+from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.worker_rows import parcel_of, records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Completed, Duration, Instant, Parcel, Record
@@ -39,25 +40,7 @@ if TYPE_CHECKING:
     from oncekey.stores.statements import Statements
 
 
-UPKEEP: tuple[str, ...] = (
-    "stale",
-    "runs",
-    "sweep_retryable",
-    "doubt",
-    "expire_begun",
-    "expiring",
-    "kept_expired",
-    "purge_expired",
-    "purge_kept",
-    "mark_expired",
-    "drop_unclaimed",
-    "abandon",
-    "live_keys",
-    "beat",
-    "leave",
-    "workers",
-    "forget_workers",
-)
+UPKEEP = PART_STATEMENTS["upkeep"]
 
 Noting: TypeAlias = "Callable[[Record], Note] | None"
 """Makes the audit line about a record; None: write none."""
@@ -100,7 +83,6 @@ class UpkeepStore:
         self._audit = audit
 
     def stale(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Records in progress whose lease is over, from the oldest, after the one that was read last."""
         created = None if after is None else after.created_at
         return (yield from self._page("stale", {"limit": limit}, created, after))
 
@@ -117,8 +99,6 @@ class UpkeepStore:
         return (yield from execute(Transaction("sweep", _mode(noting), body)))
 
     def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
-        """How long the operations took that finished last."""
-
         def body() -> Body[tuple[Run, ...]]:
             rows = yield self._statements.statement("runs", {"limit": limit})
             return tuple(Run(row["operation"], int(row["took"])) for row in rows)
@@ -126,12 +106,10 @@ class UpkeepStore:
         return (yield from execute(Transaction("runs", Mode.READ, body)))
 
     def expiring(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
-        """Records that expired at least `age` ago and are not marked, longest ago first; without their answers."""
         expires = None if after is None else after.expires_at
         return (yield from self._page("expiring", {"limit": limit, "age": age}, expires, after))
 
     def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
-        """Records that have been marked as expired for at least `age`, longest ago first; without their answers."""
         expires = None if after is None else after.expires_at
         return (yield from self._page("kept_expired", {"limit": limit, "age": age}, expires, after))
 
@@ -142,11 +120,9 @@ class UpkeepStore:
     def purge_kept(
         self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None
     ) -> Flow[Gone]:
-        """Delete records that are marked as expired, in the same way (row 30)."""
         return (yield from self._ended("purge_kept", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
 
     def mark(self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None) -> Flow[Gone]:
-        """Mark expired records that have an answer, in the same way (row 29)."""
         return (
             yield from self._ended("mark_expired", due, limit, after, _Ending(Trigger.EXPIRE, State.EXPIRED, mover))
         )
@@ -170,8 +146,6 @@ class UpkeepStore:
         return (yield from execute(Transaction("abandon", Mode.ATOMIC, body)))
 
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
-        """How many keys of a scope have a record now, counted up to `limit`."""
-
         def body() -> Body[int]:
             rows = yield self._statements.statement("live_keys", {"scope": scope, "limit": limit})
             return int(rows[0]["live"])
@@ -181,7 +155,6 @@ class UpkeepStore:
     def beat(
         self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = _NO_CALLS
     ) -> Flow[Instant]:
-        """Write a worker's heartbeat: that it lives, when the next one comes, and which calls its application makes."""
         named = {operation: list(names) for operation, names in calls.items()}
         params: dict[str, Value] = {
             "name": name,
@@ -197,16 +170,12 @@ class UpkeepStore:
         return (yield from execute_until_acknowledged(Transaction("beat", Mode.SINGLE, body)))
 
     def leave(self, name: str) -> Flow[None]:
-        """Remove the row of a worker that stops on purpose."""
-
         def body() -> Body[None]:
             yield self._statements.statement("leave", {"name": name})
 
         yield from execute_until_acknowledged(Transaction("leave", Mode.SINGLE, body))
 
     def workers(self) -> Flow[Roll]:
-        """The workers that have a row, the oldest first."""
-
         def body() -> Body[Roll]:
             rows = yield self._statements.statement("workers", {})
             return Roll(int(rows[0]["now"]), tuple(_worker(row) for row in rows if row["name"] is not None))
@@ -214,8 +183,6 @@ class UpkeepStore:
         return (yield from execute(Transaction("workers", Mode.READ, body)))
 
     def forget_workers(self, age: Duration) -> Flow[int]:
-        """Delete the rows of workers whose next heartbeat was due longer than `age` ago; how many."""
-
         def body() -> Body[int]:
             return len((yield self._statements.statement("forget_workers", {"age": age})))
 
@@ -316,16 +283,7 @@ class NotingUpkeepStore(UpkeepStore):
         return (yield from execute(Transaction(name, Mode.SINGLE, body)))
 
 
-RESEALING: tuple[str, ...] = (
-    "content_records",
-    "reseal_record",
-    "content_parcels",
-    "reseal_parcel",
-    "reseal_letter",
-    "content_evidence",
-    "reseal_evidence",
-    "seals",
-)
+RESEALING = PART_STATEMENTS["reseal"]
 
 _NO_ANSWER: dict[str, Value] = dict.fromkeys(("response_headers", "response_body", "response_schema"))
 _FIRST = UUID(int=0)
@@ -349,7 +307,6 @@ class ResealStore:
         return {"after_scope": scope, "after_key": key}
 
     def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
-        """Store the content of `record` instead of what was `seen`. False: it has moved, or has an owner."""
         params: dict[str, Value] = {
             **version_proof(seen),
             **(_NO_ANSWER if record.response is None else response_params(record.response)),
@@ -359,7 +316,6 @@ class ResealStore:
         return (yield from self._written("reseal_record", params))
 
     def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
-        """Parcels and dead letters by their ids, after one."""
         rows = yield from self._page("content_parcels", {"after": str(after or _FIRST), "limit": limit})
         return tuple(parcel_of(row) for row in rows)
 
@@ -372,18 +328,15 @@ class ResealStore:
         return False
 
     def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        """All evidence, in order, after a place."""
         rows = yield from self._page("content_evidence", {"after": after, "limit": limit})
         return tuple(evidence_of(row) for row in rows)
 
     def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
-        """Store evidence in another form. False: it is gone, or was rewritten."""
         return (
             yield from self._written("reseal_evidence", {"id": seen.id, "seen": seen.report.resolution, "said": text})
         )
 
     def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
-        """How much is sealed under which key, by kind; at most `limit` of each kind are read."""
         rows = yield from self._page("seals", {"limit": limit})
         return tuple(InUse(row["part"], row["name"], int(row["found"])) for row in rows)
 

@@ -16,11 +16,12 @@ from oncekey.core.memo import decode
 from oncekey.core.model import Claim, Effects, HandedBack, Parcel, Proceed, RecordId, Recovery, Retryable
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
-from oncekey.engine.operation import NO_OUTBOX, Conn, Operation, SyncOperation
+from oncekey.engine.operation import NO_OUTBOX, Conn, Operation
 from oncekey.engine.phases import PhasedRun
 from oncekey.engine.run import Parcels
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.engine.steps import Stepping
+from oncekey.engine.sync_operation import SyncOperation
 from oncekey.flow import Body, Mode, Transaction
 from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork

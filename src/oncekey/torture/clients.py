@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from oncekey.canonical.fingerprint import Request, fingerprint
+from oncekey.canonical.fingerprint import Request
+from oncekey.canonical.whole import fingerprint
 from oncekey.core.model import Code
 from oncekey.demo.charging import AnswerLostError, NothingSentError, Reply, ask
 from oncekey.demo.provider_ledger import FaultKind as Fault

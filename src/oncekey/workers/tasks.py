@@ -35,11 +35,17 @@ NO_OUTBOX = "topics need a store with an outbox: `oncekey stores` says which hav
 class Application(CompletedApplication, Protocol):
     """The part of `Once` that a worker needs."""
 
-    topics: Topics
-    resolvers: Resolvers
     policy: Policy
     enrolled: dict[str, Callable[..., Any]]
     notify: Notify | None
+
+    @property
+    def topics(self) -> Topics:
+        """Its topics."""
+
+    @property
+    def resolvers(self) -> Resolvers:
+        """Its resolvers."""
 
     @property
     def reconciles(self) -> bool:

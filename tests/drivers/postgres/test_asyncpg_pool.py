@@ -194,7 +194,7 @@ class TestWatch:
         assert not await late
         assert not watch.waits
 
-    async def test_who_is_cancelled_as_well_is_cancelled(self):  # R71
+    async def test_who_is_cancelled_as_well_is_cancelled(self):
         watch = Watch()
         task = asyncio.create_task(self.notice(watch, 3600))
         await asyncio.sleep(0)

@@ -30,6 +30,8 @@ from oncekey.flow import Mode
         ("3F000", SchemaError),
         ("25006", StoreUnavailableError),
         ("25P02", RolledBackError),
+        ("25P03", RolledBackError),
+        ("25P04", RolledBackError),
         ("53100", StoreUnavailableError),
         ("53300", StoreUnavailableError),
         ("55P03", StoreUnavailableError),
@@ -62,6 +64,8 @@ def test_a_refusal_means(sqlstate, meaning):
         ("P0001", RolledBackError),
         ("42P01", RolledBackError),  # of a deferred trigger of the application: a COMMIT asks no table of ours
         ("25P02", RolledBackError),
+        ("25P03", RolledBackError),
+        ("25P04", RolledBackError),
         ("40001", ConflictError),
         ("53100", StoreUnavailableError),
         ("57014", StoreUnavailableError),
@@ -90,7 +94,7 @@ def test_a_lost_connection_means_what_was_under_way(mode, meaning):
     [
         ("57P01", "FATAL", True),
         ("57P01", None, True),
-        ("25P03", "FATAL", True),
+        ("25P03", "FATAL", False),  # of the handler: the store is not away
         ("08006", "ERROR", True),
         ("53300", "FATAL", True),
         ("53300", "ERROR", False),

@@ -1,4 +1,4 @@
-"""The messages of BEGIN and of COMMIT, cut and cancelled at every single byte, as a client sees it (F12, F20, P7, L8).
+"""BEGIN and COMMIT, cut and cancelled at every single byte, as a client sees it (R264, F12, F20, P7, L8).
 
 Each try is a whole request over HTTP on a real server. After so many bytes of one of its messages, or of the answer to
 it, the connection ends or the request is cancelled; then the client comes again with its key. Whatever byte it was,

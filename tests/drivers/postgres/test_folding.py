@@ -241,7 +241,7 @@ class TestRecords:
             assert look.snapshot.record.response == answered().response
             await tx.rollback()
 
-    async def test_hostile_values_stay_values(self, kind, dsn, raw):  # R96
+    async def test_hostile_values_stay_values(self, kind, dsn, raw):  # R196
         hostile = "'; DROP TABLE orders; -- \\ \" é \u2028 𝄞 %s :key $1 \\x41 $$"
         claim = replace(a_claim(), id=RecordId(hostile, hostile + order()), path=hostile, operation=hostile)
         body = bytes(range(256)) * 4
@@ -255,7 +255,7 @@ class TestRecords:
         assert (record["scope"], record["path"], record["operation"]) == (hostile, hostile, hostile)
         assert record["response_body"] == body
 
-    def test_a_row_is_read_as_what_it_was_made_of(self, raw):  # R96
+    def test_a_row_is_read_as_what_it_was_made_of(self, raw):  # R196
         raw.execute("CREATE TYPE given_row AS (one text, two text, bytes bytea, yes boolean, number bigint)")
         texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
@@ -274,7 +274,7 @@ class TestRecords:
         reads()
 
     @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.text("\\\"(),' "), min_size=6, max_size=6))
-    def test_a_finished_record_is_that_row(self, texts):  # R96
+    def test_a_finished_record_is_that_row(self, texts):  # R196
         scope, key, operation, method, path, mark = texts
         plain = a_claim()
         claim = replace(plain, id=RecordId(scope, key), operation=operation, method=method, path=path, fingerprint=mark)

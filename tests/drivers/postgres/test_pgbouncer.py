@@ -34,7 +34,7 @@ SIZE = 3
 """Server connections, for the ten and more that a process has."""
 
 IN_PROGRESS = "idempotency_key_in_progress"
-ENDING = {"asyncpg": b"oncekey.seal", "psycopg": b"oncekey.seal", "def": b"COMMIT\0"}
+ENDING = {"asyncpg": b"oncekey.seal", "psycopg": b"oncekey.seal", "def": b";COMMIT;"}
 """What the message of a commit has; a `def` handler's is no folded one."""
 
 

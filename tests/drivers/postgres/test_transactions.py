@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
+from functools import partial
 
 import asyncpg
 import psycopg
@@ -20,17 +21,19 @@ from drivers.postgres.drivers import (
     engine,
     notify,
     opened,
+    raw_of,
     saying,
 )
 from harness.asgi import until
 from harness.patience import wait_until
 from oncekey.core.errors import (
     CommitAmbiguousError,
+    RolledBackError,
     StoreError,
     StoreUnavailableError,
     TransactionControlError,
 )
-from oncekey.core.model import Proceed, State
+from oncekey.core.model import MINUTE, Effects, EntryKind, MemoEntry, Proceed, Recovery, State
 from oncekey.core.policy import Policy
 from oncekey.flow import Mode
 from oncekey.testing.claims import a_claim, answered
@@ -133,11 +136,33 @@ class TestEnds:
             await ask(transaction, insert(item))
             with pytest.raises((psycopg.Error, asyncpg.PostgresError)):
                 await ask(transaction, "SELECT 1 / 0")
-            # The handler swallowed the error. COMMIT would be answered with ROLLBACK, and no error.
-            with pytest.raises(StoreUnavailableError, match="ROLLBACK"):
+            # The handler swallowed the error. COMMIT alone would be answered with ROLLBACK, and no error.
+            with pytest.raises(RolledBackError, match="a statement had failed before"):
                 await transaction.commit()
             assert not ordered(item)
             assert await driver.run(saying(Mode.READ, "SELECT 1")) == [(1,)]
+
+    @pytest.mark.parametrize("large", [False, True], ids=["a record", "a large record"])
+    async def test_another_transaction_than_the_one_that_was_begun_is_not_committed(self, kind, dsn, ordered, large):
+        # L5: past the guard, on the connection below; a large memo is not sent with the COMMIT
+        first, second = order(), order()
+        async with opened(kind, dsn, pool_size=2) as driver:
+            verdict = await engine(driver).begin(a_claim(effects=Effects.PHASED, recovery=Recovery.RESUME), Policy())
+            transaction = await driver.begin()
+            await ask(transaction, insert(first))
+            for text in ("COMMIT", "BEGIN"):
+                await notify(raw_of(transaction), text, getattr(transaction, "transaction", transaction))
+            await ask(transaction, insert(second))
+            phases, memo = engine(driver).store.phases, (MemoEntry("sell", EntryKind.PHASE, "7"),)
+            if large:
+                assert await transaction.run(phases.checkpointing(verdict.lease, (), memo, MINUTE)) is not None
+                commit = transaction.commit
+            else:
+                commit = partial(transaction.commit_with, phases.keeping(verdict.lease, (), memo, MINUTE).statement)
+            with pytest.raises(RolledBackError, match="the handler ended its transaction"):
+                await commit()
+            assert (ordered(first), ordered(second)) == (True, False)
+            assert (await engine(driver).find(verdict.lease.id)).record.memo == ()
 
     async def test_nor_is_a_record_written_in_it(self, kind, dsn):  # F20
         async with opened(kind, dsn) as driver:

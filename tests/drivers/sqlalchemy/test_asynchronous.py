@@ -31,10 +31,10 @@ from oncekey.core.errors import (
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
 from oncekey.flow import Body, Mode, Statement, Transaction
+from oncekey.given import aconnect_sqlalchemy
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
-from oncekey.wire import aconnect_sqlalchemy
 
 DIALECTS = ("asyncpg", "psycopg")
 COMMIT = {"asyncpg": b"COMMIT;", "psycopg": b"COMMIT\0"}

@@ -32,9 +32,9 @@ from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.errors import ENDED
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.flow import Body, Mode, Statement
+from oncekey.given import aconnect_sqlalchemy
 from oncekey.once import Once
 from oncekey.stores.mariadb import MariadbStore
-from oncekey.wire import aconnect_sqlalchemy
 
 SLEEPERS = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'SELECT SLEEP%'"
 

@@ -101,7 +101,7 @@ def _open(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
 
 
 def swaps(trial: Trial, world: World, proc: Proc) -> Iterator[Move]:
-    """The compare-and-swap of somebody who looked before: it fits only if nobody wrote since (V)."""
+    """The compare-and-swap of somebody who looked before: it fits only if nobody wrote since."""
     rec = world.rec
     if proc.at is At.OPEN:
         yield from _commit(trial, world, proc)

@@ -37,8 +37,7 @@ from oncekey.engine.actions import (
 )
 from oncekey.engine.admit import Breaker
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.recent import SettledKeys
-from oncekey.engine.run import Run, Site
+from oncekey.engine.run import Run, SettledKeys, Site
 from oncekey.flow import Transaction
 from oncekey.testing.history import ClientSaw, Lapse
 from proof.lives import FAILED, life

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from proof.sim.scheduler import Event
 
 
+CHUNK: Final = 100
+"""How many seeds one test runs."""
 BOUND: Final = 400
 """How many runs may pass before a mutant must have been caught."""
 

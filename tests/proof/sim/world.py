@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from oncekey.canonical.digests import seed_of
 from oncekey.core.model import MINUTE, SECOND, Code, RecordId, State
 from oncekey.engine import admit
-from oncekey.engine.recent import SettledKeys
+from oncekey.engine.run import SettledKeys
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS
 from oncekey.stores.statements import Statements
@@ -184,7 +184,7 @@ class World:
         store = KeyStore(self.parts.commands, clock=clock)
         store.outbox = cast("ports.Outbox", Outbox())
         if host.locks:
-            store.locks = Locks(Statements(self.parts.commands, clock), lambda: store.outbox)
+            store.locks = Locks(Statements(self.parts.commands, clock), store.outbox)
         return store
 
     def entered(self, asked: Asked, run: Run) -> None:

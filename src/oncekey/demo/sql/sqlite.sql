@@ -1,6 +1,7 @@
 -- The demo's tables in SQLite. The primary key serves every statement: ids grow with time.
 
 -- name: create_orders
+-- Create the table of orders.
 CREATE TABLE IF NOT EXISTS demo_order (
     tenant      TEXT    NOT NULL,
     id          TEXT    NOT NULL,
@@ -12,6 +13,7 @@ CREATE TABLE IF NOT EXISTS demo_order (
 ) STRICT, WITHOUT ROWID;
 
 -- name: create_payments
+-- Create the table of payments.
 CREATE TABLE IF NOT EXISTS demo_payment (
     tenant       TEXT    NOT NULL,
     id           TEXT    NOT NULL,
@@ -25,6 +27,7 @@ CREATE TABLE IF NOT EXISTS demo_payment (
 ) STRICT, WITHOUT ROWID;
 
 -- name: create_transfers
+-- Create the table of transfers.
 CREATE TABLE IF NOT EXISTS demo_transfer (
     tenant       TEXT    NOT NULL,
     id           TEXT    NOT NULL,
@@ -37,6 +40,7 @@ CREATE TABLE IF NOT EXISTS demo_transfer (
 ) STRICT, WITHOUT ROWID;
 
 -- name: create_receipts
+-- Create the table of receipts.
 CREATE TABLE IF NOT EXISTS demo_receipt (
     tenant     TEXT    NOT NULL,
     payment_id TEXT    NOT NULL,
@@ -44,29 +48,13 @@ CREATE TABLE IF NOT EXISTS demo_receipt (
     PRIMARY KEY (tenant, payment_id)
 ) STRICT, WITHOUT ROWID;
 
--- name: create_history
-CREATE TABLE IF NOT EXISTS demo_history (
-    requests INTEGER NOT NULL,
-    seed     INTEGER NOT NULL,
-    ended_at INTEGER NOT NULL PRIMARY KEY,
-    samples  TEXT NOT NULL  -- what waited meanwhile, for the console's charts, as JSON
-) STRICT;
-
--- name: insert_history
-INSERT INTO demo_history (requests, seed, ended_at, samples)
-VALUES (:requests, :seed, :ended_at, '[]');
-
--- name: keep_samples
-UPDATE demo_history SET samples = :samples WHERE ended_at = :ended_at;
-
--- name: find_history
-SELECT requests, seed, ended_at, samples FROM demo_history ORDER BY ended_at DESC LIMIT 1;
-
 -- name: insert_order
+-- Insert an order.
 INSERT INTO demo_order (tenant, id, status, customer_id, items, created_at)
 VALUES (:tenant, :id, :status, :customer_id, :items, :created_at);
 
 -- name: newest_orders
+-- List a tenant's orders, newest first.
 SELECT id, status, customer_id, items, created_at
 FROM demo_order
 WHERE tenant = :tenant
@@ -74,18 +62,22 @@ ORDER BY id DESC
 LIMIT :limit;
 
 -- name: find_order
+-- Read one order.
 SELECT id, status, customer_id, items, created_at
 FROM demo_order
 WHERE tenant = :tenant AND id = :id;
 
 -- name: insert_payment
+-- Insert a payment.
 INSERT INTO demo_payment (tenant, id, status, customer_id, amount_cents, currency, created_at)
 VALUES (:tenant, :id, :status, :customer_id, :amount_cents, :currency, :created_at);
 
 -- name: end_payment
+-- Store how a payment ended.
 UPDATE demo_payment SET status = :status, charge_id = :charge_id WHERE tenant = :tenant AND id = :id;
 
 -- name: newest_payments
+-- List a tenant's payments, newest first.
 SELECT id, status, charge_id, customer_id, amount_cents, currency, created_at
 FROM demo_payment
 WHERE tenant = :tenant
@@ -93,15 +85,18 @@ ORDER BY id DESC
 LIMIT :limit;
 
 -- name: find_payment
+-- Read one payment.
 SELECT id, status, charge_id, customer_id, amount_cents, currency, created_at
 FROM demo_payment
 WHERE tenant = :tenant AND id = :id;
 
 -- name: insert_transfer
+-- Insert a transfer.
 INSERT INTO demo_transfer (tenant, id, status, customer_id, amount_cents, currency, created_at)
 VALUES (:tenant, :id, :status, :customer_id, :amount_cents, :currency, :created_at);
 
 -- name: newest_transfers
+-- List a tenant's transfers, newest first.
 SELECT id, status, customer_id, amount_cents, currency, created_at
 FROM demo_transfer
 WHERE tenant = :tenant
@@ -109,11 +104,13 @@ ORDER BY id DESC
 LIMIT :limit;
 
 -- name: insert_receipt
+-- Insert a receipt, once per payment.
 INSERT INTO demo_receipt (tenant, payment_id, sent_at)
 VALUES (:tenant, :payment_id, :sent_at)
 ON CONFLICT DO NOTHING;
 
 -- name: newest_receipts
+-- List a tenant's receipts, newest first.
 SELECT payment_id, sent_at
 FROM demo_receipt
 WHERE tenant = :tenant
@@ -121,4 +118,5 @@ ORDER BY payment_id DESC
 LIMIT :limit;
 
 -- name: look
+-- Check that the tables can be read.
 SELECT 1 AS alive FROM demo_order LIMIT 1;

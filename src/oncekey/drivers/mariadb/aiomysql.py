@@ -129,23 +129,18 @@ class AiomysqlDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.business.full
 
     async def room(self, seconds: float) -> bool:  # asyncio only
-        """Wait a moment for a free connection; whether there is one."""
         return await self._pool.business.room(seconds)
 
     async def begin(self) -> AiomysqlTransaction:
-        """Open a business transaction."""
         return await self._begun(messages.begun)
 
     async def read(self) -> AiomysqlTransaction:  # asyncio only
-        """Open a transaction that only reads."""
         return await self._begun(messages.only_reading)
 
     async def close(self) -> None:
-        """Close the connections."""
         self._pool.close()
 
     @aretrying(LostError)
@@ -172,11 +167,9 @@ class AiomysqlTransaction:
 
     @property
     def connection(self) -> AsyncMariadbHandlerConnection:
-        """The connection for the handler."""
         return self._for_handler
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         session = self._session
         if session is None:
             raise TransactionControlError(OVER)
@@ -191,7 +184,6 @@ class AiomysqlTransaction:
             raise
 
     async def commit(self) -> None:
-        """Commit, and return the connection."""
         session = self._session
         if session is None:
             return
@@ -202,7 +194,6 @@ class AiomysqlTransaction:
             await self.rollback()
 
     async def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         session, self._session = self._session, None
         if session is None:
             return

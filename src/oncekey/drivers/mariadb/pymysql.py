@@ -128,15 +128,12 @@ class PymysqlDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.business.full
 
     def begin(self) -> PymysqlTransaction:
-        """Open a business transaction."""
         return self._begun(messages.begun)
 
     def close(self) -> None:
-        """Close the connections."""
         self._pool.close()
 
     @retrying(LostError)
@@ -163,11 +160,9 @@ class PymysqlTransaction:
 
     @property
     def connection(self) -> MariadbHandlerConnection:
-        """The connection for the handler."""
         return self._for_handler
 
     def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         session = self._session
         if session is None:
             raise TransactionControlError(OVER)
@@ -182,7 +177,6 @@ class PymysqlTransaction:
             raise
 
     def commit(self) -> None:
-        """Commit, and return the connection."""
         session = self._session
         if session is None:
             return
@@ -193,7 +187,6 @@ class PymysqlTransaction:
             self.rollback()
 
     def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         session, self._session = self._session, None
         if session is None:
             return

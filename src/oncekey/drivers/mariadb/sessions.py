@@ -147,7 +147,6 @@ class AsyncSession(_AnySession):
         self.raw.close()
 
     def close(self) -> None:
-        """Close it while nothing is under way."""
         self.raw.close()
 
     async def _clean(self) -> None:
@@ -214,7 +213,6 @@ class Session(_AnySession):
             self.raw._force_close()  # noqa: SLF001
 
     def close(self) -> None:
-        """Close it while nothing is under way."""
         with suppress(*messages.FAILURES):
             self.raw.close()
 

@@ -70,7 +70,7 @@ class AsyncpgDriver:
         self._notice = address.pooler
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._resets_session = not address.pooler
-        self._settings = server.idle_limit(idle_timeout)
+        self._settings = server.opening(idle_timeout)
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
@@ -99,19 +99,15 @@ class AsyncpgDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.business.full
 
     async def room(self, seconds: float) -> bool:
-        """Wait a moment for a free connection; whether there is one."""
         return await self._pool.business.room(seconds)
 
     async def begin(self) -> transactions.AsyncpgTransaction:
-        """Open a business transaction."""
         return await self._opened(None)
 
     async def begin_with(self, first: Body[T]) -> tuple[transactions.AsyncpgTransaction, T]:
-        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         try:
             statement = next(first)
             folds = statement.folds and statement.text is not None
@@ -130,7 +126,6 @@ class AsyncpgDriver:
             first.close()
 
     async def read(self) -> transactions.AsyncpgTransaction:
-        """Open a transaction that only reads."""
         return await server.only_reading(await self.begin())
 
     async def pooling(self) -> Pooling:
@@ -149,7 +144,6 @@ class AsyncpgDriver:
         return Pooling.seen(greeted, answered, declared=self._notice)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._pool.close()
 
     async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)

@@ -70,7 +70,6 @@ class AsyncpgTransaction:
 
     @property
     def connection(self) -> AsyncpgHandlerConnection:
-        """The connection for the handler."""
         return self._for_handler
 
     @property
@@ -86,7 +85,6 @@ class AsyncpgTransaction:
         return await execute(self._raw, self._limit, Mode.ATOMIC, statement)
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         if self._over:
             raise TransactionControlError(OVER)
         self._refuse_if_ended()
@@ -99,14 +97,13 @@ class AsyncpgTransaction:
         return result
 
     async def commit(self) -> None:
-        """Commit, and return the connection."""
         if self._over:
             return
         try:
             self._refuse_if_ended()
             self._committed = True
             self._take_back()
-            await commit(self._raw, self._transaction, self._limit, server.WHAT)
+            await commit_with(self._raw, server.BEGUN, self._limit, server.WHAT, resets_session=False, sets=False)
         except TransactionControlError:
             self._committed = False  # nothing was sent
             raise
@@ -140,7 +137,6 @@ class AsyncpgTransaction:
         return rows
 
     async def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         if self._over:
             return
         self._over = True

@@ -53,9 +53,7 @@ class PsycopgDriver:
         self._limit = statement_timeout
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._resets_session = not address.pooler
-        self._begin = (
-            f"{server.BEGIN}; {server.idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
-        )
+        self._begin = f"{server.BEGIN}; {server.opening(idle_timeout)}"  # one message, so that it costs one round trip
 
     @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
@@ -80,16 +78,13 @@ class PsycopgDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.crowded
 
     def begin(self) -> transactions.PsycopgTransaction:
-        """Open a business transaction."""
         tx, _ = self._opened(None)
         return tx
 
     def begin_with(self, first: Body[T]) -> tuple[transactions.PsycopgTransaction, T]:
-        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         with closing(first):
             statement = next(first)
             tx, rows = self._opened(statement if server.folds_as_text(statement) else None)
@@ -104,7 +99,6 @@ class PsycopgDriver:
                 raise
 
     def close(self) -> None:
-        """Close the connections."""
         self._pool.close()
 
     @retrying(LostError)

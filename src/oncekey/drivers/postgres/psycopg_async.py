@@ -53,9 +53,7 @@ class AsyncPsycopgDriver:
         self._notice = address.pooler  # asyncio only
         # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
         self._resets_session = not address.pooler
-        self._begin = (
-            f"{server.BEGIN}; {server.idle_limit(idle_timeout)}"  # one message, so that it costs one round trip
-        )
+        self._begin = f"{server.BEGIN}; {server.opening(idle_timeout)}"  # one message, so that it costs one round trip
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
@@ -80,20 +78,16 @@ class AsyncPsycopgDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
         return self._pool.crowded
 
     async def room(self, seconds: float) -> bool:  # asyncio only
-        """Wait a moment for a free connection; whether there is one."""
         return await self._pool.room(seconds)
 
     async def begin(self) -> transactions.AsyncPsycopgTransaction:
-        """Open a business transaction."""
         tx, _ = await self._opened(None)
         return tx
 
     async def begin_with(self, first: Body[T]) -> tuple[transactions.AsyncPsycopgTransaction, T]:
-        """Open a business transaction and run `first` in it, its first statement with the BEGIN if it folds."""
         with closing(first):
             statement = next(first)
             tx, rows = await self._opened(statement if server.folds_as_text(statement) else None)
@@ -108,7 +102,6 @@ class AsyncPsycopgDriver:
                 raise
 
     async def read(self) -> transactions.AsyncPsycopgTransaction:  # asyncio only
-        """Open a transaction that only reads."""
         return await server.only_reading(await self.begin())
 
     async def pooling(self) -> Pooling:  # asyncio only
@@ -122,7 +115,6 @@ class AsyncPsycopgDriver:
         return Pooling.seen(greeted, (first, second), declared=self._notice)
 
     async def close(self) -> None:
-        """Close the connections."""
         self._pool.close()
 
     @aretrying(LostError)
@@ -179,7 +171,6 @@ class AsyncPool:
         return self._business.full
 
     async def room(self, seconds: float) -> bool:  # asyncio only
-        """Wait a moment for a free connection; whether there is one."""
         return await self._business.room(seconds)
 
     async def take(self) -> connections.AsyncStoreConnection:

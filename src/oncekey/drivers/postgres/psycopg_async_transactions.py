@@ -11,16 +11,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.handler_sql import (
-    AS_HANDLER,
-    AS_OPENED,
-    ENDED,
-    LEFT_BEHIND,
-    LEFT_OPEN,
-    OVER,
-    RESET,
-    ConnectionUse,
-)
+from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, ENDED, LEFT_BEHIND, LEFT_OPEN, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -51,7 +42,6 @@ class AsyncPsycopgTransaction:
 
     @property
     def connection(self) -> AsyncPsycopgHandlerConnection:
-        """The connection for the handler."""
         return self._for_handler
 
     async def execute_own(self, statement: Statement) -> Rows:
@@ -59,7 +49,6 @@ class AsyncPsycopgTransaction:
         return await self.run(_only(statement))
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
@@ -78,7 +67,6 @@ class AsyncPsycopgTransaction:
             connection.limit = None
 
     async def commit(self) -> None:
-        """Commit, and return the connection."""
         if self._raw is None:
             return
         try:
@@ -87,7 +75,7 @@ class AsyncPsycopgTransaction:
             # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
             self._use.over = True
             self._raw.limit = self._limit
-            await commit(self._raw, server.WHAT)
+            await commit_with(self._raw, server.BEGUN, server.WHAT, resets_session=False, sets=False)
         finally:
             await self.rollback()
 
@@ -113,7 +101,6 @@ class AsyncPsycopgTransaction:
         return rows
 
     async def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         connection, self._raw = self._raw, None
         if connection is None:
             return

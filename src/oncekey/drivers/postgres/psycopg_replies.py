@@ -85,7 +85,7 @@ def cause(error: Exception) -> Exception | None:
 
 def was_lost(error: Exception, connection: AnyConnection) -> bool:
     """Whether the connection is lost, so that the result of the statement is not known."""
-    if not isinstance(error, psycopg.Error):
+    if not isinstance(error, psycopg.Error) or server.was_too_slow(error.sqlstate):
         return False
     ended = server.is_the_end(error.sqlstate, error.diag.severity_nonlocalized)
     return ended or connection.closed or connection.pgconn.transaction_status in _BUSY

@@ -12,16 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.drivers.handler_sql import (
-    AS_HANDLER,
-    AS_OPENED,
-    ENDED,
-    LEFT_BEHIND,
-    LEFT_OPEN,
-    OVER,
-    RESET,
-    ConnectionUse,
-)
+from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, ENDED, LEFT_BEHIND, LEFT_OPEN, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -52,7 +43,6 @@ class PsycopgTransaction:
 
     @property
     def connection(self) -> PsycopgHandlerConnection:
-        """The connection for the handler."""
         return self._for_handler
 
     def execute_own(self, statement: Statement) -> Rows:
@@ -60,7 +50,6 @@ class PsycopgTransaction:
         return self.run(_only(statement))
 
     def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
@@ -79,7 +68,6 @@ class PsycopgTransaction:
             connection.limit = None
 
     def commit(self) -> None:
-        """Commit, and return the connection."""
         if self._raw is None:
             return
         try:
@@ -88,7 +76,7 @@ class PsycopgTransaction:
             # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
             self._use.over = True
             self._raw.limit = self._limit
-            commit(self._raw, server.WHAT)
+            commit_with(self._raw, server.BEGUN, server.WHAT, resets_session=False, sets=False)
         finally:
             self.rollback()
 
@@ -114,7 +102,6 @@ class PsycopgTransaction:
         return rows
 
     def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         connection, self._raw = self._raw, None
         if connection is None:
             return

@@ -16,13 +16,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from oncekey.core.errors import (
-    CommitAmbiguousError,
-    RolledBackError,
-    SchemaError,
-    StoreError,
-    StoreUnavailableError,
-)
+from oncekey.core.errors import CommitAmbiguousError, RolledBackError, SchemaError, StoreError, StoreUnavailableError
 from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError
@@ -100,9 +94,19 @@ def row_from_notice(text: str) -> Mapping[str, Any]:
     return row
 
 
-def idle_limit(seconds: float) -> str:
-    """The setting with which the server ends a transaction that is silent for so long."""
-    return f"SET LOCAL idle_in_transaction_session_timeout = {int(seconds * 1000):d}"
+def opening(idle: float) -> str:
+    """What is sent with BEGIN: a limit on silence, after which the server ends it, and a mark that no other one has."""
+    limit = f"SET LOCAL idle_in_transaction_session_timeout = {int(idle * 1000):d}"
+    return f"{limit};SET LOCAL oncekey.begun = 0"
+
+
+BEGUN: Final = Statement(
+    "commit",
+    "",
+    folds=True,
+    text="SELECT 1 / length(COALESCE(current_setting('oncekey.begun', true), ''))",
+)
+"""What is sent with COMMIT: it fails in any other transaction than the one that was begun (L5)."""
 
 
 class Begun(Protocol):
@@ -150,7 +154,11 @@ _HANDLERS_DOING: Final = {
 
 _CONFLICTS: Final = {"40001": "a serialisation failure", "40P01": "a deadlock"}
 _OTHER_SCHEMA: Final = frozenset({"42P01", "42703", "3F000", "42883"})
-_ENDED: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
+_ENDED: Final = frozenset({"57P01", "57P02", "57P03", "57P05"})
+_TOO_SLOW: Final = {
+    "25P03": "the handler sent nothing for longer than its lease, so the server ended its transaction",
+    "25P04": "the handler took longer than its deadline, so the server ended its transaction",
+}
 _ABORTED: Final = "25P02"
 _NOT_BEGUN_HERE: Final = "22012"
 """Division by zero: only the last statement divides, by what another transaction than the one that was begun lacks."""
@@ -176,9 +184,14 @@ _OF_CONNECTING: Final = frozenset({"28", "3D"})
 _OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
 
 
+def was_too_slow(sqlstate: str | None) -> bool:
+    """Whether the server ended the session because of its handler: the store is not away, and nothing is committed."""
+    return sqlstate in _TOO_SLOW
+
+
 def is_the_end(sqlstate: str | None, severity: str | None) -> bool:
-    """Whether the server closes the connection with this error."""
-    if sqlstate is None:
+    """Whether the server closes the connection with this error, so that the outcome of a statement is not known."""
+    if sqlstate is None or was_too_slow(sqlstate):
         return False
     return severity in {"FATAL", "PANIC"} or sqlstate in _ENDED or sqlstate.startswith("08")
 
@@ -188,6 +201,8 @@ def refused(sqlstate: str | None, what: str, kind: str) -> StoreError:
     code = sqlstate or kind
     if code in _CONFLICTS:
         return ConflictError(f"{what}: {_CONFLICTS[code]} ({code})")
+    if code in _TOO_SLOW:
+        return RolledBackError(f"{what}: {_TOO_SLOW[code]} ({code})")
     if code == _ABORTED:
         return RolledBackError(f"{what}: a statement had failed before, so the transaction was rolled back ({code})")
     if code == _NOT_BEGUN_HERE:

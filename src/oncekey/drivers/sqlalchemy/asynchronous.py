@@ -99,7 +99,6 @@ class SqlalchemyDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a new business transaction would have to wait for another one to end."""
         return self._places is not None and self._places.full
 
     async def begin(self) -> SqlalchemyTransaction:
@@ -107,7 +106,6 @@ class SqlalchemyDriver:
         return await self._opened(self._for_handler)
 
     async def read(self) -> SqlalchemyTransaction:
-        """Open a transaction that only reads."""
         return await self._opened(self._reader_for_handlers)
 
     async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
@@ -120,7 +118,7 @@ class SqlalchemyDriver:
         except BaseException as error:
             self._leave()
             if isinstance(error, FAILURES):
-                raise not_connected(error) from error
+                raise not_connected(error, engine.dialect.name) from error
             raise
         transaction = self._begun(connection, watch, reads=engine is self._reader_for_handlers)
         try:
@@ -139,7 +137,6 @@ class SqlalchemyDriver:
         return OrdinarySession(self._placed, expire_on_commit=False)
 
     def stepping_session(self) -> SteppingSession:
-        """A session that only reads until it joins a transaction."""
         return SteppingSession(self._placed_reader)
 
     async def close(self) -> None:
@@ -166,7 +163,7 @@ class SqlalchemyDriver:
         try:
             await connection.start()
         except FAILURES as error:
-            raise not_connected(error) from error
+            raise not_connected(error, engine.dialect.name) from error
         try:
             await connections.vetted(connection)
             yield connection
@@ -266,7 +263,6 @@ class SqlalchemyTransaction:
 
     @property
     def connection(self) -> SqlalchemyHandlerConnection:
-        """The connection for the handler."""
         return self._connection
 
     @property
@@ -279,7 +275,6 @@ class SqlalchemyTransaction:
         return self._session
 
     def adopt(self, session: AsyncSession) -> None:
-        """Write through a session that existed before the transaction; it is closed with it."""
         self._session = session
 
     async def flush(self) -> None:
@@ -288,7 +283,6 @@ class SqlalchemyTransaction:
             await self._session.flush()
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         self._refuse_if_ended()
         handler_connection.refuse_if_ended(self._connection.sync_connection, self._watch)
         try:
@@ -323,7 +317,6 @@ class SqlalchemyTransaction:
         self._ended()  # the caller need not wait until the connection is reset and returned
 
     async def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         await asyncio.shield(self._ended())
 
     def _ended(self) -> asyncio.Task[None]:

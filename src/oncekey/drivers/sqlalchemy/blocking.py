@@ -95,7 +95,6 @@ class BlockingSqlalchemyDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
         return self._places is not None and self._places.full
 
     def begin(self) -> BlockingTransaction:
@@ -106,7 +105,7 @@ class BlockingSqlalchemyDriver:
         except BaseException as error:
             self.leave()
             if isinstance(error, FAILURES):
-                raise not_connected(error) from error
+                raise not_connected(error, self._for_handler.dialect.name) from error
             raise
         assert isinstance(connection, BlockingHandlerConnection)
         transaction = BlockingTransaction(connection, self.unconfirmed, self._end)
@@ -151,7 +150,7 @@ class BlockingSqlalchemyDriver:
         try:
             connection = engine.connect()
         except FAILURES as error:
-            raise not_connected(error) from error
+            raise not_connected(error, engine.dialect.name) from error
         try:
             connections.vetted(connection)
             yield connection
@@ -253,7 +252,6 @@ class BoundTransaction:
         return self._connection
 
     def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
         self._refuse_if_ended()
         handler_connection.refuse_if_ended(self._connection, self._watch)
         try:
@@ -377,7 +375,6 @@ class BorrowedEngine:
 
     @property
     def title(self) -> str:
-        """Its name in sentences and logs."""
         return self._engine.url.render_as_string(hide_password=True)
 
     @property

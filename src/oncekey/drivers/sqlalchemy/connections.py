@@ -47,6 +47,8 @@ POOLED: Final = (
     'connect_args={"prepare_threshold": None} for psycopg'
 )
 NOT_RESET: Final = "oncekey: a connection could not be reset and is closed: %s"
+_DEAD: Final[tuple[type[Exception], ...]] = (*FAILURES, RuntimeError)
+"""What a connection that is gone can raise; RuntimeError is uvloop's for a closed transport, by way of aiomysql."""
 
 _log = logging.getLogger("oncekey")
 
@@ -123,14 +125,14 @@ async def closed(connection: AsyncConnection, *, clean: Callable[[], Awaitable[b
             await discarded(connection)
             return
         await AsyncConnection.close(connection)
-    except FAILURES:
+    except _DEAD:
         # The connection is dead, so there is nothing left to roll back.
         await discarded(connection)
 
 
 async def discarded(connection: AsyncConnection) -> None:
     """Close the connection instead of returning it."""
-    with suppress(*FAILURES):
+    with suppress(*_DEAD):
         await AsyncConnection.invalidate(connection)
     await AsyncConnection.close(connection)
 

@@ -45,6 +45,8 @@ POOLED: Final = (
     'connect_args={"prepare_threshold": None} for psycopg'
 )
 NOT_RESET: Final = "oncekey: a connection could not be reset and is closed: %s"
+_DEAD: Final[tuple[type[Exception], ...]] = (*FAILURES, RuntimeError)
+"""What a connection that is gone can raise; RuntimeError is uvloop's for a closed transport, by way of aiomysql."""
 
 _log = logging.getLogger("oncekey")
 
@@ -121,14 +123,14 @@ def closed(connection: Connection, *, clean: Callable[[], bool] | None = None) -
             discarded(connection)
             return
         Connection.close(connection)
-    except FAILURES:
+    except _DEAD:
         # The connection is dead, so there is nothing left to roll back.
         discarded(connection)
 
 
 def discarded(connection: Connection) -> None:
     """Close the connection instead of returning it."""
-    with suppress(*FAILURES):
+    with suppress(*_DEAD):
         Connection.invalidate(connection)
     Connection.close(connection)
 

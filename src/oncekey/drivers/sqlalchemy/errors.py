@@ -56,13 +56,17 @@ def is_aborted(error: BaseException) -> bool:
     return sqlstate(error) == _ABORTED or isinstance(error, PendingRollbackError)
 
 
-def not_connected(error: BaseException) -> StoreError:
-    """The meaning of an error before anything was sent."""
+def not_connected(error: BaseException, dialect: str) -> StoreError:
+    """The meaning of an error of an engine with this dialect, before anything was sent."""
     if isinstance(error, PoolTimeoutError):
         return StoreBusyError("no connection of the engine's pool became free in time")
-    if _is_mysql(error):
-        return cast("StoreError", _mariadb().unreachable(_origin(error)))
-    return postgres_errors.unreachable(_kind(error))
+    match dialect:
+        case "sqlite":
+            return store_error(_origin(error), "connecting")
+        case "mysql" | "mariadb":
+            return cast("StoreError", _mariadb().unreachable(_origin(error)))
+        case _:
+            return postgres_errors.unreachable(_kind(error))
 
 
 def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
@@ -105,6 +109,8 @@ def _was_lost(error: BaseException) -> bool:
     if not isinstance(error, DBAPIError):
         return isinstance(error, (OSError, EOFError, TimeoutError, *_GOODBYES))
     state = sqlstate(error)
+    if postgres_errors.was_too_slow(state):
+        return False
     silent = state is None and isinstance(error, OperationalError)
     return error.connection_invalidated or silent or postgres_errors.is_the_end(state, None)
 

@@ -89,7 +89,6 @@ class Database:
 
     @property
     def title(self) -> str:
-        """Its name in sentences and logs."""
         return "Flask-SQLAlchemy's db"
 
     @property
@@ -168,7 +167,6 @@ class FlaskSqlalchemyDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a business transaction would have to wait for another one's end."""
         return self._inner().crowded
 
     def begin(self) -> SessionTransaction:
@@ -188,7 +186,7 @@ class FlaskSqlalchemyDriver:
             _end_quietly(session)
             inner.leave()
             if isinstance(error, FAILURES):
-                raise not_connected(error) from error
+                raise not_connected(error, session.get_bind().dialect.name) from error
             raise
 
     @staticmethod

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
-from oncekey.drivers import own_connections
+from oncekey.drivers import handler_sql
 from oncekey.drivers.handler_sql import ENDED, OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlalchemy.execute import OWN, alters, is_in_transaction, package_of, raw_of
 
@@ -192,7 +192,7 @@ def own_engine(engine: Engine) -> Engine:
 
 def _log_if_not_ours(connection: Connection) -> None:
     if OURS not in connection.get_execution_options():
-        own_connections.opened()
+        handler_sql.opened()
 
 
 def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:

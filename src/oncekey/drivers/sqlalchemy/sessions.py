@@ -196,7 +196,6 @@ class SteppingSession(_RequestSession):
             await self.rest()
 
     def join(self, tx: SqlalchemyTransaction, *, afresh: bool) -> None:
-        """Write in a transaction; with `afresh` the session forgets all objects that it read before."""
         if afresh:
             self.check()
             self._remember()
@@ -206,7 +205,6 @@ class SteppingSession(_RequestSession):
         tx.adopt(self)
 
     def done(self) -> None:
-        """Accept no further writes in the transaction."""
         self.check()
         self._remember()
 

@@ -99,7 +99,6 @@ class AsyncSqliteTransaction:
 
     @property
     def connection(self) -> AsyncSqliteHandlerConnection:
-        """The connection for the handler."""
         return self._facade
 
     async def run(self, body: Body[T]) -> T:
@@ -141,7 +140,6 @@ class AsyncSqliteTransaction:
         return await self._turn.do(partial(self._sqlite.commit_with, last), self._patience, last=True)
 
     async def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         await self._end(self._sqlite.rollback)
 
     def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:

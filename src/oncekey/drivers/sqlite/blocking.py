@@ -71,7 +71,6 @@ class SqliteDriver:
         return self._writer.busy
 
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction."""
         match transaction.mode:
             case Mode.READ:
                 with self._file.lent() as connection:
@@ -90,7 +89,6 @@ class SqliteDriver:
         return SqliteTransaction(self._file, self._writer)
 
     def close(self) -> None:
-        """Close the connections."""
         self._file.close()
 
     @contextmanager
@@ -129,7 +127,6 @@ class SqliteTransaction:
 
     @property
     def connection(self) -> SqliteHandlerConnection:
-        """The connection for the handler."""
         return self._facade
 
     def run(self, body: Body[T]) -> T:
@@ -140,7 +137,6 @@ class SqliteTransaction:
         return run_body(body, self._execute)
 
     def commit(self) -> None:
-        """Commit, and return the connection."""
         connection = self._raw
         if connection is None:
             self._over = True
@@ -162,7 +158,6 @@ class SqliteTransaction:
             self.rollback()  # what is committed stays so
 
     def rollback(self) -> None:
-        """Roll back and return the connection; has no effect on a transaction that has ended."""
         if self._raw is None:
             self._over = True
             return

@@ -20,33 +20,28 @@ from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.admit import recall
 from oncekey.engine.capture import Capture
 from oncekey.engine.claiming import ClaimInput, claim_for
-from oncekey.engine.deciding import HandlerEnded, decided
-from oncekey.engine.inner import is_inner
-from oncekey.engine.notifying import notify_failure
+from oncekey.engine.deciding import HandlerEnded, decided, is_inner
 from oncekey.engine.run import Run
 from oncekey.engine.serve import end_after_bug, serve
 from oncekey.frameworks.asgi.claiming import read_claim_input
 from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured, trace_of
-from oncekey.frameworks.asgi.nesting import (
-    ExchangeState,
-    UnsettledError,
-    enclosing,
-    enrolment_of,
-    passage_of,
-)
-from oncekey.frameworks.asgi.transactions import RequestRuntime, release
-from oncekey.frameworks.resuming import RESUMPTION, Resumption
+from oncekey.frameworks.asgi.nesting import ExchangeState, UnsettledError, enclosing, enrolment_of, passage_of
+from oncekey.frameworks.shared import RESUMPTION
+from oncekey.lazy import Lazy
 from oncekey.runtimes.aio import Changed, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import Life
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi import Message, Receive, Scope, Send
+    from oncekey.frameworks.asgi import Message, Receive, Scope, Send, transactions
     from oncekey.frameworks.asgi.installation import Installation, KeyedRoute
     from oncekey.frameworks.asgi.transactions import RequestTransaction
+    from oncekey.frameworks.resuming import Resumption
     from oncekey.ports import AsyncOpenTransaction
     from oncekey.runtimes.aio import AsyncRuntime
+else:
+    transactions = Lazy("oncekey.frameworks.asgi.transactions")
 
 log = logging.getLogger("oncekey")
 
@@ -80,6 +75,7 @@ class Exchange:
         "scope",
         "state",
         "transaction",
+        "unkeyed_tx",
     )
 
     def __init__(
@@ -92,6 +88,8 @@ class Exchange:
         self.state = ExchangeState.OPEN
         self.ended = HandlerEnded()
         self.transaction: RequestTransaction | None = None
+        self.unkeyed_tx: AsyncOpenTransaction | None = None
+        """The transaction of a handler that runs without a record, because its route fails open."""
         self.run: Run | None = None
         self._begun = False
         self._counted = False
@@ -176,7 +174,8 @@ class Exchange:
             )
             if isinstance(claim_input, Refuse):
                 self._answered(self._refusal(claim_input, enrolment))
-                await release(self)
+                if transaction is not None:
+                    await transaction.release()
                 return
             claim = claim_for(claim_input, enrolment, keep_headers=installation.kept_headers)
         self._key = claim.id.key
@@ -186,7 +185,7 @@ class Exchange:
         limits = None
         if resumption is None and enrolment.limited:
             limits = installation.limits.of(site.store, self.scope["headers"], claim, enrolment.policy)
-        self.runtime = runtime if transaction is None else RequestRuntime(runtime, self)
+        self.runtime = runtime if transaction is None else transactions.RequestRuntime(runtime, self)
         self.run = run = Run(
             site,
             claim,
@@ -260,7 +259,7 @@ class Exchange:
         if is_inner(error, self.ended.began):
             return False
         log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
-        notify_failure(self.installation.notify, "lend", error)
+        self.installation.failed("lend", error)
         await self._deliver(self._refusal(UNAVAILABLE, enrolment_of(self.scope, self.installation.engines)))
         return True
 
@@ -274,7 +273,7 @@ class Exchange:
     @property
     def tx(self) -> AsyncOpenTransaction | None:
         """The business transaction of the handler that is running."""
-        return None if self.run is None or self.state is not ExchangeState.RUNNING else self.run.tx
+        return self.unkeyed_tx if self.run is None or self.state is not ExchangeState.RUNNING else self.run.tx
 
     @property
     def status_url(self) -> str | None:
@@ -321,7 +320,7 @@ class Exchange:
             self._capture.close()
         try:
             if self.transaction is not None:
-                await release(self)
+                await self.transaction.release()
             if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
                 assert self.run is not None
                 ending = end_after_bug(self.run, self._flow, entered=self.ended.entered)

@@ -6,32 +6,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import functools
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from oncekey.core.model import Effects
 from oncekey.frameworks.shared import ApplicationShared
-from oncekey.runtimes.aio import AsyncRuntime, RunningWork, shielded
-from oncekey.runtimes.threads import ThreadRuntime
+from oncekey.lazy import Lazy, load
+from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Executor, Future
 
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
-    from oncekey.engine.enrolment import Enrolment, Patterns
+    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Site
     from oncekey.engine.shell import AsyncEngine
     from oncekey.flow import Body
-    from oncekey.frameworks.asgi import App, Identify, Scope
+    from oncekey.frameworks import threaded
+    from oncekey.frameworks.asgi import App, Identify, Scope, spelling
     from oncekey.frameworks.shared import Engines
-    from oncekey.ports import AsyncOpenTransaction, OpenTransaction
+    from oncekey.ports import AsyncOpenTransaction
+    from oncekey.runtimes import threads as blocking
+else:
+    blocking = Lazy("oncekey.runtimes.threads")
+    spelling = Lazy("oncekey.frameworks.asgi.spelling")
+    threaded = Lazy("oncekey.frameworks.threaded")
 
 
 HANDLER_THREADS = 40
@@ -80,13 +81,13 @@ class Installation(ApplicationShared):
         """Called when the application reports that it has started; raises if something that it needs has not."""
         self.check: Callable[[], None] | None = None
         """Called when the application starts; raises if its routes and enrolments do not fit together."""
-        self.enrolled: Callable[[Scope], Enrolment | None] = functools.partial(by_spelling, self.patterns)
+        self.enrolled: Callable[[Scope], Enrolment | None] = self._by_spelling
         """How a request is enrolled by path. An adapter replaces it where the framework's router can be asked."""
         self.interruptible: set[Interruptible] = set()
         self._pairs: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._last_pair: tuple[AsyncRuntime, Site] | None = None
         """What `runtime_and_site` returned last."""
-        self._threads: ThreadRuntime | None = None
+        self._threads: blocking.ThreadRuntime | None = None
         self.tenant = tenant
         """Returns the tenant of the authenticated request, to whom the key belongs."""
         self.principal = principal
@@ -94,6 +95,12 @@ class Installation(ApplicationShared):
         self._handlers: ThreadPoolExecutor | None = None
         self._openings: ThreadPoolExecutor | None = None
         self._settles: ThreadPoolExecutor | None = None
+
+        if self.patterns.patterns:
+            load("frameworks.asgi.spelling")
+
+    def _by_spelling(self, scope: Scope) -> Enrolment | None:
+        return spelling.by_spelling(self.patterns, scope)
 
     def runtime_and_site(self) -> tuple[AsyncRuntime, Site]:
         """The runtime for the operations of the running event loop, and the site that they share."""
@@ -108,15 +115,23 @@ class Installation(ApplicationShared):
         self._last_pair = pair
         return pair
 
-    def threads(self) -> ThreadRuntime:
+    def admit(self, enrolment: Enrolment) -> None:
+        """Prepare for an enrolment; a `def` handler needs threads."""
+        super().admit(enrolment)
+        if enrolment.effects is Effects.PHASED:
+            load("frameworks.asgi.transactions", "frameworks.asgi.following")
+        if enrolment.blocking:
+            load("frameworks.threaded", "runtimes.threads", "engine.sync_operation")
+
+    def threads(self) -> blocking.ThreadRuntime:
         """The runtime that performs the steps of `def` handlers."""
         engine = self.engines.blocking()
         if self._threads is None or self._threads.engine is not engine:
-            self._threads = ThreadRuntime(engine)
+            self._threads = blocking.ThreadRuntime(engine)
         return self._threads
 
     async def _open_blocking(self, first: Body[Any] | None) -> tuple[AsyncOpenTransaction, Any]:
-        return await opened_in_thread(self, first)
+        return await threaded.opened_in_thread(self, first)
 
     @property
     def handlers(self) -> ThreadPoolExecutor:
@@ -148,7 +163,7 @@ class Installation(ApplicationShared):
             await self.running_work.wait(seconds)
         finally:
             late.cancel()
-            for line in self.fronts.lines.values():
+            for line in self.lines:
                 await line.close()
                 line.close_blocking()
         for executor in (self._handlers, self._openings, self._settles):
@@ -161,109 +176,12 @@ class Installation(ApplicationShared):
             running.interrupt()
 
 
-def by_spelling(patterns: Patterns, scope: Scope) -> Enrolment | None:
-    """The enrolment of a request by its path, decoded as a whole and segment by segment: `%2F` may separate or not."""
-    spellings = [route_path(scope)]
-    raw = (scope.get("raw_path") or b"").partition(b"?")[0]
-    if b"%" in raw:
-        segments = (unquote(segment).replace("/", "_") for segment in raw.decode("latin-1").split("/"))
-        spellings.append(route_path({**scope, "path": "/".join(segments)}))
-    return patterns.find_spelled(scope["method"], *spellings)
-
-
-def route_path(scope: Scope) -> str:
-    """The path as the application's own routes know it: without the mount path, which some servers leave in front."""
-    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    if root and (path == root or path.startswith(f"{root}/")):
-        path = path[len(root) :]
-    return path or "/"
-
-
 def _nobody() -> None:
     """The default of `ready`: there is nothing to check."""
 
 
 def _unknown(_: Scope, __: object) -> bool:
     return False
-
-
-T = TypeVar("T")
-
-
-async def in_thread(executor: Executor, run: Callable[[], T]) -> T:
-    """Run a blocking handler in a thread, with the caller's context.
-
-    A thread cannot be cancelled, so a cancellation waits for its end (P5). If the request settled earlier, its key
-    would be free while the handler still runs, and two threads would use one connection.
-    """
-    job = executor.submit(contextvars.copy_context().run, run)
-    try:
-        return await asyncio.wrap_future(job)
-    except asyncio.CancelledError:
-        if not job.cancel():
-            await shielded(_ended(job))
-        raise
-
-
-async def _ended(job: Future[Any]) -> None:
-    with suppress(BaseException):
-        await asyncio.wrap_future(job)
-
-
-async def opened_in_thread(
-    installation: Installation, first: Body[Any] | None = None
-) -> tuple[ThreadedTransaction, Any]:
-    """A business transaction for a `def` handler, and what its first steps found.
-
-    A request that waits for its connection occupies no handler's thread. The thread that got the connection runs the
-    first steps itself: in the queue they would wait behind the requests that wait for this very connection.
-    """
-    runtime = installation.threads()
-    opened: list[tuple[OpenTransaction, Any]] = []
-    try:
-        await in_thread(installation.openings, lambda: opened.append(runtime.begin(first)))
-    except asyncio.CancelledError:
-        for tx, _ in opened:
-            installation.settles.submit(tx.rollback)
-        raise
-    tx, found = opened[0]
-    return ThreadedTransaction(tx, installation.settles), found
-
-
-class ThreadedTransaction:
-    """The transaction of a `def` handler, for the exchange, which ends it from the event loop.
-
-    A call that is cancelled goes on in its thread, so the next one waits for it: one thread at a time has a connection.
-    """
-
-    def __init__(self, tx: OpenTransaction, executor: Executor) -> None:
-        self._tx = tx
-        self._executor = executor
-        self._turn = threading.Lock()
-
-    @property
-    def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
-        """The connection that the handler got."""
-        return self._tx.connection
-
-    async def run(self, body: Body[T]) -> T:
-        """Run statements inside the transaction."""
-        return await self._do(lambda: self._tx.run(body))
-
-    async def commit(self) -> None:
-        """Commit."""
-        await self._do(self._tx.commit)
-
-    async def rollback(self) -> None:
-        """Undo everything and give the connection back."""
-        await self._do(self._tx.rollback)
-
-    async def _do(self, job: Callable[[], T]) -> T:
-        def in_turn() -> T:
-            with self._turn:
-                return job()
-
-        return await asyncio.get_running_loop().run_in_executor(self._executor, in_turn)
 
 
 MOST_ROUTES: Final = 10_000

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.frameworks.asgi.messages import Intake, TooLargeError
-from oncekey.frameworks.blocking import ONE_OPERATION
+from oncekey.frameworks.shared import ONE_OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.transactions import RequestTransaction
+    from oncekey.ports import AsyncOpenTransaction
 
 NOT_INSTALLED: Final = (
     "{operation} is protected by a Once that is not installed here: call install(app, tenant=...) of that Once, on the "
@@ -199,6 +200,7 @@ class UnkeyedRequest:
         "scope",
         "state",
         "transaction",
+        "unkeyed_tx",
     )
 
     def __init__(
@@ -215,13 +217,16 @@ class UnkeyedRequest:
         self.outer = outer
         self.state = ExchangeState.OPEN
         self.transaction: RequestTransaction | None = None
+        self.unkeyed_tx: AsyncOpenTransaction | None = None
+        """The transaction of a LOCAL handler, which runs without a record."""
         self._receive = receive
         self._intake: Intake | None = None
         self._complete = False
 
     @property
-    def tx(self) -> None:
-        """Always None: a request without a key settles nothing."""
+    def tx(self) -> AsyncOpenTransaction | None:
+        """The business transaction of the handler that is running."""
+        return self.unkeyed_tx
 
     @property
     def enrolment(self) -> None:

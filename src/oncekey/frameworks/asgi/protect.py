@@ -23,46 +23,38 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, cast, g
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.model import UNAVAILABLE, Effects, Refuse
-from oncekey.drivers.own_connections import running
+from oncekey.drivers.handler_sql import running
+from oncekey.engine.deciding import rows_of
 from oncekey.engine.enrolment import SAFE
-from oncekey.engine.notifying import notify_failure
-from oncekey.engine.operation import Operation, SyncOperation, operation_of
-from oncekey.engine.serve import Unkeyed, serve_unkeyed
-from oncekey.engine.steps import Stepping
-from oncekey.frameworks import blocking
+from oncekey.engine.operation import Held, Operation, operation_of, unkeyed_operation
+from oncekey.engine.serve import NoConnectionError, Unkeyed, serve_unkeyed
 from oncekey.frameworks.asgi.exchange import Exchange
-from oncekey.frameworks.asgi.installation import in_thread
 from oncekey.frameworks.asgi.messages import trace_of
-from oncekey.frameworks.asgi.nesting import (
-    ExchangeState,
-    UnkeyedRequest,
-    current,
-    request_for,
-)
-from oncekey.frameworks.asgi.transactions import RequestRuntime, transaction_of
-from oncekey.frameworks.blocking import (
-    NoConnectionError,
-    called,
-    not_awaitable,
-    rows_of,
-    run_blocking,
-    unkeyed_operation,
-)
+from oncekey.frameworks.asgi.nesting import ExchangeState, UnkeyedRequest, current, request_for
+from oncekey.frameworks.shared import thread_exchange
+from oncekey.lazy import Lazy
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from oncekey.core.model import Claim
+    from oncekey.engine import steps, sync_operation
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Run
+    from oncekey.frameworks import threaded
+    from oncekey.frameworks.asgi import transactions
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.transactions import TransactionUser
+else:
+    steps = Lazy("oncekey.engine.steps")
+    sync_operation = Lazy("oncekey.engine.sync_operation")
+    threaded = Lazy("oncekey.frameworks.threaded")
+    transactions = Lazy("oncekey.frameworks.asgi.transactions")
 
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-_OPERATIONS = (Operation, SyncOperation)
 NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
 
 
@@ -88,7 +80,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
 
     @functools.wraps(handler)
     def direct(*args: Any, **kwargs: Any) -> Any:
-        exchange = blocking.current.get()
+        exchange = thread_exchange.get()
         if exchange is not None:
             return exchange.call(handler, enrolment, name, args, kwargs)
         if current.get() is not None and not _in_event_loop():
@@ -124,7 +116,7 @@ def operation_name(handler: Callable[..., Any], enrolment: Enrolment) -> str | N
 
 def has_operation(name: str | None, args: Any, kwargs: Any) -> bool:
     """Whether a unit test calls the handler with an operation of its own."""
-    return (name is not None and name in kwargs) or (bool(args) and any(isinstance(arg, _OPERATIONS) for arg in args))
+    return (name is not None and name in kwargs) or (bool(args) and any(isinstance(arg, Held) for arg in args))
 
 
 def _in_event_loop() -> bool:
@@ -167,8 +159,8 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
         if enrolment.blocking:
             return await _in_thread(exchange, run, _invocation(handler, name, args, kwargs))
         if run.phased_run is not None:
-            runtime = RequestRuntime(exchange.runtime, exchange)
-            stepping = Stepping(runtime.drive, run.store, run.phased_run, run.parcels)
+            runtime = transactions.RequestRuntime(exchange.runtime, exchange)
+            stepping = steps.Stepping(runtime.drive, run.store, run.phased_run, run.parcels)
         op = operation_of(Operation, run, stepping)
         if name is not None:
             kwargs[name] = op
@@ -195,9 +187,11 @@ async def _in_thread(exchange: Exchange, run: Run, invoke: Callable[[object], An
     stepping = None
     if run.phased_run is not None and enrolment.effects is not Effects.INLINE:
         runtime = installation.threads()
-        stepping = Stepping(runtime.drive, runtime.engine.store, run.phased_run, run.parcels)
-    op = operation_of(SyncOperation, run, stepping)
-    return await in_thread(installation.handlers, lambda: called(invoke, op, exchange.ended, enrolment))
+        stepping = steps.Stepping(runtime.drive, runtime.engine.store, run.phased_run, run.parcels)
+    op = operation_of(sync_operation.SyncOperation, run, stepping)
+    return await threaded.in_thread(
+        installation.handlers, lambda: threaded.called(invoke, op, exchange.ended, enrolment)
+    )
 
 
 async def _without_key(
@@ -217,7 +211,7 @@ async def _unkeyed(
     try:
         return await run_unkeyed(invoke, enrolment, request, claim)
     except NoConnectionError as error:
-        notify_failure(request.installation.notify, "begin", error.why)
+        request.installation.failed("begin", error.why)
         return _turned_away(request, UNAVAILABLE, enrolment)
 
 
@@ -236,33 +230,33 @@ def _respond(installation: Installation, answer: Answer) -> Any:
     return installation.respond(answer)
 
 
-_BY_NAME: Final = {"Operation": Operation, "SyncOperation": SyncOperation}
+_BY_NAME: Final = {"Operation": False, "SyncOperation": True}
+"""The names of the operation classes, and whether each is for `def` handlers."""
 
 
 def operation_parameter(handler: Callable[..., Any], *, blocking: bool) -> str | None:
     """The name of the parameter that is annotated as an operation, if there is one."""
-    wanted, other = (SyncOperation, Operation) if blocking else (Operation, SyncOperation)
+    wanted, other = ("SyncOperation", "Operation") if blocking else ("Operation", "SyncOperation")
     names = getattr(inspect.unwrap(handler), "__globals__", {})
     for parameter in inspect.signature(handler).parameters.values():
         if parameter.name == "op" and parameter.annotation is parameter.empty:
             raise ConfigurationError(
                 f"{handler.__qualname__} has a parameter op without an annotation, which the framework would take for "
-                f"one of the request's: write op: {wanted.__name__}"
+                f"one of the request's: write op: {wanted}"
             )
         kinds = list(_kinds(parameter.annotation, names))
-        if other in kinds:
+        if (not blocking) in kinds:
             word = "def" if blocking else "async def"
             raise ConfigurationError(
-                f"{handler.__qualname__} is `{word}`, so annotate {parameter.name} as {wanted.__name__}, "
-                f"not {other.__name__}"
+                f"{handler.__qualname__} is `{word}`, so annotate {parameter.name} as {wanted}, not {other}"
             )
-        if wanted in kinds:
+        if blocking in kinds:
             return parameter.name
     return None
 
 
-def _kinds(annotation: object, names: Mapping[str, object]) -> Iterator[type]:
-    """The operation classes that an annotation names: `Operation[X]`, `Operation | None`, or an alias of one."""
+def _kinds(annotation: object, names: Mapping[str, object]) -> Iterator[bool]:
+    """The operations that an annotation names, by `Held.blocking`: `Operation[X]`, `Operation | None`, or an alias."""
     if isinstance(annotation, str):
         try:
             yield from _spoken(ast.parse(annotation.strip(), mode="eval").body, names)
@@ -273,11 +267,11 @@ def _kinds(annotation: object, names: Mapping[str, object]) -> Iterator[type]:
             yield from _kinds(part, names)
     else:
         meant = get_origin(annotation) or annotation
-        if meant is Operation or meant is SyncOperation:
-            yield meant
+        if isinstance(meant, type) and issubclass(meant, Held) and meant.__base__ is Held:
+            yield meant.blocking
 
 
-def _spoken(node: ast.expr, names: Mapping[str, object]) -> Iterator[type]:
+def _spoken(node: ast.expr, names: Mapping[str, object]) -> Iterator[bool]:
     match node:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             yield from _spoken(left, names)
@@ -299,8 +293,8 @@ def _spoken(node: ast.expr, names: Mapping[str, object]) -> Iterator[type]:
             yield from _looked_up(None, name)
 
 
-def _looked_up(found: object, name: str) -> Iterator[type]:
-    """The class that a name stands for in the handler's module; by the name alone if only a type checker imports it."""
+def _looked_up(found: object, name: str) -> Iterator[bool]:
+    """What a name stands for in the handler's module; the name alone counts if only a type checker imports it."""
     if found is not None:
         yield from _kinds(found, {})
     elif name in _BY_NAME:
@@ -314,14 +308,18 @@ async def run_unkeyed(
     installation = request.installation
     if enrolment.effects is not Effects.LOCAL:
         if enrolment.blocking:
-            op = unkeyed_operation(SyncOperation, claim, None)
-            return await in_thread(installation.handlers, lambda: not_awaitable(invoke(op), enrolment))
+            op = unkeyed_operation(sync_operation.SyncOperation, claim, None)
+            return await threaded.in_thread(
+                installation.handlers, lambda: threaded.not_awaitable(invoke(op), enrolment)
+            )
         return await invoke(unkeyed_operation(Operation, claim, None))
     await request.read_ahead(enrolment.policy)
     runtime, site = installation.runtime_and_site()
     if enrolment.blocking:
         run, threads = Unkeyed(site, claim), installation.threads()
-        return await in_thread(installation.handlers, lambda: run_blocking(invoke, enrolment, run, threads))
+        return await threaded.in_thread(
+            installation.handlers, lambda: threaded.run_blocking(invoke, enrolment, run, threads)
+        )
     transaction = request.transaction
     if transaction is not None:
         await transaction.rest()
@@ -335,7 +333,9 @@ async def run_unkeyed(
         raise NoConnectionError(error) from error
     operation = unkeyed_operation(Operation, claim, run)
     try:
-        transaction_of(request).joins(run.tx, enrolment)
+        request.unkeyed_tx = run.tx  # for a dependency that asks for it only now
+        if transaction is not None:
+            transaction.joins(run.tx, enrolment)
         result = await invoke(operation)
         rows = rows_of(enrolment, operation, result, raised=False)
     except BaseException as error:

@@ -14,29 +14,29 @@ and outside it reads through one of its own, which the request gives back before
 from __future__ import annotations
 
 import asyncio
-import inspect
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from oncekey.core.errors import ConfigurationError, TransactionControlError
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
-from oncekey.core.sqltext import ONLY_READS, refused_to_write
+from oncekey.driver_ports import AsyncSessions
 from oncekey.engine.actions import Call, Flush, ReleaseConnections, ReturnReaders, Rollback
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.asgi.installation import opened_in_thread
 from oncekey.frameworks.asgi.nesting import enrolment_of, request_of
-from oncekey.ports import AsyncSessions
+from oncekey.lazy import Lazy, load
 from oncekey.runtimes.aio import AsyncRuntime, flush, shielded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import Action, Commit, Drop, Keep
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.shell import AsyncEngine
+    from oncekey.frameworks import threaded
     from oncekey.frameworks.asgi import Scope
+    from oncekey.frameworks.asgi import following as followers
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.ports import AsyncOpenTransaction, RequestSession, SessionTransaction, SteppingSession
+else:
+    followers = Lazy("oncekey.frameworks.asgi.following")
+    threaded = Lazy("oncekey.frameworks.threaded")
 
 
 NOT_LOCAL = (
@@ -72,7 +72,7 @@ class RequestTransaction:
         self._engine = request.installation.engines.asynchronous()
         self._scope = request.scope
         self._tx = request.tx
-        self._follower: TransactionFollower | None = None
+        self._follower: followers.TransactionFollower | None = None
         self._reading: AsyncOpenTransaction | None = None
         self._session: RequestSession | None = None
         self._handed_over = self._tx is not None
@@ -111,7 +111,7 @@ class RequestTransaction:
         """The business transaction. The first call opens it; with `blocking` in a thread, for a `def` handler."""
         if self._tx is None:
             if blocking:
-                self._tx, _ = await opened_in_thread(self._installation)
+                self._tx, _ = await threaded.opened_in_thread(self._installation)
             else:
                 self._tx = await self._engine.open()
         return self._tx
@@ -137,7 +137,7 @@ class RequestTransaction:
         if self._session is not None:
             await self._session.rest()
 
-    def joins_phase(self, tx: AsyncOpenTransaction) -> TransactionFollower:
+    def joins_phase(self, tx: AsyncOpenTransaction) -> followers.TransactionFollower:
         """Let the session and the connection use a phase's transaction, until the loan parts from it."""
         follower = self._get_follower()
         try:
@@ -158,7 +158,14 @@ class RequestTransaction:
         return self._tx
 
     async def release(self) -> None:
-        """Roll back what is not committed, and give every connection back."""
+        """Give back what the dependencies of the request got, also if the request is cancelled meanwhile."""
+        try:
+            await self._release()
+        except asyncio.CancelledError:
+            await shielded(self._release())
+            raise
+
+    async def _release(self) -> None:
         if self._tx is not None and not self._handed_over:
             await self._tx.rollback()
         if self._reading is not None:
@@ -182,9 +189,9 @@ class RequestTransaction:
         alone = locks is None or locks.one_writer
         return alone and self._engine.reads_apart and not self._handed_over
 
-    def _get_follower(self) -> TransactionFollower:
+    def _get_follower(self) -> followers.TransactionFollower:
         if self._follower is None:
-            self._follower = TransactionFollower(self._engine)
+            self._follower = followers.TransactionFollower(self._engine)
         return self._follower
 
     async def _enrolment(self) -> Enrolment | None:
@@ -201,6 +208,7 @@ class TransactionUser(Protocol):
     installation: Installation
     scope: Scope
     transaction: RequestTransaction | None
+    unkeyed_tx: AsyncOpenTransaction | None
 
     @property
     def tx(self) -> AsyncOpenTransaction | None:
@@ -221,17 +229,6 @@ def transaction_of(request: TransactionUser) -> RequestTransaction:
     return request.transaction
 
 
-async def release(request: TransactionUser) -> None:
-    """Give back what the dependencies of a request got, also if the request is cancelled meanwhile."""
-    if request.transaction is None:
-        return
-    try:
-        await request.transaction.release()
-    except asyncio.CancelledError:
-        await shielded(request.transaction.release())
-        raise
-
-
 class RequestRuntime(AsyncRuntime):
     """Performs the flows of a request whose dependencies, or whose steps, use `once.session` or `once.connection`.
 
@@ -242,7 +239,7 @@ class RequestRuntime(AsyncRuntime):
     def __init__(self, shared: AsyncRuntime, request: TransactionUser) -> None:
         super().__init__(shared.engine, shared.running_work, shared.open_blocking)
         self._request = request
-        self._in_phase: TransactionFollower | None = None
+        self._in_phase: followers.TransactionFollower | None = None
 
     async def perform(self, action: Action) -> Any:  # noqa: ANN401  (each action has its own result)
         """Perform one action, and let the session and the connection join, rest or part as it requires."""
@@ -264,7 +261,8 @@ class RequestRuntime(AsyncRuntime):
                 finally:
                     self._part()
             case ReleaseConnections():
-                await release(self._request)
+                if self._request.transaction is not None:
+                    await self._request.transaction.release()
             case _:
                 return await super().perform(action)
         return None
@@ -281,6 +279,9 @@ class RequestRuntime(AsyncRuntime):
             follower.part()
 
 
+NO_SESSIONS = (
+    "once.session needs a SQLAlchemy engine: make it Once(create_async_engine(...)), or depend on once.connection"
+)
 NO_REQUEST = "once.session and once.connection are for requests of an application with once.install(app) of that Once"
 
 
@@ -288,6 +289,7 @@ class TransactionDependency:
     """The dependencies of one `Once`: they use its database, also if the request passed other installations."""
 
     def __init__(self, owner: object) -> None:
+        load("frameworks.asgi.following")
         self._owner = owner
 
     async def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession, which we may not import)
@@ -303,152 +305,3 @@ class TransactionDependency:
         if request is None:
             raise RuntimeError(NO_REQUEST)
         return transaction_of(request)
-
-
-NO_SESSIONS: Final = (
-    "once.session needs a SQLAlchemy engine: make it Once(create_async_engine(...)), or depend on once.connection"
-)
-ASK_AGAIN: Final = (
-    "{name} of once.connection: no connection is held between two steps; begin with a statement that is awaited, or "
-    "ask for it again by `await once.connection()`"
-)
-_ENDINGS: Final = frozenset({"commit", "executescript"})
-
-
-class TransactionFollower:
-    """A session and a connection that follow one request from transaction to transaction."""
-
-    __slots__ = ("_connection", "_engine", "_kind", "_reading", "_session", "_within", "look")
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._within: AsyncOpenTransaction | None = None
-        self._reading: AsyncOpenTransaction | None = None
-        self._session: SteppingSession | None = None
-        self._connection = FollowingConnection(self)
-        self._kind: type = object
-        self.look: type = FollowingConnection
-        """The class that `isinstance` sees on the connection: that of the driver's own."""
-
-    async def connection(self) -> FollowingConnection:
-        """The connection. It opens a read-only transaction, unless it has joined one."""
-        if self._within is None:
-            await self._read()
-        return self._connection
-
-    def session(self) -> SteppingSession:
-        """The session. It reads through a transaction of its own until it joins one."""
-        if self._session is None:
-            driver = self._engine.driver
-            if not isinstance(driver, AsyncSessions):
-                raise ConfigurationError(NO_SESSIONS)
-            self._session = driver.stepping_session()
-            if self._within is not None:
-                self._session.join(cast("SessionTransaction", self._within), afresh=True)
-        return self._session
-
-    def join(self, tx: AsyncOpenTransaction, *, afresh: bool) -> None:
-        """Use this transaction from now on. The caller has given the read-only one back before (`rest`)."""
-        if self._session is not None:
-            self._session.join(cast("SessionTransaction", tx), afresh=afresh)
-        self._within = tx
-        self._looks_like(tx.connection)
-
-    def done(self) -> None:
-        """The step was flushed: the session refuses further changes."""
-        if self._session is not None:
-            self._session.done()
-
-    def part(self) -> None:
-        """The transaction is over: session and connection only read from now on."""
-        self._within = None
-        if self._session is not None:
-            self._session.part()
-
-    def check(self) -> None:
-        """Raise if the session holds changes from outside of any step, which would be lost."""
-        if self._session is not None:
-            self._session.check()
-
-    async def rest(self) -> None:
-        """Give the read connections back."""
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            await reading.rollback()
-        if self._session is not None:
-            await self._session.rest()
-
-    async def close(self) -> None:
-        """The request is over: give everything back."""
-        await self.rest()
-        if self._session is not None:
-            await self._session.close()
-
-    # Used by `FollowingConnection`.
-
-    def current(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
-        """The connection in use, if there is one."""
-        tx = self._within or self._reading
-        return None if tx is None else tx.connection
-
-    def attribute(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
-        """A method or a value of the connection. A coroutine method may open the read-only transaction first."""
-        if self._within is not None:
-            return getattr(self._within.connection, name)
-        if name in _ENDINGS:
-            raise TransactionControlError(ONLY_READS)
-        waits = inspect.iscoroutinefunction(getattr(self._kind, name, None))
-        if self._reading is not None and not waits:
-            return getattr(self._reading.connection, name)
-        if not waits:
-            raise TransactionControlError(ASK_AGAIN.format(name=name))
-        return self._awaited(name)
-
-    def _awaited(self, name: str) -> Callable[..., Any]:
-        async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            connection = (self._within or await self._read()).connection
-            try:
-                return await getattr(connection, name)(*args, **kwargs)
-            except Exception as error:
-                if self._within is None and refused_to_write(error):
-                    await self.rest()
-                    raise TransactionControlError(ONLY_READS) from error
-                raise
-
-        return call
-
-    async def _read(self) -> AsyncOpenTransaction:
-        if self._reading is None:
-            self._reading = await self._engine.read()
-            self._looks_like(self._reading.connection)
-        return self._reading
-
-    def _looks_like(self, connection: object) -> None:
-        self._kind, self.look = type(connection), connection.__class__
-
-
-class FollowingConnection:
-    """What `once.connection` returns in a PHASED handler: the connection of the step, or else a read-only one."""
-
-    __slots__ = ("_follower",)
-
-    def __init__(self, follower: TransactionFollower) -> None:
-        object.__setattr__(self, "_follower", follower)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
-        if name.startswith("__"):
-            raise AttributeError(name)  # Python itself looks for these names; they are no part of a connection
-        return self._follower.attribute(name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        connection = self._follower.current()
-        if connection is None:
-            raise TransactionControlError(ASK_AGAIN.format(name=name))
-        setattr(connection, name, value)
-
-    @property  # type: ignore[misc]  # isinstance() reads it, and nothing sets it
-    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
-        return self._follower.look
-
-    def __repr__(self) -> str:
-        return f"<lent {self._follower.current()!r}>"

@@ -8,7 +8,8 @@ would not do: it belongs to the session, survives a COMMIT, and a proxy may give
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from oncekey.core.model import Deferred
 from oncekey.core.onecommit import Holder, Locked, Stored
@@ -18,14 +19,25 @@ from oncekey.stores.locks import WRITTEN, LockStore
 from oncekey.stores.rows import snapshot_of
 from oncekey.stores.sql import ONE_ROW, SHARED, SqlSchema, SqlStore
 from oncekey.stores.statements import execute, load
-from oncekey.stores.survey import MARIADB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from oncekey.core.model import Claim, Completed, Instant
     from oncekey.core.onecommit import Lock, WriteTarget
     from oncekey.flow import Body, Flow, Fold, Value
+
+
+DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "diagnostic_clock": ("now",),
+        "diagnostic_indexes": ("name", "on_table"),
+        "diagnostic_server": ("Variable_name", "Value"),
+        "diagnostic_cluster": ("Variable_name", "Value"),
+        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
+    }
+)
+"""What `oncekey doctor` reads: the statements, and the columns of each."""
 
 
 def tables() -> SqlSchema:
@@ -38,8 +50,8 @@ class MariadbStore(SqlStore):
 
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
         commands = load(__package__, *ONE_ROW, shared=SHARED)
-        super().__init__({**commands, **sealed(commands)}, tables(), MARIADB, clock=clock)
-        self.locks = MariadbLocks(self._statements, lambda: self.outbox)
+        super().__init__({**commands, **sealed(commands)}, tables(), DIAGNOSTICS, clock=clock)
+        self.locks = MariadbLocks(self._statements, self.parcels)
 
 
 def sealed(statements: Mapping[str, str]) -> dict[str, str]:
@@ -91,7 +103,6 @@ class MariadbLocks(LockStore):
         return None
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether any request holds the lock of a key; asking does not take it (L8)."""
         return (yield from self._mark(number)) is not None
 
     def holder(self, lock: Lock) -> Flow[Holder]:

@@ -2,6 +2,7 @@
 -- record last. Only the request that gets that row executes. InnoDB releases it with the transaction, even if the process dies.
 
 -- name: lock
+-- Lock a key for a LOCAL request without waiting, and read its record.
 -- The time-out is MariaDB's: without one, it refuses at once. MySQL reads that as a comment, and looks before it inserts: if two
 -- requests come at the very same moment, both find nothing, and the second one waits for the first.
 SELECT held.number FROM oncekey_lock AS held WHERE held.number = :lock FOR UPDATE NOWAIT;
@@ -10,6 +11,7 @@ ON DUPLICATE KEY UPDATE mark = :mark;
 SELECT clock.now, record.* FROM {clock} LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.`key` = :key;
 
 -- name: refused
+-- Read which request holds the lock, and the record, after `lock` did not get it.
 -- The holder of the lock is read before it is committed. The record is not: it is read afterwards, as it stands. The second
 -- ROLLBACK ends the isolation of the first read: on MySQL it would last through START TRANSACTION.
 ROLLBACK;
@@ -22,12 +24,15 @@ SELECT clock.now, @oncekey_mark AS mark, record.*
 FROM {clock} LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.`key` = :key;
 
 -- name: unlock
+-- Delete the row of a lock before the transaction that holds it commits.
 DELETE FROM oncekey_lock WHERE number = :lock;
 
 -- name: holder
+-- Read which request holds the lock of a key, without taking it.
 SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED;
 SELECT held.mark FROM oncekey_lock AS held WHERE held.number = :lock;
 
 -- name: left_over
+-- Check whether the row of a lock has lost its transaction.
 -- A row that can be locked has no holder.
 SELECT held.number FROM oncekey_lock AS held WHERE held.number = :lock FOR UPDATE SKIP LOCKED;

@@ -1,4 +1,5 @@
 -- name: put_parcels
+-- Insert the parcels of a handler, in the transaction of its business rows.
 INSERT INTO oncekey_outbox (
     id, aggregatetype, aggregateid, type, payload, kind, scope, `key`, incarnation, downstream_key, position, order_by,
     state, attempts, fence, due_at, created_at)
@@ -14,6 +15,7 @@ FROM JSON_TABLE(:parcels, '$[*]' COLUMNS (
 ORDER BY given.position;
 
 -- name: due
+-- Claim the parcels that a worker delivers next, those that wait longest first.
 -- At most `careful` of the parcels are taken that are a request's own call or were tried before, counted among those that are
 -- next. A parcel that another worker has locked is skipped, so that no worker waits for another.
 UPDATE oncekey_outbox AS parcel
@@ -50,14 +52,17 @@ STRAIGHT_JOIN oncekey_outbox AS parcel ON parcel.id = CAST(held.id AS BINARY) AN
 /*!80000 OF parcel */
 
 -- name: sent
+-- Delete messages that were delivered.
 SELECT parcel.id FROM {held} AND parcel.kind = 'emit' FOR UPDATE {of_parcel};
 DELETE parcel FROM {held} AND parcel.kind = 'emit';
 
 -- name: remaining
+-- Read which parcels are still in the outbox, after the reply to `sent` was lost.
 SELECT parcel.id FROM JSON_TABLE(:held, '$[*]' COLUMNS (id VARCHAR(36) PATH '$.id')) AS held
 STRAIGHT_JOIN oncekey_outbox AS parcel ON parcel.id = CAST(held.id AS BINARY);
 
 -- name: hand_back
+-- Release parcels that a worker claimed and did not begin; the attempt does not count.
 SELECT parcel.id FROM {held} FOR UPDATE {of_parcel};
 UPDATE {held}
 SET parcel.state = 'ready', parcel.owner = NULL, parcel.lease_until = NULL, parcel.attempts = parcel.attempts - 1,

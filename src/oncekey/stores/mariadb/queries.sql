@@ -1,4 +1,5 @@
 -- name: recall_all
+-- Read the stored responses of several completed keys at once.
 -- The list comes first, so that each key is looked for by itself.
 SELECT {now} AS now, {answer}
 FROM JSON_TABLE(:asked, '$[*]' COLUMNS (

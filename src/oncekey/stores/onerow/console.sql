@@ -61,26 +61,32 @@ LEFT JOIN (
 ORDER BY record.{at} DESC, record.scope DESC, record.`key` DESC
 
 -- name: walk_pending
+-- List pending records, newest first.
 -- Served by oncekey_record_waiting.
 {walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending')};
 
 -- name: walk_in_progress
+-- List records in progress, newest first.
 -- Served by oncekey_record_running.
 {walk(created_at; entry.state = 'in_progress')};
 
 -- name: walk_failed_retryable
+-- List retryable records, newest first.
 -- Served by oncekey_record_waiting.
 {walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable')};
 
 -- name: walk_unknown
+-- List unknown records, newest first.
 -- Served by oncekey_record_waiting.
 {walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown')};
 
 -- name: walk_completed
+-- List completed records, those that expire last first.
 -- Served by oncekey_record_expiring.
 {walk(expires_at; entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed')};
 
 -- name: walk_expired
+-- List records that are marked as expired, those that expired last first.
 -- Served by oncekey_record_expired.
 {walk(expires_at; entry.state = 'expired')};
 
@@ -93,7 +99,7 @@ FROM clock, (
 GROUP BY clock.now;
 
 -- name: tally
--- How many unfinished records there are, each kind counted up to :most, from the oldest.
+-- Count unfinished records, due parcels and dead letters, each up to :most, from the oldest.
 WITH {console_clock}
 {tallied(pending; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending')}
 UNION ALL
@@ -127,7 +133,7 @@ UNION ALL
 SELECT clock.now, 'now', 0, NULL FROM clock;
 
 -- name: ended
--- Which requests finished last, and which failed or became doubtful last: as far as the store can tell requests apart.
+-- Read how the last requests ended: finished, failed and unknown ones.
 SELECT done.*
 FROM (
     SELECT entry.state, entry.outcome, entry.operation, entry.finished_at AS at, entry.finished_at - entry.last_run_at AS took
@@ -153,10 +159,12 @@ FROM (
     LIMIT :limit) AS doubted;
 
 -- name: calls_of_record
+-- List the outside calls of one incarnation.
 SELECT called.* FROM oncekey_call AS called WHERE called.incarnation = :incarnation ORDER BY called.at, called.phase
 LIMIT :limit;
 
 -- name: heard_of_key
+-- Read all evidence about a downstream key.
 -- Served by oncekey_evidence_open_key and oncekey_evidence_judged_key.
 SELECT evidence.*
 FROM (
@@ -167,6 +175,7 @@ FROM (
 ORDER BY evidence.id LIMIT :limit;
 
 -- name: heard_of_provider
+-- Read all evidence about a provider's id.
 -- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider.
 SELECT evidence.*
 FROM (
@@ -177,6 +186,7 @@ FROM (
 ORDER BY evidence.id LIMIT :limit;
 
 -- name: parcels_in_full
+-- Read the parcels of one incarnation with their payloads, dead letters included.
 SELECT parcel.id, parcel.kind, parcel.aggregatetype AS topic, parcel.payload, parcel.downstream_key, parcel.attempts,
        parcel.created_at, parcel.due_at, parcel.lease_until, parcel.first_error, parcel.last_error, NULL AS died_at
 FROM oncekey_outbox AS parcel
@@ -189,6 +199,7 @@ WHERE letter.incarnation = :incarnation
 LIMIT :limit;
 
 -- name: latest_notes
+-- List audit lines, newest first.
 SELECT seen.*
 FROM (
     SELECT line.* FROM oncekey_audit AS line WHERE line.id < :before ORDER BY line.id DESC
@@ -198,5 +209,6 @@ ORDER BY seen.id DESC
 LIMIT :limit;
 
 -- name: notes_edge
+-- Find the audit line at which the next page of `latest_notes` begins.
 SELECT line.id FROM oncekey_audit AS line WHERE line.id < :before ORDER BY line.id DESC
 LIMIT 1 OFFSET :skipped;

@@ -1,6 +1,7 @@
 -- LOCAL in one commit: the finished record, written once and last. Each store locks the key in its own way.
 
 -- name: commit_new
+-- Insert the completed record of a LOCAL request (row 2).
 INSERT INTO oncekey_record (
     scope, `key`, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, outcome, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
@@ -17,6 +18,7 @@ WHERE true
 {given(expires_at)};
 
 -- name: commit_retryable
+-- Complete a retryable LOCAL record (row 17).
 UPDATE oncekey_record
 SET state = 'completed', outcome = :outcome, entered = :entered, fence = fence + 1, version = version + 1,
     attempts = attempts + 1, recovery_point = 'finished', request = NULL,
@@ -33,6 +35,7 @@ WHERE scope = :scope AND `key` = :key
 {given(expires_at)};
 
 -- name: commit_anew
+-- Store a completed LOCAL request in the row of an expired record (row 31).
 UPDATE oncekey_record
 SET incarnation = :incarnation, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed,
@@ -53,6 +56,7 @@ WHERE scope = :scope AND `key` = :key
 {given(expires_at)};
 
 -- name: defer_new
+-- Insert the pending record of an OUTBOX request (row 3).
 INSERT INTO oncekey_record (
     scope, `key`, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
@@ -67,6 +71,7 @@ WHERE :effects = 'outbox'
 {given(expires_at)};
 
 -- name: defer_anew
+-- Store a pending OUTBOX request in the row of an expired record (row 31).
 UPDATE oncekey_record
 SET incarnation = :incarnation, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed,

@@ -1,7 +1,8 @@
--- The reads and writes of operators. Writes prove the version that was read (V).
+-- The reads and writes of operators. Writes prove the version that was read.
 -- Lists return the clock even if they are empty, and no answers: bodies may be large.
 
 -- name: list_records
+-- List the records that match a search, newest first.
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
     SELECT
@@ -51,18 +52,21 @@ FROM {clock} LEFT JOIN (
 ORDER BY page.`key`, page.scope;
 
 -- name: find_key
+-- Find a key in every scope, or in one.
 -- One lookup in the primary key for each scope.
 {keys_found(record.`key` = :first; :last IS NOT NULL)};
 
 -- name: find_open_keys
--- The same for a beginning: SQLite orders keys by their bytes.
+-- Find the unfinished records whose key begins with a text.
+-- Both stores order keys by their bytes.
 {keys_found(record.`key` >= :first AND record.`key` < :last; record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown'))};
 
 -- name: find_done_keys
--- The same of finished ones.
+-- Find the finished records whose key begins with a text.
 {keys_found(record.`key` >= :first AND record.`key` < :last; record.state IN ('completed', 'expired'))};
 
 -- name: last_results
+-- Read the steps of the last records that made the same call, as a template for a result by hand.
 -- Served by oncekey_call_at: the newest calls, of which few are read.
 SELECT record.memo
 FROM (SELECT made.* FROM oncekey_call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
@@ -74,6 +78,7 @@ ORDER BY called.at DESC
 LIMIT :limit;
 
 -- name: parcels_of
+-- Read where the parcels of a record are: in the outbox or among the dead letters.
 SELECT parcel.id, parcel.kind, 0 AS dead, parcel.lease_until
 FROM oncekey_outbox AS parcel
 WHERE parcel.incarnation = :incarnation
@@ -83,6 +88,7 @@ FROM oncekey_dead_letter AS letter
 WHERE letter.incarnation = :incarnation;
 
 -- name: hold_parcels_of
+-- Lock the parcels of a record that are in the outbox.
 SELECT parcel.id, parcel.kind, 0 AS dead, parcel.lease_until
 FROM oncekey_outbox AS parcel
 WHERE parcel.incarnation = :incarnation
@@ -90,12 +96,14 @@ ORDER BY parcel.id
 {locked};
 
 -- name: letters_of
+-- Read the parcels of a record that are dead letters.
 SELECT letter.id, letter.kind, 1 AS dead, NULL AS lease_until
 FROM oncekey_dead_letter AS letter
 WHERE letter.incarnation = :incarnation
 ORDER BY letter.id;
 
 -- name: operator_answer
+-- Complete an unknown record with a response that was given or found out (row 19).
 UPDATE oncekey_record
 SET state = 'completed', outcome = :outcome, version = version + 1, intent = NULL,
     response_status = :response_status, response_headers = :response_headers,
@@ -108,6 +116,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_result
+-- Store the result of the open call of an unknown record, so that it can be resumed (row 20).
 -- A resumable record is not parked again before a worker could resume it.
 UPDATE oncekey_record
 SET state = 'failed_retryable', version = version + 1, memo = :memo, recovery_point = :recovery_point,
@@ -118,6 +127,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_replace
+-- Replace the last result of a record, which an operator gave (row 34).
 -- An owner that ran with the former result writes nothing any more: the fence is raised.
 UPDATE oncekey_record
 SET state = 'failed_retryable', fence = fence + 1, version = version + 1, memo = :memo,
@@ -128,6 +138,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_unexecuted
+-- Release an unknown record whose call was not executed (row 21).
 UPDATE oncekey_record
 SET state = 'failed_retryable', version = version + 1, intent = NULL, reconcile_after = NULL,
     expires_at = CASE WHEN memo IS NULL THEN expires_at
@@ -138,6 +149,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_pend
+-- Leave an unknown deferred record pending: its parcel is delivered again (row 22).
 UPDATE oncekey_record
 SET state = 'pending', version = version + 1, reconcile_after = NULL,
     intent = CASE WHEN :forget THEN NULL ELSE intent END
@@ -147,6 +159,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_bust
+-- Remove the stored response of a record, so that a retry runs (row 32).
 UPDATE oncekey_record
 SET state = 'failed_retryable', outcome = NULL, fence = fence + 1, version = version + 1,
     response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
@@ -158,6 +171,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_extend
+-- Extend the life of a completed record (row 35).
 UPDATE oncekey_record
 SET version = version + 1, expires_at = {greatest}(expires_at, :expires_at)
 WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
@@ -165,6 +179,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: stats
+-- Count all records by state, effects and operation.
 SELECT record.state, record.effects, record.operation, count(*) AS records,
        count(CASE WHEN record.state = 'in_progress' AND record.lease_until <= clock.now THEN 1 END) AS stale,
        count(CASE WHEN record.state = 'failed_retryable'
@@ -177,7 +192,8 @@ GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
 -- name: standing
--- One row. Unfinished records are read once, by the indexes of states. Other kinds that may be many are counted along their
+-- Count what is unfinished and what waits, up to a bound; the result is one row.
+-- Unfinished records are read once, by the indexes of states. Other kinds that may be many are counted along their
 -- index, up to a bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died. All records are counted by the
 -- entries of an index alone, up to a larger bound.
 WITH clock AS {materialized} (
@@ -224,6 +240,7 @@ FROM clock, unfinished,
         SELECT letter.died_at FROM oncekey_dead_letter AS letter ORDER BY letter.died_at LIMIT 10000) AS few) AS dead;
 
 -- name: unresolved
+-- Count what waits for a worker or an operator, each with its oldest.
 WITH clock AS (SELECT {now} AS now)
 SELECT clock.now, 'unknown' AS what, count(record.scope) AS records, min(record.created_at) AS oldest
 FROM clock LEFT JOIN oncekey_record AS record ON record.state = 'unknown'
@@ -248,6 +265,7 @@ SELECT clock.now, 'dead_letters', count(letter.id), min(letter.died_at)
 FROM clock LEFT JOIN oncekey_dead_letter AS letter ON true;
 
 -- name: outbox_census
+-- Count the parcels of each topic.
 SELECT parcel.aggregatetype AS topic, parcel.kind, count(*) AS parcels,
        count(CASE WHEN parcel.state = 'held' THEN 1 END) AS held, min(parcel.due_at) AS oldest_due
 FROM oncekey_outbox AS parcel
@@ -255,6 +273,7 @@ GROUP BY parcel.aggregatetype, parcel.kind
 ORDER BY parcel.aggregatetype, parcel.kind;
 
 -- name: letter_census
+-- Count the dead letters of each topic.
 SELECT letter.aggregatetype AS topic, letter.kind, count(*) AS letters, min(letter.died_at) AS oldest
 FROM oncekey_dead_letter AS letter
 GROUP BY letter.aggregatetype, letter.kind

@@ -2,6 +2,7 @@
 -- The memo is compared as a whole: a resolver may have added the open call's result without raising the fence.
 
 -- name: checkpoint
+-- Store the results of the steps that the owner has finished (row 5).
 UPDATE oncekey_record
 SET version = version + 1, memo = :memo, recovery_point = :recovery_point,
     lease_until = {greatest}(lease_until, {least}({now} + :lease, deadline))
@@ -11,6 +12,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: announce
+-- Record that the owner is about to make an outside call, with its downstream key (row 5).
 UPDATE oncekey_record
 SET version = version + 1, memo = :memo, recovery_point = :recovery_point,
     intent = json_object(
@@ -32,6 +34,7 @@ WHERE scope = :scope AND `key` = :key
 {announced};
 
 -- name: result
+-- Store the result of the owner's outside call (row 6).
 UPDATE oncekey_record
 SET state = 'in_progress', version = version + 1, memo = :memo, recovery_point = :recovery_point, intent = NULL,
     owner = :owner,
@@ -43,6 +46,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: withdraw
+-- Remove the announcement of a call that was not sent (row 33).
 UPDATE oncekey_record
 SET version = version + 1, intent = NULL
 WHERE scope = :scope AND `key` = :key
@@ -51,6 +55,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: resumable
+-- List the PHASED records that the completer may resume, oldest first.
 -- Served by oncekey_record_resumable. The cursor goes on from the last row that was read, so that a page of rows
 -- that no worker can resume does not hide the others.
 SELECT clock.now AS now, record.*

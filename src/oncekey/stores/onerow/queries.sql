@@ -15,6 +15,7 @@ WHERE scope = :scope AND `key` = :key
   AND incarnation = :seen_incarnation AND version = :seen_version;
 
 -- name: find
+-- Read one record; without a record, the row has only the store's clock.
 SELECT clock.now AS now, record.*
 FROM {clock} LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.`key` = :key;
 
@@ -23,11 +24,13 @@ record.scope, record.`key`, record.incarnation, record.operation, record.effects
        record.response_status, record.response_headers, record.response_body, record.response_schema, record.expires_at;
 
 -- name: recall
+-- Read the stored response of one completed key.
 SELECT clock.now AS now, {answer}
 FROM {clock}, oncekey_record AS record
 WHERE record.scope = :scope AND record.`key` = :key AND record.state = 'completed';
 
 -- name: claim
+-- Insert the record of a new request, which becomes its owner (row 1).
 INSERT INTO oncekey_record (
     scope, `key`, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
     state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
@@ -42,6 +45,7 @@ WHERE true
 {giving_new};
 
 -- name: take_over
+-- Make a request or the completer the next owner of a stale or retryable record (rows 13 and 16).
 UPDATE oncekey_record
 SET state = 'in_progress', entered = :entered, fence = fence + 1, version = version + 1, owner = :owner,
     lease_until = {now} + :lease,
@@ -61,6 +65,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: supersede
+-- Begin a new incarnation in the row of an expired record (row 31).
 UPDATE oncekey_record
 SET incarnation = :incarnation, operation = :operation, effects = :effects, recovery = :recovery,
     method = :method, path = :path, fingerprint = :fingerprint, seed = :seed,
@@ -81,11 +86,13 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: doubt
+-- Mark a record unknown whose lease is over and that must not run again (row 15).
 {doubted}
   AND state = 'in_progress' AND lease_until <= {now}
 {giving};
 
 -- name: renew
+-- Extend the owner's lease, up to the deadline (row 4).
 UPDATE oncekey_record
 SET version = version + 1,  -- the lease of an announced call is longer, and is not made shorter
     lease_until = {greatest}(COALESCE(lease_until, 0), {least}({now} + :lease, deadline))
@@ -95,6 +102,7 @@ WHERE scope = :scope AND `key` = :key
 {given(lease_until)};
 
 -- name: settle_completed
+-- Complete the owner's record, with its response (rows 7 and 8).
 UPDATE oncekey_record
 SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
     intent = NULL, response_status = :response_status, response_headers = :response_headers,
@@ -111,6 +119,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: settle_retryable
+-- Release the owner's record, which executed nothing: a retry runs it (row 10).
 UPDATE oncekey_record
 SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
 WHERE scope = :scope AND `key` = :key
@@ -119,6 +128,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: settle_unknown
+-- Mark the owner's record unknown: its call may have been executed (row 12).
 UPDATE oncekey_record
 SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
     last_error = :last_error, reconcile_after = {now}
@@ -128,6 +138,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: settle_handed_back
+-- Release the owner's unfinished PHASED record: a retry or the completer resumes it (row 11).
 UPDATE oncekey_record
 SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
     attempts = attempts - :spared, reconcile_after = {now} + :resume_after
@@ -138,6 +149,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: settle_deferred
+-- Leave the owner's record pending: a worker delivers its parcel (row 3).
 UPDATE oncekey_record
 SET state = 'pending', version = version + 1, owner = NULL, lease_until = NULL, last_error = NULL, request = :request
 WHERE scope = :scope AND `key` = :key
@@ -146,5 +158,6 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: discard
+-- Delete the owner's record, whose handler was never called: the key is unused again (row 9).
 {removed(scope = :scope AND `key` = :key AND incarnation = :incarnation AND fence = :fence
   AND state = 'in_progress' AND memo IS NULL AND intent IS NULL)};

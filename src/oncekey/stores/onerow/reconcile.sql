@@ -1,6 +1,7 @@
 -- The reads and writes of resolvers and webhooks, besides the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
+-- List the unknown records whose provider is to be asked now, longest due first.
 -- Served by oncekey_record_unknown. A record that the reconciler gave up has no instant, and only operators find it.
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
@@ -12,6 +13,7 @@ FROM {clock} LEFT JOIN (
 ORDER BY page.reconcile_after, page.scope, page.`key`;
 
 -- name: still_unknown
+-- Set when the provider of an unknown record is asked again (row 23).
 UPDATE oncekey_record
 SET version = version + 1, reconcile_after = {now} + :after,
     reconcile_tries = reconcile_tries + :tries
@@ -20,15 +22,18 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: add_evidence
+-- Insert evidence about a call, once per source and event.
 INSERT INTO oncekey_evidence (at, source, event_id, downstream_key, provider_id, said)
 VALUES ({now}, :source, :event_id, :downstream_key, :provider_id, :said)
 {unless_taken}
 {told_evidence};
 
 -- name: find_evidence
+-- Read the evidence of one event.
 SELECT * FROM oncekey_evidence WHERE source = :source AND event_id = :event_id;
 
 -- name: evidence_about
+-- Read the evidence about a record's call that has no verdict yet, oldest first.
 -- Served by oncekey_evidence_open_key and oncekey_evidence_open_provider. Evidence from before the record began is not
 -- about it.
 SELECT evidence.* FROM oncekey_evidence AS evidence
@@ -41,12 +46,15 @@ ORDER BY evidence.id
 LIMIT 20;
 
 -- name: open_evidence
+-- List all evidence that has no verdict yet, oldest first.
 SELECT * FROM oncekey_evidence WHERE verdict IS NULL AND id > :after ORDER BY id LIMIT :limit;
 
 -- name: judge_evidence
+-- Store the verdict on evidence, once.
 UPDATE oncekey_evidence SET verdict = :verdict WHERE id = :id AND verdict IS NULL {told(id)};
 
 -- name: find_calls
+-- Find announced calls by downstream key or by the provider's id, newest first.
 -- Served by oncekey_call_downstream_key and oncekey_call_provider_id; the same request may have made the same call in an
 -- earlier incarnation.
 SELECT * FROM oncekey_call
@@ -55,6 +63,7 @@ ORDER BY at DESC
 LIMIT 10;
 
 -- name: keys_named
+-- Read the downstream keys for which a source reported this provider's id, at most two.
 -- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider. Two are enough to see that it is not clear.
 SELECT heard.downstream_key FROM oncekey_evidence AS heard
 WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id AND heard.source = :source
@@ -66,6 +75,7 @@ WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id AND judge
 LIMIT 2;
 
 -- name: add_call
+-- Insert the call of an INLINE handler, which announces none.
 INSERT INTO oncekey_call (incarnation, phase, downstream_key, scope, `key`, operation, at)
 VALUES (:incarnation, :phase, :downstream_key, :scope, :key, :operation,
         {now})
@@ -73,11 +83,13 @@ VALUES (:incarnation, :phase, :downstream_key, :scope, :key, :operation,
 {told(phase)};
 
 -- name: name_call
+-- Store the provider's id of a call, once.
 UPDATE oncekey_call SET provider_id = :provider_id
 WHERE incarnation = :incarnation AND phase = :phase AND provider_id IS NULL
 {told(phase)};
 
 -- name: list_calls
+-- List calls since an instant with their records, oldest first.
 -- Served by oncekey_call_at, and the primary key of the records for each.
 SELECT clock.now, called.phase AS call_phase, called.downstream_key AS call_downstream_key,
        called.provider_id AS call_provider_id, called.scope AS call_scope, called.`key` AS call_key,

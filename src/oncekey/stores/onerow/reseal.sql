@@ -1,6 +1,7 @@
 -- What `oncekey rekey` and `oncekey doctor` ask about sealed content, and the one write that changes its key.
 
 -- name: content_records
+-- List the records that have content which can be sealed.
 -- Served by the primary key.
 SELECT {now} AS now, record.*
 FROM oncekey_record AS record
@@ -10,7 +11,8 @@ ORDER BY record.scope, record.`key`
 LIMIT :limit;
 
 -- name: reseal_record
--- A write without ownership (V). An owner compares the memo that it has read byte by byte, so an owned record is left alone.
+-- Store a record's content under another key; the record does not move.
+-- The write proves the version. An owner compares the memo that it has read byte by byte, so an owned record is left alone.
 UPDATE oncekey_record
 SET version = version + 1, response_headers = :response_headers, response_body = :response_body,
     response_schema = :response_schema, memo = :memo, request = :request
@@ -19,6 +21,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {given(version)};
 
 -- name: content_parcels
+-- List all parcels and dead letters.
 -- Served by the indexes of the ids, a page of each table at most.
 SELECT parcel.* FROM (
     SELECT waiting.* FROM (
@@ -32,19 +35,23 @@ ORDER BY parcel.id
 LIMIT :limit;
 
 -- name: reseal_parcel
+-- Store a parcel's payload under another key.
 UPDATE oncekey_outbox SET payload = :payload WHERE id = :id AND payload = :seen {told(id)};
 
 -- name: reseal_letter
+-- Store a dead letter's payload under another key.
 UPDATE oncekey_dead_letter SET payload = :payload WHERE id = :id AND payload = :seen {told(id)};
 
 -- name: content_evidence
+-- List all evidence.
 SELECT * FROM oncekey_evidence WHERE id > :after ORDER BY id LIMIT :limit;
 
 -- name: reseal_evidence
+-- Store a piece of evidence under another key.
 UPDATE oncekey_evidence SET said = :said WHERE id = :id AND said = :seen {told(id)};
 
 -- name: seals
--- How much of each kind is sealed under which key; NULL stands for content that is not sealed.
+-- Count how much of each kind is sealed under which key; NULL stands for content that is not sealed.
 SELECT 'answers' AS part, CASE WHEN page.response_schema = 2 THEN {first_header(page.response_headers)} END AS name,
        count(*) AS found
 FROM (SELECT response_headers, response_schema FROM oncekey_record WHERE response_status IS NOT NULL LIMIT :limit) AS page

@@ -1,7 +1,8 @@
 -- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no answers: bodies may be
--- large. Writes prove the version that was read (V), so a record that another actor moved first is left alone.
+-- large. Writes prove the version that was read, so a record that another actor moved first is left alone.
 
 -- name: stale
+-- List the records in progress whose lease is over, oldest first.
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
     SELECT record.*
@@ -14,6 +15,7 @@ FROM {clock} LEFT JOIN (
 ORDER BY page.created_at, page.scope, page.`key`;
 
 -- name: runs
+-- Read how long the operations took that finished last.
 SELECT record.operation, record.finished_at - record.last_run_at AS took
 FROM oncekey_record AS record
 WHERE record.state IN ('completed', 'failed_retryable', 'pending') AND record.finished_at > record.last_run_at
@@ -21,6 +23,7 @@ ORDER BY record.expires_at DESC, record.scope DESC, record.`key` DESC
 LIMIT :limit;
 
 -- name: sweep_retryable
+-- Release a record whose lease is over and that may run again (row 14).
 UPDATE oncekey_record
 SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
 WHERE scope = :scope AND `key` = :key
@@ -29,6 +32,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: expire_begun
+-- Mark an expired retryable record unknown if steps are finished or a call is open (row 18).
 {doubted}
   AND state = 'failed_retryable' AND expires_at <= {now} AND (memo IS NOT NULL OR intent IS NOT NULL)
 {giving};
@@ -54,12 +58,15 @@ FROM {clock} LEFT JOIN (
 ORDER BY page.expires_at, page.scope, page.`key`;
 
 -- name: expiring
+-- List the records whose ttl is over and that are not marked as expired, longest ago first.
 {past_expiry(record.state IN ('completed', 'failed_retryable', 'pending'))};
 
 -- name: kept_expired
+-- List the records that are marked as expired, longest ago first.
 {past_expiry(record.state = 'expired')};
 
 -- name: abandon
+-- Complete an expired pending record, whose parcel no worker ever claimed (row 28).
 UPDATE oncekey_record
 SET state = 'completed', outcome = :outcome, version = version + 1, owner = NULL, lease_until = NULL,
     intent = NULL,
@@ -74,6 +81,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: live_keys
+-- Count the live keys of a scope, up to a limit.
 SELECT count(*) AS live
 FROM (
     SELECT 1 FROM oncekey_record AS record
@@ -84,6 +92,7 @@ FROM (
     LIMIT :limit) AS counted;
 
 -- name: history
+-- Read the audit lines of one key, oldest first.
 SELECT line.*
 FROM oncekey_audit AS line
 WHERE line.scope = :scope AND line.key_digest = :key_digest AND line.id > :after
@@ -91,6 +100,7 @@ ORDER BY line.id
 LIMIT :limit;
 
 -- name: workers
+-- List the workers, each with its last heartbeat.
 SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
 FROM {clock} LEFT JOIN oncekey_worker AS worker ON true
 ORDER BY worker.started_at, worker.name;

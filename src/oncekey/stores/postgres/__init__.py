@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from oncekey.core.sqltext import Dialect
+from oncekey.lazy import Lazy
 from oncekey.stores.locks import LockStore
 from oncekey.stores.sql import FILES, SqlSchema, SqlStore
 from oncekey.stores.statements import load
-from oncekey.stores.survey import POSTGRES
-from oncekey.stores.upkeep import NotingUpkeepStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from oncekey.core.model import Instant
+    from oncekey.stores import upkeep as upkeeping
+else:
+    upkeeping = Lazy("oncekey.stores.upkeep")
+
+
+DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "diagnostic_clock": ("now",),
+        "diagnostic_indexes": ("name", "on_table", "valid", "scans", "rows"),
+        "diagnostic_tables": ("name", "live", "dead", "bytes", "last_autovacuum"),
+        "diagnostic_sessions": ("idle", "longest_idle", "oldest_transaction", "oldest_xmin", "hidden"),
+        "diagnostic_holders": ("prepared", "slot_xmin"),
+        "diagnostic_settings": ("name", "value"),
+        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
+        "diagnostic_rows": ("name", "records"),
+    }
+)
+"""What `oncekey doctor` reads: the statements, and the columns of each."""
 
 
 def tables() -> SqlSchema:
@@ -25,6 +44,8 @@ def tables() -> SqlSchema:
 class PostgresStore(SqlStore):
     """Records in PostgreSQL."""
 
+    upkeep = cached_property(lambda self: upkeeping.NotingUpkeepStore(self._statements, self.audit))
+
     def __init__(self, *, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__, *FILES), tables(), POSTGRES, upkeep=NotingUpkeepStore, clock=clock)
-        self.locks = LockStore(self._statements, lambda: self.outbox)
+        super().__init__(load(__package__, *FILES), tables(), DIAGNOSTICS, clock=clock)
+        self.locks = LockStore(self._statements, self.parcels)

@@ -57,26 +57,32 @@ LEFT JOIN (
 ORDER BY record.{at} DESC, record.scope DESC, record.key DESC
 
 -- name: walk_pending
+-- List pending records, newest first.
 -- Served by record_waiting.
 {walk(created_at; entry.state = 'pending')};
 
 -- name: walk_in_progress
+-- List records in progress, newest first.
 -- Served by record_running.
 {walk(created_at; entry.state = 'in_progress')};
 
 -- name: walk_failed_retryable
+-- List retryable records, newest first.
 -- Served by record_waiting.
 {walk(created_at; entry.state = 'failed_retryable')};
 
 -- name: walk_unknown
+-- List unknown records, newest first.
 -- Served by record_waiting.
 {walk(created_at; entry.state = 'unknown')};
 
 -- name: walk_completed
+-- List completed records, those that expire last first.
 -- Served by record_expiring.
 {walk(expires_at; entry.state = 'completed')};
 
 -- name: walk_expired
+-- List records that are marked as expired, those that expired last first.
 -- Served by record_expired.
 {walk(expires_at; entry.state = 'expired')};
 
@@ -89,7 +95,7 @@ FROM clock, LATERAL (
 GROUP BY clock.now;
 
 -- name: tally
--- How many unfinished records there are, each kind counted up to :most, from the oldest.
+-- Count unfinished records, due parcels and dead letters, each up to :most, from the oldest.
 WITH {clock}
 {tallied(pending)}
 UNION ALL
@@ -123,7 +129,7 @@ UNION ALL
 SELECT clock.now, 'now', 0, NULL FROM clock;
 
 -- name: ended
--- Which requests finished last, and which failed or became doubtful last: as far as the store can tell requests apart.
+-- Read how the last requests ended: finished, failed and unknown ones.
 SELECT done.*
 FROM (
     SELECT entry.state, entry.outcome, entry.operation, entry.finished_at AS at, entry.finished_at - entry.last_run_at AS took
@@ -149,10 +155,12 @@ FROM (
     LIMIT :limit::bigint) AS doubted;
 
 -- name: calls_of_record
+-- List the outside calls of one incarnation.
 SELECT call.* FROM oncekey.call AS call WHERE call.incarnation = :incarnation::uuid ORDER BY call.at, call.phase
 LIMIT :limit::bigint;
 
 -- name: heard_of_key
+-- Read all evidence about a downstream key.
 -- Served by evidence_open_key and evidence_judged_key.
 SELECT evidence.*
 FROM (
@@ -163,6 +171,7 @@ FROM (
 ORDER BY evidence.id LIMIT :limit::bigint;
 
 -- name: heard_of_provider
+-- Read all evidence about a provider's id.
 -- Served by evidence_open_provider and evidence_judged_provider.
 SELECT evidence.*
 FROM (
@@ -173,6 +182,7 @@ FROM (
 ORDER BY evidence.id LIMIT :limit::bigint;
 
 -- name: parcels_in_full
+-- Read the parcels of one incarnation with their payloads, dead letters included.
 SELECT parcel.id, parcel.kind, parcel.aggregatetype AS topic, parcel.payload, parcel.downstream_key, parcel.attempts,
        parcel.created_at, parcel.due_at, parcel.lease_until, parcel.first_error, parcel.last_error, NULL::bigint AS died_at
 FROM oncekey.outbox AS parcel
@@ -185,6 +195,7 @@ WHERE letter.incarnation = :incarnation::uuid
 LIMIT :limit::bigint;
 
 -- name: latest_notes
+-- List audit lines, newest first.
 SELECT seen.*
 FROM (
     SELECT line.* FROM oncekey.audit AS line WHERE line.id < :before::bigint ORDER BY line.id DESC
@@ -194,5 +205,6 @@ ORDER BY seen.id DESC
 LIMIT :limit::bigint;
 
 -- name: notes_edge
+-- Find the audit line at which the next page of `latest_notes` begins.
 SELECT line.id FROM oncekey.audit AS line WHERE line.id < :before::bigint ORDER BY line.id DESC
 OFFSET :looked::bigint - 1 LIMIT 1;

@@ -2,9 +2,11 @@
 -- sessions of other users are counted as hidden if this user may not see them.
 
 -- name: diagnostic_clock
+-- Read the database's clock, to compare it with the machine's.
 SELECT {now} AS now;
 
 -- name: diagnostic_indexes
+-- List oncekey's indexes, so that a missing or broken one is found.
 SELECT index.relname AS name, parent.relname AS on_table, entry.indisvalid AND entry.indisready AS valid,
        COALESCE(used.idx_scan, 0)::bigint AS scans, GREATEST(parent.reltuples, 0)::bigint AS rows
 FROM pg_index AS entry
@@ -16,6 +18,7 @@ WHERE space.nspname = 'oncekey'
 ORDER BY index.relname;
 
 -- name: diagnostic_tables
+-- Read the size and the dead rows of oncekey's tables.
 SELECT stat.relname AS name, stat.n_live_tup::bigint AS live, stat.n_dead_tup::bigint AS dead,
        pg_total_relation_size(stat.relid)::bigint AS bytes,
        (extract(epoch FROM GREATEST(stat.last_autovacuum, stat.last_vacuum)) * 1000000)::bigint AS last_autovacuum
@@ -24,6 +27,7 @@ WHERE stat.schemaname = 'oncekey'
 ORDER BY stat.relname;
 
 -- name: diagnostic_sessions
+-- Measure the open transactions of other sessions, which keep dead rows from being removed.
 SELECT count(*) FILTER (WHERE state LIKE 'idle in transaction%')::bigint AS idle,
        COALESCE(max((extract(epoch FROM clock_timestamp() - state_change) * 1000000)::bigint)
            FILTER (WHERE state LIKE 'idle in transaction%'), 0) AS longest_idle,
@@ -35,10 +39,12 @@ FROM pg_stat_activity
 WHERE pid <> pg_backend_pid() AND (datname = current_database() OR backend_type = 'walsender');
 
 -- name: diagnostic_holders
+-- Measure prepared transactions and replication slots, which keep dead rows from being removed.
 SELECT (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database())::bigint AS prepared,
        (SELECT COALESCE(max(age(xmin)), 0) FROM pg_replication_slots)::bigint AS slot_xmin;
 
 -- name: diagnostic_settings
+-- Read the server's settings that decide whether a commit is durable.
 SELECT name, setting AS value
 FROM pg_settings
 WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commit', 'transaction_timeout',
@@ -47,10 +53,12 @@ WHERE name IN ('server_version', 'fsync', 'full_page_writes', 'synchronous_commi
 ORDER BY name;
 
 -- name: diagnostic_ttl
+-- Read the shortest ttl and the longest call timeout of stored records.
 SELECT COALESCE(min(record.ttl), 0)::bigint AS shortest_ttl, COALESCE(max(record.call_timeout), 0)::bigint AS longest_call
 FROM (SELECT ttl, call_timeout FROM oncekey.record LIMIT 1000) AS record;
 
 -- name: diagnostic_rows
+-- Count the rows that break a rule which every statement keeps.
 -- Rows that no statement of ours leaves behind, by the rule that they break. The table's one check keeps out what could not
 -- be replayed; the others are looked for here, in a bounded number of unfinished, finished and other rows.
 WITH looked AS MATERIALIZED (

@@ -2,9 +2,11 @@
 -- A migration that waits for a lock on a table stops every statement behind it, so it waits for five seconds only.
 
 -- name: lock
+-- Lock the migrations, so that one process at a time applies them.
 SELECT pg_advisory_xact_lock(6012904419870137), set_config('lock_timeout', '5s', true);
 
 -- name: table
+-- Create the table of applied migrations.
 CREATE SCHEMA IF NOT EXISTS oncekey;
 
 CREATE TABLE IF NOT EXISTS oncekey.migration (
@@ -17,8 +19,10 @@ CREATE TABLE IF NOT EXISTS oncekey.migration (
 );
 
 -- name: applied
+-- List the applied migrations.
 SELECT number, phase, name, checksum, applied_at FROM oncekey.migration ORDER BY number;
 
 -- name: record
+-- Insert a migration that was applied.
 INSERT INTO oncekey.migration (number, phase, name, checksum, applied_at)
 VALUES (:number::integer, :phase, :name, :checksum, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);

@@ -7,23 +7,32 @@
 -- part: begun
 NULLIF(current_setting('oncekey.begun', true), '')::bigint
 
+-- part: begun_here
+-- Divides by zero in any other transaction than the one that was begun.
+1 / length(COALESCE(current_setting('oncekey.begun', true), '')) IS NOT NULL
+
 -- name: lock
+-- Lock a key for a LOCAL request without waiting, and read its record.
 SELECT look.now, look.locked, look.other, look.begun, (look.seen).*
 FROM oncekey.lock_request_2(
     :lock::bigint, :family::integer, :mark::integer, convert_from(:scope::bytea, 'UTF8'),
     convert_from(:key::bytea, 'UTF8'), :now::bigint, :lease_ms::integer, :deadline_ms::integer) AS look;
 
 -- name: enter
+-- The same as `lock`, in one message with BEGIN.
 SELECT WHERE oncekey.enter(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
 
 -- name: seal
+-- The same as `commit_new`, in one message with COMMIT (row 2).
 SELECT oncekey.seal(:given, :response_body, :now, :guess)
-WHERE 1 / length(COALESCE(current_setting('oncekey.begun', true), '')) IS NOT NULL;
+WHERE {begun_here};
 
 -- name: was_sealed
+-- Check whether `seal` was committed, after its reply was lost.
 SELECT oncekey.was_sealed(:given::bytea) AS committed;
 
 -- name: held
+-- Check whether any transaction holds the lock of a key, without taking it.
 SELECT EXISTS (
     SELECT FROM pg_locks
     WHERE locktype = 'advisory' AND granted AND objsubid = 1
@@ -31,9 +40,11 @@ SELECT EXISTS (
       AND (classid::bigint << 32 | objid::bigint) = :lock::bigint) AS held;
 
 -- name: holder
+-- Read which request holds the lock of a key, without taking it.
 SELECT oncekey.lock_holder(:lock::bigint, :family::integer, :mark::integer) AS holder;
 
 -- name: commit_new
+-- Insert the completed record of a LOCAL request (row 2).
 WITH {durable_clock}
 INSERT INTO oncekey.record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
@@ -52,6 +63,7 @@ ON CONFLICT (scope, key) DO NOTHING
 RETURNING expires_at, {begun} AS begun;
 
 -- name: commit_retryable
+-- Complete a retryable LOCAL record (row 17).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, entered = :entered::boolean, fence = fence + 1, version = version + 1,
@@ -70,6 +82,7 @@ RETURNING record.expires_at, {begun} AS begun
 SELECT written.* FROM written;
 
 -- name: commit_anew
+-- Store a completed LOCAL request in the row of an expired record (row 31).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
@@ -95,6 +108,7 @@ record.incarnation, record.scope, record.key, record.memo_version, NULL::text AS
     :request::bytea AS request, NULL::bigint AS reconcile_after, 0 AS reconcile_tries, record.expires_at, {begun} AS begun
 
 -- name: defer_new
+-- Insert the pending record of an OUTBOX request (row 3).
 WITH {durable_clock}, written AS (
 INSERT INTO oncekey.record AS record (
     scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
@@ -112,6 +126,7 @@ RETURNING {deferred}
 SELECT written.expires_at, written.begun FROM written;
 
 -- name: defer_anew
+-- Store a pending OUTBOX request in the row of an expired record (row 31).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,

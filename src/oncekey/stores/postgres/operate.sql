@@ -1,4 +1,4 @@
--- The reads and writes of operators. Writes prove the version that was read (V); the record is locked before its parcels,
+-- The reads and writes of operators. Writes prove the version that was read; the record is locked before its parcels,
 -- as workers do it. Lists return the clock even if they are empty, and no answers: bodies may be large.
 
 -- part: listed(schema)
@@ -11,6 +11,7 @@ record.scope, record.key, record.incarnation, record.operation, record.effects, 
     record.finished_at, record.expires_at, NULL::bytea AS request;
 
 -- name: list_records
+-- List the records that match a search, newest first.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
@@ -29,6 +30,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
 
 -- name: find_key
+-- Find a key in every scope, or in one.
 -- One lookup in the primary key for each scope.
 WITH RECURSIVE {clock}, scopes (scope) AS (
     SELECT COALESCE(:scope::text, (SELECT min(one.scope) FROM oncekey.record AS one))
@@ -48,6 +50,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.key COLLATE "C", page.scope;
 
 -- name: find_open_keys
+-- Find the unfinished records whose key begins with a text.
 -- Served by record_key.
 WITH {clock}
 SELECT clock.now, page.*
@@ -62,6 +65,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.key COLLATE "C", page.scope;
 
 -- name: find_done_keys
+-- Find the finished records whose key begins with a text.
 -- No index is ordered by the bytes of finished keys: without a scope this reads them all.
 WITH {clock}
 SELECT clock.now, page.*
@@ -75,6 +79,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.key COLLATE "C", page.scope;
 
 -- name: last_results
+-- Read the steps of the last records that made the same call, as a template for a result by hand.
 -- Served by call_at: the newest calls, of which few are read.
 SELECT record.memo
 FROM (SELECT made.* FROM oncekey.call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
@@ -86,6 +91,7 @@ ORDER BY call.at DESC
 LIMIT :limit::bigint;
 
 -- name: parcels_of
+-- Read where the parcels of a record are: in the outbox or among the dead letters.
 SELECT parcel.id, parcel.kind, false AS dead, parcel.lease_until
 FROM oncekey.outbox AS parcel
 WHERE parcel.incarnation = :incarnation::uuid
@@ -95,6 +101,7 @@ FROM oncekey.dead_letter AS letter
 WHERE letter.incarnation = :incarnation::uuid;
 
 -- name: hold_parcels_of
+-- Lock the parcels of a record that are in the outbox.
 SELECT parcel.id, parcel.kind, false AS dead, parcel.lease_until
 FROM oncekey.outbox AS parcel
 WHERE parcel.incarnation = :incarnation::uuid
@@ -102,6 +109,7 @@ ORDER BY parcel.id
 FOR UPDATE;
 
 -- name: letters_of
+-- Read the parcels of a record that are dead letters.
 SELECT letter.id, letter.kind, true AS dead, NULL AS lease_until
 FROM oncekey.dead_letter AS letter
 WHERE letter.incarnation = :incarnation::uuid
@@ -109,6 +117,7 @@ ORDER BY letter.id
 FOR UPDATE;
 
 -- name: operator_answer
+-- Complete an unknown record with a response that was given or found out (row 19).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1,
@@ -128,6 +137,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_result
+-- Store the result of the open call of an unknown record, so that it can be resumed (row 20).
 -- A resumable record is not parked again before a worker could resume it.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
@@ -145,6 +155,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_replace
+-- Replace the last result of a record, which an operator gave (row 34).
 -- An owner that ran with the former result writes nothing any more: the fence is raised.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
@@ -163,6 +174,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_unexecuted
+-- Release an unknown record whose call was not executed (row 21).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1,
@@ -181,6 +193,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_pend
+-- Leave an unknown deferred record pending: its parcel is delivered again (row 22).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1,
@@ -198,6 +211,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_bust
+-- Remove the stored response of a record, so that a retry runs (row 32).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', outcome = NULL, fence = record.fence + 1, version = record.version + 1,
@@ -217,6 +231,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_extend
+-- Extend the life of a completed record (row 35).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, expires_at = GREATEST(record.expires_at, :expires_at::bigint),
@@ -232,11 +247,13 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: drop_deferred
+-- Delete the parcel of a deferred record that was completed by hand.
 DELETE FROM oncekey.outbox AS parcel
 WHERE parcel.incarnation = :seen_incarnation::uuid AND parcel.kind = 'defer'
 RETURNING parcel.id;
 
 -- name: stats
+-- Count all records by state, effects and operation.
 WITH {clock}
 SELECT record.state, record.effects, record.operation, count(*) AS records,
        count(*) FILTER (WHERE record.state = 'in_progress' AND record.lease_until <= clock.now) AS stale,
@@ -250,7 +267,8 @@ GROUP BY record.state, record.effects, record.operation
 ORDER BY record.state, record.effects, record.operation;
 
 -- name: standing
--- One row. Unfinished records are read once, by record_key. Other kinds that may be many are counted along their index, up to a
+-- Count what is unfinished and what waits, up to a bound; the result is one row.
+-- Unfinished records are read once, by record_key. Other kinds that may be many are counted along their index, up to a
 -- bound: record_expiring, outbox_due, dead_letter_died. The number of finished ones is the server's estimate of all rows less
 -- the unfinished ones, because counting them would read them all.
 WITH {clock}, unfinished AS MATERIALIZED (
@@ -289,6 +307,7 @@ FROM clock, unfinished,
         SELECT letter.died_at FROM oncekey.dead_letter AS letter ORDER BY letter.died_at LIMIT 10000) AS few) AS dead;
 
 -- name: unresolved
+-- Count what waits for a worker or an operator, each with its oldest.
 WITH {clock}
 SELECT clock.now, 'unknown' AS what, count(record.scope) AS records, min(record.created_at) AS oldest
 FROM clock LEFT JOIN oncekey.record AS record ON record.state = 'unknown'
@@ -319,6 +338,7 @@ FROM clock LEFT JOIN oncekey.dead_letter AS letter ON true
 GROUP BY clock.now;
 
 -- name: outbox_census
+-- Count the parcels of each topic.
 SELECT parcel.aggregatetype AS topic, parcel.kind, count(*) AS parcels,
        count(*) FILTER (WHERE parcel.state = 'held') AS held, min(parcel.due_at) AS oldest_due
 FROM oncekey.outbox AS parcel
@@ -326,6 +346,7 @@ GROUP BY parcel.aggregatetype, parcel.kind
 ORDER BY parcel.aggregatetype, parcel.kind;
 
 -- name: letter_census
+-- Count the dead letters of each topic.
 SELECT letter.aggregatetype AS topic, letter.kind, count(*) AS letters, min(letter.died_at) AS oldest
 FROM oncekey.dead_letter AS letter
 GROUP BY letter.aggregatetype, letter.kind

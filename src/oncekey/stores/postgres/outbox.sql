@@ -3,6 +3,7 @@
 -- while it is held, when its lease runs out.
 
 -- name: put_parcels
+-- Insert the parcels of a handler, in the transaction of its business rows.
 WITH {durable_clock}
 INSERT INTO oncekey.outbox (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
@@ -18,6 +19,7 @@ ORDER BY given.position
 RETURNING id;
 
 -- name: due
+-- Claim the parcels that a worker delivers next, those that wait longest first.
 -- The first parcel of each order is looked up among the first thousand that are due. Only if nearly all of those wait for others
 -- is the rest read, one step per order: a long order must neither hide the parcels behind it, nor be searched to its end.
 -- At most `careful` of the parcels are taken that are a request's own call or were tried before.
@@ -110,15 +112,18 @@ RETURNING parcel.place, parcel.id, parcel.kind, parcel.scope, parcel.key, parcel
     parcel.lease_until, parcel.created_at, parcel.first_error, parcel.last_error;
 
 -- name: held_by
+-- Read the parcels that a claim got, after its reply was lost.
 SELECT {now} AS now, parcel.*
 FROM oncekey.outbox AS parcel
 WHERE parcel.owner = :owner::text AND parcel.state = 'held';
 
 -- name: find_parcel
+-- Read one parcel.
 SELECT {now} AS now, parcel.*
 FROM oncekey.outbox AS parcel WHERE parcel.id = :id::uuid;
 
 -- name: sent
+-- Delete messages that were delivered.
 -- Each parcel is looked up by its id: for a join, the planner would expect to find one that is held, and search for it.
 WITH {durable_clock}, ours AS MATERIALIZED (
     SELECT locked.spot
@@ -134,11 +139,13 @@ WHERE clock.durable = 'on' AND parcel.ctid = ANY (ARRAY(SELECT ours.spot FROM ou
 RETURNING parcel.id;
 
 -- name: remaining
+-- Read which parcels are still in the outbox, after the reply to `sent` was lost.
 SELECT parcel.id
 FROM oncekey.outbox AS parcel
 WHERE parcel.id = ANY (ARRAY(SELECT held.id FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)));
 
 -- name: hand_back
+-- Release parcels that a worker claimed and did not begin; the attempt does not count.
 WITH {durable_clock}, ours AS MATERIALIZED (
     SELECT locked.spot
     FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)
@@ -154,6 +161,7 @@ WHERE clock.durable = 'on' AND parcel.ctid = ANY (ARRAY(SELECT ours.spot FROM ou
 RETURNING parcel.id;
 
 -- name: again
+-- Release a parcel after a failed attempt, due again later.
 WITH {durable_clock}
 UPDATE oncekey.outbox AS parcel
 SET state = 'ready', owner = NULL, lease_until = NULL, due_at = clock.now + :after::bigint,
@@ -163,6 +171,7 @@ WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_
 RETURNING clock.now, parcel.*;
 
 -- name: bury
+-- Copy a parcel into the dead letters; `drop_parcel` then deletes it from the outbox.
 WITH {durable_clock}
 INSERT INTO oncekey.dead_letter (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
@@ -177,6 +186,7 @@ WHERE clock.durable = 'on'
 RETURNING id;
 
 -- name: drop_parcel
+-- Delete a parcel from the outbox.
 WITH {durable_clock}
 DELETE FROM oncekey.outbox AS parcel
 USING clock
@@ -184,18 +194,21 @@ WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_
 RETURNING parcel.id;
 
 -- name: hold_record
+-- Lock one record and read it.
 WITH {durable_clock}
 SELECT clock.now, record.*
 FROM clock CROSS JOIN oncekey.hold(:scope, :key) AS record
 WHERE clock.durable = 'on';
 
 -- name: hold_parcel
+-- Lock one claimed parcel and read it.
 SELECT {now} AS now, parcel.*
 FROM oncekey.outbox AS parcel
 WHERE parcel.id = :id::uuid AND parcel.fence = :parcel_fence::bigint AND parcel.state = 'held'
 FOR UPDATE;
 
 -- name: extend_parcel
+-- Extend a worker's lease of a parcel.
 WITH {durable_clock}
 UPDATE oncekey.outbox AS parcel
 SET lease_until = GREATEST(parcel.lease_until, clock.now + :lease::bigint),
@@ -205,6 +218,7 @@ WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.fence = :parcel_
 RETURNING clock.now, parcel.*;
 
 -- name: take_up
+-- Make a worker the owner of a deferred record, and announce its call (row 24).
 -- The call can be looked up from the moment it is announced.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
@@ -236,6 +250,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: deferred_result
+-- Store the result of a deferred call (row 6).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point::text, owner = :owner::text,
@@ -253,6 +268,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: pend
+-- Leave a deferred record pending until the next attempt (row 26).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :error::text,
@@ -269,11 +285,13 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: park_record
+-- Mark a deferred record unknown: its call must not be repeated or failed too often (rows 25 and 27).
 {doubted}
   AND record.effects = 'outbox' AND record.state IN ('pending', 'in_progress')
 {as_unknown};
 
 -- name: retake_parcel
+-- Claim a parcel again for the worker that has the result of its call.
 WITH {durable_clock}
 UPDATE oncekey.outbox AS parcel
 SET state = 'held', fence = fence + 1, owner = :owner::text,
@@ -283,6 +301,7 @@ WHERE clock.durable = 'on' AND parcel.id = :id::uuid AND parcel.incarnation = :i
 RETURNING clock.now, parcel.*;
 
 -- name: bring_back
+-- Copy a dead letter back into the outbox; `drop_dead_letter` then deletes it there.
 WITH {durable_clock}
 INSERT INTO oncekey.outbox (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
@@ -294,14 +313,17 @@ WHERE clock.durable = 'on' AND dead.id = :id::uuid AND dead.kind = :kind::text
 RETURNING id;
 
 -- name: drop_dead_letter
+-- Delete one dead letter.
 DELETE FROM oncekey.dead_letter AS dead
 WHERE dead.id = :id::uuid AND dead.kind = :kind::text
 RETURNING dead.id;
 
 -- name: find_dead_letter
+-- Read one dead letter.
 SELECT dead.* FROM oncekey.dead_letter AS dead WHERE dead.id = :id::uuid;
 
 -- name: dead_letters
+-- List dead letters, oldest first.
 SELECT dead.* FROM oncekey.dead_letter AS dead
 WHERE (dead.died_at, dead.id) > (:died_at::bigint, :id::uuid)
 ORDER BY dead.died_at, dead.id

@@ -3,6 +3,7 @@
 -- `keep` is `checkpoint` for the message of a COMMIT (migration 0011).
 
 -- name: checkpoint
+-- Store the results of the steps that the owner has finished (row 5).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, recovery_point = :recovery_point,
@@ -20,12 +21,16 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: keep
-SELECT oncekey.keep(:given, :now);
+-- The same as `checkpoint`, in one message with COMMIT (row 5).
+SELECT oncekey.keep(:given, :now)
+WHERE {begun_here};
 
 -- name: was_kept
+-- Check whether `keep` was committed, after its reply was lost.
 SELECT oncekey.was_kept(:given::bytea) AS committed;
 
 -- name: announce
+-- Record that the owner is about to make an outside call, with its downstream key (row 5).
 -- The call can be looked up from the moment it is announced.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
@@ -62,6 +67,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: result
+-- Store the result of the owner's outside call (row 6).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point, owner = :owner,
@@ -80,6 +86,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: withdraw
+-- Remove the announcement of a call that was not sent (row 33).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1,
@@ -96,6 +103,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: resumable
+-- List the PHASED records that the completer may resume, oldest first.
 -- Served by record_resumable. The cursor goes on from the last row that was read, so that a page of rows that
 -- no worker can resume does not hide the others.
 WITH {clock}

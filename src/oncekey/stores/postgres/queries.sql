@@ -6,18 +6,21 @@
 -- A record is two rows: `record`, which every key has, and `work`, for what only unfinished, failed or phased work has. They
 -- are read together, as the view `whole`, and written by one statement: the record first, which locks it, then the row in
 -- `work`, if the record was written. A statement that had to wait for the record goes on with the record as it is then, but with
--- the other row as it was before. A write that proves the version (V) notices, because every write raises it. For an owner,
--- which proves the fence only (O), `memo_version` says whether the two belong together ({fits}).
+-- the other row as it was before. A write that proves the version notices, because every write raises it. For an owner,
+-- which proves the fence only, `memo_version` says whether the two belong together ({fits}).
 
 -- part: now
+-- The instant of the statement, in microseconds since 1970.
 COALESCE(:now::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
 
 -- part: clock
+-- The instant, read once.
 clock AS MATERIALIZED (
     SELECT {now} AS now
 );
 
 -- part: durable_clock
+-- The instant, read once, in a statement whose commit is durable.
 clock AS MATERIALIZED (
     SELECT {now} AS now, {durable} AS durable
 );
@@ -27,6 +30,7 @@ CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN '
                 ELSE set_config('synchronous_commit', 'on', true) END;
 
 -- part: hot
+-- The columns of a record that are in `record`.
 record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method, record.path,
     record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence, record.version, record.owner,
     record.lease_until, record.deadline, record.call_timeout, record.ttl, record.attempts, record.recovery_point,
@@ -34,12 +38,15 @@ record.scope, record.key, record.incarnation, record.operation, record.effects, 
     record.created_at, record.last_run_at, record.finished_at, record.expires_at;
 
 -- part: cold
+-- The columns of a record that are in `work`.
 work.memo, work.intent, work.request, work.reconcile_after, COALESCE(work.reconcile_tries, 0) AS reconcile_tries;
 
 -- part: fits
+-- Whether the row in `work` is the one that belongs to this version of the record.
 GREATEST(record.memo_version, 0) = COALESCE(work.memo_version, 0);
 
 -- part: kept
+-- Write the row in `work` of the record that was written, if it needs one.
 kept AS (
     INSERT INTO oncekey.work AS work (
         incarnation, scope, key, memo_version, memo, intent, request, reconcile_after, reconcile_tries)
@@ -54,6 +61,7 @@ kept AS (
 );
 
 -- part: emptied
+-- Delete the row in `work` of the record that was written, if it needs none.
 emptied AS (
     DELETE FROM oncekey.work AS work
     USING written
@@ -63,17 +71,20 @@ emptied AS (
 );
 
 -- part: forgotten
+-- Delete the row in `work` of the former incarnation.
 forgotten AS (
     DELETE FROM oncekey.work AS work USING written WHERE work.incarnation = :seen_incarnation::uuid
 );
 
 -- part: runs_again
+-- The guard `RUNS_AGAIN`: stored effects and recovery allow another run.
 CASE WHEN record.effects = 'phased'
             THEN record.recovery = 'resume'
                  AND (seen.intent IS NULL OR (seen.intent::json ->> 'repeatable_until')::bigint > clock.now)
             ELSE record.recovery = 'retry' AND seen.memo IS NULL AND seen.intent IS NULL END;
 
 -- part: doubted
+-- The beginning of every statement that marks a record unknown by its version.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
@@ -84,6 +95,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND seen.scope = record.scope AND seen.key = record.key;
 
 -- part: as_unknown
+-- The end of every statement that begins with {doubted}.
 -- A failed lease (on_lease_expired="fail") is an operator's at once: no resolver is asked about it.
 RETURNING clock.now, {hot}, record.memo_version, seen.memo, seen.intent, seen.request,
     CASE WHEN record.last_error = 'failed_lock_expired' THEN NULL ELSE clock.now END AS reconcile_after,
@@ -92,15 +104,18 @@ RETURNING clock.now, {hot}, record.memo_version, seen.memo, seen.intent, seen.re
 SELECT written.* FROM written;
 
 -- name: find
+-- Read one record; without a record, the row has only the store's clock.
 SELECT clock.now, record.*
 FROM (SELECT {now} AS now) AS clock
 LEFT JOIN oncekey.whole AS record ON record.scope = :scope AND record.key = :key;
 
 -- part: answer
+-- What a replay needs of a record.
 record.scope, record.key, record.incarnation, record.operation, record.effects, record.fingerprint,
        record.response_status, record.response_headers, record.response_body, record.response_schema, record.expires_at;
 
 -- name: recall_all
+-- Read the stored responses of several completed keys at once.
 -- LATERAL and LIMIT make the planner look each key up by itself, whatever number of keys it expects. The state is compared
 -- outside: inside, an index of finished records that had few when statistics were made would be read from end to end.
 SELECT {now} AS now, {answer}
@@ -110,12 +125,14 @@ CROSS JOIN LATERAL (
 WHERE record.state = 'completed';
 
 -- name: recall
+-- Read the stored response of one completed key.
 -- The row in `work` does not matter for a completed record's answer, so it is not read.
 SELECT {now} AS now, {answer}
 FROM (SELECT * FROM oncekey.record AS one WHERE one.scope = :scope AND one.key = :key LIMIT 1) AS record
 WHERE record.state = 'completed';
 
 -- part: claimed
+-- The insert of a claim; it inserts nothing if the key is taken.
 INSERT INTO oncekey.record AS record (
         scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
         state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
@@ -129,9 +146,11 @@ INSERT INTO oncekey.record AS record (
     ON CONFLICT (scope, key) DO NOTHING;
 
 -- part: nothing
+-- The columns of `work` for a record that has no row there.
 NULL::text AS memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint AS reconcile_after, 0 AS reconcile_tries;
 
 -- name: claim
+-- Insert the record of a new request, which becomes its owner (row 1).
 -- Without a kept request there is no row in `work`, nor for most records of other requests; if the record that is found has one,
 -- the statement returns no row, and the caller reads again.
 WITH {durable_clock}, claimed AS (
@@ -145,6 +164,7 @@ WHERE record.scope = :scope AND record.key = :key
   AND record.memo_version = 0 AND record.effects <> 'phased' AND record.state IN ('in_progress', 'completed');
 
 -- name: claim_kept
+-- Insert the record of a new PHASED request, with the request itself, so that a worker can resume it (row 1).
 WITH {durable_clock}, claimed AS (
     {claimed}
     RETURNING {hot}
@@ -162,6 +182,7 @@ UNION ALL
 SELECT clock.now, record.* FROM clock, oncekey.whole AS record WHERE record.scope = :scope AND record.key = :key;
 
 -- name: take_over
+-- Make a request or the completer the next owner of a stale or retryable record (rows 13 and 16).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', entered = :entered::boolean, fence = record.fence + 1, version = record.version + 1,
@@ -188,6 +209,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: supersede
+-- Begin a new incarnation in the row of an expired record (row 31).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
@@ -210,11 +232,13 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: doubt
+-- Mark a record unknown whose lease is over and that must not run again (row 15).
 {doubted}
   AND record.state = 'in_progress' AND record.lease_until <= clock.now
 {as_unknown};
 
 -- name: renew
+-- Extend the owner's lease, up to the deadline (row 4).
 WITH {clock}
 UPDATE oncekey.record AS record
 SET version = version + 1,  -- the lease of an announced call is longer, and is not made shorter
@@ -226,7 +250,8 @@ WHERE record.scope = :scope AND record.key = :key
 RETURNING clock.now, record.lease_until;
 
 -- name: settle_alone
--- `settle_completed` for an owner whose record had no row in `work` when it was claimed. Since then only the owner itself can
+-- Complete a record that has no row in `work`, with its response (row 7).
+-- `settle_completed` for a record that had no row in `work` when it was claimed. Since then only the owner itself can
 -- have added one, which `memo_version` shows; any other actor that does ends the ownership, and with it `owner`. (The
 -- state shows the same, but by its index PostgreSQL would read all records that were ever in progress.)
 WITH {durable_clock}
@@ -243,6 +268,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, {nothing};
 
 -- name: settle_completed
+-- Complete the owner's record, with its response (rows 7 and 8).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
@@ -270,6 +296,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: settle_retryable
+-- Release the owner's record, which executed nothing: a retry runs it (row 10).
 WITH {durable_clock}
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
@@ -280,6 +307,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
 RETURNING clock.now, {hot}, {cold};
 
 -- name: settle_unknown
+-- Mark the owner's record unknown: its call may have been executed (row 12).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'unknown', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
@@ -295,6 +323,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: settle_handed_back
+-- Release the owner's unfinished PHASED record: a retry or the completer resumes it (row 11).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL,
@@ -313,6 +342,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: settle_deferred
+-- Leave the owner's record pending: a worker delivers its parcel (row 3).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'pending', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = NULL,
@@ -329,6 +359,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: discard
+-- Delete the owner's record, whose handler was never called: the key is unused again (row 9).
 WITH {durable_clock}, written AS (
 DELETE FROM oncekey.record AS record
 USING clock

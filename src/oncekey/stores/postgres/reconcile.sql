@@ -1,6 +1,7 @@
 -- The reads and writes of resolvers and webhooks, besides the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
+-- List the unknown records whose provider is to be asked now, longest due first.
 -- Served by work_due, and record_pkey for each. A record that the reconciler gave up has no instant, and only operators find it.
 WITH {clock}
 SELECT clock.now, page.*
@@ -16,6 +17,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.reconcile_after, page.scope, page.key;
 
 -- name: still_unknown
+-- Set when the provider of an unknown record is asked again (row 23).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1,
@@ -32,6 +34,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: add_evidence
+-- Insert evidence about a call, once per source and event.
 WITH {durable_clock}
 INSERT INTO oncekey.evidence (at, source, event_id, downstream_key, provider_id, said)
 SELECT clock.now, :source::text, :event_id::text, :downstream_key::text, :provider_id::text, :said::text
@@ -40,10 +43,12 @@ ON CONFLICT DO NOTHING
 RETURNING evidence.*;
 
 -- name: find_evidence
+-- Read the evidence of one event.
 SELECT evidence.* FROM oncekey.evidence AS evidence
 WHERE evidence.source = :source::text AND evidence.event_id = :event_id::text;
 
 -- name: evidence_about
+-- Read the evidence about a record's call that has no verdict yet, oldest first.
 -- Served by evidence_open_key and evidence_open_provider. Evidence from before the record began is not about it.
 SELECT evidence.* FROM oncekey.evidence AS evidence
 WHERE evidence.verdict IS NULL AND evidence.at >= :since::bigint
@@ -55,18 +60,21 @@ ORDER BY evidence.id
 LIMIT 20;
 
 -- name: open_evidence
+-- List all evidence that has no verdict yet, oldest first.
 SELECT evidence.* FROM oncekey.evidence AS evidence
 WHERE evidence.verdict IS NULL AND evidence.id > :after::bigint
 ORDER BY evidence.id
 LIMIT :limit::bigint;
 
 -- name: judge_evidence
+-- Store the verdict on evidence, once.
 UPDATE oncekey.evidence AS evidence
 SET verdict = :verdict::text
 WHERE evidence.id = :id::bigint AND evidence.verdict IS NULL
 RETURNING evidence.id;
 
 -- name: find_calls
+-- Find announced calls by downstream key or by the provider's id, newest first.
 -- Served by call_downstream_key and call_provider_id; the same request may have made the same call in an earlier incarnation.
 SELECT call.* FROM oncekey.call AS call
 WHERE call.downstream_key = :downstream_key::text OR call.provider_id = :provider_id::text
@@ -74,6 +82,7 @@ ORDER BY call.at DESC
 LIMIT 10;
 
 -- name: keys_named
+-- Read the downstream keys for which a source reported this provider's id, at most two.
 -- Served by evidence_open_provider and evidence_judged_provider. Two are enough to see that it is not clear.
 SELECT heard.downstream_key FROM oncekey.evidence AS heard
 WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id::text AND heard.source = :source::text
@@ -85,6 +94,7 @@ WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id::text AND
 LIMIT 2;
 
 -- name: add_call
+-- Insert the call of an INLINE handler, which announces none.
 INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
 VALUES (:incarnation::uuid, :phase::text, :downstream_key::text, :scope::text, :key::text, :operation::text,
         {now})
@@ -92,12 +102,14 @@ ON CONFLICT DO NOTHING
 RETURNING phase;
 
 -- name: name_call
+-- Store the provider's id of a call, once.
 UPDATE oncekey.call AS call
 SET provider_id = :provider_id::text
 WHERE call.incarnation = :incarnation::uuid AND call.phase = :phase::text AND call.provider_id IS NULL
 RETURNING call.phase;
 
 -- name: list_calls
+-- List calls since an instant with their records, oldest first.
 -- Served by call_at, and record_pkey for each.
 WITH {clock}
 SELECT clock.now, call.phase AS call_phase, call.downstream_key AS call_downstream_key,
@@ -114,6 +126,7 @@ LEFT JOIN oncekey.whole AS record
 ORDER BY call.at, call.incarnation, call.phase;
 
 -- name: forget_calls
+-- Delete a batch of old calls whose record is gone.
 WITH {clock}
 DELETE FROM oncekey.call AS call
 WHERE (call.incarnation, call.phase) IN (
@@ -127,6 +140,7 @@ WHERE (call.incarnation, call.phase) IN (
 RETURNING call.phase;
 
 -- name: forget_evidence
+-- Delete a batch of old evidence.
 WITH {clock}
 DELETE FROM oncekey.evidence AS evidence
 WHERE evidence.id IN (

@@ -1,6 +1,7 @@
 -- What `oncekey rekey` and `oncekey doctor` ask about sealed content, and the one write that changes its key.
 
 -- name: content_records
+-- List the records that have content which can be sealed.
 -- Served by record_pkey.
 SELECT {now} AS now, record.*
 FROM oncekey.whole AS record
@@ -10,7 +11,8 @@ ORDER BY record.scope, record.key
 LIMIT :limit::bigint;
 
 -- name: reseal_record
--- A write without ownership (V). An owner compares the memo that it has read byte by byte, so an owned record is left alone.
+-- Store a record's content under another key; the record does not move.
+-- The write proves the version. An owner compares the memo that it has read byte by byte, so an owned record is left alone.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, response_headers = :response_headers, response_body = :response_body::bytea,
@@ -27,6 +29,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.version FROM written;
 
 -- name: content_parcels
+-- List all parcels and dead letters.
 -- Served by outbox_pkey and dead_letter_pkey.
 SELECT parcel.* FROM (
     SELECT id, kind, scope, key, incarnation, aggregatetype, payload, downstream_key, position, order_by
@@ -38,19 +41,23 @@ ORDER BY parcel.id
 LIMIT :limit::bigint;
 
 -- name: reseal_parcel
+-- Store a parcel's payload under another key.
 UPDATE oncekey.outbox SET payload = :payload WHERE id = :id::uuid AND payload = :seen RETURNING id;
 
 -- name: reseal_letter
+-- Store a dead letter's payload under another key.
 UPDATE oncekey.dead_letter SET payload = :payload WHERE id = :id::uuid AND payload = :seen RETURNING id;
 
 -- name: content_evidence
+-- List all evidence.
 SELECT * FROM oncekey.evidence WHERE id > :after::bigint ORDER BY id LIMIT :limit::bigint;
 
 -- name: reseal_evidence
+-- Store a piece of evidence under another key.
 UPDATE oncekey.evidence SET said = :said WHERE id = :id::bigint AND said = :seen RETURNING id;
 
 -- name: seals
--- How much of each kind is sealed under which key; NULL stands for content that is not sealed.
+-- Count how much of each kind is sealed under which key; NULL stands for content that is not sealed.
 SELECT 'answers' AS part, CASE WHEN page.response_schema = 2 THEN page.response_headers::json -> 0 ->> 1 END AS name,
        count(*) AS found
 FROM (SELECT response_headers, response_schema FROM oncekey.record

@@ -1,7 +1,8 @@
 -- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no answers: bodies may be
--- large. Writes prove the version that was read (V), so a record that another actor moved first is left alone.
+-- large. Writes prove the version that was read, so a record that another actor moved first is left alone.
 
 -- name: stale
+-- List the records in progress whose lease is over, oldest first.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
@@ -15,6 +16,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.created_at, page.scope, page.key;
 
 -- name: runs
+-- Read how long the operations took that finished last.
 SELECT record.operation, record.finished_at - record.last_run_at AS took
 FROM oncekey.record AS record
 WHERE record.state IN ('completed', 'failed_retryable', 'pending') AND record.finished_at > record.last_run_at
@@ -22,6 +24,7 @@ ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC
 LIMIT :limit::bigint;
 
 -- name: sweep_retryable
+-- Release a record whose lease is over and that may run again (row 14).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
@@ -37,6 +40,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: expire_begun
+-- Mark an expired retryable record unknown if steps are finished or a call is open (row 18).
 {doubted}
   AND record.state = 'failed_retryable' AND record.expires_at <= clock.now
   AND (seen.memo IS NOT NULL OR seen.intent IS NOT NULL)
@@ -61,6 +65,7 @@ AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
 ORDER BY page.expires_at, page.scope, page.key;
 
 -- name: expiring
+-- List the records whose ttl is over and that are not marked as expired, longest ago first.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
@@ -70,6 +75,7 @@ FROM clock LEFT JOIN (
       {page};
 
 -- name: kept_expired
+-- List the records that are marked as expired, longest ago first.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
@@ -118,6 +124,7 @@ FROM clock LEFT JOIN (
     LIMIT 1) AS last ON true;
 
 -- name: purge_expired
+-- Delete a batch of records whose ttl is over (row 30).
 -- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it: find, lock, move and note a batch at once.
 -- A row that another transaction has locked is skipped, so that no statement waits for another. A row that was written since
 -- the statement began is compared again when it is locked, and has moved then, so a key that is used anew stays. `until`
@@ -137,6 +144,7 @@ FROM clock LEFT JOIN (
     {notes}, moved.state, NULL, {noted};
 
 -- name: purge_kept
+-- Delete a batch of records that are marked as expired (row 30).
 {reaps}
     WHERE record.state = 'expired'
       {due}
@@ -149,6 +157,7 @@ FROM clock LEFT JOIN (
     {notes}, moved.state, NULL, {noted};
 
 -- name: mark_expired
+-- Mark a batch of completed records as expired (row 29).
 {reaps}
     WHERE record.state IN ('completed', 'failed_retryable', 'pending')
       AND record.state = 'completed'
@@ -161,12 +170,14 @@ FROM clock LEFT JOIN (
     {notes}, 'completed', moved.state, {noted};
 
 -- name: drop_unclaimed
+-- Delete the parcel of a deferred request, if no worker ever claimed it.
 DELETE FROM oncekey.outbox AS parcel
 WHERE parcel.incarnation = :seen_incarnation::uuid AND parcel.kind = 'defer'
   AND parcel.fence = 0 AND parcel.state = 'ready'
 RETURNING parcel.id;
 
 -- name: abandon
+-- Complete an expired pending record, whose parcel no worker ever claimed (row 28).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,
@@ -185,6 +196,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: live_keys
+-- Count the live keys of a scope, up to a limit.
 SELECT count(*) AS live
 FROM (
     SELECT FROM oncekey.record AS record
@@ -195,6 +207,7 @@ FROM (
     LIMIT :limit::bigint) AS counted;
 
 -- name: note
+-- Insert lines into the audit.
 INSERT INTO oncekey.audit (
     at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
 SELECT {now},
@@ -205,6 +218,7 @@ FROM json_to_recordset(:notes::json) AS line(
     trigger text, actor text, who text, why text);
 
 -- name: history
+-- Read the audit lines of one key, oldest first.
 SELECT line.*
 FROM oncekey.audit AS line
 WHERE line.scope = :scope AND line.key_digest = :key_digest AND line.id > :after::bigint
@@ -212,6 +226,7 @@ ORDER BY line.id
 LIMIT :limit::bigint;
 
 -- name: forget_notes
+-- Delete a batch of old audit lines.
 DELETE FROM oncekey.audit AS line
 WHERE line.id IN (
     SELECT oldest.id
@@ -220,6 +235,7 @@ WHERE line.id IN (
 RETURNING line.id;
 
 -- name: beat
+-- Store a worker's heartbeat, and which tasks it runs.
 WITH {clock}
 INSERT INTO oncekey.worker AS worker (name, tasks, started_at, seen_at, every, calls)
 SELECT :name::text, :tasks::text, clock.now, clock.now, :every::bigint, :calls::text
@@ -229,17 +245,20 @@ ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen
 RETURNING worker.seen_at;
 
 -- name: leave
+-- Delete the row of a worker that stops.
 DELETE FROM oncekey.worker AS worker
 WHERE worker.name = :name::text
 RETURNING worker.name;
 
 -- name: workers
+-- List the workers, each with its last heartbeat.
 WITH {clock}
 SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls
 FROM clock LEFT JOIN oncekey.worker AS worker ON true
 ORDER BY worker.started_at, worker.name;
 
 -- name: forget_workers
+-- Delete the rows of workers whose heartbeats ended long ago.
 WITH {clock}
 DELETE FROM oncekey.worker AS worker
 USING clock

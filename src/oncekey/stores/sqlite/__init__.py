@@ -7,7 +7,8 @@ for requests that would have to wait. Within the process the driver's `Writer` k
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.core.model import Completed, Deferred
 from oncekey.core.onecommit import Holder, Locked, Stored
@@ -18,16 +19,27 @@ from oncekey.stores.locks import LockStore
 from oncekey.stores.rows import snapshot_of
 from oncekey.stores.sql import ONE_ROW, SHARED, SqlSchema, SqlStore
 from oncekey.stores.statements import load
-from oncekey.stores.survey import SQLITE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from oncekey.core.model import Claim, Instant, Snapshot
     from oncekey.core.onecommit import Lock, WriteTarget
     from oncekey.flow import Body, Flow, Row, Value
-    from oncekey.ports import Outbox
+    from oncekey.ports import ParcelWriter
     from oncekey.stores.statements import Statements
+
+
+DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "diagnostic_clock": ("now",),
+        "diagnostic_indexes": ("name", "on_table"),
+        "diagnostic_file": ("version", "path"),
+        "diagnostic_journal": ("journal_mode",),
+        "diagnostic_ttl": ("shortest_ttl", "longest_call"),
+    }
+)
+"""What `oncekey doctor` reads: the statements, and the columns of each."""
 
 
 def tables() -> SqlSchema:
@@ -42,9 +54,9 @@ class SqliteStore(SqlStore):
     """
 
     def __init__(self, *, writer: Writer | None = None, clock: Callable[[], Instant] | None = None) -> None:
-        super().__init__(load(__package__, *ONE_ROW, shared=SHARED), tables(), SQLITE, clock=clock)
+        super().__init__(load(__package__, *ONE_ROW, shared=SHARED), tables(), DIAGNOSTICS, clock=clock)
         if writer is not None:
-            self.locks = SqliteLocks(self._statements, writer, lambda: self.outbox)
+            self.locks = SqliteLocks(self._statements, writer, self.parcels)
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
         """Read before inserting: a reader never waits for the one writer, and most duplicates only read."""
@@ -79,8 +91,8 @@ class SqliteLocks(LockStore):
     one_writer = True
     asked = ("find", "lock_file")
 
-    def __init__(self, statements: Statements, writer: Writer, outbox: Callable[[], Outbox | None]) -> None:
-        super().__init__(statements, outbox)
+    def __init__(self, statements: Statements, writer: Writer, parcels: ParcelWriter | None) -> None:
+        super().__init__(statements, parcels)
         self._writer = writer
 
     def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:

@@ -1,6 +1,7 @@
 -- How SQLite notes its migrations. BEGIN IMMEDIATE admits one migrator at a time.
 
 -- name: table
+-- Create the table of applied migrations.
 CREATE TABLE IF NOT EXISTS oncekey_migration (
     number     INTEGER  NOT NULL PRIMARY KEY,
     phase      TEXT     NOT NULL,
@@ -11,8 +12,10 @@ CREATE TABLE IF NOT EXISTS oncekey_migration (
 ) STRICT;
 
 -- name: applied
+-- List the applied migrations.
 SELECT number, phase, name, checksum, applied_at FROM oncekey_migration ORDER BY number;
 
 -- name: record
+-- Insert a migration that was applied.
 INSERT INTO oncekey_migration (number, phase, name, checksum, applied_at)
 VALUES (:number, :phase, :name, :checksum, CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000);

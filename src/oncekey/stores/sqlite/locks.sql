@@ -2,6 +2,7 @@
 -- lock, so `lock_file` has nothing to try; the process knows which key it is for.
 
 -- name: lock_file
+-- Read the record of a key in a transaction that has locked the whole file.
 SELECT COALESCE(:now, clock.now) AS now, record.*
 FROM oncekey_clock AS clock LEFT JOIN oncekey_record AS record ON record.scope = :scope AND record.key = :key;
 

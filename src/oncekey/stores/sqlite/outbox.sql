@@ -1,4 +1,5 @@
 -- name: put_parcels
+-- Insert the parcels of a handler, in the transaction of its business rows.
 INSERT INTO oncekey_outbox (
     id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position, order_by,
     state, attempts, fence, due_at, created_at)
@@ -13,6 +14,7 @@ ORDER BY json_extract(given.value, '$.position')
 RETURNING id;
 
 -- name: due
+-- Claim the parcels that a worker delivers next, those that wait longest first.
 -- At most `careful` of the parcels are taken that are a request's own call or were tried before, counted among those that are
 -- next.
 UPDATE oncekey_outbox
@@ -38,16 +40,19 @@ WHERE place IN (
 RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, *;
 
 -- name: sent
+-- Delete messages that were delivered.
 DELETE FROM oncekey_outbox
 WHERE (id, fence) IN (SELECT json_extract(held.value, '$.id'), json_extract(held.value, '$.fence') FROM json_each(:held) AS held)
   AND state = 'held' AND kind = 'emit'
 RETURNING id;
 
 -- name: remaining
+-- Read which parcels are still in the outbox, after the reply to `sent` was lost.
 SELECT parcel.id FROM oncekey_outbox AS parcel
 WHERE parcel.id IN (SELECT json_extract(held.value, '$.id') FROM json_each(:held) AS held);
 
 -- name: hand_back
+-- Release parcels that a worker claimed and did not begin; the attempt does not count.
 UPDATE oncekey_outbox
 SET state = 'ready', owner = NULL, lease_until = NULL, attempts = attempts - 1,
     due_at = COALESCE(:now, (SELECT now FROM oncekey_clock))

@@ -1,4 +1,5 @@
 -- name: forget_calls
+-- Delete a batch of old calls whose record is gone.
 DELETE FROM oncekey_call
 WHERE (incarnation, phase) IN (
     SELECT old.incarnation, old.phase FROM oncekey_call AS old
@@ -11,6 +12,7 @@ WHERE (incarnation, phase) IN (
 RETURNING phase;
 
 -- name: forget_evidence
+-- Delete a batch of old evidence.
 DELETE FROM oncekey_evidence
 WHERE id IN (
     SELECT old.id FROM (SELECT id, at FROM oncekey_evidence ORDER BY id LIMIT :limit) AS old

@@ -1,4 +1,5 @@
 -- name: purge_expired
+-- Delete a batch of records whose ttl is over (row 30).
 -- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it. `until` comes from an instant that the reaper
 -- has compared with its own clocks; the state is the one before the move.
 DELETE FROM oncekey_record
@@ -17,6 +18,7 @@ RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, scope, key, in
           state;
 
 -- name: purge_kept
+-- Delete a batch of records that are marked as expired (row 30).
 DELETE FROM oncekey_record
 WHERE rowid IN (
     SELECT record.rowid
@@ -31,6 +33,7 @@ RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, scope, key, in
           state;
 
 -- name: mark_expired
+-- Mark a batch of completed records as expired (row 29).
 UPDATE oncekey_record
 SET state = 'expired', version = version + 1
 WHERE rowid IN (
@@ -47,11 +50,13 @@ RETURNING COALESCE(:now, (SELECT now FROM oncekey_clock)) AS now, scope, key, in
           'completed' AS state;
 
 -- name: drop_unclaimed
+-- Delete the parcel of a deferred request, if no worker ever claimed it.
 DELETE FROM oncekey_outbox
 WHERE incarnation = :seen_incarnation AND kind = 'defer' AND fence = 0 AND state = 'ready'
 RETURNING id;
 
 -- name: note
+-- Insert lines into the audit.
 INSERT INTO oncekey_audit (
     at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
 SELECT COALESCE(:now, (SELECT now FROM oncekey_clock)),
@@ -63,6 +68,7 @@ SELECT COALESCE(:now, (SELECT now FROM oncekey_clock)),
 FROM json_each(:notes) AS line;
 
 -- name: forget_notes
+-- Delete a batch of old audit lines.
 DELETE FROM oncekey_audit
 WHERE id IN (
     SELECT oldest.id
@@ -71,6 +77,7 @@ WHERE id IN (
 RETURNING id;
 
 -- name: beat
+-- Store a worker's heartbeat, and which tasks it runs.
 INSERT INTO oncekey_worker (name, tasks, started_at, seen_at, every, calls)
 SELECT :name, :tasks, clock.now, clock.now, :every, :calls
 FROM (SELECT COALESCE(:now, now) AS now FROM oncekey_clock) AS clock
@@ -80,10 +87,12 @@ ON CONFLICT (name) DO UPDATE SET tasks = excluded.tasks, seen_at = excluded.seen
 RETURNING seen_at;
 
 -- name: leave
+-- Delete the row of a worker that stops.
 DELETE FROM oncekey_worker WHERE name = :name
 RETURNING name;
 
 -- name: forget_workers
+-- Delete the rows of workers whose heartbeats ended long ago.
 DELETE FROM oncekey_worker
 WHERE seen_at + every <= COALESCE(:now, (SELECT now FROM oncekey_clock)) - :age
 RETURNING name;

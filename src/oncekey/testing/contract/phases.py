@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.core.memo import FINISHED, STARTED
-from oncekey.core.model import SECOND, Doubtful, Effects, HandedBack, Intent, Recovery, State
+from oncekey.core.model import LONGEST_NAME, SECOND, Doubtful, Effects, HandedBack, Intent, Recovery, State
 from oncekey.testing.claims import DEADLINE, LEASE, answered
 from oncekey.testing.contract.world import (
     BUSY,
@@ -101,6 +101,16 @@ class Stepping:
         points.append(world.record(claim.id).recovery_point)
         assert points == ["order", "charge", FINISHED]
         assert world.record(claim.id).memo == (ORDER, CHARGE)
+
+    def test_the_longest_name_of_a_phase_fits(self, world: World) -> None:
+        """It is the record's recovery point, and comes back as it was."""
+        claim, lease = begun(world)
+        phase = replace(ORDER, name="ü" * LONGEST_NAME)
+
+        assert world.checkpoint(lease, (), (phase,), LEASE) is not None
+
+        record = world.record(claim.id)
+        assert (record.memo, record.recovery_point) == ((phase,), phase.name)
 
     def test_a_phase_whose_commit_got_no_reply_is_found_or_not(self, world: World) -> None:
         """The record says what happened, and an owner that was replaced gets an error (P7)."""

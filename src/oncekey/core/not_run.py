@@ -1,0 +1,114 @@
+"""Refusals as exceptions: what the caller of a protected function, or of a client, gets in place of a result.
+
+There is one class for each reaction: wait, ask again, look for the bug, or leave it to a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.answers import is_accepted
+from oncekey.core.errors import (
+    BodyInvalidError,
+    KeyMalformedError,
+    OncekeyError,
+    RecordUnreadableError,
+    StoreUnavailableError,
+)
+from oncekey.core.model import Code
+from oncekey.core.problems import PROBLEMS, wait_of
+
+if TYPE_CHECKING:
+    from oncekey.core.model import Refuse
+    from oncekey.core.policy import Policy
+
+
+class NotRunError(OncekeyError):
+    """This call returned no result of the protected function, or of the client's request; the subclass says why.
+
+    `retry_after` (seconds) is given where the same call may get another answer later.
+    """
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class InProgressError(NotRunError):
+    """Another call with this key is running, or a worker has it: call again later for the result.
+
+    `accepted` is true if the key's own rows and its parcel are committed: a worker makes the outside call. `value` is
+    then what the OUTBOX function returned.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after: int | None = None, accepted: bool = False, value: object = None
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.accepted = accepted
+        self.value = value
+
+
+class OutcomeUnknownError(NotRunError):
+    """It may have happened; a function does not run again while its outcome is being resolved."""
+
+
+class KeyReusedError(NotRunError):
+    """The key belongs to another request, or to a call with other arguments."""
+
+
+class KeyExpiredError(NotRunError):
+    """The key was used so long ago that its record is gone."""
+
+
+class LimitedError(NotRunError):
+    """There are too many new keys: this one was not used."""
+
+
+class ResultNotKeptError(NotRunError):
+    """It was run once, and its result was too large to be kept."""
+
+
+class ExecutionFailedError(NotRunError):
+    """It was run and failed for good, or its run could not be finished; the log of that run has the reason."""
+
+
+_SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = MappingProxyType(
+    {
+        Code.KEY_MISSING: (KeyMalformedError, "it has no key"),
+        Code.KEY_MALFORMED: (KeyMalformedError, "it has no key that can be used"),
+        Code.KEY_NOT_FOUND: (NotRunError, "its key is not known"),
+        Code.BODY_INVALID: (BodyInvalidError, "its arguments have no canonical form"),
+        Code.BODY_LENGTH_MISSING: (BodyInvalidError, "its arguments do not say how long they are"),
+        Code.BODY_TOO_LARGE: (BodyInvalidError, "its arguments are larger than max_request_bytes"),
+        Code.BODY_TOO_SLOW: (BodyInvalidError, "its arguments did not arrive"),
+        Code.KEY_REUSED: (KeyReusedError, "its key belongs to a call with other arguments"),
+        Code.KEY_EXPIRED: (KeyExpiredError, "its key was used too long ago"),
+        Code.IN_PROGRESS: (InProgressError, "a call with its key is under way"),
+        Code.OUTCOME_UNKNOWN: (OutcomeUnknownError, "whether it happened is not known yet"),
+        Code.RESPONSE_NOT_STORED: (ResultNotKeptError, "it was run, and its result was too large to be kept"),
+        Code.STORE_UNAVAILABLE: (StoreUnavailableError, "the store could not be asked"),
+        Code.RECORD_UNREADABLE: (RecordUnreadableError, "the record of its key cannot be read"),
+        Code.EXECUTION_FAILED: (ExecutionFailedError, "it failed"),
+        Code.TIMED_OUT: (ExecutionFailedError, "it was not finished in time"),
+        Code.RATE_LIMITED: (LimitedError, "there are too many new keys"),
+        Code.REQUEST_TOO_OLD: (LimitedError, "it is too old"),
+    }
+)
+"""The exception for each refusal, and what its message says about the function."""
+
+
+def error_of(refusal: Refuse, policy: Policy, operation: str) -> OncekeyError:
+    """The exception that the caller of a function gets instead of its result."""
+    code = refusal.code
+    kind, sentence = _SAID[code]
+    message = f"{operation}: {refusal.detail or sentence}"
+    wait = wait_of(refusal, policy) if PROBLEMS[code].waiting_helps else None
+    if kind is InProgressError:
+        return InProgressError(message, retry_after=wait, accepted=is_accepted(refusal.record))
+    error = kind(message)
+    if isinstance(error, NotRunError):
+        error.retry_after = wait
+    return error

@@ -1,0 +1,65 @@
+"""Migrations as flows: which of them a store lacks, and whether this version can work with its tables."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
+
+from oncekey.canonical.digests import frame
+from oncekey.core import migrations
+from oncekey.core.errors import SchemaError
+from oncekey.core.migrations import MigrationPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from oncekey.core.migrations import Applied, Migration, MigrationStatus
+    from oncekey.flow import Flow
+    from oncekey.ports import Schema
+
+EARLIEST: Final = 3
+"""How many of the first migrations identify an installation, by when they were run."""
+
+
+def check(schema: Schema) -> Flow[tuple[Applied, ...]]:
+    """Refuse a store that this version cannot work with; otherwise return its migrations."""
+    applied = yield from schema.applied()
+    wrong = migrations.objection(schema.migrations, applied)
+    if wrong is not None:
+        raise SchemaError(wrong)
+    return applied
+
+
+def status(schema: Schema) -> Flow[tuple[MigrationStatus, ...]]:
+    """Every migration that the store or this version knows."""
+    return migrations.status(schema.migrations, (yield from schema.applied()))
+
+
+def plan(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
+    """What `up` would run, in order."""
+    applied = yield from schema.applied()
+    wrong = migrations.changed(schema.migrations, applied)
+    if wrong is not None:
+        raise SchemaError(wrong)
+    return migrations.plan(schema.migrations, applied, only=only)
+
+
+def up(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
+    """Run what is missing; the result leaves out what another process ran meanwhile."""
+    done: tuple[Migration, ...] = ()
+    for migration in (yield from plan(schema, only=only)):
+        ran = yield from schema.migrate(migration)
+        done += (migration,) if ran else ()
+    return done
+
+
+def at_start(schema: Schema) -> Flow[tuple[Migration, ...]]:
+    """Create the tables, or run the migrations that processes of an older version can work with."""
+    older_may_run = bool((yield from schema.applied()))
+    return (yield from up(schema, only=MigrationPhase.PRE if older_may_run else None))
+
+
+def identity_of(applied: Iterable[Applied]) -> bytes | None:
+    """The identity of this installation's tables; None if there are none."""
+    lines = [b"%d:%d" % (one.number, one.applied_at) for one in applied if one.number <= EARLIEST]
+    return sha256(frame(*lines)).digest() if lines else None

@@ -1,0 +1,47 @@
+"""Migrations as SQL to run by other means: for operators, and for Alembic."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from oncekey.core.sqltext import sentences
+from oncekey.stores.sql import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from oncekey.core.migrations import Migration
+    from oncekey.core.sqltext import Dialect
+    from oncekey.flow import Value
+
+_PLACEHOLDER: Final = re.compile(r"(?<!:):(\w+)")
+_HARMLESS: Final = re.compile(r"[a-z0-9_]+")
+
+
+def script(migrations: Sequence[Migration], ledger: Mapping[str, str]) -> str:
+    """All of them as one text."""
+    parts = [ledger["table"] + ";"]
+    for one in migrations:
+        record = _filled(ledger["record"], line_of(one))
+        parts.append(f"-- {one.label}\nBEGIN;\n\n{one.text.strip()}\n\n{record};\n\nCOMMIT;")
+    return "\n\n".join(parts) + "\n"
+
+
+def statements(migrations: Sequence[Migration], ledger: Mapping[str, str], dialect: Dialect) -> tuple[str, ...]:
+    """Their statements, one by one, with the lines that note them."""
+    texts = [ledger["table"]]
+    for one in migrations:
+        texts += [one.text, _filled(ledger["record"], line_of(one))]
+    return tuple(sentence.text for text in texts for sentence in sentences(text, dialect))
+
+
+def _filled(text: str, values: dict[str, Value]) -> str:
+    """The statement as it is printed; only names and numbers of our own files come here."""
+
+    def literal(match: re.Match[str]) -> str:
+        value = values[match[1]]
+        assert isinstance(value, int) or (isinstance(value, str) and _HARMLESS.fullmatch(value))
+        return str(value) if isinstance(value, int) else f"'{value}'"
+
+    return _PLACEHOLDER.sub(literal, text)

@@ -1,0 +1,31 @@
+"""The bench of a large table names the plan of each statement, and how long PostgreSQL takes to plan and to run it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bench.scale import plans, statements
+
+from oncekey.wire import aconnect
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_the_reapers_plan_and_its_times_are_reported(postgres_dsn: str) -> None:
+    # R170
+    engine = aconnect(postgres_dsn)
+    await engine.migrate()
+    await engine.close()
+    found = await plans(postgres_dsn)
+    assert set(found) == set(statements()) >= {"claim", "stale", "expiring", "purge_expired"}
+    for one in found.values():
+        assert min(one["plan_ms"], one["run_ms"]) > 0
+        assert one["indexes"] or one["read_whole"]
+
+
+def test_a_guide_publishes_the_reapers_plan_and_the_command_that_measures_it() -> None:
+    # R170
+    guide = (ROOT / "docs/howto/postgresql.md").read_text()
+    assert re.search(r"`python -m bench\.scale --rows \d+`", guide)
+    assert re.search(r"planned the reaper's statement in [\d.]+ ms and ran it in [\d.]+ ms", guide)

@@ -1,0 +1,73 @@
+"""Every SQL statement has a line that says what it is for, the same in each dialect, and no such line is sent."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from oncekey.stores.moves import MOVES
+from oncekey.stores.sql import FILES, ONE_ROW
+from oncekey.stores.statements import load
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "oncekey"
+SQL = sorted(path for path in SOURCE.rglob("*.sql") if "migrations" not in path.parts)
+SENTENCE = re.compile(r"-- [A-Z][^.]*\.")
+LONGEST_LINE = 120
+WRITTEN = {"mark": "mark_expired", "purge": "purge_expired"}
+"""Moves of a store of cells whose statement in SQL moves a batch."""
+
+
+def statements(text: str) -> dict[str, str]:
+    """The line after the title of each statement."""
+    return dict(re.findall(r"^-- name: (\w+)\n(.*)", text, re.MULTILINE))
+
+
+def purposes() -> dict[tuple[str, str], set[str]]:
+    """What is said of each statement, by its file and name, in all dialects.
+
+    The stores have files of the same names; the demo and the torture run have a file for each database.
+    """
+    found = defaultdict(set)
+    for path in SQL:
+        family = path.name if "stores" in path.parts else str(path.parent.relative_to(SOURCE))
+        for name, line in statements(path.read_text("utf-8")).items():
+            found[family, name].add(line)
+    return found
+
+
+@pytest.mark.parametrize("path", SQL, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_every_statement_has_its_line(path: Path) -> None:
+    lines = statements(path.read_text("utf-8"))
+    wrong = {name: line for name, line in lines.items() if not SENTENCE.fullmatch(line) or len(line) > LONGEST_LINE}
+    assert wrong == {}
+
+
+def test_a_statement_without_its_line_is_found() -> None:
+    assert statements("-- name: find\nSELECT 1;\n\n-- name: lost\n-- Read it.\nSELECT 2;\n") == {
+        "find": "SELECT 1;",
+        "lost": "-- Read it.",
+    }
+    assert not SENTENCE.fullmatch("SELECT 1;")
+
+
+def test_every_dialect_says_the_same() -> None:
+    assert len(purposes()) > 200
+    assert {named: lines for named, lines in purposes().items() if len(lines) > 1} == {}
+
+
+def test_a_line_cites_the_rows_of_the_table_that_the_statement_writes() -> None:
+    said = {name: line for (_, name), lines in purposes().items() for line in lines}
+    cited = {name: {int(one) for one in re.findall(r"\d+", said[WRITTEN.get(name, name)])} for name in MOVES}
+    assert cited == {name: {row.number for row in move.rows} for name, move in MOVES.items()}
+
+
+@pytest.mark.parametrize("store", ["postgres", "sqlite", "mariadb"])
+def test_no_line_is_sent(store: str) -> None:
+    package = f"oncekey.stores.{store}"
+    shared = None if store == "postgres" else "oncekey.stores.onerow"
+    loaded = load(package, *(FILES if shared is None else ONE_ROW), shared=shared)
+    lines = {line for lines in purposes().values() for line in lines}
+    assert [name for name, text in loaded.items() if any(line in text for line in lines)] == []
