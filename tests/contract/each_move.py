@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contract.test_walk import postgres_world, sqlite_world
-from oncekey.testing.contract.proving import left_behind, unproved
+from oncekey.testing.contract.proving import unproved
 from oncekey.testing.contract.walking import MOVES, cell_of, misjudged, records
 
 each_move = pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name.replace(" ", "_"))
@@ -33,10 +33,5 @@ def test_proofs(walked, move):
 @each_move
 def test_guards(walked, move):
     world, kinds = walked
-    assert not misjudged(world, move, kinds)
-
-
-@each_move
-def test_leftovers(walked, move):
-    world, kinds = walked
-    assert not left_behind(world, move, kinds)
+    for some in (kinds[::11], kinds):  # the first few mostly notice a mutant, and then the others are not tried
+        assert not misjudged(world, move, some)

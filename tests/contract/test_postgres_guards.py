@@ -7,7 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from contract.test_sql_guards import INTENT, LIFE, MEMO, NOW, OTHER_LIFE, OWNER, VERSION, Desk
+from contract.test_sql_guards import (
+    ANNOUNCED,
+    INTENT,
+    KINDS,
+    LIFE,
+    MEMO,
+    NOW,
+    OF_STATE,
+    OTHER_LIFE,
+    OWNER,
+    VERSION,
+    Desk,
+)
 from contract.test_walk import postgres_world
 from oncekey.core.model import Deferred, Effects, Parcel, ParcelKind, RecordId, State
 from oncekey.core.onecommit import WriteKind, WriteTarget
@@ -15,10 +27,11 @@ from oncekey.flow import Statement
 from oncekey.stores.rows import claim_params
 from oncekey.testing.claims import a_claim
 from oncekey.testing.contract.proving import by_owner, chosen
-from oncekey.testing.contract.walking import MOVES, records
+from oncekey.testing.contract.walking import MOVES
 from oncekey.testing.contract.world import _within
 
 FACTS = ("request", "state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
+CALLED = ("phase", "downstream_key", "digest", "sends", "send_window", "repeatable")
 EMPTY = """
     SELECT record.state FROM oncekey.work AS work JOIN oncekey.record AS record USING (incarnation)
     WHERE num_nonnulls(work.memo, work.intent, work.request, work.reconcile_after) = 0 AND work.reconcile_tries = 0
@@ -26,7 +39,7 @@ EMPTY = """
 """
 
 
-@pytest.fixture(scope="module", params=["psycopg"])
+@pytest.fixture(scope="session", params=["psycopg"])
 def desk(postgres_server):
     with postgres_world(postgres_server) as world:
         yield Desk(world, "oncekey.")
@@ -60,9 +73,9 @@ def test_a_claim_does_not_answer_by_half_a_record(desk, changes):
     assert desk.found(desk.record(**changes), "claim", claim_params(claim)) == []
 
 
-def kind(move, now, *, done):
+def kind(move, *, done):
     """A record on which the table allows the move, with something done or with nothing."""
-    fits = (one for one in records(now) if bool(one.memo or one.intent) is done and move.expected(one, now))
+    fits = (one for one in KINDS if bool(one.memo or one.intent) is done and move.expected(one, NOW))
     return next(fits, None)
 
 
@@ -89,7 +102,7 @@ BLIND = {"renew"}
 @of_an_owner
 def test_an_owner_does_not_write_by_a_row_that_was_read_too_early(desk, move):
     """Another statement wrote both rows while this one waited for the record: it has the new record and the old row."""
-    record = kind(move, desk.world.clock.now, done=True)
+    record = kind(move, done=True)
     if record is None:
         return  # it writes no such record at all
     assert attempt(desk, move, record, planted(desk, record))
@@ -99,7 +112,7 @@ def test_an_owner_does_not_write_by_a_row_that_was_read_too_early(desk, move):
 
 @of_an_owner
 def test_nor_by_a_row_that_had_nothing_done_yet(desk, move):
-    record = kind(move, desk.world.clock.now, done=False)
+    record = kind(move, done=False)
     if record is None:
         return
     record = replace(record, request=b"r")
@@ -109,7 +122,7 @@ def test_nor_by_a_row_that_had_nothing_done_yet(desk, move):
 
 @of_an_owner
 def test_the_row_of_another_record_is_not_ones_own(desk, move):
-    record = kind(move, desk.world.clock.now, done=False)
+    record = kind(move, done=False)
     if record is not None:
         other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO, intent=INTENT)
         assert attempt(desk, move, record, [*other, *planted(desk, record)])
@@ -123,21 +136,38 @@ def test_nor_does_a_worker_that_has_a_result(desk, memo_version, written):
     assert len(desk.found(rows, "deferred_result", result)) == written
 
 
+def test_nor_by_the_row_of_another_record(desk):
+    other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO)
+    result = {**OWNER, "memo": "[]", "recovery_point": "x", "owner": "w"}
+    assert len(desk.found([*other, *desk.record(effects=Effects.OUTBOX)], "deferred_result", result)) == 1
+
+
+@pytest.mark.parametrize(("memo", "calls"), [((), 1), (MEMO, 0)])
+def test_a_call_that_has_its_result_is_not_entered_again(desk, memo, calls):
+    call = {"owner": "w", **{name: ANNOUNCED[name] for name in CALLED}}
+
+    def moved():
+        assert (yield desk.world.store._statements.statement("take_up", {**VERSION, **call}))
+        return (yield Statement("calls", "SELECT phase FROM oncekey.call"))
+
+    assert len(desk.after(desk.record(state=State.PENDING, effects=Effects.OUTBOX, memo=memo), moved())) == calls
+
+
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
 def test_a_row_of_work_has_something_in_it(desk, move):
     """Other records pay for each such row with a look-up; a finished one may keep it until it is reaped."""
     world = desk.world
-    kinds = tuple(records(world.clock.now))
-    for record in chosen(move, kinds, world.clock.now):
+    for record in chosen(move, KINDS, NOW):
         seen = replace(record, id=RecordId("s", "k"), incarnation=uuid.UUID(LIFE))
 
         def moved(seen=seen):
             flow = move.tried(world.store, seen)
             assert flow is not None
             assert (yield from _within(flow))
-            return (yield Statement("empty", EMPTY))
+            broken = yield from _within(world.leftovers())
+            return broken, (yield Statement("empty", EMPTY))
 
-        assert desk.after(planted(desk, record), moved()) == []
+        assert desk.after(planted(desk, record), moved()) == ({}, [])
 
 
 SENT = {"effects": Effects.OUTBOX, "intent": INTENT}
@@ -166,9 +196,7 @@ def test_what_leaves_nothing_to_keep_leaves_no_row(desk, name, has, params):
 
 @pytest.mark.parametrize("kind", [WriteKind.NEW, WriteKind.REPLACE_EXPIRED])
 def test_a_deferred_answer_without_a_request_needs_none_either(desk, kind):
-    seen = replace(
-        next(one for one in records(NOW) if one.state is State.EXPIRED), id=RecordId("s", "k"), expires_at=NOW
-    )
+    seen = replace(OF_STATE[State.EXPIRED], id=RecordId("s", "k"), expires_at=NOW)
     rows = desk.record(state=State.EXPIRED, incarnation=seen.incarnation, expires_at=NOW)
     claim = a_claim(id=RecordId("s", "k"), effects=Effects.OUTBOX)
     parcel = Parcel(uuid.uuid4(), ParcelKind.DEFER, claim.id, claim.incarnation, "mail", "{}", "d")

@@ -38,8 +38,6 @@ _FIRST: Final = {
     "tests/contract/each_move.py": -1.0,
 }
 """Tests that are about single statements, and so are tried before all others."""
-_DIRECT: Final = "tests/contract/test_postgres_functions.py"
-"""Tests that call functions without a statement of a store."""
 _NO_SQL: Final = (
     "syntax error",
     "SyntaxError",
@@ -54,10 +52,8 @@ SETS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         (
             "tests/contract/each_move.py",
             "tests/contract/test_sql_guards.py",
-            "tests/contract/test_walk.py::TestSqlite::test_every_move_of_many_records",
-            "tests/contract/test_contract.py::TestSqlite",
         ),
-        "(sqlite or TestSqlite) and not crowd and not race",
+        "sqlite",
     ),
     "postgres": (
         (
@@ -65,13 +61,8 @@ SETS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
             "tests/contract/test_sql_guards.py",
             "tests/contract/test_postgres_functions.py",
             "tests/contract/test_postgres_guards.py",
-            "tests/contract/test_walk.py::TestPostgres::test_every_move_of_many_records",
-            "tests/contract/test_postgres_contract.py::TestPsycopg",
-            "tests/drivers/postgres/test_folded_steps.py",
-            "tests/drivers/postgres/test_folding.py",
-            "tests/local/test_lock_store.py",
         ),
-        "(psycopg or TestPostgres) and not crowd and not race",
+        "psycopg",
     ),
 }
 """The tests that mutants of a dialect are tried with, and which of their variants."""
@@ -119,6 +110,11 @@ def functions(package: str) -> dict[str, str]:
             for name in _DROPPED.findall(line):
                 found.pop(name, None)
     return found
+
+
+def _functions(item: pytest.Item) -> tuple[str, ...]:
+    """The functions of PostgreSQL that a test is about, as its class names them."""
+    return getattr(getattr(item, "cls", None), "functions", ())
 
 
 def is_equivalent(mutant: Mutant) -> bool:
@@ -210,12 +206,11 @@ class Mutating:
             took = time.process_time() - began
             for text in self.used:
                 tests[text].append((_FIRST.get(item.nodeid.partition("::")[0], took), item))
-        direct = [(-3.0, item) for item in session.items if item.nodeid.startswith(_DIRECT)]
         with self.report.open("w") as out:
             for mutant in self.wanted:
                 if mutant.function:
-                    calls = f"oncekey.{mutant.statement[:-1]}"
-                    timed = [*direct, *(one for text, items in tests.items() if calls in text for one in items)]
+                    name = mutant.statement[:-2]
+                    timed = [(0.0, item) for item in session.items if name in _functions(item)]
                 else:
                     timed = tests[mutant.original]
                 self._try(mutant, timed)

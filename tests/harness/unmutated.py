@@ -27,7 +27,13 @@ _EITHER: Final = (
 )
 _INDEX: Final = "the condition beside it implies it: it names the rows of a partial index, for the planner"
 
+_SINCE_17: Final = (
+    "PostgreSQL has the setting since 17: the guard is true there, and on 15 no request is locked without it"
+)
+
 UNMUTATED: Final[Mapping[str, str]] = {
+    "lock_request_2(): current_setting ('server_version_num')::integer >= 170000": _SINCE_17,
+    "lock_request_2(): NOT locked": "a request that has the lock and its mark is its holder: it need not look for it",
     "*: clock.durable = 'on'": _DURABLE,
     **{
         f"{name}: {record}state = 'in_progress'": _LEASED

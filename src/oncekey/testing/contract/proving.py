@@ -161,13 +161,16 @@ def left_behind(world: World, move: Walked, kinds: Sequence[model.Record]) -> li
     planted = [record for record in chosen(move, kinds, world.clock.now) if move.tried(world.store, record)]
     world.plant([cell_of(record) for record in planted])
 
+    before = world.go(world.leftovers())
+
     def watched(record: model.Record) -> Flow[bool]:
+        nonlocal before
         flow = move.tried(world.store, record)
         assert flow is not None
-        before = yield from world.leftovers()
         yield from flow
         after = yield from world.leftovers()
         new = [name for name, rows in after.items() if rows > before.get(name, 0)]
+        before = after
         wrong.extend(f"{move.name} leaves what breaks {name}: {facts_of(record)}" for name in new)
         return True
 
