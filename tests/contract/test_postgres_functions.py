@@ -207,6 +207,15 @@ class TestKeep:
     def test_it_is_written(self, dsn):
         assert self.kept(dsn)
 
+    def test_the_statement_needs_a_transaction_that_was_begun_for_it(self, dsn):
+        statement = command("keep").replace("%(given)s", KEEP)
+        with session(dsn) as connection:
+            plant(connection, memo=MEMO)
+            with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():
+                connection.execute(statement, {**GIVEN, "now": NOW})
+            begin(connection)
+            connection.execute(statement, {**GIVEN, "now": NOW})
+
     @pytest.mark.parametrize(
         "changes",
         [

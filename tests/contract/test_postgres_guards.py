@@ -9,14 +9,17 @@ import pytest
 
 from contract.test_sql_guards import (
     ANNOUNCED,
+    ANSWER,
     INTENT,
     KINDS,
     LIFE,
     MEMO,
+    NOTED,
     NOW,
     OF_STATE,
     OTHER_LIFE,
     OWNER,
+    REAPED,
     VERSION,
     Desk,
 )
@@ -35,8 +38,8 @@ CALLED = ("phase", "downstream_key", "digest", "sends", "send_window", "repeatab
 EMPTY = """
     SELECT record.state FROM oncekey.work AS work JOIN oncekey.record AS record USING (incarnation)
     WHERE num_nonnulls(work.memo, work.intent, work.request, work.reconcile_after) = 0 AND work.reconcile_tries = 0
-      AND record.state NOT IN ('completed', 'expired')
 """
+EMPTY_UNFINISHED = f"{EMPTY} AND record.state NOT IN ('completed', 'expired')"
 
 
 @pytest.fixture(scope="session", params=["psycopg"])
@@ -155,8 +158,12 @@ def test_a_call_that_has_its_result_is_not_entered_again(desk, memo, calls):
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
 def test_a_row_of_work_has_something_in_it(desk, move):
-    """Other records pay for each such row with a look-up; a finished one may keep it until it is reaped."""
+    """Other records pay for each such row with a look-up; a finished one may keep it until it is reaped.
+
+    Another record keeps its row: `leftovers` reports a record without it.
+    """
     world = desk.world
+    other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO, intent=INTENT)
     for record in chosen(move, KINDS, NOW):
         seen = replace(record, id=RecordId("s", "k"), incarnation=uuid.UUID(LIFE))
 
@@ -165,9 +172,9 @@ def test_a_row_of_work_has_something_in_it(desk, move):
             assert flow is not None
             assert (yield from _within(flow))
             broken = yield from _within(world.leftovers())
-            return broken, (yield Statement("empty", EMPTY))
+            return broken, (yield Statement("empty", EMPTY_UNFINISHED))
 
-        assert desk.after(planted(desk, record), moved()) == ({}, [])
+        assert desk.after([*other, *planted(desk, record)], moved()) == ({}, [])
 
 
 SENT = {"effects": Effects.OUTBOX, "intent": INTENT}
@@ -184,6 +191,17 @@ FAILED_LEASE = {**VERSION, "last_error": "failed_lock_expired"}
         ("pend", SENT, {**OWNER, "error": "busy", "unsent": True}),
         ("pend", {"effects": Effects.OUTBOX}, {**OWNER, "error": "busy", "unsent": True}),
         ("operator_pend", {**SENT, "state": State.UNKNOWN, "lease_until": None}, {**VERSION, "forget": True}),
+        # Nor of a record that is answered.
+        (
+            "abandon",
+            {"effects": Effects.OUTBOX, "state": State.PENDING, "expires_at": NOW},
+            {**VERSION, **ANSWER, "outcome": "failure", "kept": 1},
+        ),
+        (
+            "operator_answer",
+            {"effects": Effects.INLINE, "state": State.UNKNOWN},
+            {**VERSION, **ANSWER, "outcome": "success"},
+        ),
     ],
 )
 def test_what_leaves_nothing_to_keep_leaves_no_row(desk, name, has, params):
@@ -208,3 +226,21 @@ def test_a_deferred_answer_without_a_request_needs_none_either(desk, kind):
         return (yield Statement("empty", EMPTY))
 
     assert desk.after([] if new else rows, moved()) == []
+
+
+@pytest.mark.parametrize("noted", [False, True])
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("purge_expired", State.COMPLETED), ("purge_kept", State.EXPIRED), ("mark_expired", State.COMPLETED)],
+)
+def test_a_reaper_takes_the_row_of_its_record_only_and_writes_a_line_if_it_shall(desk, name, state, noted):
+    reaped = desk.record(state=state, expires_at=NOW - 10, request=b"r")
+    other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO)
+
+    def moved():
+        (row,) = yield desk.world.store._statements.statement(name, {**REAPED, **NOTED, "noted": noted})
+        broken = yield from _within(desk.world.leftovers())
+        lines = yield Statement("lines", "SELECT id FROM oncekey.audit")
+        return row["moved"], broken, len(lines)
+
+    assert desk.after([*reaped, *other], moved()) == (1, {}, int(noted))

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +77,7 @@ class Mutant:
     original: str
     text: str
     function: bool = False
+    listed: bool = False
     killer: str | None = None
     invalid: str | None = None
     tried: int = 0
@@ -85,6 +86,15 @@ class Mutant:
     def name(self) -> str:
         """As a report and the list of exceptions have it."""
         return f"{self.statement}: {self.guard}"
+
+    @property
+    def wrong(self) -> str | None:
+        """What a report has to say of it."""
+        if self.invalid:
+            return "no SQL"
+        if self.listed:
+            return None if self.killer is None else f"noticed by {self.killer}, so UNMUTATED must not list it"
+        return "lives" if self.killer is None else None
 
 
 def mutants(dialect: str) -> Iterator[Mutant]:
@@ -117,9 +127,16 @@ def _functions(item: pytest.Item) -> tuple[str, ...]:
     return getattr(getattr(item, "cls", None), "functions", ())
 
 
-def is_equivalent(mutant: Mutant) -> bool:
-    """Whether the list of exceptions has the mutant."""
-    return any(matches(pattern, mutant) for pattern in UNMUTATED)
+def wanted(dialect: str) -> list[Mutant]:
+    """The mutants that tests must notice, and for each entry of the list of exceptions one that they cannot."""
+    chosen: list[Mutant] = []
+    entries: set[str] = set()
+    for mutant in mutants(dialect):
+        entry = next((pattern for pattern in UNMUTATED if matches(pattern, mutant)), None)
+        if entry not in entries:
+            chosen.append(replace(mutant, listed=entry is not None))
+            entries |= {entry} if entry else set()
+    return chosen
 
 
 def matches(pattern: str, mutant: Mutant) -> bool:
@@ -214,7 +231,7 @@ class Mutating:
                 else:
                     timed = tests[mutant.original]
                 self._try(mutant, timed)
-                out.write(json.dumps({**asdict(mutant), "original": None, "text": None}) + "\n")
+                out.write(json.dumps({**asdict(mutant), "original": "", "text": ""}) + "\n")
                 out.flush()
         session._setupstate.teardown_exact(None)
         return True
@@ -277,9 +294,9 @@ class Mutating:
         return [str(report.longrepr) for report in reports if report.failed]
 
 
-def tried(report: Path) -> list[dict[str, Any]]:
+def tried(report: Path) -> list[Mutant]:
     """What a run found, mutant by mutant."""
-    return [json.loads(line) for line in report.read_text().splitlines()]
+    return [Mutant(**json.loads(line)) for line in report.read_text().splitlines()]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,23 +307,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", help="other tests than the usual ones")
     parser.add_argument("--report", type=Path, default=Path("mutants.jsonl"), help="where the results are written")
     asked = parser.parse_args(arguments)
-    wanted = [one for one in mutants(asked.dialect) if not is_equivalent(one)]
+    chosen = wanted(asked.dialect)
     if asked.only:
-        wanted = [one for one in wanted if one.statement in asked.only.split(",")]
+        chosen = [one for one in chosen if one.statement in asked.only.split(",")]
     paths, variants = SETS[asked.dialect]
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout=60", "-k", variants]
     code = pytest.main(
-        [*options, *(asked.tests.split(",") if asked.tests else paths)], plugins=[Mutating(wanted, asked.report)]
+        [*options, *(asked.tests.split(",") if asked.tests else paths)], plugins=[Mutating(chosen, asked.report)]
     )
     results = tried(asked.report)
     for one in results:
-        if one["killer"] is None or one["invalid"]:
-            print(
-                f"{'no SQL' if one['invalid'] else 'lives'}: {one['statement']}: {one['guard']} ({one['tried']} tests)"
-            )
-    living = sum(one["killer"] is None for one in results)
-    print(f"{len(results)} mutants, {living} live, {time.process_time():.0f} s of CPU")
-    return int(code) or int(living > 0)
+        if one.wrong:
+            print(f"{one.name} ({one.tried} tests): {one.wrong}")
+    wrong = sum(one.wrong is not None for one in results)
+    statements_tried = len({one.statement for one in results})
+    must = [one for one in results if not one.listed]
+    living = sum(one.killer is None for one in must)
+    print(f"{statements_tried} statements, {len(must)} mutants, {living} live, {time.process_time():.0f} s of CPU")
+    return int(code) or int(wrong > 0)
 
 
 if __name__ == "__main__":

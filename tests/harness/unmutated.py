@@ -20,6 +20,7 @@ _DUE: Final = (
     "what is not due is left out when it is found, when it is locked and when it is written: each alone is enough"
 )
 _DURABLE: Final = "it is always true: it makes PostgreSQL evaluate the setting that makes the commit durable"
+_LAZY: Final = "it is always true: it makes PostgreSQL evaluate the setting that lets the commit not wait for the disk"
 _HALVES: Final = "both halves of the UNION together have every row, and each names the rows of its index"
 _EITHER: Final = (
     "otherwise the part before it writes the same row, and PostgreSQL makes one of two changes to a row in a statement:"
@@ -35,6 +36,7 @@ UNMUTATED: Final[Mapping[str, str]] = {
     "lock_request_2(): current_setting ('server_version_num')::integer >= 170000": _SINCE_17,
     "lock_request_2(): NOT locked": "a request that has the lock and its mark is its holder: it need not look for it",
     "*: clock.durable = 'on'": _DURABLE,
+    "*: clock.lazy = 'off'": _LAZY,
     **{
         f"{name}: {record}state = 'in_progress'": _LEASED
         for name in ("take_over", "doubt", "sweep_retryable")
