@@ -19,6 +19,7 @@ from contract.test_sql_guards import (
     OF_STATE,
     OTHER_LIFE,
     OWNER,
+    PLACE,
     REAPED,
     VERSION,
     Desk,
@@ -202,14 +203,25 @@ FAILED_LEASE = {**VERSION, "last_error": "failed_lock_expired"}
             {"effects": Effects.INLINE, "state": State.UNKNOWN},
             {**VERSION, **ANSWER, "outcome": "success"},
         ),
+        ("operator_extend", {"state": State.COMPLETED, "expires_at": NOW + 1}, {**VERSION, "expires_at": NOW + 2}),
     ],
 )
 def test_what_leaves_nothing_to_keep_leaves_no_row(desk, name, has, params):
+    other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO)
+
     def moved():
         assert (yield desk.world.store._statements.statement(name, params))
-        return (yield Statement("empty", EMPTY))
+        broken = yield from _within(desk.world.leftovers())
+        return broken, (yield Statement("empty", EMPTY))
 
-    assert desk.after(desk.record(**has), moved()) == []
+    assert desk.after([*other, *desk.record(**has)], moved()) == ({}, [])
+
+
+@pytest.mark.parametrize("change", [{"scope": "x"}, {"key": "x"}, {"incarnation": OTHER_LIFE}])
+def test_a_resolver_is_not_asked_because_of_the_row_of_another_record(desk, change):
+    hot, (table, cold) = desk.record(state=State.UNKNOWN, reconcile_after=NOW)
+    assert desk.finds([hot, (table, cold)], "unknown_due", PLACE) == 1
+    assert desk.finds([hot, (table, {**cold, **change})], "unknown_due", PLACE) == 0
 
 
 @pytest.mark.parametrize("kind", [WriteKind.NEW, WriteKind.REPLACE_EXPIRED])
