@@ -207,6 +207,17 @@ class TestKeep:
     def test_it_is_written(self, dsn):
         assert self.kept(dsn)
 
+    def test_the_first_phase_of_another_life_is_not_written(self, dsn):
+        asked, given = f"SELECT oncekey.keep({KEEP}, NULL)", {**GIVEN, "seen": None}
+        with session(dsn) as connection:
+            plant(connection)
+            connection.execute(asked, given)
+            connection.rollback()
+            plant(connection, incarnation=OTHER_LIFE)
+            with pytest.raises(psycopg.Error) as refused:
+                connection.execute(asked, given)
+            assert refused.value.sqlstate == "OK002"
+
     def test_the_statement_needs_a_transaction_that_was_begun_for_it(self, dsn):
         statement = command("keep").replace("%(given)s", KEEP)
         with session(dsn) as connection:
@@ -395,8 +406,8 @@ class TestLockRequest:
         with session(dsn) as other, session(dsn) as connection:
             if not locked:
                 other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
-            plant(connection, id=RecordId("x", "k"), incarnation=OTHER_LIFE, **state)
-            plant(connection, id=RecordId("s", "x"), incarnation=OURS, **state)
+            plant(connection, id=RecordId("a", "k"), incarnation=OTHER_LIFE, **state)
+            plant(connection, id=RecordId("s", "a"), incarnation=OURS, **state)
             assert begin(connection)["seen"] is None
             plant(connection, **state)
             assert begin(connection)["seen"] == LIFE

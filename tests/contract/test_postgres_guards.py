@@ -18,6 +18,7 @@ from contract.test_sql_guards import (
     NOW,
     OF_STATE,
     OTHER_LIFE,
+    OURS,
     OWNER,
     PLACE,
     REAPED,
@@ -204,17 +205,24 @@ FAILED_LEASE = {**VERSION, "last_error": "failed_lock_expired"}
             {**VERSION, **ANSWER, "outcome": "success"},
         ),
         ("operator_extend", {"state": State.COMPLETED, "expires_at": NOW + 1}, {**VERSION, "expires_at": NOW + 2}),
+        ("reseal_record", {"state": State.COMPLETED}, {**VERSION, **ANSWER, "memo": None, "request": None}),
     ],
 )
 def test_what_leaves_nothing_to_keep_leaves_no_row(desk, name, has, params):
-    other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO)
+    others = [
+        *desk.record(id=RecordId("s", "a"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO, reconcile_tries=5),
+        *desk.record(id=RecordId("a", "k"), incarnation=uuid.UUID(OURS), memo=MEMO, reconcile_tries=5),
+    ]
 
     def moved():
-        assert (yield desk.world.store._statements.statement(name, params))
+        (row,) = yield desk.world.store._statements.statement(name, params)
+        assert row.get("reconcile_tries", 0) == 0
         broken = yield from _within(desk.world.leftovers())
-        return broken, (yield Statement("empty", EMPTY))
+        return broken, (
+            yield Statement("row", "SELECT memo FROM oncekey.work WHERE incarnation = :life::uuid", {"life": LIFE})
+        )
 
-    assert desk.after([*other, *desk.record(**has)], moved()) == ({}, [])
+    assert desk.after([*others, *desk.record(**has)], moved()) == ({}, [])
 
 
 @pytest.mark.parametrize("change", [{"scope": "x"}, {"key": "x"}, {"incarnation": OTHER_LIFE}])

@@ -24,7 +24,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from harness.guards import guards
-from harness.unmutated import SHOWN, SHOWN_FILES, UNMUTATED
+from harness.unmutated import SHOWN, SHOWN_FILES, UNMUTATED, VERSIONED
 from oncekey.stores import statements
 from oncekey.stores.sql import FILES, ONE_ROW, SHARED, SqlSchema
 from oncekey.stores.statements import load
@@ -138,6 +138,8 @@ def wanted(dialect: str) -> list[Mutant]:
     chosen: list[Mutant] = []
     entries: set[str] = set()
     for mutant in mutants(dialect):
+        if any(matches(pattern, mutant) for pattern in VERSIONED):
+            continue
         entry = next((pattern for pattern in UNMUTATED if matches(pattern, mutant)), None)
         if entry not in entries:
             chosen.append(replace(mutant, listed=entry is not None))

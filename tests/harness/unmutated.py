@@ -28,12 +28,8 @@ _EITHER: Final = (
 )
 _INDEX: Final = "the condition beside it implies it: it names the rows of a partial index, for the planner"
 
-_SINCE_17: Final = (
-    "PostgreSQL has the setting since 17: the guard is true there, and on 15 no request is locked without it"
-)
 
 UNMUTATED: Final[Mapping[str, str]] = {
-    "lock_request_2(): current_setting ('server_version_num')::integer >= 170000": _SINCE_17,
     "lock_request_2(): NOT locked": "a request that has the lock and its mark is its holder: it need not look for it",
     "*: clock.durable = 'on'": _DURABLE,
     "*: clock.lazy = 'off'": _LAZY,
@@ -75,3 +71,9 @@ UNMUTATED: Final[Mapping[str, str]] = {
     },
 }
 """The guards, as `statement: guard`, and why their mutants live."""
+
+VERSIONED: Final = (
+    "lock_request_2(): current_setting ('server_version_num')::integer >= 170000",
+    "enter(): (CASE WHEN current_setting ('server_version_num')::integer < 170000*",
+)
+"""Guards that ask for PostgreSQL 17, which has `transaction_timeout`: the server decides whose mutants live."""
