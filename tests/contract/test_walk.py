@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sqlite3
 import uuid
+from contextlib import contextmanager
+from functools import partial
 
 import psycopg
 import pytest
@@ -39,49 +41,61 @@ class TestMemory(Walk):
             yield world
 
 
+@contextmanager
+def sqlite_world(path):
+    """A file with the tables, and a way to plant records in it."""
+    driver = SqliteDriver(sqlite_with_tables(path))
+
+    def plant(cells):
+        names = ", ".join(f":{name}" for name in COLUMNS)
+        with sqlite3.connect(path) as connection:
+            connection.executemany(f"INSERT INTO oncekey_record ({', '.join(COLUMNS)}) VALUES ({names})", cells)
+        connection.close()
+
+    with blocking(partial(SqliteStore, writer=driver.writer), driver, plant=plant) as world:
+        yield world
+
+
 class TestSqlite(Walk):
     @pytest.fixture
     def world(self, tmp_path):
-        path = sqlite_with_tables(tmp_path / "keys.db")
-        driver = SqliteDriver(path)
-
-        def plant(cells):
-            names = ", ".join(f":{name}" for name in COLUMNS)
-            with sqlite3.connect(path) as connection:
-                connection.executemany(f"INSERT INTO oncekey_record ({', '.join(COLUMNS)}) VALUES ({names})", cells)
-            connection.close()
-
-        with blocking(SqliteStore, driver, plant=plant) as world:
+        with sqlite_world(tmp_path / "keys.db") as world:
             yield world
+
+
+@contextmanager
+def postgres_world(server):
+    """A database with the tables, and a way to plant records in it."""
+    name = f"walk_{uuid.uuid4().hex}"
+    dsn = server.create_database(name)
+    # Sixteen thousand statements: planning each anew would take most of the time, so they are prepared.
+    options = "options=-c%20plan_cache_mode%3Dforce_generic_plan"
+    driver = PsycopgDriver(f"{dsn}?{options}", pool_size=1, prepare_threshold=0)
+    drive(migrating.up(PostgresStore().schema), driver.run)
+    hot = [*(column for column in COLUMNS if column not in WORK), "memo_version"]
+    cold = ["incarnation", "scope", "key", "memo_version", *sorted(WORK)]
+
+    def plant(cells):
+        with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
+            begun = [
+                {**cell, "memo_version": cell["version"] if cell["memo"] or cell["intent"] else 0} for cell in cells
+            ]
+            # Records of one incarnation, which only a walk plants, share their row of `work`.
+            worked = {cell["incarnation"]: cell for cell in reversed(begun) if any(cell[name] for name in WORK)}
+            for table, columns, rows in (("record", hot, begun), ("work", cold, [*worked.values()])):
+                names = ", ".join(f"%({column})s" for column in columns)
+                cursor.executemany(f"INSERT INTO oncekey.{table} ({', '.join(columns)}) VALUES ({names})", rows)
+
+    with blocking(PostgresStore, driver, plant=plant) as world:
+        yield world
+    server.drop_database(name)
 
 
 class TestPostgres(Walk):
     @pytest.fixture
     def world(self, postgres_server):
-        name = f"walk_{uuid.uuid4().hex}"
-        dsn = postgres_server.create_database(name)
-        # Sixteen thousand statements: planning each anew would take most of the time, so they are prepared.
-        options = "options=-c%20plan_cache_mode%3Dforce_generic_plan"
-        driver = PsycopgDriver(f"{dsn}?{options}", pool_size=1, prepare_threshold=0)
-        drive(migrating.up(PostgresStore().schema), driver.run)
-        hot = [*(column for column in COLUMNS if column not in WORK), "memo_version"]
-        cold = ["incarnation", "scope", "key", "memo_version", *sorted(WORK)]
-
-        def plant(cells):
-            with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
-                begun = [
-                    {**cell, "memo_version": cell["version"] if cell["memo"] or cell["intent"] else 0} for cell in cells
-                ]
-                for table, columns, rows in (
-                    ("record", hot, begun),
-                    ("work", cold, [cell for cell in begun if cell["memo_version"]]),
-                ):
-                    names = ", ".join(f"%({column})s" for column in columns)
-                    cursor.executemany(f"INSERT INTO oncekey.{table} ({', '.join(columns)}) VALUES ({names})", rows)
-
-        with blocking(PostgresStore, driver, plant=plant) as world:
+        with postgres_world(postgres_server) as world:
             yield world
-        postgres_server.drop_database(name)
 
 
 def test_every_row_is_walked_over_or_named():

@@ -151,7 +151,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND record.state = 'unknown' AND record.effects = 'phased' AND seen.intent IS NOT NULL
 RETURNING clock.now, {hot}, record.memo_version,
     :memo::text AS memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
-), {kept}, {emptied}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: operator_replace
@@ -170,7 +170,7 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND seen.intent IS NULL AND seen.memo IS NOT NULL
 RETURNING clock.now, {hot}, record.memo_version,
     :memo::text AS memo, NULL::text AS intent, seen.request, NULL::bigint AS reconcile_after, seen.reconcile_tries
-), {kept}, {emptied}
+), {kept}
 SELECT written.* FROM written;
 
 -- name: operator_unexecuted

@@ -16,12 +16,14 @@ The first argument makes the store: it is called with `clock=` (a function that 
 Each test gets a world of its own, or shares one: every scenario uses keys that no other scenario uses, except for the
 odd keys of `Keeping`, which want an empty store.
 
-A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), a clock to move (`advance`), and two
+A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), a clock to move (`advance`), and three
 faults: `lose_reply(name)` lets a transaction of that name happen and loses its reply, `before(name, action)` does
-something else just before it. Verbs may be called from many threads.
+something else just before it, and `between(action)` does it after the store has read and before it writes. Verbs may be
+called from many threads.
 
 `Walk` is for stores with statements of their own: it tries every move on every kind of record, and compares what the
-store accepted with the table. It wants an empty store and a way to plant records, `blocking(..., plant=...)`.
+store accepted with the table; it also tries each move with a proof that does not fit. It wants an empty store and a way
+to plant records, `blocking(..., plant=...)`.
 `CellsContract` is for stores that are made of `look`, `swap` and `page`, and wants nothing but those.
 
 For pytest's detailed assertions, say `pytest.register_assert_rewrite("oncekey.testing.contract")` in a
@@ -36,8 +38,10 @@ from oncekey.testing.contract.expiring import Expiring, Sweeping
 from oncekey.testing.contract.keeping import Keeping, Recalling
 from oncekey.testing.contract.owning import Renewing, Settling, TakingOver
 from oncekey.testing.contract.phases import Announcing, Stepping
+from oncekey.testing.contract.proving import Proving
 from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
-from oncekey.testing.contract.walking import Walk, planting
+from oncekey.testing.contract.rivals import Rivals
+from oncekey.testing.contract.walking import Accepting, planting
 from oncekey.testing.contract.world import World, blocking, under_asyncio
 
 __all__ = ["CellsContract", "StoreContract", "Walk", "World", "blocking", "planting", "under_asyncio"]
@@ -58,5 +62,10 @@ class StoreContract(
     Keeping,
     Recalling,
     Racing,
+    Rivals,
 ):
     """Every scenario; a subclass gives the fixture `world`."""
+
+
+class Walk(Accepting, Proving):
+    """Every move on every kind of record; a subclass gives the fixture `world`, with a way to plant records."""

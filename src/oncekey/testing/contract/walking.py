@@ -388,28 +388,15 @@ _BATCHES: Final = (
 """Moves of many records in one statement, and which of the states of their rows they look at."""
 
 
-class Walk:
+class Accepting:
     """The store accepts a move exactly if the table's guards hold that are the store's."""
 
     def test_every_move_on_every_record(self, world: World) -> None:
         """Transition by row, fact by fact (P1, P2)."""
-        now = world.clock.now
-        planted = tuple(records(now))
-        wrong: Counter[str] = Counter()
-        example: dict[str, model.Record] = {}
+        planted = tuple(records(world.clock.now))
         world.plant([cell_of(record) for record in planted])
-        for move in MOVES:
-            meant = move.meant(planted)
-            tries = [(flow, (cell_of(record),)) for record in meant if (flow := move.tried(world.store, record))]
-            if not tries:
-                continue
-            for record, written in zip(meant, world.undone(tries), strict=True):
-                if written != move.expected(record, now) and move.name not in EXCEPTIONS:
-                    case = f"{move.name} is {'written' if written else 'refused'}"
-                    wrong[case] += 1
-                    example.setdefault(case, record)
-        unnamed = [f"{case} {wrong[case]} times, as for {_facts(record)}" for case, record in example.items()]
-        assert not unnamed, "\n".join(unnamed)
+        wrong = [line for move in MOVES if move.name not in EXCEPTIONS for line in misjudged(world, move, planted)]
+        assert not wrong, "\n".join(wrong)
 
     def test_every_move_of_many_records(self, world: World) -> None:
         """What is finished and expired goes without being read, by the same guards (29, 30)."""
@@ -433,14 +420,31 @@ class Walk:
                 for record in expected:
                     there = (yield from world.store.find(record.id)).record
                     if there is not None and there.version == record.version:
-                        left.append(_facts(record))
+                        left.append(facts_of(record))
                 return gone.moved, left
 
             ((moved, left),) = world.undone([(body(), cells)])
             assert (moved, left) == (len(expected), []), name
 
 
-def _facts(record: model.Record) -> str:
+def misjudged(world: World, move: Walked, planted: Sequence[model.Record]) -> list[str]:
+    """Where the store accepts this move and the table does not, or the reverse: a line for each, with an example."""
+    now = world.clock.now
+    wrong: Counter[str] = Counter()
+    example: dict[str, model.Record] = {}
+    meant = move.meant(planted)
+    tries = [(flow, (cell_of(record),)) for record in meant if (flow := move.tried(world.store, record))]
+    if not tries:
+        return []
+    for record, written in zip(meant, world.undone(tries), strict=True):
+        if written != move.expected(record, now):
+            case = f"{move.name} is {'written' if written else 'refused'}"
+            wrong[case] += 1
+            example.setdefault(case, record)
+    return [f"{case} {wrong[case]} times, as for {facts_of(record)}" for case, record in example.items()]
+
+
+def facts_of(record: model.Record) -> str:
     """The facts that guards look at, in words for the author of a store."""
     seen = ("state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
     return ", ".join(f"{name}={getattr(record, name)}" for name in seen)

@@ -6,23 +6,30 @@ Scenarios begin with a record in every state that a request can bring about, and
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
+from oncekey.cells import Swap
 from oncekey.core import model
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.policy import Policy
 from oncekey.engine import request
-from oncekey.flow import Body, Flow, Mode, Transaction, drive
+from oncekey.flow import Body, Flow, Mode, Statement, Transaction, drive, run_body
 from oncekey.ports import AsyncDriver, AsyncShares, Driver, Shares, Store
 from oncekey.stores.phases import MARGIN
-from oncekey.stores.statements import execute
+from oncekey.stores.statements import Statements, execute
 from oncekey.testing.claims import DEADLINE, LEASE, ManualClock, a_claim, again, answered
+
+if TYPE_CHECKING:
+    from oncekey.cells import Verb
+    from oncekey.flow import Command
 
 T = TypeVar("T")
 
@@ -32,6 +39,9 @@ Share: TypeAlias = "Callable[[Callable[[], Body[Any]], bool], Any]"
 
 Plant: TypeAlias = "Callable[[Sequence[Mapping[str, Any]]], object]"
 """Writes records into the store's tables, by the names of their columns."""
+
+
+_LEFTOVERS = "diagnostic_rows"
 
 
 class MakeStore(Protocol):
@@ -62,6 +72,7 @@ class World:
         self._plant = plant
         self._lose: dict[str, int] = {}
         self._before: dict[str, Callable[[], object]] = {}
+        self._between: Callable[[], object] | None = None
 
     def begin(self, claim: model.Claim, policy: Policy | None = None) -> model.Verdict:
         """Ask for the right to execute, as a request does."""
@@ -111,6 +122,18 @@ class World:
         assert self._plant is not None, "walking over the table needs a way to plant records: blocking(..., plant=...)"
         self._plant(lines)
 
+    def leftovers(self) -> Flow[Mapping[str, int]]:
+        """How many rows break which rule that every move keeps, if the store has a statement that looks for them."""
+        statements = getattr(self.store, "_statements", None)
+        if not isinstance(statements, Statements) or not statements.has(_LEFTOVERS):
+            return {}
+
+        def body() -> Body[Mapping[str, int]]:
+            rows = yield statements.statement(_LEFTOVERS, {})
+            return {row["name"]: row["records"] for row in rows}
+
+        return (yield from execute(Transaction(_LEFTOVERS, Mode.READ, body)))
+
     def undone(self, tries: Sequence[tuple[Flow[T], Sequence[Mapping[str, Any]]]]) -> list[T]:
         """Run flows, each about some planted records, and take back what they wrote: their results.
 
@@ -150,6 +173,14 @@ class World:
         """Do this just before the next transaction of this name, as another process would."""
         self._before[name] = action
 
+    def between(self, action: Callable[[], object]) -> None:
+        """Do this just before the next write, after what its transaction reads, as another process would.
+
+        That transaction is parted: each of its statements, and each verb of a store of cells, is one of its own. So a
+        write has to prove by itself that it is right, whatever was locked for it.
+        """
+        self._between = action
+
     def _shared(self, name: str, body: Callable[[], Body[T]], *, commit: bool) -> T:
         if self._share is None:
             return self.go(execute(Transaction(name, Mode.ATOMIC, body)))
@@ -163,11 +194,53 @@ class World:
         action = self._before.pop(transaction.name, None)
         if action is not None:
             action()
-        result = self._run(transaction)
+        result = self._run(transaction) if self._between is None else self._parted(transaction)
         if self._lose.get(transaction.name, 0) > 0:
             self._lose[transaction.name] -= 1
             raise CommitAmbiguousError("the reply was lost on purpose")
         return result
+
+    def _parted(self, transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (whatever the transaction returns)
+        """Run a transaction statement by statement, with the other writer before the first that writes."""
+
+        def execute_one(statement: Statement) -> Any:  # noqa: ANN401  (rows, or the reply to a verb)
+            def body() -> Body[Any]:
+                return (yield statement)
+
+            return self._run(Transaction(transaction.name, transaction.mode, body))
+
+        def ask(verb: Verb) -> Any:  # noqa: ANN401  (the reply to it)
+            def asking(**_params: Any) -> Any:  # noqa: ANN401
+                return (yield verb)
+
+            if isinstance(verb, Swap):
+                self._interrupt()
+            return execute_one(Statement(transaction.name, cast("Command", asking)))
+
+        def step(statement: Statement) -> Any:  # noqa: ANN401  (rows)
+            if inspect.isgeneratorfunction(statement.command):
+                return run_body(statement.command(**statement.params), cast("Any", ask))
+            if _writes(statement):
+                self._interrupt()
+            return execute_one(statement)
+
+        return run_body(transaction.body(), step)
+
+    def _interrupt(self) -> None:
+        action, self._between = self._between, None
+        if action is not None:
+            action()
+
+
+_WRITE = re.compile(r"(?<!FOR )\b(?:INSERT INTO|UPDATE|DELETE FROM)\b")
+_READS = ("find", "hold", "recall", "parcels", "letters")
+
+
+def _writes(statement: Statement) -> bool:
+    """Whether it may write. Functions are not looked into: those that only read are known by their names."""
+    if isinstance(statement.command, str):
+        return _WRITE.search(statement.command) is not None
+    return not statement.name.startswith(_READS)
 
 
 def _within(flow: Flow[T]) -> Body[T]:
@@ -192,7 +265,11 @@ def blocking(make_store: MakeStore, driver: Driver, *, plant: Plant | None = Non
     def share(body: Callable[[], Body[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001  (what the body returns)
         assert isinstance(driver, Shares)
         transaction = driver.begin()
-        result = transaction.run(body())
+        try:
+            result = transaction.run(body())
+        except BaseException:
+            transaction.rollback()
+            raise
         if commit:
             transaction.commit()
         else:
@@ -218,7 +295,11 @@ def under_asyncio(make_store: MakeStore, driver: AsyncDriver, *, plant: Plant | 
     async def sharing(body: Callable[[], Body[Any]], commit: bool) -> Any:  # noqa: ANN401, FBT001
         assert isinstance(driver, AsyncShares)
         transaction = await driver.begin()
-        result = await transaction.run(body())
+        try:
+            result = await transaction.run(body())
+        except BaseException:
+            await transaction.rollback()
+            raise
         await (transaction.commit() if commit else transaction.rollback())
         return result
 
