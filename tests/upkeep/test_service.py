@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
+from harness import flows
 from oncekey.core.model import Effects, Proceed, Recovery, State
 from oncekey.core.policy import Policy
 from oncekey.testing.claims import a_claim, answered
@@ -25,9 +26,9 @@ async def test_both_work_by_the_clock_of_a_real_store(tmp_path):
     async with connected(f"sqlite:///{tmp_path}/keys.db") as engine:
         stale = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, lease=1)
         old = a_claim(ttl=1)
-        assert isinstance(await engine.begin(stale, Policy()), Proceed)
-        verdict = await engine.begin(old, Policy())
-        assert (await engine.settle(verdict.lease, answered())).ours
+        assert isinstance(await flows.abegin(engine, stale, Policy()), Proceed)
+        verdict = await flows.abegin(engine, old, Policy())
+        assert (await flows.asettle(engine, verdict.lease, answered())).ours
         # Both have their grace: nothing is due yet.
         assert (await Service(upkeep_tasks(engine, Policy())).once()).done == 0
         assert (await engine.find(stale.id)).record.state is State.IN_PROGRESS
