@@ -10,7 +10,7 @@ from oncekey.core.policy import Policy
 from oncekey.testing.claims import a_claim, answered
 from oncekey.wire import aconnect
 from oncekey.workers.service import Service
-from oncekey.workers.tasks import upkeep_tasks
+from oncekey.workers.tasks import reaper_of, sweeper_of
 
 
 @asynccontextmanager
@@ -30,13 +30,13 @@ async def test_both_work_by_the_clock_of_a_real_store(tmp_path):
         verdict = await flows.abegin(engine, old, Policy())
         assert (await flows.asettle(engine, verdict.lease, answered())).ours
         # Both have their grace: nothing is due yet.
-        assert (await Service(upkeep_tasks(engine, Policy())).once()).done == 0
+        assert (await Service([sweeper_of(engine, Policy()), reaper_of(engine, Policy())]).once()).done == 0
         assert (await engine.find(stale.id)).record.state is State.IN_PROGRESS
         assert (await engine.find(old.id)).record.state is State.COMPLETED
 
 
 async def test_a_store_without_upkeep_has_no_tasks():
     engine = aconnect("memory:")
-    assert [task.name for task in upkeep_tasks(engine, Policy())] == ["sweeper", "reaper"]
+    assert (sweeper_of(engine, Policy()).name, reaper_of(engine, Policy()).name) == ("sweeper", "reaper")
     engine.store.upkeep = None
-    assert upkeep_tasks(engine, Policy()) == []
+    assert (sweeper_of(engine, Policy()), reaper_of(engine, Policy())) == (None, None)

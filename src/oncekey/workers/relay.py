@@ -36,6 +36,7 @@ from oncekey.engine.notifying import notify_failure
 from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, ParcelEnded, ParcelEnding, Unstorable, lease_of
 from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import About, Buried, Delivered, Doubted, Event, Notify
+from oncekey.ops.tasks import RELAY
 from oncekey.runtimes import boottime
 from oncekey.topics import CallBrokenError, Message, Reply, Topics, contained, reply_of
 from oncekey.workers.calling import MOST, Acks, Clock, Sleep, abandon, awaits_nothing, call, call_at_once
@@ -108,7 +109,7 @@ class InHand:
 class Relay:
     """The task that delivers parcels, `concurrency` at a time."""
 
-    name: Final = "relay"
+    name: Final = RELAY.name
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class Relay:
         self._topics = topics
         self.topics = topics.names if only is None else only
         """The topics that it delivers."""
+        self.about = f"topics {', '.join(self.topics)}"
         self._policy = policy
         self._concurrency = concurrency
         self._waits = waits

@@ -36,6 +36,7 @@ from oncekey.engine import upkeep
 from oncekey.engine.notifying import notify_failure, of_sweep
 from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import PURGED, About, Doubted, Notify, Reaped, ShortLease
+from oncekey.ops.tasks import REAPER, SWEEPER
 from oncekey.workers.health import FORGOTTEN
 from oncekey.workers.service import ClockWatch, Pace, boot, this_process
 
@@ -58,7 +59,8 @@ LEASES_EVERY: Final = 10
 class Sweeper:
     """The task that sweeps. Several may run side by side: each record is moved by one of them."""
 
-    name: Final = "sweeper"
+    name: Final = SWEEPER.name
+    about: Final = ""
 
     def __init__(
         self,
@@ -208,7 +210,8 @@ class BatchRests:
 class Reaper:
     """The task that reaps. Several may run side by side; each skips the rows that another one has locked."""
 
-    name: Final = "reaper"
+    name: Final = REAPER.name
+    about: Final = ""
 
     def __init__(
         self,
