@@ -25,8 +25,9 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "core.sqltext canonical.digests canonical.fingerprint canonical.jcs"
         ),
         "The life of a request, as generators": (
-            "engine.claiming engine.enrolment engine.actions engine.run engine.serve engine.admit engine.local "
-            "engine.request engine.deciding engine.settle engine.capture engine.operation flow"
+            "engine.claiming engine.enrolment engine.actions engine.run engine.serve engine.admit "
+            "engine.breaker engine.local engine.request engine.deciding engine.settle engine.capture engine.operation "
+            "flow"
         ),
         "The store: statements and rows": (
             "stores.postgres stores.sql stores.keystore stores.locks stores.statements stores.rows driver_ports"
@@ -38,7 +39,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
         ),
         "The runtime and the framework": (
             "runtimes runtimes.aio frameworks.shared frameworks.asgi frameworks.asgi.middleware "
-            "frameworks.asgi.exchange frameworks.asgi.messages frameworks.asgi.claiming frameworks.asgi.nesting "
+            "frameworks.asgi.exchange frameworks.asgi.messages frameworks.asgi.nesting "
             "frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (

@@ -1,4 +1,4 @@
-"""The request path as flows: begin, renew, settle, release, and the look at a key.
+"""The request path as flows: begin, renew, settle, and the look at a key.
 
 Nothing here waits, reads a clock or does I/O: a flow yields transactions and is sent their results.
 """

@@ -24,7 +24,7 @@ from oncekey.core.model import MINUTE, Code, Effects, State
 from oncekey.core.policy import Policy
 from oncekey.engine import steps
 from oncekey.engine.actions import Beat, Begin, Call, Commit, Drop, Keep, Later, Life, Rollback, Sleep
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Mode, Transaction, adrive, drive

@@ -35,7 +35,7 @@ from oncekey.engine.actions import (
     Rollback,
     Sleep,
 )
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, SettledKeys, Site
 from oncekey.flow import Transaction
