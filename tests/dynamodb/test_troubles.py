@@ -456,6 +456,8 @@ import sys
 from oncekey import wire
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
+from oncekey.engine import request
+from oncekey.flow import drive
 from oncekey.testing.claims import a_claim
 engines = [wire.connect(url) for url in sys.argv[2:]]
 for engine in engines:
@@ -464,7 +466,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[1])):
     for which, engine in enumerate(engines):
-        verdict = flows.begin(engine, a_claim(f"raced-{number}"), Policy())
+        verdict = drive(request.begin(engine.store, a_claim(f"raced-{number}"), Policy()), engine.driver.run)
         print(f"{which}/{number}" if isinstance(verdict, Proceed) else "-", flush=True)
 """
 
