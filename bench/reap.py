@@ -63,6 +63,7 @@ class Load:
         self._tasks = [asyncio.ensure_future(self._client()) for _ in range(clients)]
 
     async def _client(self) -> None:
+        from harness import flows  # noqa: PLC0415  (beside the tests, found once `places` was entered)
         from oncekey.core.model import Proceed  # noqa: PLC0415
         from oncekey.core.policy import Policy  # noqa: PLC0415
         from oncekey.testing.claims import a_claim, answered  # noqa: PLC0415
@@ -70,9 +71,9 @@ class Load:
         policy = Policy()
         while not self._stopped:
             began = time.perf_counter()
-            verdict = await self._engine.begin(a_claim(uuid.uuid4().hex), policy)
+            verdict = await flows.abegin(self._engine, a_claim(uuid.uuid4().hex), policy)
             assert isinstance(verdict, Proceed)
-            settled = await self._engine.settle(verdict.lease, answered())
+            settled = await flows.asettle(self._engine, verdict.lease, answered())
             assert settled.ours
             self._took.append((began, time.perf_counter() - began))
             await asyncio.sleep(0.01)

@@ -53,7 +53,7 @@ class Writer:
 
     async def write(self) -> None:
         from oncekey.core.model import Effects, RecordId  # noqa: PLC0415
-        from oncekey.core.onecommit import lock_of  # noqa: PLC0415
+        from oncekey.core.onecommit import LockNumbers  # noqa: PLC0415
         from oncekey.core.policy import Policy  # noqa: PLC0415
         from oncekey.engine import local  # noqa: PLC0415
         from oncekey.testing.claims import a_claim, answered  # noqa: PLC0415
@@ -62,7 +62,7 @@ class Writer:
         key = uuid.uuid4().hex
         claim = replace(a_claim(), id=RecordId("bench", key), effects=Effects.LOCAL)
         tx = await self.driver.begin()
-        lock = lock_of("bench", claim.id, claim.fingerprint, None)
+        lock = LockNumbers("bench", None).of(claim.id, claim.fingerprint)
         go = local.enter(await tx.run(self._locks.locking(lock, claim)), claim, Policy())
         assert isinstance(go, local.LockHeld)
         await self._say(tx.connection)

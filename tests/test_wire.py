@@ -8,6 +8,7 @@ import traceback
 
 import pytest
 
+from harness import flows
 from oncekey import wire
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.model import Proceed
@@ -230,7 +231,7 @@ def test_asyncpg_is_not_for_blocking_code():
 
 def test_the_clock_is_the_stores():
     clock = ManualClock()
-    verdict = wire.connect("memory:", clock=clock).begin(a_claim(), Policy())
+    verdict = flows.begin(wire.connect("memory:", clock=clock), a_claim(), Policy())
 
     assert isinstance(verdict, Proceed)
     assert verdict.record.created_at == clock.now

@@ -26,8 +26,9 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "core.sqltext canonical.digests canonical.fingerprint canonical.jcs"
         ),
         "The life of a request, as generators": (
-            "flow lazy engine.actions engine.enrolment engine.claiming engine.run engine.serve engine.admit "
-            "engine.local engine.request engine.deciding engine.settle engine.capture engine.operation"
+            "flow lazy engine.actions engine.enrolment engine.claiming engine.run engine.serve "
+            "engine.admit engine.breaker engine.local engine.request engine.deciding engine.settle "
+            "engine.capture engine.operation"
         ),
         "The store: statements and rows": (
             "stores.statements stores.rows stores.keystore stores.locks stores.sql stores.postgres"
@@ -39,7 +40,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
         ),
         "The runtime and the framework": (
             "driver_ports runtimes runtimes.aio frameworks.shared frameworks.asgi frameworks.asgi.middleware "
-            "frameworks.asgi.exchange frameworks.asgi.messages frameworks.asgi.claiming frameworks.asgi.nesting "
+            "frameworks.asgi.exchange frameworks.asgi.messages frameworks.asgi.nesting "
             "frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (
@@ -72,7 +73,7 @@ FOLLOWED: Final = (
     ),
     (
         "{frameworks.asgi.exchange:Exchange.claim} reads key, body, fingerprint and tenant "
-        "({frameworks.asgi.claiming:read_claim_input}, {engine.claiming:claim_for}) and starts the flow "
+        "({frameworks.asgi.messages:read_claim_input}, {engine.claiming:claim_for}) and starts the flow "
         "{engine.serve:serve}. {runtimes.aio:AsyncRuntime.run} performs the actions that the flow yields."
     ),
     (

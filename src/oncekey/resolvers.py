@@ -50,11 +50,6 @@ class Question:
     asked_at: Instant
     """The store's clock, in microseconds, before the question."""
     effects: Effects
-    _seed: bytes = field(repr=False, default=b"")
-
-    def downstream_key_of(self, name: str) -> str:
-        """What `op.downstream_key(name)` was in the handler."""
-        return downstream_key(self._seed, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +134,6 @@ def question_of(record: Record, resolver: Resolver, payload: Any, now: Instant) 
         tries=record.reconcile_tries,
         asked_at=now,
         effects=record.effects,
-        _seed=record.seed,
     )
 
 

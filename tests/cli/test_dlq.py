@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from cli.operating import KEY, SCOPE, oncekey, refused
+from harness import flows
 from oncekey.core.deferred import DEAD_LETTER
 from oncekey.core.model import (
     HOUR,
@@ -36,9 +37,9 @@ def go(shop, flow):
 
 def deferred(shop, *, repeatable=None):
     """A request's own call that was made once, and given up by its worker."""
-    lease = shop.begin(a_claim(id=ID, effects=Effects.OUTBOX, recovery=Recovery.RETRY), Policy()).lease
+    lease = flows.begin(shop, a_claim(id=ID, effects=Effects.OUTBOX, recovery=Recovery.RETRY), Policy()).lease
     parcel = Parcel(uuid.uuid4(), ParcelKind.DEFER, ID, lease.incarnation, "charge", '{"amount":7}', "dk-1")
-    assert shop.settle(lease, Deferred(parcel)).ours
+    assert flows.settle(shop, lease, Deferred(parcel)).ours
     box = shop.store.outbox
     (held,) = go(shop, box.due("worker", ("charge",), 10, MINUTE))
     call = Announcement("charge", "dk-1", "digest", 1, repeatable, 5 * SECOND, 30 * SECOND)
@@ -91,7 +92,7 @@ def test_a_call_is_tried_again_within_its_window(shop, url):
     )
     assert (said["changed"], said["row"], said["from"], said["to"]) == (True, 22, "unknown", "pending")
     assert "a worker makes the call" in said["retry"]
-    assert shop.find(ID).record.state is State.PENDING
+    assert flows.find(shop, ID).record.state is State.PENDING
     assert oncekey("dlq", "list", "--store", url).stdout == "there are no dead letters\n"
     entries = json.loads(oncekey("keys", "history", KEY, "--scope", SCOPE, "--store", url, "--json").stdout)["items"]
     assert (entries[-1]["trigger"], entries[-1]["why"]) == ("dlq_retry", "back again")
@@ -106,7 +107,7 @@ def test_a_call_that_may_not_be_repeated_says_what_is_possible(shop, url):
     text = oncekey("dlq", "retry", str(parcel.id), "--store", url, "--reason", "impatient")
     assert text.exit_code == 1
     assert f"oncekey dlq discard {parcel.id} --reason '...'" in text.stderr
-    assert shop.find(ID).record.state is State.UNKNOWN
+    assert flows.find(shop, ID).record.state is State.UNKNOWN
 
 
 @pytest.mark.parametrize(("options", "status"), [((), 500), (("--status", "410"), 410)])
@@ -116,7 +117,7 @@ def test_a_call_is_given_up_with_an_answer(shop, url, options, status):
     result = oncekey("dlq", "discard", str(parcel.id), "--store", url, "--reason", "cancelled", *options)
     assert result.exit_code == 0
     assert f"A retry gets the stored answer ({status})" in result.stdout
-    response = shop.find(ID).record.response
+    response = flows.find(shop, ID).record.response
     assert response.status == status
     assert (b"An operator gave the operation up" in response.body) == (not options)
 
@@ -127,7 +128,7 @@ def test_a_message_moves_by_itself(shop, url, order):
     result = oncekey("dlq", order, str(parcel.id), "--store", url, "--reason", "mended", "--json")
     said = json.loads(result.stdout)
     assert (said["changed"], said["letter"]["id"]) == (True, str(parcel.id))
-    assert (go(shop, shop.store.outbox.find_parcel(parcel.id)) is not None) == (order == "retry")
+    assert (go(shop, flows.find_parcel(shop.store.outbox, parcel.id)) is not None) == (order == "retry")
     again = oncekey("dlq", order, str(parcel.id), "--store", url, "--reason", "mended")
     assert again.exit_code == 1
 

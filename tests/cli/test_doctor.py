@@ -11,6 +11,7 @@ import pytest
 
 from cli.operating import oncekey
 from cli.test_stats import fill
+from harness import flows
 from oncekey import wire
 from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import HOUR, MINUTE, SECOND, ParcelKind
@@ -180,7 +181,7 @@ def test_rows_that_mean_nothing_are_errors(postgres_dsn):
         rules = {}
         for change in (*BROKEN, *BESIDE):
             claim = a_claim(request=b"kept")
-            engine.begin(claim, Policy())
+            flows.begin(engine, claim, Policy())
             raw.execute("UPDATE oncekey.work SET intent = '{}', memo_version = 1")
             raw.execute("UPDATE oncekey.record SET memo_version = 1")
             assert [one["level"] for one in about(examined(postgres_dsn), "records")] == ["ok"]

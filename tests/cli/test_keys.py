@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.operating import KEY, SCOPE, oncekey, refused
+from harness import flows
 from oncekey.canonical.digests import downstream_key
 from oncekey.cli.app import make_app
 from oncekey.core.keys import key_digest
@@ -49,13 +50,13 @@ WHOSE = ("--tenant", "acme")
 def own(shop, effects=Effects.LOCAL, recovery=Recovery.RETRY, **changes):
     """A record in progress."""
     claim = a_claim(effects=effects, recovery=recovery, **{"id": ID, **changes})
-    return shop.begin(claim, Policy()).lease
+    return flows.begin(shop, claim, Policy()).lease
 
 
 def doubt(shop, **changes):
     """An INLINE record of which nobody knows whether it was executed."""
     lease = own(shop, Effects.INLINE, Recovery.UNKNOWN, **changes)
-    shop.settle(lease, Doubtful("call_uncertain"))
+    flows.settle(shop, lease, Doubtful("call_uncertain"))
     return lease
 
 
@@ -65,7 +66,7 @@ def phased(shop):
     step = MemoEntry("order_created", EntryKind.PHASE, '"o_1"')
     call = Announcement("charge", "dk-1", "digest", 1, None, 5 * SECOND, 30 * SECOND)
     drive(shop.store.phases.announce(lease, (), (step,), call), shop.driver.run)
-    shop.settle(lease, Doubtful("call_uncertain"))
+    flows.settle(shop, lease, Doubtful("call_uncertain"))
 
 
 def shown(shop, url):
@@ -74,7 +75,7 @@ def shown(shop, url):
 
 def test_show_says_everything(shop, url):
     # R42, R56, R143
-    shop.settle(own(shop), answered())
+    flows.settle(shop, own(shop), answered())
     said = shown(shop, url)
     assert {name: said[name] for name in ("key", "state", "outcome", "recovery_point", "attempts", "last_error")} == {
         "key": KEY, "state": "completed", "outcome": "success", "recovery_point": "finished", "attempts": 1,
@@ -118,8 +119,8 @@ def test_show_names_every_state(shop, url):  # R43
         effects = Effects.OUTBOX if state is State.PENDING else Effects.LOCAL
         lease = own(shop, effects, id=keys[state], ttl=1 if state is State.EXPIRED else HOUR)
         if (settlement := settlement(lease)) is not None:
-            assert shop.settle(lease, settlement).ours
-    due = Expired(age=0, until=shop.find(keys[State.EXPIRED]).record.expires_at, soft=True)
+            assert flows.settle(shop, lease, settlement).ours
+    due = Expired(age=0, until=flows.find(shop, keys[State.EXPIRED]).record.expires_at, soft=True)
     marked = drive(shop.store.upkeep.mark(due, 10), shop.driver.run)
     assert marked.moved == 1
     found = {
@@ -139,7 +140,7 @@ def test_a_key_that_is_not_there(shop, url):
 
 @pytest.mark.parametrize("command", ["show", "bust"])
 def test_a_record_that_cannot_be_read_is_one_line(shop, url, command):
-    shop.settle(own(shop), answered())
+    flows.settle(shop, own(shop), answered())
     table = "oncekey.record" if url.startswith("postgresql") else "oncekey_record"
     shop.driver.run(saying(f"UPDATE {table} SET response_schema = 3"))
     options = () if command == "show" else ("--runs-again", "--reason", "x")
@@ -177,9 +178,9 @@ def test_a_local_request_in_flight_has_no_row_and_is_shown(shop, url, monkeypatc
 
 
 def test_list_and_its_filters(shop, url):
-    shop.settle(own(shop), answered())
+    flows.settle(shop, own(shop), answered())
     other = replace(ID, key=f"other-{uuid.uuid4().hex}")
-    shop.begin(a_claim(id=other, effects=Effects.INLINE, recovery=Recovery.UNKNOWN), Policy())
+    flows.begin(shop, a_claim(id=other, effects=Effects.INLINE, recovery=Recovery.UNKNOWN), Policy())
 
     def keys(*options):
         return json.loads(oncekey("keys", "list", *WHOSE, "--store", url, "--json", *options).stdout)
@@ -311,7 +312,7 @@ def test_release_of_what_was_left_behind(shop, url):
 
 def test_release_of_what_is_done_changes_nothing(shop, url):
     # R54
-    shop.settle(own(shop), answered())
+    flows.settle(shop, own(shop), answered())
     before = shown(shop, url)
     said = refused("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "impatient")
     assert "only a key in progress whose owner did not come back is released" in said["why"]
@@ -321,24 +322,24 @@ def test_release_of_what_is_done_changes_nothing(shop, url):
 
 def test_bust_of_a_success_needs_a_second_word(shop, url):
     # R106, row 32
-    shop.settle(own(shop), answered())
+    flows.settle(shop, own(shop), answered())
     said = refused("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price")
     assert "made twice" in said["why"]
     assert said["possible"] == []
     result = oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price", "--runs-again")
     assert "completed -> failed_retryable (audited)" in result.stdout
-    again = shop.begin(a_claim(id=ID), Policy())
+    again = flows.begin(shop, a_claim(id=ID), Policy())
     assert again.lease.fence == 3  # the bust put it up, and so did the take-over
 
 
 def test_bust_of_a_failure_does_not(shop, url):
-    shop.settle(own(shop), answered(status=402))
+    flows.settle(shop, own(shop), answered(status=402))
     assert oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "limit raised").exit_code == 0
 
 
 def test_extend_keeps_an_answer_for_longer(shop, url):
     # R268, row 35
-    shop.settle(own(shop), answered())
+    flows.settle(shop, own(shop), answered())
     before = shown(shop, url)["expires_at"]
     result = oncekey("keys", "extend", KEY, *WHOSE, "--store", url, "--for", "7d", "--reason", "a flow of several days")
     assert "completed -> completed (audited)" in result.stdout
@@ -419,13 +420,13 @@ def test_scopes_are_those_of_requests(shop, url):
         (("--tenant", "acme", "--principal", "bob"), bound_scope(BindTo.PRINCIPAL, "-", "acme", principal="bob")),
     ):
         claim = a_claim(id=RecordId(scope, KEY))
-        shop.begin(claim, Policy())
+        flows.begin(shop, claim, Policy())
         said = json.loads(oncekey("keys", "show", KEY, *options, "--store", url, "--json").stdout)
         assert said["scope"] == scope
 
 
 def test_what_clients_wrote_cannot_move_the_cursor(shop, url):
-    shop.settle(own(shop, path="/a\x1b[2J\nb"), Retryable("gone"))
+    flows.settle(shop, own(shop, path="/a\x1b[2J\nb"), Retryable("gone"))
     text = oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--verbose").stdout
     assert "\x1b" not in text
     assert "/a\\x1b[2J\\nb" in text
@@ -473,7 +474,7 @@ def test_help_teaches(command, teaches):
 
 def test_a_key_is_found_by_itself_and_by_its_beginning(shop, url):
     # unique: neither its tenant nor all of it is needed
-    shop.settle(own(shop), answered())
+    flows.settle(shop, own(shop), answered())
     for typed in (KEY, KEY[:9]):
         said = json.loads(oncekey("keys", "show", typed, "--store", url, "--json").stdout)
         assert (said["key"], said["scope"]) == (KEY, SCOPE)
@@ -483,10 +484,10 @@ def test_a_key_is_found_by_itself_and_by_its_beginning(shop, url):
 
 
 def test_several_keys_that_fit_are_listed_and_nothing_is_changed(shop, url):
-    shop.settle(own(shop), answered(status=402))
+    flows.settle(shop, own(shop), answered(status=402))
     others = [RecordId(scope_of("-", "globex corp"), KEY), RecordId(SCOPE, f"{KEY}-2")]
     for other in others:
-        shop.begin(a_claim(id=other), Policy())
+        flows.begin(shop, a_claim(id=other), Policy())
     text = oncekey("keys", "bust", KEY, "--store", url, "--reason", "wrong price")
     assert (text.exit_code, text.stdout) == (1, "")
     assert "2 keys fit" in text.stderr
@@ -503,7 +504,7 @@ def test_several_keys_that_fit_are_listed_and_nothing_is_changed(shop, url):
 
 
 def test_too_little_of_a_key_finds_nothing(shop, url):
-    shop.settle(own(shop), answered())
+    flows.settle(shop, own(shop), answered())
     assert "4 letters" in oncekey("keys", "show", KEY[:3], "--store", url).stderr
     assert "seen with --tenant" in oncekey("keys", "show", "elsewhere", "--store", url).stderr
 
@@ -517,7 +518,7 @@ def test_commands_are_ready_to_be_copied(shop, url, key):
     words = shlex.split(command.replace("'...'", "seen"))
     assert words[0] == "oncekey"
     assert oncekey(*words[1:3], "--store", url, *words[3:]).exit_code == 0
-    assert shop.find(RecordId(SCOPE, key)).record.state.value == "failed_retryable"
+    assert flows.find(shop, RecordId(SCOPE, key)).record.state.value == "failed_retryable"
 
 
 def test_what_to_do_comes_first(shop, url):
@@ -539,7 +540,7 @@ def test_what_to_do_comes_first(shop, url):
 def test_an_inline_key_shows_its_downstream_key(shop, url):
     # named on the command line, or by a worker's application
     lease = doubt(shop)
-    seed = shop.find(ID).record.seed
+    seed = flows.find(shop, ID).record.seed
     assert lease
     expected = downstream_key(seed, "charge")
     assert "--call NAME" in oncekey("keys", "show", KEY, "--store", url).stdout
@@ -555,7 +556,8 @@ def test_an_inline_key_shows_its_downstream_key(shop, url):
 def test_the_shape_of_a_result_is_that_of_the_last_one(shop, url):
     # of any key, without anything of its content, and nothing that could be sent as it is
     phased(shop)
-    other = shop.begin(
+    other = flows.begin(
+        shop,
         a_claim(id=RecordId(SCOPE, "another-key-of-the-same-call"), effects=Effects.PHASED, recovery=Recovery.RESUME),
         Policy(),
     ).lease

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from cli.operating import KEY, SCOPE, oncekey
+from harness import flows
 from oncekey.cli import options, printing
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError
 from oncekey.core.model import HOUR, MINUTE, SECOND, RecordId
@@ -68,7 +69,7 @@ def busy(shop):
         claim = a_claim(
             id=RecordId(scope_of("-", "a tenant with a long name"), key), operation="create_an_order_for_a_customer"
         )
-        shop.settle(shop.begin(claim, Policy()).lease, answered())
+        flows.settle(shop, flows.begin(shop, claim, Policy()).lease, answered())
     return keys
 
 
@@ -133,7 +134,7 @@ def test_every_list_is_the_same_document(shop, url, command):
     ],
 )
 def test_exit_codes(shop, url, reason, code, said):
-    shop.begin(a_claim(id=RecordId(SCOPE, KEY)), Policy())
+    flows.begin(shop, a_claim(id=RecordId(SCOPE, KEY)), Policy())
     arguments = ("keys", "bust", KEY, "--tenant", "acme", "--store", url, "--reason", reason)
     result = typed(*arguments, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (code, "")

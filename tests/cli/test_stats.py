@@ -15,6 +15,7 @@ from cli.operating import SCOPE, oncekey
 from cli.test_dlq import deferred, emitted
 from console.trouble import fill as fill_with_trouble
 from console.trouble import opened
+from harness import flows
 from harness.postgres import PostgresServer
 from oncekey.core.model import HOUR, SECOND, Doubtful, Effects, RecordId, Recovery
 from oncekey.core.policy import Policy
@@ -25,11 +26,11 @@ def fill(shop):
     """Two answers, one of which has expired, one in doubt, one left behind, and two dead letters."""
 
     def own(**changes):
-        return shop.begin(a_claim(id=RecordId(SCOPE, uuid.uuid4().hex), **changes), Policy()).lease
+        return flows.begin(shop, a_claim(id=RecordId(SCOPE, uuid.uuid4().hex), **changes), Policy()).lease
 
-    shop.settle(own(operation="pay"), answered())
-    shop.settle(own(operation="pay", ttl=-HOUR), answered())
-    shop.settle(own(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, operation="notify"), Doubtful("time_out"))
+    flows.settle(shop, own(operation="pay"), answered())
+    flows.settle(shop, own(operation="pay", ttl=-HOUR), answered())
+    flows.settle(shop, own(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, operation="notify"), Doubtful("time_out"))
     own(lease=-HOUR, operation="order")
     deferred(shop)
     emitted(shop)

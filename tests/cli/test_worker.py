@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from harness import flows
 from harness.demo import get
 from harness.patience import PATIENCE, wait_until
 from oncekey import Once
@@ -92,11 +93,11 @@ def shop(tmp_path):
 
 
 def deferred(engine, topic="charge"):
-    verdict = engine.begin(a_claim(effects=Effects.OUTBOX), Policy())
+    verdict = flows.begin(engine, a_claim(effects=Effects.OUTBOX), Policy())
     assert isinstance(verdict, Proceed)
     lease = verdict.lease
     parcel = Parcel(uuid.uuid4(), ParcelKind.DEFER, lease.id, lease.incarnation, topic, '{"amount": 7}', "k-1")
-    assert engine.settle(lease, Deferred(parcel)).ours
+    assert flows.settle(engine, lease, Deferred(parcel)).ours
     return parcel
 
 
@@ -107,7 +108,7 @@ def test_once_does_what_is_due_and_exits(shop):
     result = oncekey("worker", "--app", "shop:once", "--once", "--concurrency", "2", cwd=folder)
 
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "3 done"), result.stderr
-    records = [engine.find(parcel.record_id).record for parcel in parcels]
+    records = [flows.find(engine, parcel.record_id).record for parcel in parcels]
     assert [(record.state, record.response.body) for record in records] == [(State.COMPLETED, b'{"paid":7}')] * 3
 
 
@@ -118,7 +119,7 @@ def test_only_the_topics_that_were_asked_for(shop):
     result = oncekey("worker", "--app", "shop:once", "--once", "--topics", "charge", cwd=folder)
 
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "0 done")
-    assert engine.find(parcel.record_id).record.state is State.PENDING
+    assert flows.find(engine, parcel.record_id).record.state is State.PENDING
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -133,12 +134,12 @@ def test_a_signal_lets_an_open_call_end(shop, number):  # P5, F10: one call, and
     ) as worker:
         while worker.stdout.readline() != "called\n":
             assert worker.poll() is None
-        assert engine.find(parcel.record_id).record.state is State.IN_PROGRESS
+        assert flows.find(engine, parcel.record_id).record.state is State.IN_PROGRESS
         worker.send_signal(number)
         _, told = worker.communicate("go on\n", timeout=60)
 
     assert worker.returncode == 0, told
-    assert engine.find(parcel.record_id).record.state is State.COMPLETED
+    assert flows.find(engine, parcel.record_id).record.state is State.COMPLETED
     assert "k-1" not in told
 
 
@@ -251,7 +252,7 @@ def test_the_grace_holds_for_a_function_that_swallows_its_cancellation(shop):
 
     assert worker.returncode == 0, told
     assert "1 functions ignore their cancellation" in told
-    assert engine.find(parcel.record_id).record.state is State.IN_PROGRESS  # left to its lease
+    assert flows.find(engine, parcel.record_id).record.state is State.IN_PROGRESS  # left to its lease
 
 
 def _health_port(worker: subprocess.Popen) -> int:
@@ -302,7 +303,7 @@ def test_once_says_that_something_failed(shop):
 
     assert result.returncode == 1
     assert result.stdout.splitlines()[-1] == "1 done, 1 failed: the log says what"
-    assert engine.find(parcel.record_id).record.state is State.UNKNOWN
+    assert flows.find(engine, parcel.record_id).record.state is State.UNKNOWN
     assert "k-1" not in result.stdout + result.stderr
 
 

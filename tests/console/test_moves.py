@@ -9,6 +9,7 @@ import pytest
 
 from console.trouble import ACME, INLINE_KEY, OUTBOX_KEY, PHASED_KEY, ZETA, fill, opened, put
 from console.visiting import Visitor, console_on, said
+from harness import flows
 from oncekey.console.dossier import token_of
 from oncekey.core.model import (
     HOUR,
@@ -221,7 +222,7 @@ async def test_a_requests_dead_letter_goes_back_with_its_record(at_desk, world):
         preview, there = await ann.do(f"letter/{letter.id}/move/retry", reason="the provider is back")
         assert "unknown → pending" in preview
         assert there.startswith(ann.page(OUTBOX))
-        assert world.go(world.store.outbox.find_parcel(letter.id)) is not None
+        assert world.go(flows.find_parcel(world.store.outbox, letter.id)) is not None
         assert ann.notes(OUTBOX) == [(Trigger.DLQ_RETRY, "ann", "the provider is back")]
 
     await at_desk(body)
@@ -249,7 +250,7 @@ async def test_a_message_moves_by_itself(at_desk, world, verb):
         preview, there = await ann.do(f"letter/{letter.id}/move/{verb}", reason="the warehouse is back")
         assert "→" not in preview
         assert there.startswith("letters")
-        back = world.go(world.store.outbox.find_parcel(letter.id))
+        back = world.go(flows.find_parcel(world.store.outbox, letter.id))
         assert (back is not None) is (verb == "retry")
         trigger = Trigger.DLQ_RETRY if verb == "retry" else Trigger.DISCARD
         assert ann.notes(letter.record_id) == [(trigger, "ann", "the warehouse is back")]

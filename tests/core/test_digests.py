@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.properties import stable, thorough
 from harness.each import each
-from oncekey.canonical.digests import PUBLIC_KEY, Hmac, downstream_key, frame, raw, seed_of
+from oncekey.canonical.digests import PUBLIC_KEY, Hmac, Seeds, downstream_key, frame, raw
 from oncekey.canonical.fingerprint import Request
 from oncekey.canonical.whole import fingerprint
 from oncekey.core.errors import ConfigurationError
@@ -53,25 +53,25 @@ FINGERPRINT = "jcs1:sha256:00"
 
 def test_the_seed_is_a_keyed_hash_of_length_prefixed_parts():  # D1
     framed = b"6:4:acme36:8e03978e-40d5-43e8-bc93-6894a57f932414:jcs1:sha256:00"
-    assert seed_of(ID, FINGERPRINT, b"secret") == hmac.digest(b"secret", framed, "sha256")
-    assert seed_of(ID, FINGERPRINT, None) == hmac.digest(PUBLIC_KEY, framed, "sha256")
+    assert Seeds(b"secret").of(ID, FINGERPRINT) == hmac.digest(b"secret", framed, "sha256")
+    assert Seeds(None).of(ID, FINGERPRINT) == hmac.digest(PUBLIC_KEY, framed, "sha256")
 
 
 def test_seeds_and_keys_of_this_version_never_change():  # D1: a deploy must not change a key that was sent
-    seed = seed_of(ID, FINGERPRINT, None)
+    seed = Seeds(None).of(ID, FINGERPRINT)
     assert seed.hex() == "ad0eb6645496d29caaacd628a28b3b0b95f1b8987a89e1bf235314334f0567c8"
     assert downstream_key(seed, "charge_created") == "8e97faba-5070-4798-8c87-7b154a9625fd"
 
 
 def test_only_scope_key_and_fingerprint_count():  # D1, F38: not the attempt, not the incarnation
-    assert seed_of(RecordId(ID.scope, ID.key), FINGERPRINT, None) == seed_of(ID, FINGERPRINT, None)
+    assert Seeds(None).of(RecordId(ID.scope, ID.key), FINGERPRINT) == Seeds(None).of(ID, FINGERPRINT)
     others = [
-        seed_of(ID, FINGERPRINT, None),
-        seed_of(ID, "jcs1:sha256:01", None),
-        seed_of(RecordId("4:acmf", ID.key), FINGERPRINT, None),
-        seed_of(RecordId(ID.scope, ID.key.upper()), FINGERPRINT, None),
-        seed_of(ID, FINGERPRINT, b"secret"),
-        seed_of(ID, FINGERPRINT, b"other secret"),
+        Seeds(None).of(ID, FINGERPRINT),
+        Seeds(None).of(ID, "jcs1:sha256:01"),
+        Seeds(None).of(RecordId("4:acmf", ID.key), FINGERPRINT),
+        Seeds(None).of(RecordId(ID.scope, ID.key.upper()), FINGERPRINT),
+        Seeds(b"secret").of(ID, FINGERPRINT),
+        Seeds(b"other secret").of(ID, FINGERPRINT),
     ]
     assert len(set(others)) == len(others)
     assert {len(seed) for seed in others} == {32}
@@ -80,20 +80,20 @@ def test_only_scope_key_and_fingerprint_count():  # D1, F38: not the attempt, no
 def test_another_body_under_a_reused_key_gets_another_downstream_key():  # D1, F38, R163
     def key(amount: int) -> str:
         request = Request("POST", "/payments", b"", b"application/json", b'{"amount":%d}' % amount)
-        return downstream_key(seed_of(ID, fingerprint(request), b"secret"), "charge")
+        return downstream_key(Seeds(b"secret").of(ID, fingerprint(request)), "charge")
 
     assert key(10) == key(10)
     assert key(10) != key(11)
 
 
 def test_parts_cannot_flow_into_each_other():  # R36
-    assert seed_of(RecordId("ab", "c"), "d", None) != seed_of(RecordId("a", "bc"), "d", None)
-    assert seed_of(RecordId("a", "b"), "cd", None) != seed_of(RecordId("a", "bc"), "d", None)
+    assert Seeds(None).of(RecordId("ab", "c"), "d") != Seeds(None).of(RecordId("a", "bc"), "d")
+    assert Seeds(None).of(RecordId("a", "b"), "cd") != Seeds(None).of(RecordId("a", "bc"), "d")
 
 
 def test_an_empty_secret_is_a_mistake():
     with pytest.raises(ConfigurationError, match="secret is empty"):
-        seed_of(ID, FINGERPRINT, b"")
+        Seeds(b"").of(ID, FINGERPRINT)
 
 
 @stable
@@ -108,6 +108,6 @@ def test_a_downstream_key_is_a_stable_uuid_of_its_phase(seed, phase, other):  # 
 
 
 def test_the_clients_key_does_not_leave_us():  # R126
-    key = downstream_key(seed_of(ID, FINGERPRINT, None), "charge")
+    key = downstream_key(Seeds(None).of(ID, FINGERPRINT), "charge")
     assert key != ID.key
     assert not set(key.split("-")) & set(ID.key.split("-"))

@@ -17,9 +17,9 @@ from core.jcs_vectors import DOCUMENTS
 from core.properties import stable, thorough
 from harness.each import each
 from oncekey.canonical import fingerprint as module
-from oncekey.canonical.fingerprint import Request, Selection, same
+from oncekey.canonical.fingerprint import Fingerprints, Request, Selection, same
 from oncekey.canonical.jcs import BigInts
-from oncekey.canonical.whole import fingerprint, fingerprint_of
+from oncekey.canonical.whole import fingerprint
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 
 KNOWN = Request("POST", "/payments", b"draft=false", b"application/json", b'{"currency": "EUR", "amount": 10.00}')
@@ -411,7 +411,7 @@ def test_a_selection_leaves_other_bodies_whole():  # R39
 
 def test_a_route_may_choose_what_counts():  # R39
     def chosen(value: object, method: str = "POST", path: str = "/orders", **settings: object) -> str:
-        return fingerprint_of(value, method=method, path=path, **settings)
+        return Fingerprints(**settings).of_chosen(value, method=method, path=path)
 
     first = chosen({"amount": 10, "sku": ["a", "b"]})
     assert first.startswith("jcs1:sha256:")
@@ -426,20 +426,21 @@ def test_a_route_may_choose_what_counts():  # R39
 
 
 def test_what_a_route_chose_is_never_taken_for_a_body():  # R36, R39
-    chosen = fingerprint_of(b"empty", method="POST", path="/a")
+    chosen = Fingerprints().of_chosen(b"empty", method="POST", path="/a")
     assert chosen != fingerprint(Request("POST", "/a", b"chosen bytes", None, b""))
-    assert fingerprint_of({}, method="POST", path="/a") != fingerprint(Request("POST", "/a", b"", JSON, b"{}"))
+    nothing = Fingerprints().of_chosen({}, method="POST", path="/a")
+    assert nothing != fingerprint(Request("POST", "/a", b"", JSON, b"{}"))
 
 
 def test_a_choice_that_is_not_json_is_a_mistake_of_the_route():  # R39
     with pytest.raises(ConfigurationError, match="Decimal"):
-        fingerprint_of({"amount": Decimal("1.0")}, method="POST", path="/a")
+        Fingerprints().of_chosen({"amount": Decimal("1.0")}, method="POST", path="/a")
     with pytest.raises(BodyInvalidError, match="NaN"):
-        fingerprint_of({"amount": float("nan")}, method="POST", path="/a")
+        Fingerprints().of_chosen({"amount": float("nan")}, method="POST", path="/a")
     with pytest.raises(BodyInvalidError, match="at most 1 levels"):
-        fingerprint_of({"a": []}, method="POST", path="/a", max_depth=1)
+        Fingerprints(max_depth=1).of_chosen({"a": []}, method="POST", path="/a")
     with pytest.raises(BodyInvalidError, match="double"):
-        fingerprint_of({"a": 2**60}, method="POST", path="/a", big_ints=BigInts.REJECT)
+        Fingerprints(big_ints=BigInts.REJECT).of_chosen({"a": 2**60}, method="POST", path="/a")
 
 
 # ----------------------------------------------------------------------------------------------- comparison

@@ -14,15 +14,15 @@ import pytest
 
 from core.golden import MEDIA, SECRETS, WORDS, Rng, bodies, header_lines, json_text, keys, tried
 from core.records import a_record
-from oncekey.canonical.digests import downstream_key, seed_of
-from oncekey.canonical.fingerprint import Request, Selection, media_type_of
+from oncekey.canonical.digests import Seeds, downstream_key
+from oncekey.canonical.fingerprint import Fingerprints, Request, Selection, media_type_of
 from oncekey.canonical.jcs import BigInts, canonical_json
-from oncekey.canonical.whole import fingerprint, fingerprint_of
+from oncekey.canonical.whole import fingerprint
 from oncekey.core.answers import marks, replay
 from oncekey.core.endings import Ending, Progress, decide, kept_headers
 from oncekey.core.keys import HeaderSyntax, KeyFormat, key_digest, looks_personal, parse_key
 from oncekey.core.model import Effects, RecordId, Replay, StoredResponse
-from oncekey.core.onecommit import lock_number, lock_of
+from oncekey.core.onecommit import LockNumbers, lock_number
 from oncekey.core.policy import Flavor, On5xx, Policy
 from oncekey.core.scope import BindTo, bound_scope, scope_of
 
@@ -68,7 +68,9 @@ def chosen_fingerprints() -> Iterator[str]:
     for _ in range(1000):
         parts = rng.one((b"bytes", {rng.one(WORDS): rng.one(values), "z": rng.one(values)}))
         secret = rng.one(SECRETS)
-        yield tried(lambda parts=parts, secret=secret: fingerprint_of(parts, method="POST", path="/p", secret=secret))
+        yield tried(
+            lambda parts=parts, secret=secret: Fingerprints(secret=secret).of_chosen(parts, method="POST", path="/p")
+        )
 
 
 def parsed_keys() -> Iterator[str]:
@@ -106,8 +108,8 @@ def seeds_and_locks() -> Iterator[str]:
         record_id = RecordId(rng.one(("1:-4:acme", "sha256:ff", "ключ", "", "\ud800")), line.decode())
         mark, secret = f"jcs1:sha256:{rng.below(10**9):064x}", rng.one((*SECRETS, b""))
         schema = rng.one(("oncekey", "other"))
-        yield tried(lambda i=record_id, m=mark, s=secret: seed_of(i, m, s).hex())
-        yield f"{lock_of(schema, record_id, mark, secret)} {lock_number(schema, record_id, secret)}"
+        yield tried(lambda i=record_id, m=mark, s=secret: Seeds(s).of(i, m).hex())
+        yield f"{LockNumbers(schema, secret).of(record_id, mark)} {lock_number(schema, record_id, secret)}"
         yield downstream_key(mark.encode(), record_id.key)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from oncekey.core.model import RecordId
-from oncekey.core.onecommit import Lock, lock_number, lock_of
+from oncekey.core.onecommit import Lock, LockNumbers, lock_number
 
 SECRET = b"a secret of this deployment"
 PUBLISHED = -2_968_359_966_105_576_180
@@ -57,7 +57,7 @@ def test_text_beyond_ascii_is_a_name_too():
 
 
 def lock(mark="v1:sha256:aa", schema="oncekey", scope="shop|t1", key="order-1", secret=SECRET):
-    return lock_of(schema, RecordId(scope, key), mark, secret)
+    return LockNumbers(schema, secret).of(RecordId(scope, key), mark)
 
 
 def test_a_requests_lock_is_the_keys_and_its_mark_the_requests():  # R38

@@ -53,17 +53,22 @@ class Open:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.connection = f"connection of {threading.current_thread().name}"
+        self.over = False
 
     def run(self, body):
         self.pool.said.append("step")
         return "stepped"
 
     def commit(self):
-        self.pool.said.append("commit")
-        self.pool.free.release()
+        self._end("commit")
 
     def rollback(self):
-        self.pool.said.append("rollback")
+        if not self.over:
+            self._end("rollback")
+
+    def _end(self, how):
+        self.over = True
+        self.pool.said.append(how)
         self.pool.free.release()
 
 
@@ -170,17 +175,35 @@ async def test_each_transaction_has_a_thread_to_itself():
     await driver.close()
 
 
-async def test_a_cancelled_statement_spoils_the_commit():
+async def test_a_commit_that_is_refused_gives_the_connection_back(monkeypatch):
+    def refused(_):
+        raise TransactionControlError("the handler has ended it")
+
+    monkeypatch.setattr(Open, "commit", refused)
+    pool = Pool(size=1)
+    driver = SharingThreadedDriver(pool, threads=1)
+    tx = await driver.begin()
+    with pytest.raises(TransactionControlError):
+        await tx.commit()
+    await tx.rollback()
+
+    await (await driver.begin()).rollback()
+    assert pool.said == ["rollback", "rollback"]
+    await driver.close()
+
+
+async def test_a_cancelled_statement_spoils_the_commit(monkeypatch):
     pool = Pool(size=1)
     driver = SharingThreadedDriver(pool, threads=1)
     tx = await driver.begin()
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow():
+    def slow(_, __):
         begun.set()
         assert go_on.wait(PATIENCE)
 
-    statement = asyncio.ensure_future(tx.say(slow))
+    monkeypatch.setattr(Open, "run", slow)
+    statement = asyncio.ensure_future(tx.run(iter(())))
     await until(begun.is_set)
     statement.cancel()
     with pytest.raises(asyncio.CancelledError):

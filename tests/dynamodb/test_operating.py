@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from typer.testing import CliRunner
 
+from harness import flows
 from harness.dynamo import Dynalite
 from oncekey import OUTBOX, Once, Operation, wire
 from oncekey.cli.app import make_app
@@ -42,8 +43,8 @@ def test_migrate_makes_the_table_and_doctor_looks_it_over(server, clients, new_t
 
     engine = wire.connect(url)
     engine.check()
-    lease = engine.begin(a_claim(), Policy()).lease
-    assert engine.settle(lease, answered()).ours
+    lease = flows.begin(engine, a_claim(), Policy()).lease
+    assert flows.settle(engine, lease, answered()).ours
     engine.close()
 
     said = typed("doctor", "--store", url, "--workers", "0", "--json")

@@ -19,6 +19,7 @@ from botocore.exceptions import (
 )
 
 from dynamodb.unreliable import Unreliable
+from harness import flows
 from harness.dynamo import everything
 from harness.patience import PATIENCE
 from harness.ports import free_port
@@ -115,14 +116,14 @@ def test_a_lost_reply_to_a_claim_is_found_by_its_owner(server, table):
         engine = wire.connect(server.url(table, proxy.port))
         lost = proxy.lose_reply(b"DynamoDB_20120810.PutItem")
         claim = a_claim()
-        verdict = engine.begin(claim, Policy())
+        verdict = flows.begin(engine, claim, Policy())
         assert lost.is_set()
         assert isinstance(verdict, Proceed)
         assert (verdict.record.owner, verdict.record.version) == (claim.owner, 1)
         lost = proxy.lose_reply(b"DynamoDB_20120810.PutItem")
-        assert engine.settle(verdict.lease, answered()).ours
+        assert flows.settle(engine, verdict.lease, answered()).ours
         assert lost.is_set()
-        assert isinstance(engine.begin(again(claim), Policy()), Replay)
+        assert isinstance(flows.begin(engine, again(claim), Policy()), Replay)
         engine.close()
 
 
@@ -131,12 +132,12 @@ async def test_lost_replies_under_asyncio(server, table):
         engine = wire.aconnect(server.url(table, proxy.port))
         proxy.lose_reply(b"DynamoDB_20120810.PutItem")
         claim = a_claim()
-        verdict = await engine.begin(claim, Policy())
+        verdict = await flows.abegin(engine, claim, Policy())
         assert isinstance(verdict, Proceed)
         proxy.lose_reply(b"DynamoDB_20120810.PutItem")
-        assert (await engine.settle(verdict.lease, answered())).ours
+        assert (await flows.asettle(engine, verdict.lease, answered())).ours
         proxy.lose_reply(b"DynamoDB_20120810.GetItem")
-        assert isinstance(await engine.begin(again(claim), Policy()), Replay)
+        assert isinstance(await flows.abegin(engine, again(claim), Policy()), Replay)
         await engine.close()
 
 
@@ -202,7 +203,7 @@ def test_a_record_that_a_transaction_holds_is_looked_at_again(server, table):
     with Unreliable(server.port) as between:
         engine = wire.connect(server.url(table, between.port))
         between.spoil("PutItem", (400, "TransactionConflictException"))
-        assert isinstance(engine.begin(a_claim(), Policy()), Proceed)
+        assert isinstance(flows.begin(engine, a_claim(), Policy()), Proceed)
         assert between.seen == ["GetItem", "PutItem", "GetItem", "PutItem"]
         engine.close()
 
@@ -262,7 +263,7 @@ def test_a_table_that_is_not_there(server):
     with pytest.raises(SchemaError, match="oncekey migrate up"):
         engine.check()
     with pytest.raises(SchemaError, match="nothing-here"):
-        engine.begin(a_claim(), Policy())
+        flows.begin(engine, a_claim(), Policy())
     engine.close()
 
 
@@ -455,6 +456,8 @@ import sys
 from oncekey import wire
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
+from oncekey.engine import request
+from oncekey.flow import drive
 from oncekey.testing.claims import a_claim
 engines = [wire.connect(url) for url in sys.argv[2:]]
 for engine in engines:
@@ -463,7 +466,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[1])):
     for which, engine in enumerate(engines):
-        verdict = engine.begin(a_claim(f"raced-{number}"), Policy())
+        verdict = drive(request.begin(engine.store, a_claim(f"raced-{number}"), Policy()), engine.driver.run)
         print(f"{which}/{number}" if isinstance(verdict, Proceed) else "-", flush=True)
 """
 

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from oncekey.canonical.digests import seed_of
-from oncekey.canonical.fingerprint import Request, Selection
-from oncekey.canonical.whole import fingerprint, fingerprint_of
+from oncekey.canonical.digests import Seeds
+from oncekey.canonical.fingerprint import Fingerprints, Request, Selection
+from oncekey.canonical.whole import fingerprint
 from oncekey.core.errors import BodyInvalidError, ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Claim, Code, Effects, RecordId, Recovery, Refuse
@@ -48,7 +48,7 @@ def test_a_claim_says_who_asks_for_what(secret):  # R33, D1
     claim = made(enrolment(secret=secret, lease=7, deadline=70, call_timeout=5))
     mark = fingerprint(Request("POST", "/payments", b"draft=false", JSON, BODY), secret=secret)
     record_id = RecordId(bound_scope(BindTo.TENANT, "-", "acme"), KEY.decode())
-    assert (claim.id, claim.fingerprint, claim.seed) == (record_id, mark, seed_of(record_id, mark, secret))
+    assert (claim.id, claim.fingerprint, claim.seed) == (record_id, mark, Seeds(secret).of(record_id, mark))
     assert (claim.operation, claim.effects, claim.recovery) == ("pay", Effects.LOCAL, Recovery.RETRY)
     assert (claim.method, claim.path, claim.entered, claim.request) == ("POST", "/payments", True, None)
     assert (claim.lease, claim.deadline, claim.call_timeout) == (7_000_000, 70_000_000, 5_000_000)
@@ -187,7 +187,7 @@ def test_a_route_chooses_what_counts():  # R39
 
     enrolled = enrolment(extract=chosen, secret=SECRET)
     claim = made(enrolled)
-    assert claim.fingerprint == fingerprint_of({"amount": 10.0}, method="POST", path="/payments", secret=SECRET)
+    assert claim.fingerprint == Fingerprints(secret=SECRET).of_chosen({"amount": 10.0}, method="POST", path="/payments")
     assert seen == [Request("POST", "/payments", b"draft=false", JSON, BODY)]
     first = chosen_of(parts(), enrolled)
     assert first == {"amount": 10.0}

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from harness import flows
 from oncekey.core.model import Effects, State
 from oncekey.core.policy import Policy
 from oncekey.engine.actions import STOPPED_AT_HANDLER, Life
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
 from oncekey.engine.serve import end_after_bug, serve
@@ -45,7 +46,7 @@ def resting(runtime: ThreadRuntime, effects: Effects, claim: object = None) -> t
 def test_a_handler_that_was_not_called_gives_its_claim_back(runtime: ThreadRuntime, effects: Effects) -> None:
     run, life = resting(runtime, effects)
     runtime.instead(life, end_after_bug(run, life, entered=False))
-    assert runtime.engine.find(run.claim.id).record is None
+    assert flows.find(runtime.engine, run.claim.id).record is None
     assert runtime.shut_down(0.0)
     second, life = resting(runtime, effects, again(run.claim))  # the key is as good as new
     runtime.instead(life, end_after_bug(second, life, entered=False))
@@ -54,7 +55,7 @@ def test_a_handler_that_was_not_called_gives_its_claim_back(runtime: ThreadRunti
 def test_one_that_was_called_leaves_its_lease(runtime: ThreadRuntime) -> None:
     run, life = resting(runtime, Effects.INLINE)
     runtime.instead(life, end_after_bug(run, life, entered=True))
-    record = runtime.engine.find(run.claim.id).record
+    record = flows.find(runtime.engine, run.claim.id).record
     assert record is not None
     assert record.state is State.IN_PROGRESS  # the sweeper will find it
     assert run.pulse is not None
@@ -66,7 +67,7 @@ def test_rows_that_nobody_decided_on_are_rolled_back(runtime: ThreadRuntime) -> 
     run, life = resting(runtime, Effects.LOCAL)
     run.tx.connection.execute("CREATE TABLE sold (item TEXT)")
     runtime.instead(life, end_after_bug(run, life, entered=True))
-    assert runtime.engine.find(run.claim.id).record is None
+    assert flows.find(runtime.engine, run.claim.id).record is None
     run, life = resting(runtime, Effects.LOCAL)  # the only writer is free
     run.tx.connection.execute("CREATE TABLE sold (item TEXT)")
     runtime.instead(life, end_after_bug(run, life, entered=True))

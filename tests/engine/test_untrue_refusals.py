@@ -14,7 +14,7 @@ from oncekey.core.policy import Policy
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import steps
 from oncekey.engine.actions import Action, Beat, Call, Later, Life
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Transaction

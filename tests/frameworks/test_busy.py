@@ -20,7 +20,7 @@ from oncekey.drivers.slots import AsyncSlots, Slots
 from oncekey.drivers.sqlite.files import Writer
 from oncekey.drivers.sqlite.lane import Lane
 from oncekey.engine import local, shell
-from oncekey.engine.admit import FAILURES
+from oncekey.engine.breaker import FAILURES
 from oncekey.engine.local import peek
 from oncekey.engine.operation import Operation, SyncOperation
 

@@ -13,7 +13,7 @@ from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.engine.admit import FAILURES, PAUSE, Breaker
+from oncekey.engine.breaker import FAILURES, PAUSE, Breaker
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.runtimes import aio
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from cli.operating import oncekey
+from harness import flows
 from harness.pages import ROOT, Page, pages
 from kit.contrib import ALERTS, DASHBOARD, FILES, MANIFESTS, UNITS
 from kit.exported import exported, names_in
@@ -134,11 +135,11 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def own(key: str, effects: Effects = Effects.LOCAL, recovery: Recovery = Recovery.RETRY) -> Lease:
         claim = a_claim(id=RecordId(scope_of("-", TENANT), key), effects=effects, recovery=recovery, operation="pay")
-        return engine.begin(claim, Policy()).lease
+        return flows.begin(engine, claim, Policy()).lease
 
-    engine.settle(own(UNKNOWN, Effects.INLINE, Recovery.UNKNOWN), Doubtful("call_uncertain"))
-    engine.settle(own("done-key-0000-0000"), answered())
-    engine.settle(own("failed-key-0000-00"), Retryable("handler_raised"))
+    flows.settle(engine, own(UNKNOWN, Effects.INLINE, Recovery.UNKNOWN), Doubtful("call_uncertain"))
+    flows.settle(engine, own("done-key-0000-0000"), answered())
+    flows.settle(engine, own("failed-key-0000-00"), Retryable("handler_raised"))
     own(STALE)
     box, parcel = engine.store.outbox, Parcel(LETTER, ParcelKind.EMIT, RecordId("-", "k"), LETTER, "parcel", "{}", "dk")
     put = Transaction("put", Mode.ATOMIC, lambda: box.putting((parcel,)))

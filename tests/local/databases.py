@@ -10,7 +10,7 @@ import psycopg
 
 from oncekey import wire
 from oncekey.core.model import Claim
-from oncekey.core.onecommit import Lock, lock_of
+from oncekey.core.onecommit import Lock, LockNumbers
 from oncekey.engine.enrolment import SCHEMA
 from oncekey.engine.shell import AsyncEngine
 
@@ -40,7 +40,7 @@ async def connected(package: str, dsn: str, **options: Any) -> AsyncIterator[Asy
 
 def lock_for(claim: Claim) -> Lock:
     """What a claim locks, where there is no secret."""
-    return lock_of(SCHEMA, claim.id, claim.fingerprint, None)
+    return LockNumbers(SCHEMA, None).of(claim.id, claim.fingerprint)
 
 
 def rows(dsn: str, text: str) -> list[Any]:

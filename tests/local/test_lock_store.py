@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness import flows
 from harness.postgres import PostgresServer
 from harness.postgres_binaries import installations
 from harness.tables import make_tables
@@ -191,8 +192,8 @@ async def test_a_record_that_waits_for_its_own_request_is_not_anothers(package: 
     # R38, L1: another body takes the lock only to be refused by the record, and proves nothing meanwhile
     async with desk(package, dsn) as at:
         first = a_claim()
-        verdict: Any = await at.engine.begin(first, Policy())
-        await at.engine.settle(verdict.lease, Retryable("x"))
+        verdict: Any = await flows.abegin(at.engine, first, Policy())
+        await flows.asettle(at.engine, verdict.lease, Retryable("x"))
         refused, tx = await at.enter(again(first, fingerprint=OTHER_FINGERPRINT))
         assert (refused, locks_held(dsn)) == (Refuse(Code.KEY_REUSED), 1)
         retry = again(first)
@@ -288,8 +289,8 @@ async def test_a_retryable_record_is_completed_in_its_own_life(package: str, dsn
     # row 17, L3, F14
     async with desk(package, dsn) as at:
         first = a_claim()
-        verdict: Any = await at.engine.begin(first, Policy())
-        await at.engine.settle(verdict.lease, Retryable("x"))
+        verdict: Any = await flows.abegin(at.engine, first, Policy())
+        await flows.asettle(at.engine, verdict.lease, Retryable("x"))
         second = again(first)
         entry, tx = await at.enter(second)
         assert isinstance(entry, LockHeld)
@@ -311,8 +312,8 @@ async def test_an_expired_record_begins_a_new_life(package: str, dsn: str, ended
     # row 31, L3, F14
     async with desk(package, dsn) as at:
         first = a_claim()
-        verdict: Any = await at.engine.begin(first, Policy())
-        await at.engine.settle(verdict.lease, answered(b"old") if ended == "completed" else Retryable("x"))
+        verdict: Any = await flows.abegin(at.engine, first, Policy())
+        await flows.asettle(at.engine, verdict.lease, answered(b"old") if ended == "completed" else Retryable("x"))
         at.clock.advance(TTL + HOUR)
         second = again(first, fingerprint=OTHER_FINGERPRINT)
         assert await at.look(second, Policy(on_expired=OnExpired.GONE)) == Refuse(Code.KEY_EXPIRED)
@@ -334,8 +335,8 @@ async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, k
     # F14, L3: version and predicate are compared in the statement that writes
     async with desk(package, dsn) as at:
         first = a_claim()
-        verdict: Any = await at.engine.begin(first, Policy())
-        await at.engine.settle(verdict.lease, Retryable("x"))
+        verdict: Any = await flows.abegin(at.engine, first, Policy())
+        await flows.asettle(at.engine, verdict.lease, Retryable("x"))
         if kind is WriteKind.REPLACE_EXPIRED:
             at.clock.advance(TTL)
         late = again(first)
@@ -343,7 +344,7 @@ async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, k
         assert isinstance(entry, LockHeld)
         assert entry.target.kind is kind
         # Somebody who claims first needs no lock; his record is of a later version.
-        assert await at.engine.begin(again(first), Policy())
+        assert await flows.abegin(at.engine, again(first), Policy())
         assert await at.finish(late, entry, tx) is None
         assert (at.record()[0], at.effects) == ("in_progress", 0)
 
@@ -353,7 +354,7 @@ async def test_two_who_both_saw_no_row_store_one_answer(package: str, dsn: str) 
     async with desk(package, dsn) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        other = await at.engine.begin(again(claim), Policy())
+        other = await flows.abegin(at.engine, again(claim), Policy())
         assert await at.finish(claim, entry, tx) is None
         assert at.effects == 0
         assert await adrive(local.answer_of_record(at.engine.store, claim, Policy()), at.engine.driver.run) == Refuse(
@@ -368,8 +369,8 @@ async def test_records_of_other_effects_follow_their_own_way(package: str, dsn: 
     # L3, P2, F4: a deploy changed the route's effects
     async with desk(package, dsn) as at:
         first = a_claim(effects=effects, recovery=Recovery.RETRY)
-        verdict: Any = await at.engine.begin(first, Policy())
-        await at.engine.settle(verdict.lease, Retryable("x"))
+        verdict: Any = await flows.abegin(at.engine, first, Policy())
+        await flows.asettle(at.engine, verdict.lease, Retryable("x"))
         assert await at.look(again(first, effects=Effects.LOCAL)) == ClaimFirst()
 
 
@@ -377,7 +378,7 @@ async def test_a_claim_in_progress_is_not_walked_over(package: str, dsn: str) ->
     # L3: of a version of ours that claims first
     async with desk(package, dsn) as at:
         first = a_claim()
-        verdict: Any = await at.engine.begin(first, Policy())
+        verdict: Any = await flows.abegin(at.engine, first, Policy())
         refused: Any = await at.look(again(first))
         assert (refused.code, refused.record) == (Code.IN_PROGRESS, verdict.record)
         at.clock.advance(first.lease)

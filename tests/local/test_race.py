@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import flows
 from harness.tables import make_tables
 from local.databases import locks_held, rows, through
 from local.racing import PATIENCE, prepared, race
@@ -34,8 +35,8 @@ def left_over(dsn: str, scope: str) -> list[str]:
         keys = []
         for number in range(RETRYABLE + EXPIRED):
             key = f"left-over-key-{number:06}{'x' * (number % 3)}"
-            verdict = engine.begin(a_claim(id=RecordId(scope, key), fingerprint=mark), Policy())
-            engine.settle(verdict.lease, Retryable("x") if number < RETRYABLE else answered(b"old"))  # type: ignore[union-attr]
+            verdict = flows.begin(engine, a_claim(id=RecordId(scope, key), fingerprint=mark), Policy())
+            flows.settle(engine, verdict.lease, Retryable("x") if number < RETRYABLE else answered(b"old"))  # type: ignore[union-attr]
             keys.append(key)
     expired = "', '".join(keys[RETRYABLE:])
     rows(dsn, f"UPDATE oncekey.record SET expires_at = created_at - {HOUR} WHERE key IN ('{expired}')")

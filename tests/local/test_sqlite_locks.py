@@ -17,6 +17,7 @@ from uuid import uuid4
 import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
+from harness import flows
 from harness.patience import PATIENCE
 from local.databases import lock_for
 from oncekey.core.errors import RolledBackError, StoreBusyError, StoreError, TransactionControlError
@@ -183,9 +184,9 @@ async def test_a_rollback_leaves_neither_row_nor_lock(path: Path, module: Module
 async def test_what_is_there_is_settled_by_its_version(path: Path, module: ModuleType) -> None:  # L3, F14
     async with desk(path, module) as at:
         first = a_claim()
-        verdict: Any = await at.engine.begin(first, Policy())
+        verdict: Any = await flows.abegin(at.engine, first, Policy())
         assert await at.look(again(first)) == Refuse(Code.IN_PROGRESS, retry_after=1, record=verdict.record)
-        await at.engine.settle(verdict.lease, Retryable("x"))
+        await flows.asettle(at.engine, verdict.lease, Retryable("x"))
         entry, tx = await at.enter(again(first))
         assert isinstance(entry, LockHeld)
         assert entry.target.kind is WriteKind.RETRYABLE
@@ -205,8 +206,8 @@ async def test_what_is_there_is_settled_by_its_version(path: Path, module: Modul
 async def test_a_record_of_other_effects_is_claimed_first(path: Path, module: ModuleType) -> None:  # L3
     async with desk(path, module) as at:
         first = a_claim(effects=Effects.PHASED)
-        verdict: Any = await at.engine.begin(first, Policy())
-        await at.engine.settle(verdict.lease, Retryable("x"))
+        verdict: Any = await flows.abegin(at.engine, first, Policy())
+        await flows.asettle(at.engine, verdict.lease, Retryable("x"))
         assert await at.look(again(first, effects=Effects.LOCAL)) == ClaimFirst()
 
 

@@ -32,7 +32,7 @@ from oncekey.observe.events import Count, Event
 from oncekey.observe.opentelemetry import OpenTelemetry
 from oncekey.observe.prometheus import Prometheus
 from oncekey.workers.service import Task
-from oncekey.workers.tasks import tasks_for
+from oncekey.workers.tasks import Wanted, tasks_for
 
 POLICY = Policy(outbox_max_attempts=1, reconcile_max_tries=1)
 
@@ -185,7 +185,7 @@ class Shop:
         return task
 
     def _task(self, name: str) -> Task:
-        (task,) = tasks_for(self.once, wanted=frozenset({name}))
+        (task,) = tasks_for(self.once, Wanted(frozenset({name})))
         return task
 
 

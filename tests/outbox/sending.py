@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness import flows
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -88,7 +89,7 @@ class Post:
 
     def in_outbox(self, parcel: Parcel) -> HeldParcel | None:
         """The parcel as it stands."""
-        return self.go(self.box.find_parcel(parcel.id))
+        return self.go(flows.find_parcel(self.box, parcel.id))
 
     def dead(self, parcel: Parcel) -> Any:
         """The dead letter that it became."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import flows
 from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
 from oncekey.core.policy import Policy
 from oncekey.engine.shell import Engine
@@ -33,7 +34,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock):
 
 
 def proceed(engine: Engine, claim) -> Lease:
-    verdict = engine.begin(claim, POLICY)
+    verdict = flows.begin(engine, claim, POLICY)
     assert isinstance(verdict, Proceed)
     return verdict.lease
 
@@ -42,17 +43,17 @@ def test_an_owner_that_said_nothing_of_its_expiry_is_no_orphan(engine: Engine) -
     claim = a_claim()
     proceed(engine, claim)
     for _ in range(5):
-        assert isinstance(engine.begin(again(claim), POLICY), Refuse)
-    assert engine.find(claim.id).record.lease_until is not None
+        assert isinstance(flows.begin(engine, again(claim), POLICY), Refuse)
+    assert flows.find(engine, claim.id).record.lease_until is not None
 
 
 def test_looking_first_and_locking_later_never_runs_twice(engine: Engine) -> None:  # peers 2, 4, 5, 8
     claim, late = a_claim(), None
     late = again(claim)
-    assert engine.find(late.id).record is None  # the second request looks, and sees nothing
+    assert flows.find(engine, late.id).record is None  # the second request looks, and sees nothing
     lease = proceed(engine, claim)
-    assert engine.settle(lease, answered()).ours  # the first one is done before the second one asks
-    verdict = engine.begin(late, POLICY)
+    assert flows.settle(engine, lease, answered()).ours  # the first one is done before the second one asks
+    verdict = flows.begin(engine, late, POLICY)
     assert isinstance(verdict, Replay)
     assert verdict.record.response == answered().response
 
@@ -61,35 +62,36 @@ def test_who_was_refused_releases_nothing(engine: Engine) -> None:  # peers 3, 6
     claim, second = a_claim(), None
     owner = proceed(engine, claim)
     second = again(claim)
-    assert isinstance(engine.begin(second, POLICY), Refuse)
+    assert isinstance(flows.begin(engine, second, POLICY), Refuse)
     stranger = Lease(second.id, second.incarnation, 1, 1, second.effects, 0, 0, 0)
     for settlement in (Discarded(), Retryable("x"), answered(b"false")):
-        engine.settle(stranger, settlement)
-    assert isinstance(engine.begin(again(claim), POLICY), Refuse)  # the third one still finds the first one's claim
-    assert engine.settle(owner, answered()).ours
+        flows.settle(engine, stranger, settlement)
+    # The third one still finds the first one's claim.
+    assert isinstance(flows.begin(engine, again(claim), POLICY), Refuse)
+    assert flows.settle(engine, owner, answered()).ours
 
 
 def test_two_retries_after_a_dead_owner_and_one_of_them_runs(engine: Engine, clock: ManualClock) -> None:  # peers 9
     claim = a_claim()
     proceed(engine, claim)
     clock.advance(LEASE)
-    seen = engine.find(claim.id).record
+    seen = flows.find(engine, claim.id).record
     first, second = again(claim), again(claim)
     # Both saw the same stale record; the second take-over compares with what is not there any more.
     assert engine.store is not None
-    won = [isinstance(engine.begin(retry, POLICY), Proceed) for retry in (first, second)]
+    won = [isinstance(flows.begin(engine, retry, POLICY), Proceed) for retry in (first, second)]
     assert won == [True, False]
-    assert engine.find(claim.id).record.fence == seen.fence + 1
+    assert flows.find(engine, claim.id).record.fence == seen.fence + 1
 
 
 def test_a_row_that_vanished_in_between_is_claimed_and_not_waved_through(engine: Engine) -> None:  # peers 10
     claim = a_claim()
     lease = proceed(engine, claim)
-    assert engine.settle(lease, Discarded()).ours
+    assert flows.settle(engine, lease, Discarded()).ours
     retry = again(claim)
-    verdict = engine.begin(retry, POLICY)
+    verdict = flows.begin(engine, retry, POLICY)
     assert isinstance(verdict, Proceed)
-    assert engine.find(claim.id).record.owner == retry.owner  # it runs with a claim of its own
+    assert flows.find(engine, claim.id).record.owner == retry.owner  # it runs with a claim of its own
 
 
 def test_nothing_in_progress_is_ever_evicted(engine: Engine) -> None:  # peers 11
@@ -97,7 +99,7 @@ def test_nothing_in_progress_is_ever_evicted(engine: Engine) -> None:  # peers 1
     proceed(engine, first)
     for _ in range(500):
         proceed(engine, a_claim())
-    assert isinstance(engine.begin(again(first), POLICY), Refuse)
+    assert isinstance(flows.begin(engine, again(first), POLICY), Refuse)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +110,13 @@ def test_a_zombie_changes_nothing_of_its_successor(engine: Engine, clock: Manual
     zombie = proceed(engine, claim)
     clock.advance(LEASE)
     successor = proceed(engine, again(claim))
-    before = engine.find(claim.id).record
-    assert not engine.settle(zombie, word).ours
-    assert engine.renew(zombie, LEASE) is None  # nor does its heartbeat keep the thief alive
-    assert engine.find(claim.id).record == before
-    assert engine.settle(successor, answered()).ours
-    assert not engine.settle(zombie, word).ours
-    assert isinstance(engine.begin(again(claim), POLICY), Replay)
+    before = flows.find(engine, claim.id).record
+    assert not flows.settle(engine, zombie, word).ours
+    assert flows.renew(engine, zombie, LEASE) is None  # nor does its heartbeat keep the thief alive
+    assert flows.find(engine, claim.id).record == before
+    assert flows.settle(engine, successor, answered()).ours
+    assert not flows.settle(engine, zombie, word).ours
+    assert isinstance(flows.begin(engine, again(claim), POLICY), Replay)
 
 
 def test_the_lease_lasts_until_the_answer_is_stored(engine: Engine, clock: ManualClock) -> None:  # peers 14
@@ -122,33 +124,33 @@ def test_the_lease_lasts_until_the_answer_is_stored(engine: Engine, clock: Manua
     lease = proceed(engine, claim)
     for _ in range(4):
         clock.advance(LEASE * 2 // 3)
-        assert engine.renew(lease, LEASE) is not None
-    assert isinstance(engine.begin(again(claim), POLICY), Refuse)
-    assert engine.settle(lease, answered()).ours
+        assert flows.renew(engine, lease, LEASE) is not None
+    assert isinstance(flows.begin(engine, again(claim), POLICY), Refuse)
+    assert flows.settle(engine, lease, answered()).ours
 
 
 def test_a_claim_that_is_said_twice_does_not_meet_itself(engine: Engine) -> None:  # peers 18, P7
     claim = a_claim()
     first, second = proceed(engine, claim), proceed(engine, claim)
     assert first == second
-    assert engine.find(claim.id).record.attempts == 1
+    assert flows.find(engine, claim.id).record.attempts == 1
 
 
 def test_the_marker_of_a_running_request_ends_long_before_its_answer(engine: Engine, clock: ManualClock) -> None:
     claim = a_claim()  # peers 17, R86
     proceed(engine, claim)
-    record = engine.find(claim.id).record
+    record = flows.find(engine, claim.id).record
     assert record.lease_until - clock.now == LEASE < TTL == record.expires_at - clock.now
     clock.advance(LEASE)
-    assert isinstance(engine.begin(again(claim), POLICY), Proceed)
+    assert isinstance(flows.begin(engine, again(claim), POLICY), Proceed)
 
 
 def test_completing_keeps_the_fingerprint(engine: Engine) -> None:  # peers 21, 22, R32
     claim = a_claim()
-    assert engine.settle(proceed(engine, claim), answered()).ours
-    assert engine.find(claim.id).record.fingerprint == claim.fingerprint
-    assert isinstance(engine.begin(again(claim), POLICY), Replay)
-    other = engine.begin(again(claim, fingerprint=OTHER_FINGERPRINT), POLICY)
+    assert flows.settle(engine, proceed(engine, claim), answered()).ours
+    assert flows.find(engine, claim.id).record.fingerprint == claim.fingerprint
+    assert isinstance(flows.begin(engine, again(claim), POLICY), Replay)
+    other = flows.begin(engine, again(claim, fingerprint=OTHER_FINGERPRINT), POLICY)
     assert isinstance(other, Refuse)
     assert other.code is Code.KEY_REUSED
 
@@ -157,17 +159,17 @@ def test_a_take_over_keeps_the_fingerprint_too(engine: Engine, clock: ManualCloc
     claim = a_claim()
     proceed(engine, claim)
     clock.advance(LEASE)
-    other = engine.begin(again(claim, fingerprint=OTHER_FINGERPRINT), POLICY)
+    other = flows.begin(engine, again(claim, fingerprint=OTHER_FINGERPRINT), POLICY)
     assert isinstance(other, Refuse)
     assert other.code is Code.KEY_REUSED
     proceed(engine, again(claim))
-    assert engine.find(claim.id).record.fingerprint == claim.fingerprint
+    assert flows.find(engine, claim.id).record.fingerprint == claim.fingerprint
 
 
 def test_an_answer_and_its_status_are_one_write(engine: Engine) -> None:  # peers 16: no reader between two writes
     claim = a_claim()
     lease = proceed(engine, claim)
-    assert engine.find(claim.id).record.response is None
-    settled = engine.settle(lease, answered())
+    assert flows.find(engine, claim.id).record.response is None
+    settled = flows.settle(engine, lease, answered())
     record = settled.snapshot.record
     assert (record.state, record.response) == (State.COMPLETED, answered().response)

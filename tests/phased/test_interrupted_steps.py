@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from harness import flows
 from harness.interrupting import InterruptedLoop, InterruptedThreads, Signal, Trial
 from oncekey.core.endings import Ending, decide
 from oncekey.core.errors import CommitAmbiguousError, NotExecutedError, RejectedError, StoreUnavailableError
@@ -151,12 +152,12 @@ class Place:
     def leave(self, handler: Handler) -> None:
         """What a server does after an interrupted handler: what it hands back follows from what its course knows."""
         phased_run = handler.phased_run
-        record = self.engine.find(phased_run.lease.id).record
+        record = flows.find(self.engine, phased_run.lease.id).record
         assert record is not None
         assert phased_run.stored == record.memo
         assert (phased_run.intent is None) == (record.intent is None)
         ending = Ending(None, (), None, entered=True, raised=True, not_executed=False, progress=phased_run.progress())
-        assert self.engine.settle(phased_run.lease, decide(Effects.PHASED, POLICY, ending).settlement).ours
+        assert flows.settle(self.engine, phased_run.lease, decide(Effects.PHASED, POLICY, ending).settlement).ours
 
 
 @asynccontextmanager
@@ -188,7 +189,7 @@ async def interrupted_everywhere(bank: Bank, script: Script, fault: str, when: s
         for at in count(1):
             place.clear()
             claim = a_claim(effects=Effects.PHASED, recovery=Recovery.RESUME)
-            verdict = place.engine.begin(claim, POLICY)
+            verdict = flows.begin(place.engine, claim, POLICY)
             assert isinstance(verdict, Proceed)
             trial = Trial(at, when, faults(fault))
             handler, result = await place.run(script, verdict, trial)
@@ -198,7 +199,7 @@ async def interrupted_everywhere(bank: Bank, script: Script, fault: str, when: s
             interrupted.add(trial.interrupted)
             sent = len(bank.provider.keys)
             place.leave(handler)
-            verdict = place.engine.begin(again(claim), POLICY)
+            verdict = flows.begin(place.engine, again(claim), POLICY)
             if isinstance(verdict, Refuse):
                 # Only who was interrupted while the call was being made does not know what became of it.
                 uncertain.add(trial.interrupted)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import psycopg
 
+from harness import flows
 from harness.patience import PATIENCE
 from harness.postgres import PostgresServer
 from harness.tables import make_tables
@@ -65,7 +66,7 @@ class Load:
         recovery = Recovery.UNKNOWN if effects is Effects.INLINE else Recovery.RETRY
         claim = a_claim(key, effects=effects, recovery=recovery)
         # The owner is the same each time, so a claim whose reply was lost is found again.
-        verdict = self._insist(lambda: self.engine.begin(claim, Policy()))
+        verdict = self._insist(lambda: flows.begin(self.engine, claim, Policy()))
         match verdict:
             case Proceed(lease) if effects is Effects.LOCAL:
                 self._run_local(key, lease, body)
@@ -73,7 +74,7 @@ class Load:
                 with self._lock:
                     self.provider[key] += 1
                 # It happened outside: the answer is kept trying until the store has it.
-                assert self._insist(lambda: self.engine.settle(lease, answered(body))).ours
+                assert self._insist(lambda: flows.settle(self.engine, lease, answered(body))).ours
                 self._report(key, body)
             case Replay(record):
                 self._report(key, record.response.body)
@@ -86,11 +87,11 @@ class Load:
         try:
             transaction = self.engine.open()
             transaction.connection.execute("INSERT INTO effects (key) VALUES (%s)", [key])
-            if self.engine.settle_within(transaction, lease, answered(body)).ours:
+            if flows.settle_within(self.engine, transaction, lease, answered(body)).ours:
                 transaction.commit()
                 self._report(key, body)
         except CommitAmbiguousError:
-            settled = self._insist(lambda: self.engine.settle_lost_commit(lease))
+            settled = self._insist(lambda: flows.settle_lost_commit(self.engine, lease))
             if settled.ours or settled.snapshot.record.state is State.FAILED_RETRYABLE:
                 self.seen["lost commits that did not happen"] += 1
             else:
@@ -172,7 +173,7 @@ def check(load: Load, dsn: str) -> None:
 
 def repeated(engine: Engine, load: Load, key: str, kind: Effects) -> None:
     recovery = Recovery.UNKNOWN if kind is Effects.INLINE else Recovery.RETRY
-    verdict = engine.begin(a_claim(key, effects=kind, recovery=recovery), Policy())
+    verdict = flows.begin(engine, a_claim(key, effects=kind, recovery=recovery), Policy())
     heard = load.answers.get(key, set())
     assert len(heard) <= 1, f"{key} was answered in two ways"
     match verdict:
@@ -184,7 +185,7 @@ def repeated(engine: Engine, load: Load, key: str, kind: Effects) -> None:
             assert not heard
             transaction = engine.open()
             transaction.connection.execute("INSERT INTO effects (key) VALUES (%s)", [key])
-            assert engine.settle_within(transaction, lease, answered()).ours
+            assert flows.settle_within(engine, transaction, lease, answered()).ours
             transaction.commit()
         case Refuse(code):
             # A claim that nobody came back for: nothing was sent, but nobody can prove it.

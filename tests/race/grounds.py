@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import psycopg
 
+from harness import flows
 from harness.dynamo import Dynamo, everything
 from harness.mariadb import MariadbServer, migrated
 from harness.patience import PATIENCE
@@ -134,12 +135,12 @@ def prepare(ground: WriteTarget, courses: list[PhasedRun]) -> None:
     with closing(wire.connect(ground.track.url, clock=ManualClock(START))) as engine:
         for phased_run in courses:
             for key in phased_run.keys if phased_run.name in {"retryable", "stale", "expired"} else ():
-                verdict = engine.begin(a_claim(key), Policy())
+                verdict = flows.begin(engine, a_claim(key), Policy())
                 assert isinstance(verdict, Proceed)
                 if phased_run.name == "retryable":
-                    assert engine.settle(verdict.lease, Retryable("x")).ours
+                    assert flows.settle(engine, verdict.lease, Retryable("x")).ours
                 if phased_run.name == "expired":
-                    assert engine.settle(verdict.lease, answered(b"of another time")).ours
+                    assert flows.settle(engine, verdict.lease, answered(b"of another time")).ours
 
 
 def run(ground: WriteTarget, courses: list[PhasedRun], racers: int, **options: Any) -> list[Report]:

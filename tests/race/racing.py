@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import create_engine
 
+from harness import flows
 from harness.patience import PATIENCE
 from oncekey import INLINE, LOCAL, OUTBOX, InProgressError, Message, Once, SyncOperation, wire
 from oncekey.core.model import Claim, Code, Lease, Proceed, Refuse, Replay
@@ -175,7 +176,7 @@ class _Claims:
 
     def ask(self, key: str) -> tuple[str, bytes]:
         claim = a_claim(key)
-        match self._engine.begin(claim, Policy()):
+        match flows.begin(self._engine, claim, Policy()):
             case Proceed(lease):
                 self._pause()
                 return ("won" if self._executed(claim, lease) else "taken from its owner"), b""
@@ -190,10 +191,10 @@ class _Claims:
         """The effect and the answer, in one transaction where the store shares one."""
         if self._track.ledger is not None:
             self._track.mark(None, claim.id.key)
-            return self._engine.settle(lease, answered(_body(claim.id.key))).ours
+            return flows.settle(self._engine, lease, answered(_body(claim.id.key))).ours
         transaction = self._engine.open()
         self._track.mark(transaction.connection, claim.id.key)
-        ours = self._engine.settle_within(transaction, lease, answered(_body(claim.id.key))).ours
+        ours = flows.settle_within(self._engine, transaction, lease, answered(_body(claim.id.key))).ours
         if ours:
             transaction.commit()
         else:

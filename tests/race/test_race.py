@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from harness import flows
 from harness.valkeys import StoringValkey
 from oncekey import wire
 from oncekey.testing.claims import a_claim
@@ -62,7 +63,7 @@ def test_every_key_is_executed_by_exactly_one_process(ground, store):
 
     # The fence went up with each owner: once more for those who were not the first.
     with closing(wire.connect(ground.track.url)) as engine:
-        found = {key: engine.find(a_claim(key).id).record for phased_run in claimed for key in phased_run.keys}
+        found = {key: flows.find(engine, a_claim(key).id).record for phased_run in claimed for key in phased_run.keys}
     assert {key: (record.fence, record.state.value) for key, record in found.items()} == {
         key: (1 if key.startswith("new") else 2, "completed") for key in found
     }

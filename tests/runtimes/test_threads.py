@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness import flows
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import Proceed, Settled
@@ -310,7 +311,7 @@ def beating(runtime: ThreadRuntime, renew: Callable[[], Flow[Any]], *, until: fl
 
 
 def claimed(runtime: ThreadRuntime) -> Proceed:
-    verdict = runtime.engine.begin(a_claim(), Policy())
+    verdict = flows.begin(runtime.engine, a_claim(), Policy())
     assert isinstance(verdict, Proceed)
     return verdict
 
@@ -323,7 +324,7 @@ def test_a_heartbeat_renews_until_it_is_stopped(runtime: ThreadRuntime, driver: 
         driver.away = 1  # an outage does not end it
         for _ in range(5):
             assert driver.asked.acquire(timeout=PATIENCE)
-    record = runtime.engine.find(lease.id).record
+    record = flows.find(runtime.engine, lease.id).record
     assert record is not None
     assert record.lease_until is not None
     assert record.lease_until > before
@@ -397,7 +398,7 @@ def test_a_background_settlement_is_repeated_until_the_store_answers(
 
     runtime.drive(life())
     assert runtime.shut_down(PATIENCE)
-    record = runtime.engine.find(lease.id).record
+    record = flows.find(runtime.engine, lease.id).record
     assert record is not None
     assert record.state.value == "completed"
 

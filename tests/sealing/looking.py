@@ -13,7 +13,7 @@ import psycopg
 import pymysql
 
 from oncekey.drivers.mariadb.address import MariadbAddress
-from oncekey.engine.upkeep import WALKS, Walked, seals
+from oncekey.engine.rekey import WALKS, Walked, seals
 from oncekey.flow import adrive
 from oncekey.sealing import AesGcm
 from oncekey.wire import aconnect

@@ -22,7 +22,7 @@ from oncekey.core.envelopes import key_of_answer, key_of_text
 from oncekey.core.errors import NotExecutedError
 from oncekey.core.model import Record, State
 from oncekey.drivers.cells import CellDriver
-from oncekey.engine.upkeep import Walked, rekey_records
+from oncekey.engine.rekey import Walked, rekey_records
 from oncekey.flow import drive
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import keep_until

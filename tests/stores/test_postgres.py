@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from harness import flows
 from harness.tables import await_waiters, database_with_tables, make_tables
 from oncekey import wire
 from oncekey.core.model import (
@@ -90,14 +91,14 @@ def own_raw(own_dsn):
 
 
 def owned(engine: Engine, claim):
-    verdict = engine.begin(claim, Policy())
+    verdict = flows.begin(engine, claim, Policy())
     assert isinstance(verdict, Proceed), verdict
     return verdict.lease
 
 
 def completed(engine: Engine, claim=None):
     claim = claim or a_claim()
-    assert engine.settle(owned(engine, claim), answered()).ours
+    assert flows.settle(engine, owned(engine, claim), answered()).ours
     return claim
 
 
@@ -146,7 +147,7 @@ class TestCost:
         for is_new in (True, False):
             # A connection that was given back sends nothing more; asyncpg looks for a pooler once, on a new one.
             statements.reset()
-            assert isinstance(await engine.begin(a_claim(), Policy()), Proceed)
+            assert isinstance(await flows.abegin(engine, a_claim(), Policy()), Proceed)
             looks = [1] if is_new and scheme == "postgresql+asyncpg" else []
             assert [calls for calls, *_ in statements.seen()] == [1, *looks]
         await engine.close()
@@ -155,20 +156,20 @@ class TestCost:
         claim = completed(engine)
         statements.reset()
         for _ in range(3):
-            assert isinstance(engine.begin(again(claim), Policy()), Replay)
+            assert isinstance(flows.begin(engine, again(claim), Policy()), Replay)
         assert statements.seen() == [(3, 3, 0, 0)]
 
     def test_a_duplicate_in_flight_writes_nothing(self, engine, statements):
         claim = a_claim()
         owned(engine, claim)
         statements.reset()
-        assert isinstance(engine.begin(again(claim), Policy()), Refuse)
+        assert isinstance(flows.begin(engine, again(claim), Policy()), Refuse)
         assert statements.seen() == [(1, 1, 0, 0)]
 
     def test_a_settlement_is_one_statement(self, engine, statements):
         lease = owned(engine, a_claim())
         statements.reset()
-        assert engine.settle(lease, answered()).ours
+        assert flows.settle(engine, lease, answered()).ours
         assert [calls for calls, *_ in statements.seen()] == [1]
 
     def test_a_replay_takes_no_transaction_number(self, engine, dsn):  # E3
@@ -185,7 +186,7 @@ class TestTraps:
     def test_a_finished_key_replays_again_and_again(self, engine):  # E1, R96
         claim = completed(engine)
         for _ in range(5):
-            verdict = engine.begin(again(claim), Policy())
+            verdict = flows.begin(engine, again(claim), Policy())
             assert isinstance(verdict, Replay)
             assert verdict.record.response == answered().response
 
@@ -193,21 +194,21 @@ class TestTraps:
         claim = a_claim(effects=Effects.PHASED, recovery=Recovery.RESUME)
         owned(engine, claim)
         clock.advance(2 * LEASE)
-        before = engine.find(claim.id).record
-        verdict = engine.begin(again(claim, fingerprint=OTHER_FINGERPRINT), Policy())
+        before = flows.find(engine, claim.id).record
+        verdict = flows.begin(engine, again(claim, fingerprint=OTHER_FINGERPRINT), Policy())
         assert verdict == Refuse(Code.KEY_REUSED)
-        assert engine.find(claim.id).record == before
+        assert flows.find(engine, claim.id).record == before
 
     @pytest.mark.parametrize("finished", [True, False])
     def test_duplicates_leave_the_row_as_it_is(self, engine, raw, finished):  # E3
         claim = a_claim()
         lease = owned(engine, claim)
         if finished:
-            engine.settle(lease, answered())
+            flows.settle(engine, lease, answered())
         before = raw.execute(ROW, [claim.id.key]).fetchone()
         for _ in range(3):
-            engine.begin(again(claim), Policy())
-            engine.begin(again(claim, fingerprint=OTHER_FINGERPRINT), Policy())
+            flows.begin(engine, again(claim), Policy())
+            flows.begin(engine, again(claim, fingerprint=OTHER_FINGERPRINT), Policy())
         # Neither another version of the tuple nor a lock on it.
         assert raw.execute(ROW, [claim.id.key]).fetchone() == before
 
@@ -215,7 +216,7 @@ class TestTraps:
         # The reservation is committed before the business begins: nobody queues behind it.
         claim = a_claim()
         owned(engine, claim)
-        verdict = engine.begin(again(claim), Policy())
+        verdict = flows.begin(engine, again(claim), Policy())
         assert isinstance(verdict, Refuse)
         assert verdict.code is Code.IN_PROGRESS
 
@@ -230,7 +231,7 @@ class TestTraps:
             ThreadPoolExecutor(1) as thread,
         ):
             first.execute(pyformat(COMMANDS["claim"]), winner)
-            second = thread.submit(engine.begin, again(claim), Policy())
+            second = thread.submit(flows.begin, engine, again(claim), Policy())
             await_waiters(dsn)
             first.commit()
             verdict = second.result()
@@ -256,19 +257,19 @@ class TestTraps:
         claims = [a_claim() for _ in range(10)]
         with closing(wire.connect(own_dsn)) as engine, ThreadPoolExecutor(8) as threads:
             for claim in claims:
-                verdicts = list(threads.map(lambda _, c=claim: engine.begin(again(c), Policy()), range(8)))
+                verdicts = list(threads.map(lambda _, c=claim: flows.begin(engine, again(c), Policy()), range(8)))
                 winners = [verdict for verdict in verdicts if isinstance(verdict, Proceed)]
                 assert len(winners) == 1
                 others = [verdict.code for verdict in verdicts if isinstance(verdict, Refuse)]
                 assert others == [Code.IN_PROGRESS] * 7
-                settled = list(threads.map(lambda _, w=winners[0]: engine.settle(w.lease, answered()), range(8)))
+                settled = list(threads.map(lambda _, w=winners[0]: flows.settle(engine, w.lease, answered()), range(8)))
                 assert all(one.ours for one in settled)
 
     def test_answers_are_bytes_and_not_documents(self, engine, raw):  # E7
         body = b'{"b":1e2,"a":"\\u0000","b":"\xff","a":1.0}'
         claim = a_claim()
-        engine.settle(owned(engine, claim), Completed(StoredResponse(200, (), body), Outcome.SUCCESS))
-        verdict = engine.begin(again(claim), Policy())
+        flows.settle(engine, owned(engine, claim), Completed(StoredResponse(200, (), body), Outcome.SUCCESS))
+        verdict = flows.begin(engine, again(claim), Policy())
         assert isinstance(verdict, Replay)
         assert verdict.record.response.body == body
         [kind] = raw.execute(
@@ -294,11 +295,11 @@ class TestTraps:
         clock.advance(LEASE)
         successor = owned(engine, again(claim))
         before = raw.execute(ROW, [claim.id.key]).fetchone()
-        settled = engine.settle(zombie, settlement)
+        settled = flows.settle(engine, zombie, settlement)
         assert not settled.ours
         assert settled.snapshot.record.owner != claim.owner
         assert raw.execute(ROW, [claim.id.key]).fetchone() == before
-        assert engine.settle(successor, answered(b"the successor's")).ours
+        assert flows.settle(engine, successor, answered(b"the successor's")).ours
 
 
 MANY_ROWS = """
@@ -350,7 +351,7 @@ class TestTables:
         with closing(wire.connect(own_dsn)) as engine:
             lease = owned(engine, a_claim())
             for _ in range(5):
-                assert engine.renew(lease, LEASE) is not None
+                assert flows.renew(engine, lease, LEASE) is not None
         query = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'record'"
         counted = own_raw.execute(query).fetchone()
         while counted["n_tup_upd"] < 5:  # a session reports when it ends
@@ -370,7 +371,7 @@ class TestTables:
     )
     def test_every_statement_finds_its_row_by_the_primary_key(self, engine, raw, name):  # R245
         claim = a_claim()
-        verdict = engine.begin(claim, Policy())
+        verdict = flows.begin(engine, claim, Policy())
         values = {
             **claim_params(claim),
             **owner_proof(verdict.lease),
@@ -451,16 +452,16 @@ class TestDurability:
             claim = a_claim()
             zombie = owned(engine, claim)
             clock.advance(LEASE)
-            engine.settle(owned(engine, again(claim)), Retryable("x"))
-            assert not engine.settle(zombie, answered()).ours
-            engine.settle(owned(engine, again(claim)), answered())
+            flows.settle(engine, owned(engine, again(claim)), Retryable("x"))
+            assert not flows.settle(engine, zombie, answered()).ours
+            flows.settle(engine, owned(engine, again(claim)), answered())
             clock.advance(TTL)
-            engine.settle(owned(engine, again(claim)), Doubtful("x"))
+            flows.settle(engine, owned(engine, again(claim)), Doubtful("x"))
             inline = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN)
             owned(engine, inline)
             clock.advance(LEASE)
-            assert isinstance(engine.begin(again(inline), Policy()), Refuse)
-            engine.settle(owned(engine, a_claim()), Discarded())
+            assert isinstance(flows.begin(engine, again(inline), Policy()), Refuse)
+            flows.settle(engine, owned(engine, a_claim()), Discarded())
             assert drive(engine.store.find(inline.id), engine.driver.run).record.state is State.UNKNOWN
         seen = own_raw.execute("SELECT what, setting FROM witness").fetchall()
         assert [row["what"] for row in seen] == [
@@ -482,7 +483,7 @@ class TestDurability:
         with closing(wire.connect(careless)) as engine:
             lease = owned(engine, a_claim())
             transaction = engine.open()
-            engine.settle_within(transaction, lease, answered())
+            flows.settle_within(engine, transaction, lease, answered())
             shown = transaction.connection.execute("SHOW synchronous_commit").fetchone()
             transaction.commit()
         assert shown == ("on",)
@@ -493,5 +494,5 @@ class TestDurability:
         with closing(wire.connect(careless)) as engine:
             lease = owned(engine, a_claim())
             own_raw.execute("TRUNCATE witness")
-            assert engine.renew(lease, LEASE) is not None
+            assert flows.renew(engine, lease, LEASE) is not None
         assert own_raw.execute("SELECT setting FROM witness").fetchall() == [{"setting": "off"}]

@@ -9,6 +9,7 @@ import sys
 import psycopg
 import pytest
 
+from harness import flows
 from oncekey import wire
 from oncekey.core.errors import SchemaError, StoreError
 from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
@@ -164,7 +165,7 @@ def test_a_store_with_records_keeps_them(engine, postgres_dsn):  # R237
     assert there == [(*row, None) for row in old]
     assert {row[COLUMNS.index("state")] for row in old} == {state.value for state in State}
     engine.check()
-    found = engine.find(RecordId("shop|t1", "completed")).record
+    found = flows.find(engine, RecordId("shop|t1", "completed")).record
     assert (found.response.status, found.response.body, found.request) == (402, b"\x00\xff", None)
 
 

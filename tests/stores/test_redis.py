@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from cli.operating import oncekey
+from harness import flows
 from harness.patience import wait_until
 from harness.valkeys import StoringValkey, pair
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Once, wire
@@ -54,9 +55,9 @@ def cells(url):
 
 def settled(engine, body=b"done", **facts):
     claim = a_claim(**facts)
-    verdict = engine.begin(claim, Policy())
+    verdict = flows.begin(engine, claim, Policy())
     assert isinstance(verdict, Proceed)
-    assert engine.settle(verdict.lease, answered(body)).ours
+    assert flows.settle(engine, verdict.lease, answered(body)).ours
     return claim
 
 
@@ -193,10 +194,10 @@ def test_the_server_forgets_a_finished_key_an_hour_after_its_time(server, engine
     claim = settled(engine)
     name = names_of(claim.id.scope, claim.id.key)[1][0]
 
-    assert server.say("PEXPIRETIME", name) == (engine.find(claim.id).record.expires_at + HOUR) // 1000
+    assert server.say("PEXPIRETIME", name) == (flows.find(engine, claim.id).record.expires_at + HOUR) // 1000
 
     open_claim = a_claim()
-    engine.begin(open_claim, Policy())
+    flows.begin(engine, open_claim, Policy())
     assert server.say("PEXPIRETIME", names_of(open_claim.id.scope, open_claim.id.key)[1][0]) == -1
 
 
@@ -209,7 +210,7 @@ def test_what_the_server_has_forgotten_leaves_the_pages(server, engine, cells):
     assert cells.page(Index.EXPIRING, START, 10)[0] == []
 
     assert server.say("ZCARD", pages) == 0
-    assert isinstance(engine.begin(again(claim), Policy()), Proceed)
+    assert isinstance(flows.begin(engine, again(claim), Policy()), Proceed)
 
 
 def test_a_write_takes_members_away_that_are_older_than_can_be(server, cells):
@@ -232,13 +233,13 @@ def test_scripts_that_the_server_has_lost_are_sent_again(server, engine):
 
 def test_a_full_server_refuses_new_keys_and_ends_what_was_begun(server, engine):
     claim = a_claim()
-    verdict = engine.begin(claim, Policy())
+    verdict = flows.begin(engine, claim, Policy())
     server.say("CONFIG", "SET", "maxmemory", 1)
     try:
         with pytest.raises(StoreUnavailableError, match="maxmemory"):
-            engine.begin(a_claim(), Policy())
-        assert engine.settle(verdict.lease, answered()).ours
-        assert isinstance(engine.begin(again(claim), Policy()), Replay)
+            flows.begin(engine, a_claim(), Policy())
+        assert flows.settle(engine, verdict.lease, answered()).ours
+        assert isinstance(flows.begin(engine, again(claim), Policy()), Replay)
     finally:
         server.say("CONFIG", "SET", "maxmemory", 0)
 
@@ -301,8 +302,8 @@ def test_threads_share_a_pool(engine):
 
     def run(mine):
         for claim in mine:
-            verdict = engine.begin(claim, Policy())
-            engine.settle(verdict.lease, answered(claim.id.key.encode()))
+            verdict = flows.begin(engine, claim, Policy())
+            flows.settle(engine, verdict.lease, answered(claim.id.key.encode()))
 
     threads = [threading.Thread(target=run, args=(claims[number::15],)) for number in range(15)]
     for thread in threads:
@@ -310,7 +311,7 @@ def test_threads_share_a_pool(engine):
     for thread in threads:
         thread.join()
     for claim in claims:
-        assert engine.find(claim.id).record.response.body == claim.id.key.encode()
+        assert flows.find(engine, claim.id).record.response.body == claim.id.key.encode()
 
 
 # Replicas
@@ -326,29 +327,29 @@ def test_a_write_that_no_replica_confirms_is_in_doubt(watched):
     engine = wire.connect(f"{watched.primary.url}?wait=1&wait_ms=100")
     before = settled(engine)
     begun = a_claim()
-    lease = engine.begin(begun, Policy()).lease
+    lease = flows.begin(engine, begun, Policy()).lease
     watched.replica.freeze()
     try:
         with pytest.raises((CommitAmbiguousError, StoreUnavailableError)):
-            engine.begin(a_claim(), Policy())  # and so its handler is not entered
+            flows.begin(engine, a_claim(), Policy())  # and so its handler is not entered
         with pytest.raises(CommitAmbiguousError):
-            engine.settle(lease, answered())
+            flows.settle(engine, lease, answered())
         # What is not known to last is not told to anybody, by whatever process.
         other = wire.connect(f"{watched.primary.url}?wait=1&wait_ms=100")
         for claim in (before, begun):
             with pytest.raises(StoreUnavailableError, match="too few replicas"):
-                other.begin(again(claim), Policy())
+                flows.begin(other, again(claim), Policy())
         other.close()
     finally:
         watched.replica.thaw()
     wait_until(lambda: isinstance(_asked(engine, begun), Replay))
-    assert isinstance(engine.begin(again(before), Policy()), Replay)
+    assert isinstance(flows.begin(engine, again(before), Policy()), Replay)
     engine.close()
 
 
 def _asked(engine, claim):
     try:
-        return engine.begin(again(claim), Policy())
+        return flows.begin(engine, again(claim), Policy())
     except StoreUnavailableError:
         return None
 
@@ -385,7 +386,7 @@ def test_a_server_that_is_killed_keeps_what_it_acknowledged():
         claims = [settled(engine) for _ in range(5)]
         own.kill()
         with pytest.raises(StoreUnavailableError):
-            engine.begin(again(claims[0]), Policy())
+            flows.begin(engine, again(claims[0]), Policy())
         own.start()
-        assert all(isinstance(engine.begin(again(claim), Policy()), Replay) for claim in claims)
+        assert all(isinstance(flows.begin(engine, again(claim), Policy()), Replay) for claim in claims)
         engine.close()

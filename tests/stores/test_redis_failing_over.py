@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness import flows
 from harness.patience import wait_until
 from harness.valkeys import SLOTS, Cluster, pair
 from oncekey import wire
@@ -21,15 +22,15 @@ def settled(engine, body=b"done"):
     """A claim whose settlement was acknowledged; None: it was not."""
     claim = a_claim()
     try:
-        verdict = engine.begin(claim, Policy())
-        return claim if engine.settle(verdict.lease, answered(body)).ours else None
+        verdict = flows.begin(engine, claim, Policy())
+        return claim if flows.settle(engine, verdict.lease, answered(body)).ours else None
     except StoreError:
         return None
 
 
 def replayed(engine, claims):
     """Those that are answered as before; all others would be executed again."""
-    return [claim for claim in claims if isinstance(engine.begin(again(claim), Policy()), Replay)]
+    return [claim for claim in claims if isinstance(flows.begin(engine, again(claim), Policy()), Replay)]
 
 
 def answers(engine):
@@ -49,17 +50,17 @@ def test_a_cluster_whose_primary_is_killed_goes_on_without_it():
         before = [settled(engine) for _ in range(30)]
         assert {primary_of(claim) for claim in before} == {0, 1, 2}
         begun = next(claim for claim in (a_claim() for _ in range(1000)) if primary_of(claim) == 0)
-        lease = engine.begin(begun, Policy()).lease
+        lease = flows.begin(engine, begun, Policy()).lease
 
         cluster.nodes[0].kill()
 
         lost = next(claim for claim in (a_claim() for _ in range(1000)) if primary_of(claim) == 0)
         with pytest.raises(StoreError):
-            waiting.begin(lost, Policy())
+            flows.begin(waiting, lost, Policy())
         wait_until(lambda: cluster.nodes[3].info("role") == "master")
         wait_until(lambda: isinstance(_tried(waiting, lost), Proceed))
         # Who began before the fail-over ends after it, and every answer is still there.
-        assert waiting.settle(lease, answered()).ours
+        assert flows.settle(waiting, lease, answered()).ours
         assert replayed(waiting, [*before, begun]) == [*before, begun]
         waiting.close()
         engine.close()
@@ -67,7 +68,7 @@ def test_a_cluster_whose_primary_is_killed_goes_on_without_it():
 
 def _tried(engine, claim):
     try:
-        return engine.begin(claim, Policy())
+        return flows.begin(engine, claim, Policy())
     except StoreError:
         return None
 

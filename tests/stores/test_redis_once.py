@@ -22,7 +22,7 @@ from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.stores.cells_upkeep import keep_until
 from oncekey.testing.contract.walking import cell_of, records
 from oncekey.workers.service import Service
-from oncekey.workers.tasks import presence_of, tasks_for
+from oncekey.workers.tasks import Wanted, presence_of, tasks_for
 
 KEY = "0f6c2a64-redis-once-test"
 
@@ -117,7 +117,7 @@ async def test_workers_end_what_nobody_came_back_for(url):
             old = {**line, "ttl": 1, "operation": "notify"}
             assert await engine.driver._cells.swap(line["scope"], line["key"], None, old, keep_until(old))
             ends[line["key"]] = old
-        tasks = tasks_for(shop.once, wanted=frozenset({"sweeper", "reaper"}))
+        tasks = tasks_for(shop.once, Wanted(frozenset({"sweeper", "reaper"})))
         presence = presence_of(shop.once, tasks)
         await presence.run_once()
         done = await Service(tasks).once()

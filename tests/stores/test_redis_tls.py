@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from harness import flows
 from harness.certificates import certificate
 from harness.valkeys import SLOTS, Cluster, TlsRedis, pair
 from oncekey import wire
@@ -18,7 +19,7 @@ from oncekey.drivers.redis import AsyncRedisCells, RedisCells
 from oncekey.drivers.redis_line import RedisLine
 from oncekey.drivers.redis_nodes import _SLOTS
 from oncekey.drivers.redis_talk import names_of
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.testing.claims import a_claim, again, answered
 
 START = (-1, "", "")
@@ -32,7 +33,7 @@ def server():
 
 def settled(engine):
     claim = a_claim()
-    assert engine.settle(engine.begin(claim, Policy()).lease, answered()).ours
+    assert flows.settle(engine, flows.begin(engine, claim, Policy()).lease, answered()).ours
     return claim
 
 
@@ -41,7 +42,7 @@ def slot_of(claim):
 
 
 def is_replayed(engine, claim):
-    return isinstance(engine.begin(again(claim), Policy()), Replay)
+    return isinstance(flows.begin(engine, again(claim), Policy()), Replay)
 
 
 async def test_one_server_serves_threads_and_asyncio(server):
@@ -95,7 +96,7 @@ def test_a_cluster_is_followed_from_node_to_node():
         name = cluster.nodes[1].say("CLUSTER", "MYID").decode()
         for node in (cluster.nodes[1], first):
             node.say("CLUSTER", "SETSLOT", slot_of(moved), "NODE", name)
-        assert engine.settle(engine.begin(moved, Policy()).lease, answered()).ours
+        assert flows.settle(engine, flows.begin(engine, moved, Policy()).lease, answered()).ours
         assert cluster.nodes[1].say("EXISTS", names_of(moved.id.scope, moved.id.key)[1][0]) == 1
         engine.close()
 

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from contract.older import OlderStore
+from harness import flows
 from harness.tables import await_waiters, make_tables
 from oncekey import wire
 from oncekey.core.guards import Facts, Guard
@@ -430,13 +431,13 @@ async def test_a_process_of_this_version_goes_on_over_post(driver, postgres_dsn,
 
     async def work():
         claim = a_claim(effects=Effects.PHASED, recovery=Recovery.RESUME, request=b"kept")
-        verdict = await process.begin(claim, Policy())
+        verdict = await flows.abegin(process, claim, Policy())
         assert isinstance(verdict, Proceed)
         lease = verdict.lease
         assert await adrive(store.phases.announce(lease, (), (), CALL), process.driver.run) is not None
-        assert await process.renew(lease, LEASE) is not None
+        assert await adrive(store.renew(lease, LEASE), process.driver.run) is not None
         assert await adrive(store.phases.result(lease, (), (CHARGE,), LEASE), process.driver.run) is not None
-        assert (await process.settle(lease, answered())).ours
+        assert (await flows.asettle(process, lease, answered())).ours
         return (await process.find(claim.id)).record
 
     try:

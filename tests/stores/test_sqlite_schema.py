@@ -6,6 +6,7 @@ import sqlite3
 
 import pytest
 
+from harness import flows
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine.shell import Engine
@@ -31,8 +32,8 @@ def connection(tmp_path):
     path = tmp_path / "keys.db"
     engine = Engine(SqliteStore(), SqliteDriver(path))
     engine.migrate()
-    engine.begin(a_claim("running"), Policy())
-    engine.settle(engine.begin(a_claim("done"), Policy()).lease, answered())
+    flows.begin(engine, a_claim("running"), Policy())
+    flows.settle(engine, flows.begin(engine, a_claim("done"), Policy()).lease, answered())
     engine.close()
     connection = sqlite3.connect(path, isolation_level=None)
     yield connection

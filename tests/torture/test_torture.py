@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from harness import flows
 from harness.mariadb import MariadbServer
 from harness.processes import children, is_alive
 from harness.valkeys import StoringValkey
@@ -176,7 +177,7 @@ def test_a_store_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     engine = connect(url)
     engine.migrate()
-    assert isinstance(engine.begin(a_claim(), Policy()), Proceed)
+    assert isinstance(flows.begin(engine, a_claim(), Policy()), Proceed)
     engine.close()
     done = run(tmp_path, "--store", url, "--seconds", "1")
     assert (done.returncode, "holds 1 records" in done.stderr) == (2, True)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from harness import flows
 from harness.patience import PATIENCE
 from harness.tables import empty_tables
 from oncekey.core.model import SECOND, Effects, Proceed, Recovery, State
@@ -68,7 +69,7 @@ async def test_a_stuck_key_is_swept_within_its_lease_and_five_seconds_and_the_in
     running = asyncio.create_task(service.run())
     claim = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, lease=LEASE)
     try:
-        verdict = await engine.begin(claim, policy)
+        verdict = await flows.abegin(engine, claim, policy)
         assert isinstance(verdict, Proceed)
         over_at = verdict.record.lease_until
         async with asyncio.timeout(PATIENCE):

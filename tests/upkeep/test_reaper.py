@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness import flows
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import HOUR, MINUTE, Outcome, Proceed, Replay, State
 from oncekey.core.policy import Policy, micros
@@ -103,8 +104,8 @@ async def test_deferred_work_is_abandoned_only_if_nobody_ever_took_it(sql_world)
         "touched": State.PENDING,
         "kept": State.PENDING,
     }
-    assert world.go(world.store.outbox.find_parcel(parcel.id)) is None
-    assert world.go(world.store.outbox.find_parcel(touched_parcel.id)) is not None
+    assert world.go(flows.find_parcel(world.store.outbox, parcel.id)) is None
+    assert world.go(flows.find_parcel(world.store.outbox, touched_parcel.id)) is not None
     # Whoever asks hears it, after two more rounds, too.
     assert await reaper.run_once() == 0
     assert await reaper.run_once() == 0
@@ -144,7 +145,7 @@ async def test_a_record_that_moves_under_an_abandonment_keeps_its_parcel(sql_wor
     stale = replace(seen, version=seen.version - 1)
     with pytest.raises(StoreUnavailableError):
         world.go(world.store.upkeep.abandon(stale, answered(), HOUR))
-    assert world.go(world.store.outbox.find_parcel(parcel.id)) is not None
+    assert world.go(flows.find_parcel(world.store.outbox, parcel.id)) is not None
     assert state_of(world, claim) is State.PENDING
 
 

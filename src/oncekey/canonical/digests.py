@@ -85,11 +85,6 @@ class Seeds:
         return self._keyed.digest(framed)
 
 
-def seed_of(id: RecordId, fingerprint: str, secret: bytes | None) -> bytes:  # noqa: A002  (the field's name)
-    """The 32 bytes that all downstream keys of this request come from."""
-    return Seeds(secret).of(id, fingerprint)
-
-
 def downstream_key(seed: bytes, phase: str) -> str:
     """The idempotency key that `phase` sends to the outside, the same on every attempt.
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncekey.canonical.fingerprint import EVERYTHING, Fingerprints, Request, Selection
 from oncekey.canonical.jcs import MAX_DEPTH, BigInts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def fingerprint(
@@ -22,17 +17,3 @@ def fingerprint(
     """The fingerprint of one request; make `Fingerprints` once for many requests of one policy."""
     under = Fingerprints(selection=selection, secret=secret, big_ints=big_ints, max_depth=max_depth)
     return under.of(request.method, request.path, request.query, request.content_type, request.body)
-
-
-def fingerprint_of(
-    parts: Mapping[str, object] | bytes,
-    *,
-    method: str,
-    path: str,
-    secret: bytes | None = None,
-    big_ints: BigInts = BigInts.EXACT,
-    max_depth: int = MAX_DEPTH,
-) -> str:
-    """The fingerprint of the value that a route chose to count in one request."""
-    under = Fingerprints(secret=secret, big_ints=big_ints, max_depth=max_depth)
-    return under.of_chosen(parts, method=method, path=path)

@@ -19,7 +19,7 @@ from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationSta
 from oncekey.core.model import SECOND, Duration, Instant, moment
 from oncekey.core.policy import Policy, micros
 from oncekey.drivers.sqlite.files import wal_is_safe
-from oncekey.engine import migrating, operate, upkeep
+from oncekey.engine import migrating, operate, rekey
 from oncekey.flow import adrive
 from oncekey.ops import doctor as rules
 from oncekey.ops import doctor_servers as servers
@@ -231,8 +231,8 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
     runs = await adrive(store.upkeep.runs(_RUNS), run) if fits and store.upkeep is not None else ()
     roll = await adrive(store.upkeep.workers(), run) if fits and store.upkeep is not None else None
     seal = from_environment()
-    kept = await adrive(upkeep.seals(store, _SAMPLE if seal is None else _ALL), run) if fits else ()
-    unopened = 0 if seal is None or not fits else await adrive(upkeep.unopened(store, seal, _OPENED), run)
+    kept = await adrive(rekey.seals(store, _SAMPLE if seal is None else _ALL), run) if fits else ()
+    unopened = 0 if seal is None or not fits else await adrive(rekey.unopened(store, seal, _OPENED), run)
     pooling = None
     if hasattr(engine.driver, "pooling"):
         with suppress(StoreError):  # this store may allow only one connection at a time

@@ -142,11 +142,6 @@ def lock_number(schema: str, record_id: RecordId, secret: bytes | None) -> int:
     return (LockNumbers(schema, secret) if secret else _public(schema)).number(record_id)
 
 
-def lock_of(schema: str, record_id: RecordId, fingerprint: str, secret: bytes | None) -> Lock:
-    """The locks of a request: those of its key, and the mark that tells it from another request under that key."""
-    return (LockNumbers(schema, secret) if secret else _public(schema)).of(record_id, fingerprint)
-
-
 @lru_cache(maxsize=16)
 def _public(schema: str) -> LockNumbers:
     """The locks without a secret, cached by schema; those with a secret are kept by their policy."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, StoreUnavailableError, TransactionControlError
@@ -62,67 +63,82 @@ class BlockingSharing(Blocking, Protocol):
         """Open one."""
 
 
-async def to_its_end(executor: Executor, job: Callable[[], T]) -> T:
-    """Run a job in a thread. The waiting task may be cancelled; the job is not."""
+def submitted(executor: Executor, job: Callable[[], T]) -> asyncio.Future[T]:
+    """Begin a job in a thread."""
     try:
-        future = asyncio.get_running_loop().run_in_executor(executor, job)
+        return asyncio.get_running_loop().run_in_executor(executor, job)
     except RuntimeError as error:  # after its pool, or the interpreter, was shut down no thread takes a job
         raise StoreUnavailableError("the store's driver was closed") from error
-    return await asyncio.shield(future)
+
+
+async def to_its_end(executor: Executor, job: Callable[[], T]) -> T:
+    """Run a job in a thread. The waiting task may be cancelled; the job is not."""
+    return await asyncio.shield(submitted(executor, job))
 
 
 class ThreadedTransaction:
-    """An open transaction whose blocking calls are made in a thread.
+    """An open transaction whose blocking calls are made in threads, one at a time.
 
-    `connection` is the blocking one: its handler runs in a thread itself.
+    `connection` is the blocking one: its handler runs in a thread itself. A call whose task was cancelled goes on in
+    its thread, and the next call waits for it. After a cancelled statement the transaction can only be rolled back.
     """
 
-    def __init__(self, inner: BlockingTransaction, thread: Executor, leave: Callable[[], None]) -> None:
+    def __init__(
+        self, inner: BlockingTransaction, executor: Executor, leave: Callable[[], None] = lambda: None
+    ) -> None:
         self._inner = inner
-        self._thread = thread
+        self._executor = executor
         self._leave = leave
+        """Called when the transaction has ended."""
+        self._turn = Lock()
         self._cancelled = False
-        self._over = False
+        self._ending: asyncio.Future[None] | None = None
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (the driver's own)
         return self._inner.connection
 
     async def run(self, body: Body[T]) -> T:
-        return await self.say(partial(self._inner.run, body))
+        if self._ending is not None:
+            raise TransactionControlError(OVER)
+        if self._cancelled:
+            raise RolledBackError(CANCELLED)
+        try:
+            return await to_its_end(self._executor, partial(self._in_turn, partial(self._inner.run, body)))
+        except asyncio.CancelledError:
+            self._cancelled = True
+            raise
 
     async def commit(self) -> None:
         """Commit, unless a statement was cancelled: then its outcome is not known."""
         if self._cancelled:
             await self.rollback()
             raise RolledBackError(CANCELLED)
-        await self._end(self._inner.commit)
+        if self._ending is None:
+            await self._end(self._commit)
 
     async def rollback(self) -> None:
-        await self._end(self._inner.rollback)
+        """Roll back, or wait for the end that was begun before."""
+        if self._ending is None:
+            await self._end(self._inner.rollback)
+        else:
+            await asyncio.wait({self._ending})
 
-    async def say(self, job: Callable[[], T]) -> T:
-        """Do something with the connection."""
-        if self._over:
-            raise TransactionControlError(OVER)
-        if self._cancelled:
-            raise RolledBackError(CANCELLED)
+    def _commit(self) -> None:
         try:
-            return await to_its_end(self._thread, job)
-        except asyncio.CancelledError:
-            self._cancelled = True
-            raise
+            self._inner.commit()
+        finally:
+            self._inner.rollback()  # what is committed stays so; a refused commit leaves the transaction open
 
     async def _end(self, job: Callable[[], None]) -> None:
-        if not self._over:
-            await self._ended(job)
+        """Run the last job. It is done to its end, even if the waiting task was cancelled."""
+        self._ending = submitted(self._executor, partial(self._in_turn, job))
+        self._ending.add_done_callback(lambda _: self._leave())
+        await asyncio.shield(self._ending)
 
-    async def _ended(self, job: Callable[[], T]) -> T:
-        """Run the last job; the thread is free when it is done, even if the waiting task was cancelled."""
-        self._over = True
-        future = asyncio.get_running_loop().run_in_executor(self._thread, job)
-        future.add_done_callback(lambda _: self._leave())
-        return await asyncio.shield(future)
+    def _in_turn(self, job: Callable[[], T]) -> T:
+        with self._turn:
+            return job()
 
 
 class ThreadedDriver:

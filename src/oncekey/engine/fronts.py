@@ -50,7 +50,7 @@ from oncekey.core.model import SECOND, Completed, Effects, Finished, Proceed, Re
 from oncekey.core.policy import InProgress, micros
 from oncekey.core.rulings import rule_finished, rule_held
 from oncekey.engine.actions import Consult, Interrupted
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.engine.recent import Answers
 from oncekey.observe.events import Consulted, Found
 

@@ -1,4 +1,4 @@
-"""The request path as flows: begin, renew, settle, release, and the look at a key.
+"""The request path as flows: begin, renew, settle, and the look at a key.
 
 Nothing here waits, reads a clock or does I/O: a flow yields transactions and is sent their results.
 """
@@ -11,7 +11,7 @@ from uuid import uuid5
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.guards import Facts
-from oncekey.core.model import Code, Discarded, Lease, Proceed, Refuse, Replay, Retryable, State
+from oncekey.core.model import Code, Lease, Proceed, Refuse, Replay, Retryable, State
 from oncekey.core.rulings import (
     LEASE_RAN_OUT,
     ClaimAgain,
@@ -166,11 +166,6 @@ def settling(store: Store, lease: Lease, settlement: Settlement, parcels: tuple[
             raise ConfigurationError(NO_OUTBOX)
         yield from store.parcels.putting(parcels)
     return settled
-
-
-def release(records: Records, lease: Lease) -> Flow[Settled]:
-    """Take back a claim whose handler was never entered: the key counts as unused."""
-    return (yield from records.settle(lease, Discarded()))
 
 
 def settle_lost_commit(records: Records, lease: Lease) -> Flow[Settled]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine import notifying, phases
     from oncekey.engine.actions import Life, Pulse, Tx
-    from oncekey.engine.admit import Breaker
+    from oncekey.engine.breaker import Breaker
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.fronts import Beside, Fronts
     from oncekey.engine.local import LockHeld

@@ -277,7 +277,8 @@ class _Speaker:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the protocol has)
         found = getattr(self._inner, name)
-        if name in PARTS:
+        # `parcels` is a part of a store, and a method of two of its parts.
+        if name in PARTS and not callable(found):
             made: Any = None if found is None else _Speaker(found, self._closing)
         elif not callable(found):
             return found

@@ -7,25 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.driver_ports import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares
-from oncekey.engine import migrating, request
+from oncekey.engine import migrating
 from oncekey.engine.migrating import identity_of
 from oncekey.flow import adrive
 from oncekey.lazy import exports
 
 if TYPE_CHECKING:
-    from oncekey.core.model import (
-        Claim,
-        Duration,
-        Instant,
-        Lease,
-        Parcel,
-        RecordId,
-        Settled,
-        Settlement,
-        Snapshot,
-        Verdict,
-    )
-    from oncekey.core.policy import Policy
+    from oncekey.core.model import RecordId, Snapshot
     from oncekey.driver_ports import Crowds
     from oncekey.engine.blocking_shell import Engine as Engine  # noqa: PLC0414  (exported, see `exports`)
     from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Store
@@ -68,28 +56,6 @@ class AsyncEngine:
     async def room(self) -> bool:
         """Wait a moment for a free connection; whether there is one. False for a driver that cannot tell."""
         return self._rooms is not None and await self._rooms.room(SOON)
-
-    async def begin(self, claim: Claim, policy: Policy) -> Verdict:
-        """Ask for the right to execute."""
-        return await adrive(request.begin(self.store, claim, policy), self.driver.run)
-
-    async def renew(self, lease: Lease, span: Duration) -> Instant | None:
-        """The heartbeat: the lease's new end, or None when it is lost."""
-        return await adrive(request.renew(self.store, lease, span), self.driver.run)
-
-    async def settle(self, lease: Lease, settlement: Settlement) -> Settled:
-        """Write the outcome of the operation."""
-        return await adrive(request.settle(self.store, lease, settlement), self.driver.run)
-
-    async def settle_within(
-        self, tx: AsyncOpenTransaction, lease: Lease, settlement: Settlement, parcels: tuple[Parcel, ...] = ()
-    ) -> Settled:
-        """Write the outcome and the handler's parcels, as the last statements of the business transaction."""
-        return await tx.run(request.settling(self.store, lease, settlement, parcels))
-
-    async def settle_lost_commit(self, lease: Lease) -> Settled:
-        """Find out whether a COMMIT that got no reply was executed."""
-        return await adrive(request.settle_lost_commit(self.store, lease), self.driver.run)
 
     async def find(self, record_id: RecordId) -> Snapshot:
         """Read a record."""

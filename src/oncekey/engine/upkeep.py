@@ -1,41 +1,27 @@
-"""Upkeep as flows: migrations, sweeping and reaping a page of records, and sealing under the current key.
+"""Sweeping and reaping a page of records, as flows.
 
 What the core finds due is written, one compare-and-swap for each record.
-
-`oncekey rekey` walks over the whole store, page by page. Content that is sealed under the current
-key already is skipped, so a walk that was interrupted is just begun again. Content that was stored before sealing was
-switched on is sealed, too. Records that have an owner are left alone: the owner compares the memo that it read, and
-seals what it stores next under the current key. They are counted, and a later walk finds them ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from oncekey.core.envelopes import disclose, key_of_answer, key_of_text
-from oncekey.core.errors import ConfigurationError
-from oncekey.core.memo import was_not_sent
-from oncekey.core.model import Completed, MemoEntry, Outcome, Record, State
+from oncekey.core.model import Record, State
 from oncekey.core.policy import micros
 from oncekey.core.rulings import lease_error
 from oncekey.core.transitions import Note, Trigger
 from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Reaping, reaping_of, sweep_to, timed_out
-from oncekey.engine.sealed_store import Closing, ContentOwner, about_kept
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
-    from oncekey.core.enclosing import InUse
-    from oncekey.core.model import Duration, Parcel
+    from oncekey.core.model import Duration
     from oncekey.core.policy import Policy
-    from oncekey.core.resolution import Evidence
     from oncekey.core.transitions import Mover
     from oncekey.core.upkeep import Page, Retention
     from oncekey.flow import Flow
-    from oncekey.ports import Reseal, Store, Upkeep
-    from oncekey.sealing import Seal
+    from oncekey.ports import Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,174 +87,3 @@ def _noting(
     if not policy.audit:
         return None
     return lambda seen: Note.of(seen, to, trigger, mover, why)
-
-
-PAGE: Final = 500
-NOT_HERE: Final = (
-    "this store has no walk over what it keeps, so its content cannot be given another key: keep the old key until "
-    "everything that it sealed has expired"
-)
-C = TypeVar("C")
-
-
-@dataclass(frozen=True, slots=True)
-class Walked:
-    """Counts of what the walk did."""
-
-    looked: int = 0
-    resealed: int = 0
-    owned: int = 0
-    """Records that have an owner."""
-    closed: int = 0
-    """Content that could not be opened: its key is missing, or has other bytes under that name."""
-    moved: int = 0
-    """Records that another actor wrote to at the same time."""
-
-    def __add__(self, other: Walked) -> Walked:
-        return Walked(
-            self.looked + other.looked,
-            self.resealed + other.resealed,
-            self.owned + other.owned,
-            self.closed + other.closed,
-            self.moved + other.moved,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Stop(Generic[C]):
-    """The counts of one page, and where the next one begins. None: this was the last page."""
-
-    walked: Walked
-    after: C | None
-
-
-def walk_of(store: Store) -> Reseal:
-    """The store's part for walking over its content; raises if the store has none."""
-    if store.reseal is None:
-        raise ConfigurationError(NOT_HERE)
-    return store.reseal
-
-
-def rekey_records(store: Store, seal: Seal, after: Record | None = None, limit: int = PAGE) -> Flow[Stop[Record]]:
-    """One page of records."""
-    reseal, closing = walk_of(store), Closing(seal)
-    page = yield from reseal.records(limit, after)
-    walked = Walked()
-    for record in page:
-        walked += yield from _rekeyed(reseal, closing, record)
-    # Records that cannot be read are on no page, so only an empty page is the end.
-    return Stop(walked, page[-1] if page else None)
-
-
-def rekey_parcels(store: Store, seal: Seal, after: UUID | None = None, limit: int = PAGE) -> Flow[Stop[UUID]]:
-    """One page of parcels and dead letters."""
-    reseal, closing = walk_of(store), Closing(seal)
-    page = yield from reseal.parcels(limit, after)
-    walked = Walked()
-    for parcel in page:
-        payload = _payload(closing, parcel)
-        walked += Walked(looked=1, closed=payload is None)
-        if payload is not None and payload != parcel.payload:
-            walked += _written((yield from reseal.rewrite_parcel(parcel, payload)))
-    return Stop(walked, page[-1].id if len(page) == limit else None)
-
-
-def rekey_evidence(store: Store, seal: Seal, after: int | None = None, limit: int = PAGE) -> Flow[Stop[int]]:
-    """One page of evidence."""
-    reseal, closing = walk_of(store), Closing(seal)
-    page = yield from reseal.evidence(limit, after or 0)
-    walked = Walked()
-    for evidence in page:
-        text = _resealed(closing, evidence)
-        walked += Walked(looked=1, closed=text is None)
-        if text is not None and text != evidence.report.resolution:
-            walked += _written((yield from reseal.rewrite_evidence(evidence, text)))
-    return Stop(walked, page[-1].id if len(page) == limit else None)
-
-
-WALKS: Final[tuple[Callable[..., Flow[Stop[Any]]], ...]] = (rekey_records, rekey_parcels, rekey_evidence)
-"""The walks that together cover all content."""
-
-
-def seals(store: Store, limit: int) -> Flow[tuple[InUse, ...]]:
-    """How much is sealed under which key; empty for a store without such a walk."""
-    return () if store.reseal is None else (yield from store.reseal.seals(limit))
-
-
-def unopened(store: Store, seal: Seal, limit: int) -> Flow[int]:
-    """How many of the first records have content that does not open, although a key of that name is there."""
-    closing, found = Closing(seal), 0
-    for record in (yield from walk_of(store).records(limit)):
-        opened = closing.record(record)
-        names = [None if opened.response is None else key_of_answer(opened.response)]
-        names += [key_of_text(entry.result) for entry in opened.memo]
-        found += any(name in set(seal.names) for name in names if name is not None)
-    return found
-
-
-def _rekeyed(reseal: Reseal, closing: Closing, record: Record) -> Flow[Walked]:
-    sealed = _record(closing, record)
-    if sealed is None:
-        return Walked(looked=1, closed=1)
-    if sealed == record:
-        return Walked(looked=1)
-    if record.state is State.IN_PROGRESS:
-        return Walked(looked=1, owned=1)
-    return Walked(looked=1) + _written((yield from reseal.rewrite(record, sealed)))
-
-
-def _written(done: bool) -> Walked:  # noqa: FBT001  (what a write came to)
-    return Walked(resealed=1) if done else Walked(moved=1)
-
-
-def _record(closing: Closing, record: Record) -> Record | None:
-    """The record with all its content under the current key; None: some of it does not open."""
-    current, place = closing.seal.current, ContentOwner(record.id, record.incarnation)
-    response, memo, request = record.response, record.memo, record.request
-    if response is not None and key_of_answer(response) != current:
-        opened = closing.response(response, place)
-        if key_of_answer(opened) is not None:
-            return None
-        # The outcome is not sealed, and is not written here.
-        response = closing.answer(Completed(opened, Outcome.SUCCESS), place).response
-    entries = [_entry(closing, entry, place, current) for entry in memo]
-    if request is not None:
-        request = _request(closing, record)
-    if request is None and record.request is not None:
-        return None
-    kept = tuple(entry for entry in entries if entry is not None)
-    return replace(record, response=response, memo=kept, request=request) if len(kept) == len(memo) else None
-
-
-def _entry(closing: Closing, entry: MemoEntry, place: ContentOwner, current: str) -> MemoEntry | None:
-    if was_not_sent(entry) or key_of_text(entry.result) == current:
-        return entry
-    opened = closing.opened_entry(entry, place)
-    if key_of_text(opened.result) is not None:
-        return None
-    # A new entry remembers no stored form, so it is sealed anew.
-    return closing.entry(MemoEntry(opened.name, opened.kind, opened.result, opened.by_hand), place)
-
-
-def _request(closing: Closing, record: Record) -> bytes | None:
-    assert record.request is not None
-    closed = disclose(record.request)
-    if closed is not None and closed[0] == closing.seal.current:
-        return record.request
-    opened = closing.request(record)
-    return None if disclose(opened) is not None else closing.kept(opened, about_kept(record))
-
-
-def _payload(closing: Closing, parcel: Parcel) -> str | None:
-    if key_of_text(parcel.payload) == closing.seal.current:
-        return parcel.payload
-    opened = closing.opened_parcel(parcel)
-    return None if key_of_text(opened.payload) is not None else closing.parcel(opened).payload
-
-
-def _resealed(closing: Closing, evidence: Evidence) -> str | None:
-    report = evidence.report
-    if key_of_text(report.resolution) == closing.seal.current:
-        return report.resolution
-    opened = closing.opened_report(report)
-    return None if key_of_text(opened.resolution) is not None else closing.report(opened).resolution

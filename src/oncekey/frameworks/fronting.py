@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oncekey.core.model import RecordId
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import FrontConnection
-    from oncekey.engine.admit import Breaker
+    from oncekey.engine.breaker import Breaker
     from oncekey.engine.shell import AsyncEngine
 
 

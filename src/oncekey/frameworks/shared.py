@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from oncekey.core.headers import field_name
 from oncekey.core.model import Code, Effects, Refuse
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import Enrolment, Patterns
 from oncekey.engine.run import SettledKeys, Site

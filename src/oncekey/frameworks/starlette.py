@@ -20,9 +20,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Host, Mount, Route
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.frameworks.asgi.claiming import by_request, caller_of
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.messages import trace_of
+from oncekey.frameworks.asgi.messages import by_request, caller_of, trace_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.shared import is_served

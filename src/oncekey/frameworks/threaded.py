@@ -1,16 +1,16 @@
-"""`def` handlers in threads: how one is called, and its transaction, which an event loop opens and ends."""
+"""`def` handlers in threads: how one is called, and how an event loop opens its transaction."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import inspect
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.errors import StoreError
 from oncekey.drivers.handler_sql import running
+from oncekey.drivers.threads import ThreadedTransaction
 from oncekey.engine.deciding import rows_of
 from oncekey.engine.operation import unkeyed_operation
 from oncekey.engine.serve import NoConnectionError, serve_unkeyed
@@ -113,39 +113,3 @@ async def opened_in_thread(
         raise
     tx, found = opened[0]
     return ThreadedTransaction(tx, installation.settles), found
-
-
-class ThreadedTransaction:
-    """The transaction of a `def` handler, for the exchange, which ends it from the event loop.
-
-    A call that is cancelled goes on in its thread, so the next one waits for it: one thread at a time has a connection.
-    """
-
-    def __init__(self, tx: OpenTransaction, executor: Executor) -> None:
-        self._tx = tx
-        self._executor = executor
-        self._turn = threading.Lock()
-
-    @property
-    def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
-        """The connection that the handler got."""
-        return self._tx.connection
-
-    async def run(self, body: Body[T]) -> T:
-        """Run statements inside the transaction."""
-        return await self._do(lambda: self._tx.run(body))
-
-    async def commit(self) -> None:
-        """Commit."""
-        await self._do(self._tx.commit)
-
-    async def rollback(self) -> None:
-        """Undo everything and give the connection back."""
-        await self._do(self._tx.rollback)
-
-    async def _do(self, job: Callable[[], T]) -> T:
-        def in_turn() -> T:
-            with self._turn:
-                return job()
-
-        return await asyncio.get_running_loop().run_in_executor(self._executor, in_turn)

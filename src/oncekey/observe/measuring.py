@@ -21,14 +21,11 @@ from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND, Code
 from oncekey.flow import Flow, Transaction, adrive, drive
 from oncekey.observe.events import Asked, Event, Notify, Refused, Replayed
+from oncekey.ops.tasks import NAMES
 
 if TYPE_CHECKING:
     from oncekey.ops.stats import Backlog
     from oncekey.ports import AsyncDriver, Driver, Store
-
-
-TASKS: Final = ("relay", "completer", "sweeper", "reconciler", "reaper")
-"""The tasks of workers: a task without a worker is shown, too."""
 
 
 class Engine(Protocol):
@@ -95,7 +92,7 @@ def gauges_of(store: Store) -> Flow[Gauges | None]:
             one.what: 0.0 if one.oldest is None else max(0, backlog.now - one.oldest) / SECOND
             for one in backlog.waiting
         },
-        workers={task: sum(task in one.tasks for one in living) for task in TASKS},
+        workers={task: sum(task in one.tasks for one in living) for task in NAMES},  # those without a worker, too
     )
 
 

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.migrations import Migration, MigrationPhase, MigrationState, MigrationStatus
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, lapse
 from oncekey.core.upkeep import CLOCK_TOLERANCE, SWEEP_GRACE, Run, short_leases
+from oncekey.ops.tasks import TASKS
 
 if TYPE_CHECKING:
     from oncekey.core.enclosing import InUse
@@ -266,13 +266,13 @@ def workers(roll: Roll, stats: StoreStats, limits: Limits = Limits()) -> Iterato
                 "the last look of these tasks failed, or they ended and are started again",
                 "see the worker's log and its /readyz",
             )
-    missing = [task for task in _needed(stats) if not any(task in one.tasks for one in living)]
+    missing = [task for task in TASKS if task.needed(stats) and not any(task.name in one.tasks for one in living)]
     if living and missing:
         yield Finding(
             Level.WARNING,
             "workers",
-            f"no living worker runs {' or '.join(missing)}",
-            "; ".join(_LEFT_UNDONE[task] for task in missing),
+            f"no living worker runs {' or '.join(task.name for task in missing)}",
+            "; ".join(task.undone for task in missing),
             "run `oncekey worker` without --only and --without, or another one for these tasks",
         )
     for one in silent:
@@ -283,25 +283,6 @@ def workers(roll: Roll, stats: StoreStats, limits: Limits = Limits()) -> Iterato
             "it died without leaving, or does not reach the store; its leases run out by themselves",
             "see why it ended; its line goes after a day",
         )
-
-
-_LEFT_UNDONE: Final = MappingProxyType(
-    {
-        "relay": "deferred calls are not made and messages not sent",
-        "completer": "phased requests whose client is gone are not finished",
-        "sweeper": "keys of dead owners are not swept",
-        "reaper": "nothing that has expired is removed",
-    }
-)
-
-
-def _needed(stats: StoreStats) -> Iterator[str]:
-    """The tasks that this store has work for; sweeping and reaping is needed wherever there are keys."""
-    if stats.queues:
-        yield "relay"
-    if stats.waiting_for("resumable").count:
-        yield "completer"
-    yield from ("sweeper", "reaper")
 
 
 def records(broken: Rows) -> Iterator[Finding]:

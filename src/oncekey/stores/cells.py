@@ -20,7 +20,9 @@ from oncekey.core.migrations import Applied, Migration
 from oncekey.core.model import SECOND
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.cells_operate import DIAGNOSTICS, OPERATOR_STATEMENTS, LoggedMoves
-from oncekey.stores.cells_upkeep import LOST, RESEAL, ROUNDS, UPKEEP, CellReseal, keep_until, resumable
+from oncekey.stores.cells_reseal import RESEAL, CellReseal
+from oncekey.stores.cells_upkeep import LOST, ROUNDS, UPKEEP, keep_until, resumable
+from oncekey.stores.cells_workers import WORKERS
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.moves import MOVES, claimed, found, recalled
 from oncekey.stores.operate import OperateStore
@@ -104,6 +106,7 @@ _COMMANDS: Final = cast(
         **{name: _moving(move) for name, move in MOVES.items()},
         "resumable": resumable,
         **UPKEEP,
+        **WORKERS,
         **OPERATOR_STATEMENTS,
         **RESEAL,
     },

@@ -95,11 +95,6 @@ class OutboxStore(ParcelStore, DeferredCalls):
         """Release parcels that were claimed and not begun: due at once, and the attempt does not count."""
         return ids_of((yield from execute_until_acknowledged(self._one("hand_back", {"held": held_text(held)}))))
 
-    def find_parcel(self, parcel_id: UUID) -> Flow[HeldParcel | None]:
-        """A parcel as it is in the outbox; one without a holder has no lease."""
-        rows = yield from execute(self._one("find_parcel", {"id": str(parcel_id)}, Mode.READ))
-        return held_of(rows[0]) if rows else None
-
     # The operator's side
 
     def dead_letters(self, limit: int, after: DeadLetter | None = None) -> Flow[tuple[DeadLetter, ...]]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from oncekey.stores import operate as operating
     from oncekey.stores import outbox as parcels
     from oncekey.stores import reconcile as reconciling
+    from oncekey.stores import reseal as resealing
     from oncekey.stores import scripts
     from oncekey.stores import survey as surveying
     from oncekey.stores import upkeep as upkeeping
@@ -39,6 +40,7 @@ else:
     parcels = Lazy("oncekey.stores.outbox")
     reconciling = Lazy("oncekey.stores.reconcile")
     scripts = Lazy("oncekey.stores.scripts")
+    resealing = Lazy("oncekey.stores.reseal")
     surveying = Lazy("oncekey.stores.survey")
     upkeeping = Lazy("oncekey.stores.upkeep")
 
@@ -72,7 +74,7 @@ class SqlStore(KeyStore):
         lambda self: operating.OperateStore(self._statements, self.audit, diagnostics=self.diagnostics)
     )
     survey = cached_property(lambda self: surveying.SurveyStore(self._statements))
-    reseal = cached_property(lambda self: upkeeping.ResealStore(self._statements))
+    reseal = cached_property(lambda self: resealing.ResealStore(self._statements))
 
     def __init__(
         self,

@@ -1,11 +1,8 @@
-"""Upkeep as flows over named statements: sweeping, reaping, and putting sealed content under another key.
+"""Upkeep as flows over named statements: sweeping, reaping, and the list of workers.
 
 Each move of a record that was read proves the version that was read. Finished and expired records are moved without
 being read: the statement contains the core's conditions. The audit line of a move is written in the same transaction,
 if it is wanted: both are there, or neither is.
-
-`ResealStore` reads content as it is stored; `oncekey.engine.upkeep` opens and seals it. Each of its writes proves that
-what it replaces is still there: a record by its version, a payload and evidence by their own text.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-from oncekey.core.enclosing import InUse
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import State
@@ -25,17 +21,15 @@ from oncekey.core.transitions import Note, Trigger
 from oncekey.core.upkeep import EXPIRED, START, Gone, Page, ReapPosition, Run
 from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import Roll, Worker
-from oncekey.stores.reconcile import evidence_of
-from oncekey.stores.rows import memo_text, response_params, version_proof
+from oncekey.stores.rows import response_params, version_proof
 from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
-from oncekey.stores.worker_rows import parcel_of, records_of
+from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Completed, Duration, Instant, Parcel, Record
-    from oncekey.core.resolution import Evidence
+    from oncekey.core.model import Completed, Duration, Instant, Record
     from oncekey.core.transitions import Mover
     from oncekey.core.upkeep import Expired
-    from oncekey.flow import Body, Flow, Row, Rows, Value
+    from oncekey.flow import Body, Flow, Row, Value
     from oncekey.ports import Audit
     from oncekey.stores.statements import Statements
 
@@ -281,73 +275,3 @@ class NotingUpkeepStore(UpkeepStore):
             return Gone(int(row["moved"]), int(row["looked"]) >= limit, last, int(row["now"]))
 
         return (yield from execute(Transaction(name, Mode.SINGLE, body)))
-
-
-RESEALING = PART_STATEMENTS["reseal"]
-
-_NO_ANSWER: dict[str, Value] = dict.fromkeys(("response_headers", "response_body", "response_schema"))
-_FIRST = UUID(int=0)
-
-
-class ResealStore:
-    """Sealed content, in any store that has the named statements."""
-
-    def __init__(self, statements: Statements) -> None:
-        statements.require(RESEALING)
-        self._statements = statements
-
-    def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
-        """Records that have an answer, steps or a request, in the store's order, after one."""
-        rows = yield from self._page("content_records", {**self._behind(after), "limit": limit})
-        return records_of(rows)
-
-    def _behind(self, after: Record | None) -> dict[str, Value]:
-        """Where a page begins: tables are read by scope and key."""
-        scope, key = ("", "") if after is None else (after.id.scope, after.id.key)
-        return {"after_scope": scope, "after_key": key}
-
-    def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
-        params: dict[str, Value] = {
-            **version_proof(seen),
-            **(_NO_ANSWER if record.response is None else response_params(record.response)),
-            "memo": memo_text(record.memo),
-            "request": record.request,
-        }
-        return (yield from self._written("reseal_record", params))
-
-    def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
-        rows = yield from self._page("content_parcels", {"after": str(after or _FIRST), "limit": limit})
-        return tuple(parcel_of(row) for row in rows)
-
-    def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
-        """Store another payload, wherever the parcel is now. False: it is gone, or was rewritten."""
-        params: dict[str, Value] = {"id": str(seen.id), "seen": seen.payload, "payload": payload}
-        for name in ("reseal_parcel", "reseal_letter"):
-            if (yield from self._written(name, params)):
-                return True
-        return False
-
-    def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        rows = yield from self._page("content_evidence", {"after": after, "limit": limit})
-        return tuple(evidence_of(row) for row in rows)
-
-    def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
-        return (
-            yield from self._written("reseal_evidence", {"id": seen.id, "seen": seen.report.resolution, "said": text})
-        )
-
-    def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
-        rows = yield from self._page("seals", {"limit": limit})
-        return tuple(InUse(row["part"], row["name"], int(row["found"])) for row in rows)
-
-    def _page(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
-        def body() -> Body[Rows]:
-            return (yield self._statements.statement(name, params))
-
-        return (yield from execute(Transaction(name, Mode.READ, body)))
-
-    def _written(self, name: str, params: dict[str, Value]) -> Flow[bool]:
-        def body() -> Body[bool]:
-            return bool((yield self._statements.statement(name, params)))
-
-        return (yield from execute_until_acknowledged(Transaction(name, Mode.SINGLE, body)))

@@ -16,13 +16,14 @@ from oncekey.core.memo import decode
 from oncekey.core.model import Claim, Effects, HandedBack, Parcel, Proceed, RecordId, Recovery, Retryable
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.engine import request
 from oncekey.engine.operation import NO_OUTBOX, Conn, Operation
 from oncekey.engine.phases import PhasedRun
 from oncekey.engine.run import Parcels
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.engine.steps import Stepping
 from oncekey.engine.sync_operation import SyncOperation
-from oncekey.flow import Body, Mode, Transaction
+from oncekey.flow import Body, Mode, Transaction, drive
 from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.runtimes.threads import ThreadRuntime
@@ -148,7 +149,7 @@ class _World:
         self.outbox = _Outbox()
         self.store.outbox = cast("Outbox", self.outbox)  # a unit test relays nothing
         self.claim = again(self.claim, incarnation=_INCARNATION)
-        verdict = self.engine.begin(self.claim, _POLICY)
+        verdict = drive(request.begin(self.store, self.claim, _POLICY), self.driver.run)
         if not isinstance(verdict, Proceed):
             raise CallUncertainError(_OPEN)
         assert verdict.record is not None  # it claims first
@@ -157,7 +158,8 @@ class _World:
     def leave(self, phased_run: PhasedRun) -> None:
         """End a run without an answer."""
         begun = phased_run.progress().begun
-        self.engine.settle(phased_run.lease, HandedBack(_RESUMED) if begun else Retryable(_RESUMED))
+        settlement = HandedBack(_RESUMED) if begun else Retryable(_RESUMED)
+        drive(request.settle(self.store, phased_run.lease, settlement), self.driver.run)
 
     def drive(self, flow: Life[T]) -> T:
         """Perform a step of a `def` handler."""

@@ -18,6 +18,7 @@ from oncekey.engine.kept_request import UnreadableError
 from oncekey.engine.notifying import notify_failure
 from oncekey.flow import adrive
 from oncekey.frameworks.resuming import resume
+from oncekey.ops.tasks import COMPLETER
 from oncekey.topics import contained
 from oncekey.workers.calling import abandon
 from oncekey.workers.service import Pace
@@ -65,7 +66,8 @@ class CompletedApplication(Protocol):
 class Completer:
     """Finds phased requests without an owner, and sends them through the application."""
 
-    name: Final = "completer"
+    name: Final = COMPLETER.name
+    about: Final = ""
 
     def __init__(
         self,

@@ -122,6 +122,7 @@ class Presence:
     """A task that writes the heartbeat. It looks for no work, so it always finds none."""
 
     name: Final = "heartbeat"
+    about: Final = ""
     failed: Final = 0
 
     def __init__(

@@ -36,6 +36,7 @@ from oncekey.engine import reconcile
 from oncekey.engine.reconcile import Became, EvidenceTarget
 from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import About, GivenUp, Notify
+from oncekey.ops.tasks import RECONCILER
 from oncekey.resolvers import Resolver, Resolvers, called_by, question_of
 from oncekey.topics import CallBrokenError, Message, Topic
 from oncekey.workers.calling import Sleep, abandon, call
@@ -96,7 +97,7 @@ class ResolverAnswer:
 class Reconciler:
     """The task that reconciles. Several may run side by side: each record is settled by one of them."""
 
-    name: Final = "reconciler"
+    name: Final = RECONCILER.name
 
     def __init__(
         self,
@@ -138,6 +139,12 @@ class Reconciler:
         self._backoff = Backoff(
             base=seconds, cap=max(seconds, LONGEST_PAUSE), floor=min(1.0, seconds), longest=max(seconds, LONGEST_PAUSE)
         )
+
+    @property
+    def about(self) -> str:
+        """The resolvers that it asks."""
+        names = self._resolvers.names
+        return f"resolvers {', '.join(names)}" if names else ""
 
     async def run_once(self) -> int:
         """Look once for everything that is due; how many records were settled."""

@@ -5,7 +5,7 @@ half of the current one is done, and delivered messages are acknowledged in batc
 the store claims, the senders call, and the store acknowledges.
 
 A parcel's lease runs while the parcel waits for its turn. So a batch begins with the parcels that can be begun at once,
-and grows only while batches end within a tenth of the lease (`core.pacing`); a parcel that has waited so long that
+and grows only while batches end within a tenth of the lease (`core.batches`); a parcel that has waited so long that
 its call might outlast the lease is not begun, but handed back. If one parcel of a batch kills the process each time,
 all others of the batch have lost an attempt, too. So a parcel that was tried before is claimed like a request's own
 call: never more of them than can be begun at once, and begun before all others.
@@ -24,11 +24,12 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
+from oncekey.core.batches import Bounds, Worked
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.envelopes import is_sealed, key_of_text, said_of
 from oncekey.core.errors import NotExecutedError, RejectedError, ResultNotStorableError, StoreError
 from oncekey.core.model import MINUTE, Duration, HeldParcel, ParcelKind
-from oncekey.core.pacing import Backoff, Bounds, Worked
+from oncekey.core.pacing import Backoff
 from oncekey.core.policy import Policy, micros
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay
@@ -36,6 +37,7 @@ from oncekey.engine.notifying import notify_failure
 from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, ParcelEnded, ParcelEnding, Unstorable, lease_of
 from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import About, Buried, Delivered, Doubted, Event, Notify
+from oncekey.ops.tasks import RELAY
 from oncekey.runtimes import boottime
 from oncekey.topics import CallBrokenError, Message, Reply, Topics, contained, reply_of
 from oncekey.workers.calling import MOST, Acks, Clock, Sleep, abandon, awaits_nothing, call, call_at_once
@@ -108,7 +110,7 @@ class InHand:
 class Relay:
     """The task that delivers parcels, `concurrency` at a time."""
 
-    name: Final = "relay"
+    name: Final = RELAY.name
 
     def __init__(
         self,
@@ -133,6 +135,7 @@ class Relay:
         self._topics = topics
         self.topics = topics.names if only is None else only
         """The topics that it delivers."""
+        self.about = f"topics {', '.join(self.topics)}"
         self._policy = policy
         self._concurrency = concurrency
         self._waits = waits

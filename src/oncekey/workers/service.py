@@ -72,6 +72,10 @@ class Task(Protocol):
         """How often it looks."""
 
     @property
+    def about(self) -> str:
+        """What it works on, as the worker's first lines show it; empty for a task that works on all records."""
+
+    @property
     def failed(self) -> int:
         """How many of the things that it found it could not do; the log says which."""
 

@@ -1,4 +1,4 @@
-"""Which tasks an application needs; each task is one line here.
+"""Which tasks of `oncekey.ops.tasks` an application needs.
 
 PHASED handlers need tasks by the calls that they make. What a handler's source code declares about its calls is parsed,
 not run; names are looked up in it.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
+from oncekey.ops.tasks import NAMES, TASKS
 from oncekey.workers.completer import CompletedApplication, Completer
 from oncekey.workers.health import Presence
 from oncekey.workers.reconciler import Reconciler
@@ -58,30 +61,23 @@ class Application(CompletedApplication, Protocol):
         """Whether this process can renew its own leases: if it cannot, it must not take other owners for dead."""
 
 
-NAMES: Final = ("relay", "completer", "sweeper", "reconciler", "reaper")
-"""The tasks by their names, as `oncekey worker --only` and `--without` take them."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `oncekey worker` was told to run."""
+
+    names: frozenset[str] = frozenset(NAMES)
+    topics: tuple[str, ...] | None = None
+    """The topics that the relay delivers, if not all."""
+    concurrency: int = CONCURRENCY
 
 
-def tasks_for(
-    once: Application,
-    *,
-    topics: tuple[str, ...] | None = None,
-    concurrency: int = CONCURRENCY,
-    wanted: frozenset[str] = frozenset(NAMES),
-) -> list[Task]:
-    """The tasks of an application; `topics` are those that its relay delivers, if not all."""
-    tasks: list[Task] = []
-    if once.topics.names:
-        tasks.append(_relay(once, topics, concurrency))
-    if _phased(once):
-        # A handler that is still not over at its deadline has lost its record: nobody waits for it any more.
-        patience = 2 * max(once.policy_of(name).deadline for name in once.enrolled).total_seconds()
-        pace = Pace(longest=once.policy.complete_interval.total_seconds(), patience=patience)
-        tasks.append(Completer(once, pace=pace, notify=once.notify))
-    if once.reconciles:
-        tasks.append(reconciler_of(once))
-    tasks += upkeep_tasks(once.asynchronous(), once.policy, healthy=once.healthy, notify=once.notify)
-    return [task for task in tasks if task.name in wanted]
+EVERYTHING: Final = Wanted()
+
+
+def tasks_for(once: Application, wanted: Wanted = EVERYTHING) -> list[Task]:
+    """The tasks that an application has work for."""
+    made = (_MAKERS[kind.name](once, wanted) for kind in TASKS if kind.name in wanted.names)
+    return [task for task in made if task is not None]
 
 
 def presence_of(once: Application, tasks: Sequence[Task]) -> Presence | None:
@@ -105,25 +101,14 @@ def _words(text: str | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
-def reconciler_of(once: Application) -> Reconciler:
-    """The task that settles unknown outcomes."""
-    engine = once.asynchronous()
-    return Reconciler(
-        engine.store, engine.driver.run, once.resolvers, once.policy, policy_of=once.policy_of, notify=once.notify
-    )
-
-
-def _phased(once: Application) -> bool:
-    enrolments = map(once.enrolment_of, once.enrolled)
-    return any(one is not None and one.effects is Effects.PHASED and one.policy.complete for one in enrolments)
-
-
-def _relay(once: Application, only: tuple[str, ...] | None, concurrency: int) -> Relay:
-    for name in only or ():
+def _relay(once: Application, wanted: Wanted) -> Relay | None:
+    if not once.topics.names:
+        return None
+    for name in wanted.topics or ():
         if name not in once.topics:
             raise ConfigurationError(f"there is no topic {name!r}; there is {', '.join(once.topics.names)}")
-    if concurrency < 1:
-        raise ConfigurationError(f"concurrency={concurrency}: a relay works on at least one parcel at a time")
+    if wanted.concurrency < 1:
+        raise ConfigurationError(f"concurrency={wanted.concurrency}: a relay works on at least one parcel at a time")
     engine = once.asynchronous()
     if engine.store.outbox is None:
         raise ConfigurationError(NO_OUTBOX)
@@ -132,26 +117,67 @@ def _relay(once: Application, only: tuple[str, ...] | None, concurrency: int) ->
         engine.driver.run,
         once.topics,
         once.policy,
-        only=only,
-        concurrency=concurrency,
+        only=wanted.topics,
+        concurrency=wanted.concurrency,
         notify=once.notify,
     )
 
 
-def upkeep_tasks(
-    engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True, notify: Notify | None = None
-) -> list[Task]:
-    """Both tasks, each with a watch of its own; none for a store that has no upkeep.
+def _completer(once: Application, _: Wanted) -> Completer | None:
+    enrolments = map(once.enrolment_of, once.enrolled)
+    if not any(one is not None and one.effects is Effects.PHASED and one.policy.complete for one in enrolments):
+        return None
+    # A handler that is still not over at its deadline has lost its record: nobody waits for it any more.
+    patience = 2 * max(once.policy_of(name).deadline for name in once.enrolled).total_seconds()
+    pace = Pace(longest=once.policy.complete_interval.total_seconds(), patience=patience)
+    return Completer(once, pace=pace, notify=once.notify)
 
-    `healthy` returns whether this process can renew its own leases: where it serves requests, its breaker knows.
-    """
-    store, run = engine.store, engine.driver.run
-    if store.upkeep is None:
-        return []
-    return [
-        Sweeper(store.upkeep, run, policy, healthy=healthy, notify=notify),
-        Reaper(store.upkeep, store.audit, run, policy, notify=notify),
-    ]
+
+def _sweeper(once: Application, _: Wanted) -> Sweeper | None:
+    # Where this process serves requests, its breaker shows whether it can renew its own leases.
+    return sweeper_of(once.asynchronous(), once.policy, healthy=once.healthy, notify=once.notify)
+
+
+def sweeper_of(
+    engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True, notify: Notify | None = None
+) -> Sweeper | None:
+    """The task that moves keys of dead owners; None for a store that has no upkeep."""
+    upkeep = engine.store.upkeep
+    return None if upkeep is None else Sweeper(upkeep, engine.driver.run, policy, healthy=healthy, notify=notify)
+
+
+def _reconciler(once: Application, _: Wanted) -> Reconciler | None:
+    return reconciler_of(once) if once.reconciles else None
+
+
+def reconciler_of(once: Application) -> Reconciler:
+    """The task that settles unknown outcomes."""
+    engine = once.asynchronous()
+    return Reconciler(
+        engine.store, engine.driver.run, once.resolvers, once.policy, policy_of=once.policy_of, notify=once.notify
+    )
+
+
+def _reaper(once: Application, _: Wanted) -> Reaper | None:
+    return reaper_of(once.asynchronous(), once.policy, notify=once.notify)
+
+
+def reaper_of(engine: AsyncEngine, policy: Policy, *, notify: Notify | None = None) -> Reaper | None:
+    """The task that removes what has expired; None for a store that has no upkeep."""
+    store = engine.store
+    return None if store.upkeep is None else Reaper(store.upkeep, store.audit, engine.driver.run, policy, notify=notify)
+
+
+_MAKERS: Final[Mapping[str, Callable[[Application, Wanted], Task | None]]] = MappingProxyType(
+    {
+        Relay.name: _relay,
+        Completer.name: _completer,
+        Sweeper.name: _sweeper,
+        Reconciler.name: _reconciler,
+        Reaper.name: _reaper,
+    }
+)
+"""By the name of a task, the function that makes it; None if the application has no work for it."""
 
 
 def declared_by(handler: Callable[..., Any], phase: str) -> Any:  # noqa: ANN401  (whatever was declared)

@@ -10,7 +10,7 @@ clocks, and the statement that deletes uses that instant or an earlier one. Fini
 never read: one statement finds, locks, deletes and notes a batch. After them the reaper looks at the records that were
 never finished, one by one.
 
-Requests come first. A batch is as large as the store can delete in a moment (`core.pacing`), which is shorter than a
+Requests come first. A batch is as large as the store can delete in a moment (`core.batches`), which is shorter than a
 request, so that a request beside it waits for less than it takes itself. After each batch the reaper rests for
 what is left of the time that so many records may take (`RATE`), so it is no faster than it has to be: at least as long
 as the batch took, and longer, up to four times, the slower the store has become, because it is busy.
@@ -24,10 +24,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from oncekey.core.batches import Bounds, Worked
 from oncekey.core.errors import StoreError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND, Duration, Instant, Record, State
-from oncekey.core.pacing import Bounds, Worked
 from oncekey.core.policy import Policy, micros
 from oncekey.core.rulings import FAILED_BY_LEASE, lease_error
 from oncekey.core.transitions import Actor, Mover
@@ -36,6 +36,7 @@ from oncekey.engine import upkeep
 from oncekey.engine.notifying import notify_failure, of_sweep
 from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import PURGED, About, Doubted, Notify, Reaped, ShortLease
+from oncekey.ops.tasks import REAPER, SWEEPER
 from oncekey.workers.health import FORGOTTEN
 from oncekey.workers.service import ClockWatch, Pace, boot, this_process
 
@@ -58,7 +59,8 @@ LEASES_EVERY: Final = 10
 class Sweeper:
     """The task that sweeps. Several may run side by side: each record is moved by one of them."""
 
-    name: Final = "sweeper"
+    name: Final = SWEEPER.name
+    about: Final = ""
 
     def __init__(
         self,
@@ -208,7 +210,8 @@ class BatchRests:
 class Reaper:
     """The task that reaps. Several may run side by side; each skips the rows that another one has locked."""
 
-    name: Final = "reaper"
+    name: Final = REAPER.name
+    about: Final = ""
 
     def __init__(
         self,

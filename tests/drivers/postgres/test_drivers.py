@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, PSYCOPG, engine, hurried, opened, saying
+from harness import flows
 from harness.patience import PATIENCE, wait_until
 from oncekey.core.errors import (
     CommitAmbiguousError,
@@ -186,7 +187,7 @@ class TestRefusals:
         text = "UPDATE oncekey.record SET state = :state, last_error = :secret WHERE key = :key"
         claim = a_claim()
         async with opened(kind, dsn) as driver:
-            assert isinstance(await engine(driver).begin(claim, Policy()), Proceed)
+            assert isinstance(await flows.abegin(engine(driver), claim, Policy()), Proceed)
             with pytest.raises(StoreError) as refused:
                 await driver.run(saying(Mode.SINGLE, text, state=None, secret="sesame", key=claim.id.key))
         assert "sesame" not in told(refused.value)
@@ -195,7 +196,7 @@ class TestRefusals:
         reader = f"{dsn}?options=-c%20default_transaction_read_only%3Don"
         async with opened(kind, reader) as driver:
             with pytest.raises(StoreUnavailableError, match="25006"):
-                await engine(driver).begin(a_claim(), Policy())
+                await flows.abegin(engine(driver), a_claim(), Policy())
 
 
 def told(error: BaseException) -> str:
@@ -215,7 +216,7 @@ class TestPools:
             async with asyncio.timeout(PATIENCE):
                 with hurried(driver, wait=0.1), pytest.raises(StoreUnavailableError, match="in use"):
                     await driver.begin()
-            assert isinstance(await engine(driver).begin(a_claim(), Policy()), Proceed)
+            assert isinstance(await flows.abegin(engine(driver), a_claim(), Policy()), Proceed)
             await held.rollback()
             await (await driver.begin()).rollback()
 
@@ -245,13 +246,13 @@ class TestPools:
             claims = [a_claim() for _ in range(40)]
 
             async def serve(claim):
-                verdict = await through.begin(claim, Policy())
-                return (await through.settle(verdict.lease, answered())).ours
+                verdict = await flows.abegin(through, claim, Policy())
+                return (await flows.asettle(through, verdict.lease, answered())).ours
 
             assert all(await asyncio.gather(*map(serve, claims)))
             assert all(
                 isinstance(one, Replay)
-                for one in await asyncio.gather(*(through.begin(again(claim), Policy()) for claim in claims))
+                for one in await asyncio.gather(*(flows.abegin(through, again(claim), Policy()) for claim in claims))
             )
 
 
@@ -280,8 +281,8 @@ class TestPoolers:
     async def test_statements_are_prepared_only_where_that_is_safe(self, dsn, kind, suffix, options, prepared):
         async with opened(kind, dsn + suffix, pool_size=1, **options) as driver:
             for _ in range(10):
-                verdict = await engine(driver).begin(a_claim(), Policy())
-                assert (await engine(driver).settle(verdict.lease, answered())).ours
+                verdict = await flows.abegin(engine(driver), a_claim(), Policy())
+                assert (await flows.asettle(engine(driver), verdict.lease, answered())).ours
             [(count,)] = await driver.run(saying(Mode.READ, self.PREPARED))
             assert (count > 0) == prepared
             for _ in range(10):
@@ -292,9 +293,9 @@ class TestPoolers:
         settings = "SELECT name, setting FROM pg_settings WHERE source = 'session'"
         async with opened(kind, dsn, pool_size=1) as driver:
             before = await driver.run(saying(Mode.READ, settings))
-            verdict = await engine(driver).begin(a_claim(), Policy())
+            verdict = await flows.abegin(engine(driver), a_claim(), Policy())
             transaction = await driver.begin()
-            await engine(driver).settle_within(transaction, verdict.lease, answered())
+            await flows.asettle_within(engine(driver), transaction, verdict.lease, answered())
             await transaction.commit()
             assert await driver.run(saying(Mode.READ, settings)) == before
             [(locks,)] = await driver.run(

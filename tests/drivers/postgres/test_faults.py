@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from drivers.postgres.drivers import ASYNCPG, ask, engine, hurried, opened, raw_of, saying
+from harness import flows
 from harness.dsn import through
 from harness.patience import PATIENCE, wait_until
 from harness.postgres import PostgresServer
@@ -41,7 +42,7 @@ def count(raw, item: str) -> int:
 
 
 async def claimed(driver, claim=None):
-    verdict = await engine(driver).begin(claim or a_claim(), Policy())
+    verdict = await flows.abegin(engine(driver), claim or a_claim(), Policy())
     assert isinstance(verdict, Proceed)
     return verdict.lease
 
@@ -51,7 +52,7 @@ async def ready_to_commit(driver):
     item = uuid.uuid4().hex
     lease, transaction = await claimed(driver), await driver.begin()
     await ask(transaction, INSERT.format(item))
-    assert (await engine(driver).settle_within(transaction, lease, answered())).ours
+    assert (await flows.asettle_within(engine(driver), transaction, lease, answered())).ours
     return lease, transaction, item
 
 
@@ -66,7 +67,7 @@ class TestLostCommits:
                 await transaction.commit()
             assert lost.is_set()
             await transaction.rollback()
-            settled = await engine(driver).settle_lost_commit(lease)
+            settled = await flows.asettle_lost_commit(engine(driver), lease)
             assert not settled.ours
             assert settled.snapshot.record.state is State.COMPLETED
             assert settled.snapshot.record.response == answered().response
@@ -80,7 +81,7 @@ class TestLostCommits:
                 await transaction.commit()
             assert lost.is_set()
             await transaction.rollback()
-            settled = await engine(driver).settle_lost_commit(lease)
+            settled = await flows.asettle_lost_commit(engine(driver), lease)
             assert settled.ours
             assert settled.snapshot.record.state is State.FAILED_RETRYABLE
             assert count(raw, item) == 0
@@ -94,7 +95,7 @@ class TestLostCommits:
             await transaction.rollback()
             # A plain look would take it for rolled back.
             assert (await engine(driver).find(lease.id)).record.state is State.IN_PROGRESS
-            finding_out = asyncio.create_task(engine(driver).settle_lost_commit(lease))
+            finding_out = asyncio.create_task(flows.asettle_lost_commit(engine(driver), lease))
             await asyncio.to_thread(await_waiters, dsn)
             assert not finding_out.done()
             await asyncio.to_thread(late.deliver)
@@ -112,9 +113,9 @@ class TestLostCommits:
             await transaction.rollback()
             async with asyncio.timeout(PATIENCE):
                 with hurried(driver), pytest.raises(StoreError):
-                    await engine(driver).settle_lost_commit(lease)
+                    await flows.asettle_lost_commit(engine(driver), lease)
             await asyncio.to_thread(late.deliver)
-            settled = await engine(driver).settle_lost_commit(lease)
+            settled = await flows.asettle_lost_commit(engine(driver), lease)
             assert settled.snapshot.record.state is State.COMPLETED
 
     async def test_one_of_several_statements(self, kind, far, proxy, raw):
@@ -142,7 +143,7 @@ class TestLostReplies:
             record = (await engine(driver).find(claim.id)).record
             assert (record.owner, record.fence, record.version, record.attempts) == (claim.owner, 1, 1, 1)
             # It is no zombie: what it says next is heard.
-            assert (await engine(driver).settle(lease, answered())).ours
+            assert (await flows.asettle(engine(driver), lease, answered())).ours
 
     async def test_a_claim_that_never_arrived_is_made(self, kind, far, proxy):
         async with opened(kind, far) as driver:
@@ -155,7 +156,7 @@ class TestLostReplies:
     async def test_a_take_over_finds_itself_again(self, kind, far, proxy):
         async with opened(kind, far) as driver:
             claim = a_claim()
-            await engine(driver).settle(await claimed(driver, claim), Retryable("x"))
+            await flows.asettle(engine(driver), await claimed(driver, claim), Retryable("x"))
             ours = again(claim)
             # Only a take-over names the incarnation that it saw.
             seen = claim.incarnation.bytes if kind == ASYNCPG else str(claim.incarnation).encode()
@@ -166,10 +167,10 @@ class TestLostReplies:
 
     async def test_a_settlement_is_repeated(self, kind, far, proxy):
         async with opened(kind, far) as driver:
-            await engine(driver).settle(await claimed(driver), answered())
+            await flows.asettle(engine(driver), await claimed(driver), answered())
             lease, body = await claimed(driver), uuid.uuid4().hex.encode()
             lost = proxy.lose_reply(body, body)
-            settled = await engine(driver).settle(lease, answered(body))
+            settled = await flows.asettle(engine(driver), lease, answered(body))
             assert lost.is_set()
             assert settled.ours
             assert settled.snapshot.record.version == 2
@@ -216,11 +217,11 @@ class TestLostReplies:
             lease, transaction, item = await ready_to_commit(driver)
             await asyncio.to_thread(proxy.cut)
             with pytest.raises(StoreError):
-                await engine(driver).settle_within(transaction, lease, answered())
+                await flows.asettle_within(engine(driver), transaction, lease, answered())
             await transaction.rollback()
             assert count(raw, item) == 0
             await (await driver.begin()).rollback()
-            assert (await engine(driver).settle_lost_commit(lease)).ours
+            assert (await flows.asettle_lost_commit(engine(driver), lease)).ours
 
 
 class TestSilence:
@@ -244,10 +245,10 @@ class TestSilence:
                 raw.execute("SELECT * FROM oncekey.record WHERE key = %s FOR UPDATE", [claim.id.key])
                 async with asyncio.timeout(PATIENCE):
                     with hurried(driver), pytest.raises((StoreUnavailableError, CommitAmbiguousError)):
-                        await engine(driver).settle(lease, answered())
-            settled = await engine(driver).settle(lease, answered())
+                        await flows.asettle(engine(driver), lease, answered())
+            settled = await flows.asettle(engine(driver), lease, answered())
             assert settled.ours
-            assert isinstance(await engine(driver).begin(again(claim), Policy()), Replay)
+            assert isinstance(await flows.abegin(engine(driver), again(claim), Policy()), Replay)
 
     async def test_a_statement_that_the_server_stopped_did_not_happen(self, dsn, raw):
         # psycopg hears that it was stopped, so this is certain; asyncpg does not wait to hear it.
@@ -294,7 +295,7 @@ class TestServers:
                     claim, body = a_claim(), uuid.uuid4().hex.encode()
                     try:
                         lease = await claimed(driver, claim)
-                        if (await engine(driver).settle(lease, answered(body))).ours:
+                        if (await flows.asettle(engine(driver), lease, answered(body))).ours:
                             acknowledged.append((claim, body))
                             outcomes["acknowledged"] += 1
                     except (StoreUnavailableError, CommitAmbiguousError) as error:
@@ -315,7 +316,7 @@ class TestServers:
             await asyncio.gather(bad_connections(), *(client() for _ in range(6)))
             assert await driver.run(saying(Mode.SINGLE, "SELECT 1")) == [(1,)]
             for claim, body in acknowledged:
-                verdict = await engine(driver).begin(again(claim), Policy())
+                verdict = await flows.abegin(engine(driver), again(claim), Policy())
                 assert isinstance(verdict, Replay)
                 assert verdict.record.response.body == body
 
@@ -325,7 +326,7 @@ class TestServers:
         dsn = make_tables(server.create_database("restarted"))
         async with opened(kind, dsn, pool_size=5, timeout=4 * PATIENCE) as driver:
             claim = a_claim()
-            await engine(driver).settle(await claimed(driver, claim), answered())
+            await flows.asettle(engine(driver), await claimed(driver, claim), answered())
             await asyncio.gather(*(driver.run(saying(Mode.READ, "SELECT pg_sleep(0.01)")) for _ in range(20)))
             for end in (server.stop, server.kill):
                 open_one = await driver.begin()
@@ -340,7 +341,7 @@ class TestServers:
                         await open_one.commit()
                 await asyncio.to_thread(server.start)
                 # Not a moment later, and without help.
-                assert isinstance(await engine(driver).begin(again(claim), Policy()), Replay)
+                assert isinstance(await flows.abegin(engine(driver), again(claim), Policy()), Replay)
                 await claimed(driver)
                 await (await driver.begin()).rollback()
 

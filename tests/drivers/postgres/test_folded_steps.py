@@ -9,6 +9,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from drivers.postgres.drivers import ASYNCPG, ask, engine, opened
+from harness import flows
 from harness.cutting import CuttingProxy
 from harness.dsn import through
 from oncekey.core.errors import RolledBackError
@@ -28,7 +29,7 @@ OURS = {"incarnation", "key"}
 
 async def owned(driver, clock=None, **changes):
     claim = a_claim(**{"effects": Effects.PHASED, "recovery": Recovery.RESUME, "request": REQUEST, **changes})
-    verdict = await engine(driver, clock).begin(claim, Policy())
+    verdict = await flows.abegin(engine(driver, clock), claim, Policy())
     assert isinstance(verdict, Proceed)
     return verdict.lease
 

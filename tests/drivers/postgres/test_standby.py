@@ -21,6 +21,7 @@ from drivers.postgres.drivers import ASYNCPG, ask, engine, hurried, opened, sayi
 from drivers.postgres.test_folding import entered, insert, order, sealed
 from drivers.postgres.test_pgbouncer import PooledShop, serving
 from frameworks.shop import new_key
+from harness import flows
 from harness.asgi import Reply, until
 from harness.pair import PostgresPair
 from harness.postgres import installations
@@ -159,11 +160,11 @@ class TestGivenUp:
             claim = a_claim()
             tx, look = await entered(driver, claim)
             await ask(tx, insert(order()))
-            verdict = await engine(driver).begin(a_claim(), Policy())
+            verdict = await flows.abegin(engine(driver), a_claim(), Policy())
             assert isinstance(verdict, Proceed)
             other = await driver.begin()
             await ask(other, insert(order()))
-            assert (await engine(driver).settle_within(other, verdict.lease, answered())).ours
+            assert (await flows.asettle_within(engine(driver), other, verdict.lease, answered())).ours
             third = await driver.begin()
             await ask(third, insert(order()))
             pair.standby.freeze()

@@ -24,6 +24,7 @@ from drivers.postgres.drivers import (
     raw_of,
     saying,
 )
+from harness import flows
 from harness.asgi import until
 from harness.patience import wait_until
 from oncekey.core.errors import (
@@ -70,7 +71,7 @@ def ordered(raw):
 
 
 async def claimed(driver):
-    verdict = await engine(driver).begin(a_claim(), Policy())
+    verdict = await flows.abegin(engine(driver), a_claim(), Policy())
     assert isinstance(verdict, Proceed)
     return verdict.lease
 
@@ -86,7 +87,7 @@ class TestEnds:
         async with opened(kind, dsn) as driver:
             lease, transaction = await claimed(driver), await driver.begin()
             await ask(transaction, insert(item))
-            assert (await engine(driver).settle_within(transaction, lease, answered())).ours
+            assert (await flows.asettle_within(engine(driver), transaction, lease, answered())).ours
             assert not ordered(item)
             assert await state_of(driver, lease) is State.IN_PROGRESS
             await transaction.commit()
@@ -98,7 +99,7 @@ class TestEnds:
         async with opened(kind, dsn) as driver:
             lease, transaction = await claimed(driver), await driver.begin()
             await ask(transaction, insert(item))
-            assert (await engine(driver).settle_within(transaction, lease, answered())).ours
+            assert (await flows.asettle_within(engine(driver), transaction, lease, answered())).ours
             await transaction.rollback()
             assert not ordered(item)
             assert await state_of(driver, lease) is State.IN_PROGRESS
@@ -147,7 +148,9 @@ class TestEnds:
         # L5: past the guard, on the connection below; a large memo is not sent with the COMMIT
         first, second = order(), order()
         async with opened(kind, dsn, pool_size=2) as driver:
-            verdict = await engine(driver).begin(a_claim(effects=Effects.PHASED, recovery=Recovery.RESUME), Policy())
+            verdict = await flows.abegin(
+                engine(driver), a_claim(effects=Effects.PHASED, recovery=Recovery.RESUME), Policy()
+            )
             transaction = await driver.begin()
             await ask(transaction, insert(first))
             for text in ("COMMIT", "BEGIN"):
@@ -170,7 +173,7 @@ class TestEnds:
             with pytest.raises((psycopg.Error, asyncpg.PostgresError)):
                 await ask(transaction, "SELECT 1 / 0")
             with pytest.raises(StoreUnavailableError, match="25P02"):
-                await engine(driver).settle_within(transaction, lease, answered())
+                await flows.asettle_within(engine(driver), transaction, lease, answered())
             await transaction.rollback()
             assert await state_of(driver, lease) is State.IN_PROGRESS
 
@@ -181,7 +184,7 @@ class TestEnds:
             await ask(transaction, "SET CONSTRAINTS ALL DEFERRED")
             for one in (item, item, other):
                 await ask(transaction, insert(one))
-            assert (await engine(driver).settle_within(transaction, lease, answered())).ours
+            assert (await flows.asettle_within(engine(driver), transaction, lease, answered())).ours
             with pytest.raises(StoreError) as refused:
                 await transaction.commit()
             assert not isinstance(refused.value, CommitAmbiguousError)
@@ -194,7 +197,7 @@ class TestEnds:
         async with opened(kind, dsn) as driver:
             lease, transaction = await claimed(driver), await driver.begin()
             await ask(transaction, insert(item))
-            assert (await engine(driver).settle_within(transaction, lease, answered())).ours
+            assert (await flows.asettle_within(engine(driver), transaction, lease, answered())).ours
             # From here on: before, a busy machine is silent for longer between two statements.
             await ask(transaction, "SET LOCAL idle_in_transaction_session_timeout = 50")
             idle = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
@@ -203,7 +206,7 @@ class TestEnds:
                 await transaction.commit()
             await transaction.rollback()
             assert not ordered(item)
-            settled = await engine(driver).settle_lost_commit(lease)
+            settled = await flows.asettle_lost_commit(engine(driver), lease)
             assert settled.ours
             assert await state_of(driver, lease) is State.FAILED_RETRYABLE
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from drivers.speaking import ALL_ITEMS, a_stranger, insert, items_of, saying
+from harness import flows
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
 from oncekey.core.model import Replay
@@ -58,16 +59,16 @@ class Gate:
 async def test_rows_and_record_commit_together(driver):  # L4, L6
     engine = AsyncEngine(SqliteStore(), driver)
     claim = a_claim()
-    lease = (await engine.begin(claim, Policy())).lease
+    lease = (await flows.abegin(engine, claim, Policy())).lease
     tx = await engine.open()
     await tx.connection.execute(INSERT, ("tea",))
-    assert (await engine.settle_within(tx, lease, answered())).ours
+    assert (await flows.asettle_within(engine, tx, lease, answered())).ours
     assert await items(driver) == []
 
     await tx.commit()
 
     assert await items(driver) == ["tea"]
-    assert isinstance(await engine.begin(again(claim), Policy()), Replay)
+    assert isinstance(await flows.abegin(engine, again(claim), Policy()), Replay)
     await engine.close()
 
 
@@ -102,7 +103,7 @@ async def test_two_writers_in_one_loop_take_turns(driver):
     assert not writing.done()
 
     await first.commit()
-    await until(lambda: lane_of(driver._driver.path).queue == 1)
+    await until(lambda: len(lane_of(driver._driver.path)._waiting) == 1)
     await second.commit()
     await writing
 
@@ -299,7 +300,7 @@ async def test_who_is_cancelled_while_waiting_for_the_turn_does_not_get_it(drive
         asyncio.ensure_future(driver.run(saying(Mode.SINGLE, insert("milk")))),
         asyncio.ensure_future(late.connection.execute(INSERT, ("sugar",))),
     ]
-    await until(lambda: lane_of(driver._driver.path).queue == 2)
+    await until(lambda: len(lane_of(driver._driver.path)._waiting) == 2)
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -316,7 +317,7 @@ async def test_a_statement_that_still_waits_when_the_transaction_is_ended_does_n
     await tx.connection.execute(INSERT, ("tea",))
     late = await driver.begin()
     waiting = asyncio.ensure_future(late.connection.execute(INSERT, ("milk",)))
-    await until(lambda: lane_of(driver._driver.path).queue == 1)
+    await until(lambda: len(lane_of(driver._driver.path)._waiting) == 1)
     await late.rollback()
     await tx.rollback()
 

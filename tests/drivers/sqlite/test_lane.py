@@ -38,9 +38,9 @@ async def held(lane: Lane) -> Turn:
 
 async def queued(lane: Lane, job: Callable[[], Any], *, last: bool = False) -> tuple[Turn, asyncio.Task[Any]]:
     """A turn that waits."""
-    turn, before = Turn(lane), lane.queue
+    turn, before = Turn(lane), len(lane._waiting)
     task = asyncio.create_task(turn.do(job, PATIENCE, last=last))
-    while lane.queue == before:  # noqa: ASYNC110  (it sets no event)
+    while len(lane._waiting) == before:  # noqa: ASYNC110  (it sets no event)
         await asyncio.sleep(0)
     return turn, task
 
@@ -133,7 +133,7 @@ async def test_what_is_said_together_is_done_in_one_turn_and_in_order() -> None:
     turn, waiting = await queued(lane, lambda: said.append(0))
     others = [asyncio.create_task(turn.do(lambda number=number: said.append(number), PATIENCE)) for number in (1, 2)]  # type: ignore[misc]
     await asyncio.sleep(0)
-    assert lane.queue == 1
+    assert len(lane._waiting) == 1
     await first.do(nothing, PATIENCE, last=True)
     await asyncio.gather(waiting, *others)
     assert said == [0, 1, 2]
@@ -145,7 +145,7 @@ async def test_who_did_not_get_its_turn_in_time_finds_its_place_again() -> None:
     early = Turn(lane)
     with pytest.raises(StoreBusyError, match="too long"):
         await early.do(nothing, 0.001)
-    assert (early.state, lane.queue, early.cancelled) == (TurnState.OUTSIDE, 0, False)
+    assert (early.state, len(lane._waiting), early.cancelled) == (TurnState.OUTSIDE, 0, False)
     _, late = await queued(lane, lambda: said.append("late"), last=True)
     again = asyncio.create_task(early.do(lambda: said.append("early"), PATIENCE, last=True))
     await asyncio.sleep(0)
@@ -189,4 +189,4 @@ async def test_a_turn_that_came_cannot_be_withdrawn_and_one_that_is_over_does_no
     await first.do(nothing, PATIENCE, last=True)
     with pytest.raises(TransactionControlError, match="over"):
         await first.do(nothing, PATIENCE)
-    assert (lane.taken, lane.queue) == (False, 0)
+    assert (lane.taken, len(lane._waiting)) == (False, 0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 
+from harness import flows
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine.shell import Engine
 from oncekey.stores.sqlite import SqliteStore
@@ -17,6 +18,7 @@ PROCESSES, KEYS = 4, 40
 CLAIM_ALL = """
 import sys
 from importlib import import_module
+from harness import flows
 from oncekey.core.model import Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.blocking import SqliteDriver
@@ -25,15 +27,15 @@ from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, answered
 
 engine = Engine(SqliteStore(), SqliteDriver(sys.argv[1], busy_timeout=30, module=import_module(sys.argv[2])))
-engine.find(a_claim().id)
+flows.find(engine, a_claim().id)
 print("ready", flush=True)
 input()
 for number in range(int(sys.argv[3])):
-    verdict = engine.begin(a_claim(f"key-{number}"), Policy())
+    verdict = flows.begin(engine, a_claim(f"key-{number}"), Policy())
     if isinstance(verdict, Proceed):
         transaction = engine.open()
         transaction.connection.execute("INSERT INTO orders (item) VALUES (?)", (f"key-{number}",))
-        assert engine.settle_within(transaction, verdict.lease, answered()).ours
+        assert flows.settle_within(engine, transaction, verdict.lease, answered()).ours
         transaction.commit()
     print(type(verdict).__name__)
 engine.close()
@@ -67,7 +69,7 @@ def test_each_key_is_executed_once(path, module):  # R62, R63
     assert answers["Replay"] + answers["Refuse"] == KEYS * (PROCESSES - 1)
     engine = Engine(SqliteStore(), SqliteDriver(path, module=module))
     for number in range(KEYS):
-        assert engine.find(a_claim(f"key-{number}").id).record.version == 2
+        assert flows.find(engine, a_claim(f"key-{number}").id).record.version == 2
     with engine.driver._file.lent() as connection:
         assert connection.execute("SELECT count(*), count(DISTINCT item) FROM orders").fetchone()[:] == (KEYS, KEYS)
     engine.close()

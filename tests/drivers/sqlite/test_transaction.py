@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, items_of, saying
+from harness import flows
 from oncekey.core.errors import CommitAmbiguousError, RolledBackError, StoreUnavailableError, TransactionControlError
 from oncekey.core.model import Proceed, Replay, State
 from oncekey.core.policy import Policy
@@ -35,30 +36,30 @@ def engine(driver):
 
 def test_rows_and_record_commit_together(driver, engine):  # L4, L6
     claim = a_claim()
-    verdict = engine.begin(claim, Policy())
+    verdict = flows.begin(engine, claim, Policy())
     assert isinstance(verdict, Proceed)
     tx = engine.open()
     tx.connection.execute(INSERT, ("tea",))
 
-    assert engine.settle_within(tx, verdict.lease, answered()).ours
-    assert engine.find(claim.id).record.state is State.IN_PROGRESS  # nobody sees it yet
+    assert flows.settle_within(engine, tx, verdict.lease, answered()).ours
+    assert flows.find(engine, claim.id).record.state is State.IN_PROGRESS  # nobody sees it yet
     tx.commit()
 
     assert items(driver) == ["tea"]
-    assert isinstance(engine.begin(again(claim), Policy()), Replay)
+    assert isinstance(flows.begin(engine, again(claim), Policy()), Replay)
 
 
 def test_a_rollback_takes_both_back(driver, engine):  # L6
     claim = a_claim()
-    lease = engine.begin(claim, Policy()).lease
+    lease = flows.begin(engine, claim, Policy()).lease
     tx = engine.open()
     tx.connection.execute(INSERT, ("tea",))
-    engine.settle_within(tx, lease, answered())
+    flows.settle_within(engine, tx, lease, answered())
 
     tx.rollback()
 
     assert items(driver) == []
-    assert engine.find(claim.id).record.state is State.IN_PROGRESS
+    assert flows.find(engine, claim.id).record.state is State.IN_PROGRESS
 
 
 def test_nothing_is_locked_before_the_first_statement(driver):
@@ -228,7 +229,7 @@ def test_a_deferred_constraint_that_fails_at_the_commit_is_a_rollback(module):  
 
 def test_a_transaction_that_sqlite_rolled_back_is_not_settled(driver, engine):  # L3, L6
     claim = a_claim()
-    lease = engine.begin(claim, Policy()).lease
+    lease = flows.begin(engine, claim, Policy()).lease
     tx = engine.open()
     tx.connection.execute(INSERT, ("tea",))
     with pytest.raises(tx.connection.IntegrityError):
@@ -237,12 +238,12 @@ def test_a_transaction_that_sqlite_rolled_back_is_not_settled(driver, engine):  
     with pytest.raises(TransactionControlError, match="the database rolled it back"):
         tx.connection.execute(INSERT, ("milk",))
     with pytest.raises(TransactionControlError, match="the database rolled it back"):
-        engine.settle_within(tx, lease, answered())
+        flows.settle_within(engine, tx, lease, answered())
     with pytest.raises(TransactionControlError, match="the database rolled it back"):
         tx.commit()
 
     assert items(driver) == []
-    assert engine.find(claim.id).record.state is State.IN_PROGRESS
+    assert flows.find(engine, claim.id).record.state is State.IN_PROGRESS
     driver.run(saying(Mode.SINGLE, insert("free again")))
 
 

@@ -19,12 +19,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from oncekey.canonical.digests import downstream_key, seed_of
+from oncekey.canonical.digests import Seeds, downstream_key
 from oncekey.core.model import MINUTE, Code, Effects, State
 from oncekey.core.policy import Policy
 from oncekey.engine import steps
 from oncekey.engine.actions import Beat, Begin, Call, Commit, Drop, Keep, Later, Life, Rollback, Sleep
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
 from oncekey.flow import Mode, Transaction, adrive, drive
@@ -320,7 +320,7 @@ class Unasked:
 def request(store: Store, teller: Notifier, effects: Effects, key: str) -> Life[CallReport]:
     """One request, from its claim to what its client hears."""
     claim = a_claim(key, effects=effects, recovery=POLICY.recovery_for(effects))
-    claim = replace(claim, seed=seed_of(claim.id, claim.fingerprint, None))
+    claim = replace(claim, seed=Seeds(None).of(claim.id, claim.fingerprint))
     site = Site(store, Breaker(), boottime, boottime)
     return life(Run(site, claim, Enrolment("crash", effects, POLICY, None), Unasked()), teller.handler)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 from uuid import uuid5
 
-from oncekey.canonical.digests import seed_of
+from oncekey.canonical.digests import Seeds
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.model import UNAVAILABLE, Completed, Discarded, Lease, Replay, State
 from oncekey.core.onecommit import Stored
@@ -237,9 +237,9 @@ def cached() -> Begin:
 
 def seed_from_life(record_id: RecordId, fingerprint: str, incarnation: UUID) -> bytes:
     """Downstream keys that change with the incarnation (F38)."""
-    return seed_of(record_id, fingerprint + str(incarnation), POLICY.secret)
+    return Seeds(POLICY.secret).of(record_id, fingerprint + str(incarnation))
 
 
 def seed_from_key(record_id: RecordId, fingerprint: str, incarnation: UUID) -> bytes:
     """Downstream keys that do not change with the body (F38)."""
-    return seed_of(record_id, "", POLICY.secret)
+    return Seeds(POLICY.secret).of(record_id, "")

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 from oncekey.core.errors import StoreError
-from oncekey.core.model import SECOND, Claim, Code, Effects
+from oncekey.core.model import SECOND, Claim, Code, Discarded, Effects
 from oncekey.core.policy import InProgress
 from oncekey.engine import request
 from oncekey.engine.actions import (
@@ -35,7 +35,7 @@ from oncekey.engine.actions import (
     Rollback,
     Sleep,
 )
-from oncekey.engine.admit import Breaker
+from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, SettledKeys, Site
 from oncekey.flow import Transaction
@@ -272,7 +272,7 @@ class Serving:
         """Somebody settles once more, as a release: it must not wipe what is stored."""
         assert run.lease is not None
         try:
-            yield from talk(request.release(run.store, run.lease))
+            yield from talk(request.settle(run.store, run.lease, Discarded()))
         except StoreError:
             return
 

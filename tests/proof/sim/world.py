@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from oncekey.canonical.digests import seed_of
+from oncekey.canonical.digests import Seeds
 from oncekey.core.model import MINUTE, SECOND, Code, RecordId, State
 from oncekey.engine import admit
 from oncekey.engine.run import SettledKeys
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 def real_seed(record_id: RecordId, fingerprint: str, incarnation: UUID) -> bytes:
     """The seed of a request's downstream keys (D1)."""
-    return seed_of(record_id, fingerprint, POLICY.secret)
+    return Seeds(POLICY.secret).of(record_id, fingerprint)
 
 
 @dataclass(frozen=True, slots=True)

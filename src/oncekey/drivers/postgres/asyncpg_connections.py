@@ -1,4 +1,8 @@
-"""asyncpg's connections with the time limits that the store needs, and the meaning of their errors."""
+"""asyncpg's connections with the time limits that the store needs, and the meaning of their errors.
+
+Only this module uses private parts of asyncpg. `tests/drivers/postgres/test_asyncpg_private.py` lists them, and runs
+with the lowest and the newest version.
+"""
 
 from __future__ import annotations
 

@@ -207,11 +207,6 @@ class Lane:
         self._waiting: deque[Turn] = deque()
         self._last_number = 0
 
-    @property
-    def queue(self) -> int:
-        """How many turns wait."""
-        return len(self._waiting)
-
     def wait(self, turn: Turn, job: Job, patience: float) -> None:
         """Run a job when its turn has come, which may be now; called in the event loop."""
         with self._guard:

@@ -23,8 +23,14 @@ from oncekey.engine.claiming import ClaimInput, claim_for
 from oncekey.engine.deciding import HandlerEnded, decided, is_inner
 from oncekey.engine.run import Run
 from oncekey.engine.serve import end_after_bug, serve
-from oncekey.frameworks.asgi.claiming import read_claim_input
-from oncekey.frameworks.asgi.messages import TooLargeError, TooSlowError, send_answer, send_captured, trace_of
+from oncekey.frameworks.asgi.messages import (
+    TooLargeError,
+    TooSlowError,
+    read_claim_input,
+    send_answer,
+    send_captured,
+    trace_of,
+)
 from oncekey.frameworks.asgi.nesting import ExchangeState, UnsettledError, enclosing, enrolment_of, passage_of
 from oncekey.frameworks.shared import RESUMPTION
 from oncekey.lazy import Lazy

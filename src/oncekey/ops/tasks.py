@@ -1,0 +1,49 @@
+"""The tasks of a worker. The schedule, `oncekey worker --help`, the metrics and the doctor read this list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from oncekey.ops.stats import StoreStats
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKind:
+    """One task: how it is called, and what operators read about it."""
+
+    name: str
+    """As in `oncekey worker --only`, the metrics and the list of workers."""
+    does: str
+    """The help's sentence about it, after its name."""
+    undone: str
+    """What is left undone while no living worker runs it."""
+    needed: Callable[[StoreStats], bool]
+    """Whether a store has work for it, as far as its statistics show."""
+
+
+RELAY: Final = TaskKind(
+    "relay",
+    "makes the calls that requests deferred and delivers the messages that they emitted",
+    "deferred calls are not made and messages not sent",
+    lambda stats: bool(stats.queues),
+)
+COMPLETER: Final = TaskKind(
+    "completer",
+    "resumes phased requests whose client never came back",
+    "phased requests whose client is gone are not finished",
+    lambda stats: bool(stats.waiting_for("resumable").count),
+)
+SWEEPER: Final = TaskKind("sweeper", "moves keys whose owner died", "keys of dead owners are not swept", lambda _: True)
+RECONCILER: Final = TaskKind(
+    "reconciler",
+    "asks resolvers about unknown outcomes",
+    "resolvers are not asked about unknown outcomes",
+    lambda _: False,  # the store does not show whether the application has resolvers
+)
+REAPER: Final = TaskKind("reaper", "removes what has expired", "nothing that has expired is removed", lambda _: True)
+
+TASKS: Final = (RELAY, COMPLETER, SWEEPER, RECONCILER, REAPER)
+NAMES: Final = tuple(task.name for task in TASKS)

@@ -1,0 +1,49 @@
+"""The list of tasks: the schedule, the help, the metrics and the doctor show the same ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oncekey import PHASED, Once, Operation
+from oncekey.cli.worker import HELP
+from oncekey.core.model import SECOND, ParcelKind
+from oncekey.observe.measuring import look
+from oncekey.ops import doctor
+from oncekey.ops.stats import Queue, Roll, StoreStats, Waiting, Worker
+from oncekey.ops.tasks import NAMES, RECONCILER, TASKS
+from oncekey.workers.tasks import tasks_for
+
+
+async def test_an_application_with_work_for_each_task_runs_and_measures_every_task(tmp_path: Path) -> None:
+    once = Once(store=f"sqlite:///{tmp_path / 'shop.db'}", migrate=True)
+
+    @once.topic("charge")
+    async def charge(message: object) -> None: ...
+
+    @once.protect(effects=PHASED)
+    async def order(op: Operation) -> None: ...
+
+    @once.resolver("order", call="charge")
+    async def resolve(question: object) -> None: ...
+
+    await once.start()
+    try:
+        assert tuple(task.name for task in tasks_for(once)) == NAMES
+        gauges = await look(once)
+        assert gauges is not None
+        assert tuple(gauges.workers) == NAMES
+    finally:
+        await once.stop()
+
+
+def test_the_help_describes_every_task() -> None:
+    assert all(f"{task.name} {task.does}" in HELP for task in TASKS)
+
+
+def test_the_doctor_misses_every_task_that_the_store_has_work_for() -> None:
+    stats = StoreStats(0, (), (Queue("charge", ParcelKind.DEFER, 1, 0, 0),), (), (Waiting("resumable", 1, 0),))
+    roll = Roll(0, (Worker("host:1:aa", (), 0, 0, SECOND),))
+    (_, missing) = doctor.workers(roll, stats)
+    needed = [task for task in TASKS if task is not RECONCILER]
+    assert missing.seen == f"no living worker runs {' or '.join(task.name for task in needed)}"
+    assert missing.means == "; ".join(task.undone for task in needed)
