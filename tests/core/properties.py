@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-stable = settings(derandomize=True, deadline=None, max_examples=200)
-thorough = settings(derandomize=True, deadline=None, max_examples=300)
+stable = settings(derandomize=True, deadline=None, max_examples=100)
+thorough = settings(derandomize=True, deadline=None, max_examples=200)

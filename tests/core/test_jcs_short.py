@@ -12,7 +12,7 @@ from oncekey.canonical import jcs
 from oncekey.canonical.jcs import BigInts, canonical_json, parse_json, serialize, serialize_parsed
 from oncekey.core.errors import BodyInvalidError
 
-TEXTS = 60_000
+TEXTS = 20_000
 
 
 def exact(body, big_ints=BigInts.EXACT, max_depth=100) -> bytes | str:
@@ -44,7 +44,7 @@ def exactly(monkeypatch):
     return asked
 
 
-def test_sixty_thousand_texts_are_the_same_either_way(exactly):  # R34, R35, R40
+def test_twenty_thousand_texts_are_the_same_either_way(exactly):  # R34, R35, R40
     """Seeded texts, a third of them damaged: the short way is taken often, and never says anything else."""
     refused = twice = 0
     for number, body in enumerate(islice(bodies(2026), TEXTS)):

@@ -349,11 +349,11 @@ def _slowly_personal(key: str) -> bool:
 
 def test_no_short_cut_overlooks_anything():  # R18
     found = 0
-    for line in islice(golden_keys(77), 20_000):
+    for line in islice(golden_keys(77), 6_000):
         key = line.decode()
         found += looks_personal(key)
         assert looks_personal(key) == _slowly_personal(key), key
-    assert found > 500
+    assert found > 150
 
 
 _PIECES = ["5", "55", "555", "1234", "-", " ", ".", "(", ")", "+", "+1", "@", "%40", "a", "é", "_", "٣", "x.de", "45"]
