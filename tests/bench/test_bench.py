@@ -189,7 +189,7 @@ def test_a_guide_publishes_request_rates_and_the_command_that_measures_them() ->
     rates = {
         words: int(rate) for words, rate in re.findall(r"^\| ([^|]+) \| (\d+) \| [\d.]+ ms \|$", guide, re.MULTILINE)
     }
-    assert {"one row, `LOCAL` with a new key", "replay of the process's own answer"} <= set(rates)
+    assert {"one row, `LOCAL` with a new key", "replay of an answer that this process gave"} <= set(rates)
     assert all(rates.values())
     (words,) = re.findall(r"`python -m bench (--only [^`]+)`", guide)
     assert set(words.split()[1].split(",")) == set(summary.ABSOLUTE)

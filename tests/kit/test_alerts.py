@@ -16,8 +16,8 @@ from kit.contrib import ALERTS, CONTRIB, FILES, OPERATOR_RULES, edited
 from kit.exported import exported, labels_in, names_in
 from observe.shop import AsgiShop
 from oncekey.core.model import SECOND, Code
-from oncekey.observe.measuring import TASKS
 from oncekey.ops.doctor import Limits
+from oncekey.ops.tasks import NAMES
 from oncekey.stores.operate import WAITING
 
 RULES = CONTRIB / ALERTS
@@ -92,7 +92,7 @@ def test_a_comment_names_the_threshold_of_every_rule() -> None:
 def healthy(**changed: str) -> dict[str, str]:
     """A shop in which all is well, for an hour and more; a change names a metric, or one with its labels."""
     own: dict[str, str] = {"store_up": "1x200", "dlq_depth": "0x200", "outbox_lag_seconds": "0x200"}
-    own |= {f'workers{{task="{task}"}}': "1x200" for task in TASKS}
+    own |= {f'workers{{task="{task}"}}': "1x200" for task in NAMES}
     own |= {f'waiting_oldest_seconds{{what="{what}"}}': "0x200" for what in WAITING}
     own['requests_total{operation="pay",outcome="new"}'] = "0+600x200"
     for name in ("reserve_key_misuse", "store_error", "zombie_key"):
@@ -124,7 +124,7 @@ BYPASSED = 'requests_total{operation="ping",outcome="bypassed"}'
 MISUSED = 'tenant_key_misuse_total{tenant="acme"}'
 REPEATED = 'tenant_duplicates_total{tenant="acme"}'
 SHORT = 'short_lease_total{operation="pay"}'
-AND_NOBODY_WORKS = {f'workers{{task="{task}"}}': "0x200" for task in TASKS}
+AND_NOBODY_WORKS = {f'workers{{task="{task}"}}': "0x200" for task in NAMES}
 
 CASES = [
     Case("all is well", healthy(), 100),

@@ -12,8 +12,12 @@ from oncekey.stores.moves import MOVES
 from oncekey.stores.sql import FILES, ONE_ROW
 from oncekey.stores.statements import load
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "oncekey"
-SQL = sorted(path for path in SOURCE.rglob("*.sql") if "migrations" not in path.parts)
+ROOT = Path(__file__).resolve().parents[2]
+SQL = sorted(
+    path
+    for path in (*ROOT.glob("src/**/*.sql"), *ROOT.glob("packages/*/src/**/*.sql"))
+    if "migrations" not in path.parts
+)
 SENTENCE = re.compile(r"-- [A-Z][^.]*\.")
 LONGEST_LINE = 120
 WRITTEN = {"mark": "mark_expired", "purge": "purge_expired"}
@@ -32,13 +36,13 @@ def purposes() -> dict[tuple[str, str], set[str]]:
     """
     found = defaultdict(set)
     for path in SQL:
-        family = path.name if "stores" in path.parts else str(path.parent.relative_to(SOURCE))
+        family = path.name if "stores" in path.parts else str(path.parent.relative_to(ROOT))
         for name, line in statements(path.read_text("utf-8")).items():
             found[family, name].add(line)
     return found
 
 
-@pytest.mark.parametrize("path", SQL, ids=lambda path: str(path.relative_to(SOURCE)))
+@pytest.mark.parametrize("path", SQL, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_statement_has_its_line(path: Path) -> None:
     lines = statements(path.read_text("utf-8"))
     wrong = {name: line for name, line in lines.items() if not SENTENCE.fullmatch(line) or len(line) > LONGEST_LINE}
