@@ -19,7 +19,7 @@ PROJECTS = pyproject.toml $(wildcard packages/*/pyproject.toml)
 EDITABLE = --no-deps --no-build-isolation $(patsubst %/,-e %,$(dir $(addprefix ./,$(PROJECTS))))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis peers check bench docs docs-serve soak torture race failover pins clean
+.PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis peers check bench docs docs-serve soak torture mutants race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -191,6 +191,9 @@ soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over
 
 torture: $(VENV)/.dev dynalite mariadb mysql ## Torture every store on a private server, five minutes each (ARGS="--seconds 60 --store redis --seed 7")
 	$(PY) tests/soak/torture_soak.py $(ARGS)
+
+mutants: $(VENV)/.dev ## Drop each guard of each SQL statement in turn, on SQLite and PostgreSQL, and look for a test that notices (five minutes)
+	for one in sqlite postgres; do PYTHONPATH=tests $(PY) -m harness.mutating $$one --report $(VENV)/mutants.jsonl $(ARGS) || exit 1; done
 
 race: $(VENV)/.dev dynalite mariadb mysql ## Let 8 processes race for 2,000 keys on every store (ARGS="--rounds 500 --store redis --seed 7")
 	$(PY) tests/soak/race_soak.py $(ARGS)

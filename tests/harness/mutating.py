@@ -313,10 +313,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.mutating", description=__doc__)
     parser.add_argument("dialect", choices=sorted(SETS))
     parser.add_argument("--only", help="statements, with commas between them")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="try one mutant of N")
     parser.add_argument("--tests", help="other tests than the usual ones")
     parser.add_argument("--report", type=Path, default=Path("mutants.jsonl"), help="where the results are written")
     asked = parser.parse_args(arguments)
-    chosen = wanted(asked.dialect)
+    chosen = wanted(asked.dialect)[:: asked.every]
     if asked.only:
         chosen = [one for one in chosen if one.statement in asked.only.split(",")]
     paths, variants = SETS[asked.dialect]
