@@ -47,6 +47,9 @@ OURS: Final = Part()
 SQLITE: Final = Part(but=r"\[.*(?:postgres|psycopg|asyncpg)")
 """Those on memory and SQLite."""
 
+ASYNCPG: Final = Part(but=r"\[.*psycopg")
+"""Those on memory, SQLite, and PostgreSQL by asyncpg."""
+
 OTHERS: Final = re.compile(r"\[.*(?:mariadb|mysql|redis|dynamo|moto|dynalite|sqlalchemy|aiosqlite)", re.IGNORECASE)
 """Parameters that name another database, or a session of another package's."""
 SERVERS: Final = frozenset(
@@ -83,7 +86,7 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("drivers/sqlite/test_processes.py", NOTHING),
     ("drivers/sqlite/*", OURS),
     # Proofs. That they catch their mutants is shown in the rest, where each test names the fast one that caught it.
-    ("proof/test_model.py", Part(but=r"test_a_law_without_one_rule_is_caught")),
+    ("proof/test_model.py", Part(but=r"test_a_law_without_one_rule_is_caught|test_every_row_of_the_table")),
     ("proof/test_sim_database.py", WHOLE),
     ("proof/test_simulator.py", Part(but=_SEEDS)),
     ("proof/test_crash_points.py", WHOLE),
@@ -92,15 +95,17 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("proof/test_lost_commits.py", WHOLE),
     ("proof/test_unforeseen.py", SQLITE),
     # Effects, over HTTP.
-    ("local/test_http.py", OURS),
+    ("local/test_http.py", Part(but=r"\[psycopg")),
     ("local/test_lock_store.py", OURS),
     ("local/test_sqlite_locks.py", OURS),
-    ("phased/*", OURS),
-    ("outbox/test_accepted.py", Part(only=r"\[(?:sqlite|asyncpg)-")),
+    ("phased/test_interrupted_steps.py", Part(but=r"\[.*(?:psycopg|def-)")),
+    ("phased/*", ASYNCPG),
+    ("outbox/test_accepted.py", Part(only=r"\[(?:sqlite-|asyncpg-.*http)")),
     ("outbox/test_crashes.py", OURS),
     ("outbox/test_deferred.py", OURS),
     ("outbox/test_parcels.py", OURS),
     ("frameworks/test_sqlalchemy*.py", NOTHING),
+    ("frameworks/test_request_path.py", Part(but=r"imports_a_module\[(?!fastapi_phased)")),
     ("frameworks/test_rolled_back.py", Part(but=r"\[sqlite.*cancelled")),
     ("frameworks/*", OURS),
     ("skins/test_skins.py", Part(only=r"\[(?:fastapi-postgresql|flask-gthread-sqlite)\]")),
@@ -119,6 +124,9 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("client/*", WHOLE),
     ("cli/test_migrate.py", Part(only=r"from_nothing|older_code|made_otherwise|status_for_programs")),
     ("cli/test_check*.py", NOTHING),
+    ("cli/test_client.py", NOTHING),
+    ("cli/test_options.py", Part(but=r"test_no_colour|\[.*(?:postgres|psycopg|asyncpg)")),
+    ("cli/test_routes.py", NOTHING),
     ("cli/test_worker.py", Part(but=r"mistakes_are_one_line|\[.*postgres")),
     ("cli/*", SQLITE),
     ("conformance/test_catalogue.py", WHOLE),
