@@ -63,14 +63,16 @@ class TestAiomysqlOnMysql(StoreContract):
 
 
 class TestWalk(Walk):
+    """On MariaDB: MySQL executes the same statements, and the contract compares both."""
+
     @pytest.fixture
-    def world(self, either_url, either_server):
-        tables = migrated(either_url)
+    def world(self, mariadb_url, mariadb_server):
+        tables = migrated(mariadb_url)
 
         def plant(lines):
             names = ", ".join(f"%({name})s" for name in COLUMNS)
             columns = ", ".join(f"`{name}`" for name in COLUMNS)
-            with either_server.connect(tables.rpartition("/")[2]) as connection, connection.cursor() as cursor:
+            with mariadb_server.connect(tables.rpartition("/")[2]) as connection, connection.cursor() as cursor:
                 cursor.executemany(f"INSERT INTO oncekey_record ({columns}) VALUES ({names})", lines)
 
         with blocking(MariadbStore, PymysqlDriver(tables), plant=plant) as world:

@@ -106,7 +106,8 @@ def test_what_the_client_wished_for_is_remembered_when_the_retry_lacks_it(tmp_pa
     store = f"sqlite:///{tmp_path / 'demo.db'}"
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:
         keys = _killed_after_the_charges(demo, provider, ("/payments",), repeatable=True, dedup=False)
-        demo.start()  # here the lease of the dead ends by itself
+        leases_run_out(store)
+        demo.start()
         assert _end(demo, "/payments", keys["/payments"]).status_code == 201
         # The shop believed that the provider deduplicates, and it did not: the ledger shows what that costs.
         one, two = provider.charges()
