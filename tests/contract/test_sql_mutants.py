@@ -50,12 +50,10 @@ def test_a_statement_that_writes_has_guards():
         assert {"renew", "settle_completed", "take_over", "due", "sent", "purge_expired", "operator_bust"} <= guarded
 
 
-def test_the_functions_are_those_of_a_migrated_database(postgres_dsn):
+def test_the_functions_are_those_of_a_migrated_database(tables_dsn):
     import psycopg
 
-    from harness.tables import make_tables
-
-    with psycopg.connect(make_tables(postgres_dsn)) as connection:
+    with psycopg.connect(tables_dsn) as connection:
         rows = connection.execute("SELECT proname FROM pg_proc WHERE pronamespace = 'oncekey'::regnamespace").fetchall()
     assert sorted(functions("oncekey.stores.postgres")) == sorted(name for (name,) in rows)
 

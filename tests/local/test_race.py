@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from harness import flows
-from harness.tables import make_tables
 from local.databases import locks_held, rows, through
 from local.racing import PATIENCE, prepared, race
 from oncekey import wire
@@ -44,9 +43,9 @@ def left_over(dsn: str, scope: str) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg", "def"])
-def test_every_key_has_one_business_row_and_one_answer(way: str, postgres_dsn: str) -> None:
+def test_every_key_has_one_business_row_and_one_answer(way: str, tables_dsn: str) -> None:
     # F13, F14, R62
-    dsn = make_tables(postgres_dsn)
+    dsn = tables_dsn
     prepared(dsn)
     url, blocking = through("asyncpg" if way == "asyncpg" else "psycopg", dsn), way == "def"
     url = f"{url}?pool_size=6"
@@ -86,9 +85,9 @@ def test_every_key_has_one_business_row_and_one_answer(way: str, postgres_dsn: s
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("fate", ["stopped", "killed"])
-def test_who_is_gone_frees_the_key_and_leaves_no_row(package: str, fate: str, postgres_dsn: str) -> None:
+def test_who_is_gone_frees_the_key_and_leaves_no_row(package: str, fate: str, tables_dsn: str) -> None:
     # F15: a host that is gone keeps its socket; F12: kill -9 frees the key at once
-    dsn = make_tables(postgres_dsn)
+    dsn = tables_dsn
     prepared(dsn)
     lease = 400 if fate == "stopped" else 60_000
     command = [sys.executable, "-m", "local.racing", through(package, dsn), "a-key-of-somebody", str(lease)]

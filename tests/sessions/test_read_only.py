@@ -21,15 +21,13 @@ async def refused(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg", "def", "sa-psycopg"])
-async def test_a_database_that_only_reads_runs_no_handler(postgres_dsn, way):
-    make_tables(postgres_dsn)
-    await refused(Shop(way, postgres_dsn + READS))
+async def test_a_database_that_only_reads_runs_no_handler(tables_dsn, way):
+    await refused(Shop(way, tables_dsn + READS))
 
 
-async def test_nor_does_it_by_way_of_sqlalchemy_and_asyncpg(postgres_dsn):
-    make_tables(postgres_dsn)
+async def test_nor_does_it_by_way_of_sqlalchemy_and_asyncpg(tables_dsn):
     settings = {"server_settings": {"default_transaction_read_only": "on"}}
-    await refused(Shop("sa-asyncpg", postgres_dsn, connect_args=settings))
+    await refused(Shop("sa-asyncpg", tables_dsn, connect_args=settings))
 
 
 async def test_a_standby_runs_no_handler(crashable_postgres):

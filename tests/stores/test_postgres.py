@@ -14,7 +14,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from harness import flows
-from harness.tables import await_waiters, database_with_tables, make_tables
+from harness.tables import await_waiters, database_with_tables
 from oncekey import wire
 from oncekey.core.model import (
     Code,
@@ -60,12 +60,6 @@ def dsn(postgres_server):
 
 
 @pytest.fixture
-def own_dsn(postgres_dsn):
-    """A database for one test."""
-    return make_tables(postgres_dsn)
-
-
-@pytest.fixture
 def clock():
     return ManualClock()
 
@@ -84,9 +78,9 @@ def raw(dsn):
 
 
 @pytest.fixture
-def own_raw(own_dsn):
+def own_raw(tables_dsn):
     """The same for a database of one test."""
-    with psycopg.connect(own_dsn, autocommit=True, row_factory=dict_row) as connection:
+    with psycopg.connect(tables_dsn, autocommit=True, row_factory=dict_row) as connection:
         yield connection
 
 
@@ -251,11 +245,11 @@ class TestTraps:
             assert waiting.result() == []
 
     @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-    def test_a_stricter_default_is_no_error(self, own_dsn, own_raw, isolation):  # E5, R64
+    def test_a_stricter_default_is_no_error(self, tables_dsn, own_raw, isolation):  # E5, R64
         name = own_raw.info.dbname
         own_raw.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'".encode())
         claims = [a_claim() for _ in range(10)]
-        with closing(wire.connect(own_dsn)) as engine, ThreadPoolExecutor(8) as threads:
+        with closing(wire.connect(tables_dsn)) as engine, ThreadPoolExecutor(8) as threads:
             for claim in claims:
                 verdicts = list(threads.map(lambda _, c=claim: flows.begin(engine, again(c), Policy()), range(8)))
                 winners = [verdict for verdict in verdicts if isinstance(verdict, Proceed)]
@@ -347,8 +341,8 @@ class TestTables:
         with pytest.raises(psycopg.errors.UniqueViolation):
             raw.execute("UPDATE oncekey.record SET scope = %s WHERE key = %s", [claim.id.scope, claim.id.key])
 
-    def test_heartbeats_touch_no_index(self, own_dsn, own_raw):
-        with closing(wire.connect(own_dsn)) as engine:
+    def test_heartbeats_touch_no_index(self, tables_dsn, own_raw):
+        with closing(wire.connect(tables_dsn)) as engine:
             lease = owned(engine, a_claim())
             for _ in range(5):
                 assert flows.renew(engine, lease, LEASE) is not None
@@ -441,11 +435,11 @@ class TestDurability:
     """An acknowledged reservation or answer survives the server, whatever its defaults are."""
 
     @pytest.fixture
-    def careless(self, own_dsn, own_raw):
+    def careless(self, tables_dsn, own_raw):
         """A database whose sessions do not wait for the disk."""
         own_raw.execute(WITNESS)
         own_raw.execute(f"ALTER DATABASE {own_raw.info.dbname} SET synchronous_commit = off".encode())
-        return own_dsn
+        return tables_dsn
 
     def test_every_write_that_is_answered_for_waits_for_the_disk(self, careless, clock, own_raw):
         with closing(wire.connect(careless, clock=clock)) as engine:

@@ -10,7 +10,6 @@ from frameworks.shop import new_key
 from harness.asgi import Caller
 from harness.cutting import CuttingProxy
 from harness.dsn import through
-from harness.tables import make_tables
 from oncekey_demo.torture.plan import Settings
 from oncekey_demo.torture.shop import Shop, Wanted
 
@@ -18,10 +17,9 @@ BODY = json.dumps(Wanted("c", 7).data()).encode()
 
 
 @pytest.mark.parametrize(("path", "folded"), [("/orders", False), ("/bookings", True)])
-async def test_a_commit_with_a_message_and_a_folded_one(path: str, folded: bool, postgres_dsn: str) -> None:
-    make_tables(postgres_dsn)
-    with CuttingProxy.before(postgres_dsn) as proxy:
-        shop = Shop(Settings(through(postgres_dsn, proxy.port), "http://127.0.0.1:1", "torture"))
+async def test_a_commit_with_a_message_and_a_folded_one(path: str, folded: bool, tables_dsn: str) -> None:
+    with CuttingProxy.before(tables_dsn) as proxy:
+        shop = Shop(Settings(through(tables_dsn, proxy.port), "http://127.0.0.1:1", "torture"))
         async with shop.once.lifespan(shop.app):
             await shop.books.open()
             proxy.count()

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from oncekey.core.errors import TransactionControlError
@@ -96,6 +97,12 @@ def sentences(text: str, dialect: Dialect) -> Iterator[Sentence]:
             body.take(kind, text[begin:end])
     if body.leading:
         yield Sentence(text[start:].strip(), tuple(body.leading))
+
+
+@lru_cache(maxsize=512)
+def split(text: str, dialect: Dialect) -> tuple[str, ...]:
+    """The texts of the statements in `text`, for texts of our own: they are few, and come again."""
+    return tuple(sentence.text for sentence in sentences(text, dialect))
 
 
 def _tokens(text: str, dialect: Dialect) -> Iterator[tuple[str, int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.sqltext import sentences
+from oncekey.core.sqltext import split
 from oncekey.stores.sql import line_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def statements(migrations: Sequence[Migration], ledger: Mapping[str, str], diale
     texts = [ledger["table"]]
     for one in migrations:
         texts += [one.text, _filled(ledger["record"], line_of(one))]
-    return tuple(sentence.text for text in texts for sentence in sentences(text, dialect))
+    return tuple(statement for text in texts for statement in split(text, dialect))
 
 
 def _filled(text: str, values: dict[str, Value]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import SchemaError
 from oncekey.core.migrations import Applied, Migration, MigrationPhase, changed, ordered
-from oncekey.core.sqltext import sentences
+from oncekey.core.sqltext import split
 from oncekey.flow import Mode, Statement, Transaction
 from oncekey.lazy import Lazy
 from oncekey.stores.keystore import KeyStore, NoteWriter, ParcelStore
@@ -145,13 +145,8 @@ class SqlSchema:
         return True
 
     def _execute(self, name: str, text: str) -> Body[None]:
-        for statement in _split(text, self._dialect):
+        for statement in split(text, self._dialect):
             yield Statement(name, statement)
-
-
-@cache
-def _split(text: str, dialect: Dialect) -> tuple[str, ...]:
-    return tuple(sentence.text for sentence in sentences(text, dialect))
 
 
 @cache

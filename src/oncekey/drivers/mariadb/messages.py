@@ -20,13 +20,12 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import pymysql
 
 from oncekey.core import errors
-from oncekey.core.sqltext import Dialect, sentences
+from oncekey.core.sqltext import Dialect, split
 from oncekey.drivers.handler_sql import ENDED
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError, lost, lost_commit
@@ -164,7 +163,7 @@ def _running_body(body: Body[T], mode: Mode, begin: bytes) -> Talk[T]:
 
 def _executed(statement: Statement, mode: Mode, begin: bytes) -> Talk[Rows]:
     """One statement. Outside of a transaction the message ends what it began: no session commits by itself."""
-    texts = [rendered(sentence, statement.params) for sentence in _sentences(_text(statement))]
+    texts = [rendered(sentence, statement.params) for sentence in split(_text(statement), Dialect.MARIADB)]
     alone = mode is not Mode.ATOMIC
     if alone:
         texts = [*texts, ROLLBACK] if mode is Mode.READ else [begin, *texts, COMMIT]
@@ -247,11 +246,6 @@ def _quoted(kind: bytes, value: bytes) -> bytes:
 def _text(statement: Statement) -> str:
     assert isinstance(statement.command, str)
     return statement.command
-
-
-@lru_cache(maxsize=512)
-def _sentences(text: str) -> tuple[str, ...]:
-    return tuple(sentence.text for sentence in sentences(text, Dialect.MARIADB))
 
 
 class Idle(Protocol):
