@@ -1,4 +1,8 @@
-"""The shipped contract on DynamoDB: by boto3 and by aiobotocore, on moto and on dynalite."""
+"""The shipped contracts on DynamoDB: the contract of cells on moto and on dynalite, by boto3 and by aiobotocore.
+
+The contract of stores runs on dynalite, which is four times as fast: what a store of cells adds to its cells are pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +26,6 @@ class TestCells(CellsContract):
         cells = DynamoCells(table_on(request.getfixturevalue(request.param)))
         yield cells
         cells.close()
-
-
-class TestBoto3OnMoto(StoreContract):
-    matrix = "DynamoDB: moto"
-
-    @pytest.fixture
-    def world(self, moto, table_on):
-        with blocking(DynamoStore, DynamoDriver(table_on(moto))) as world:
-            yield world
-
-
-class TestAiobotocoreOnMoto(StoreContract):
-    matrix = "DynamoDB: moto"
-
-    @pytest.fixture
-    def world(self, moto, table_on):
-        with under_asyncio(DynamoStore, AsyncDynamoDriver(table_on(moto))) as world:
-            yield world
 
 
 class TestBoto3OnDynalite(StoreContract):

@@ -1,4 +1,4 @@
-"""The shipped contract and the walk on MariaDB and on MySQL, behind every driver."""
+"""The shipped contract and the walk: PyMySQL on MariaDB, aiomysql on MySQL. Both drivers send the same messages."""
 
 from __future__ import annotations
 
@@ -28,29 +28,11 @@ class TestPymysql(StoreContract):
             yield world
 
 
-class TestAiomysql(StoreContract):
-    matrix = "MariaDB"
-
-    @pytest.fixture
-    def world(self, tables):
-        with under_asyncio(MariadbStore, AiomysqlDriver(tables)) as world:
-            yield world
-
-
 @pytest.fixture(scope="class")
 def on_mysql(mysql_server):
     """The same on MySQL."""
     with mariadb_with_tables(mysql_server, "contract") as url:
         yield url
-
-
-class TestPymysqlOnMysql(StoreContract):
-    matrix = "MySQL"
-
-    @pytest.fixture
-    def world(self, on_mysql):
-        with blocking(MariadbStore, PymysqlDriver(on_mysql)) as world:
-            yield world
 
 
 class TestAiomysqlOnMysql(StoreContract):

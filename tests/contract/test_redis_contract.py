@@ -1,4 +1,4 @@
-"""The shipped contracts on a real Valkey, alone and as a cluster of six, blocking and under asyncio."""
+"""The shipped contracts on a real Valkey: blocking with one server, and under asyncio with a cluster of six."""
 
 from __future__ import annotations
 
@@ -39,15 +39,6 @@ class TestRedis(StoreContract):
             yield world
 
 
-class TestAsyncRedis(StoreContract):
-    matrix = "Redis"
-
-    @pytest.fixture
-    def world(self, url):
-        with under_asyncio(CellStore, AsyncRedisDriver(url)) as world:
-            yield world
-
-
 @pytest.fixture(scope="module")
 def cluster():
     with Cluster() as cluster:
@@ -66,15 +57,6 @@ class TestClusterCells(CellsContract):
         cells = RedisCells(cluster_url)
         yield cells
         cells.close()
-
-
-class TestRedisCluster(StoreContract):
-    matrix = "Redis cluster"
-
-    @pytest.fixture
-    def world(self, cluster_url):
-        with blocking(CellStore, RedisDriver(cluster_url)) as world:
-            yield world
 
 
 class TestAsyncRedisCluster(StoreContract):

@@ -117,16 +117,6 @@ class TestBlockingPsycopg(StoreContract):
             yield world
 
 
-class TestBlockingSerializable(StoreContract):
-    matrix = "PostgreSQL {major}"
-
-    @pytest.fixture
-    def world(self, tables):
-        engine = create_engine(tables.replace("postgresql:", "postgresql+psycopg:"), isolation_level="SERIALIZABLE")
-        with blocking(PostgresStore, BlockingOwner(engine)) as world:
-            yield world
-
-
 class TestBlockingSqlite(StoreContract):
     matrix = "SQLite"
 

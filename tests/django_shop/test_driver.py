@@ -29,6 +29,10 @@ from oncekey.ports import Borrowed
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
+from oncekey.testing.contract.claiming import Racing
+from oncekey.testing.contract.expiring import Sweeping
+from oncekey.testing.contract.owning import Renewing, TakingOver
+from oncekey.testing.contract.resuming import HandingBack
 
 
 @pytest.fixture(scope="class")
@@ -65,8 +69,8 @@ class TestSqliteInARequest(InARequest):
     store = SqliteStore
 
 
-class TestPostgresBesideRequests(StoreContract):
-    """The same on connections of its own, from the threads of an event loop: what workers use."""
+class TestPostgresBesideRequests(TakingOver, Renewing, HandingBack, Sweeping, Racing):
+    """On connections of its own, from the threads of an event loop: what workers do, and races."""
 
     @pytest.fixture
     def world(self, emptied):

@@ -110,7 +110,7 @@ class Bookings:
         return bool(found)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module")
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookings]:
     """One database and one process for the tests of a kind."""
     kind, folder = request.param, tmp_path_factory.mktemp("accepted")
@@ -142,8 +142,20 @@ def bookings(shared: Bookings) -> Bookings:
     return shared
 
 
-@pytest.mark.parametrize("way", ["http", "inbox"])
-@pytest.mark.parametrize("step", STEPS)
+PAIRS = [
+    pytest.param(
+        kind,
+        step,
+        ("http", "inbox")[(which + number) % 2],
+        id=f"{kind}-{step}-{('http', 'inbox')[(which + number) % 2]}",
+    )
+    for which, kind in enumerate(KINDS)
+    for number, step in enumerate(STEPS)
+]
+"""Every kind with every step, and both ways with every kind and every step."""
+
+
+@pytest.mark.parametrize(("shared", "step", "way"), PAIRS, indirect=["shared"])
 def test_what_is_accepted_is_committed_and_done(bookings: Bookings, step: str, way: str) -> None:
     key = uuid.uuid4().hex
     bookings.dies(way, key, step)
