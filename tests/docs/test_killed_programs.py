@@ -107,7 +107,7 @@ PROGRAMS = (
         worker=True,
     ),
     Program(
-        "docs/howto/orm-in-phases.md",
+        "docs/howto/sqlalchemy.md",
         "ledger.py",
         (
             *USERS,
@@ -190,7 +190,7 @@ PROGRAMS = (
         ("SELECT count(*) FROM oncekey_outbox", [(1,)]),
     ),
     Program(
-        "docs/howto/def-handlers.md",
+        "docs/howto/fastapi.md",
         "blocking.py",
         (ORDERS,),
         "/orders",

@@ -64,7 +64,7 @@ PAGES = {
         "[Choose ttl and lease](ttl-and-lease.md#lease-how-long-a-dead-owner-blocks-a-key)",
     ),
     239: (
-        "docs/explanation/non-goals.md",
+        "docs/explanation/limits.md",
         "| Sagas and distributed transactions |",
         "| Exactly-once processing of streams |",
         "| Uniqueness in the database |",
