@@ -104,9 +104,13 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--readme",
         action="store_true",
-        help="keep the results that are there in bench/kept.json, and write the README's figures from them",
+        help="store the last results in bench/kept.json, and write them into the README and the sizing page",
     )
-    what.add_argument("--check", action="store_true", help="fail if the README has other figures than bench/kept.json")
+    what.add_argument(
+        "--check",
+        action="store_true",
+        help="fail if the README or the sizing page has other figures than bench/kept.json",
+    )
     return parser
 
 
@@ -175,19 +179,24 @@ def _results(folder: Path) -> summary.Document:
 
 
 def _readme(document: summary.Document) -> None:
-    kept, file = summary.kept(document), ROOT / "README.md"
-    text = file.read_text()
-    file.write_text(text.replace(summary.between_markers(text), summary.readme(kept)))
+    kept = summary.kept(document)
+    for name, figures in summary.PUBLISHED.items():
+        text = (ROOT / name).read_text()
+        (ROOT / name).write_text(text.replace(summary.between_markers(text), figures(kept)))
     summary.KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    say(f"README.md has the figures of {document['made']}, and {summary.KEPT.name} keeps them")
+    say(f"{' and '.join(summary.PUBLISHED)} have the figures of {document['made']}, and {summary.KEPT.name} keeps them")
 
 
 def _check() -> int:
-    figures = summary.readme(json.loads(summary.KEPT.read_text()))
-    if summary.between_markers((ROOT / "README.md").read_text()) == figures:
-        return 0
-    say(f"the README's figures are not those of {summary.KEPT.name}: python -m bench --readme writes both")
-    return 1
+    kept = json.loads(summary.KEPT.read_text())
+    stale = [
+        name
+        for name, figures in summary.PUBLISHED.items()
+        if summary.between_markers((ROOT / name).read_text()) != figures(kept)
+    ]
+    for name in stale:
+        say(f"{name} has other figures than {summary.KEPT.name}: run python -m bench --readme")
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

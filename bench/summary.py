@@ -1,4 +1,4 @@
-"""The figures that matter most, in one table: for the terminal, for the page, and for the README.
+"""The figures that matter most, in one table: for the terminal, the report, the sizing page and the README.
 
 Each line says where its figure lies in the results, and what it should come to. A run that did not measure it has no
 such line. Nothing is asserted: on a busy machine a figure may miss its goal, and the noise of the run is told with it.
@@ -17,7 +17,7 @@ Document = dict[str, Any]
 Found = Mapping[str, float]
 
 KEPT = Path(__file__).with_name("kept.json")
-"""The figures of the run that the README tells."""
+"""The figures of the run that the README and the sizing page show."""
 BEGIN, END = "<!-- figures: python -m bench --readme -->", "<!-- /figures -->"
 
 
@@ -31,7 +31,9 @@ class Line:
     digits: int = 2
     unit: str = ""
     told: bool = True
-    """Whether the README has it, too: what an older commit came to, its readers need not know."""
+    """Whether the documentation has it: a comparison with an older commit is for the terminal only."""
+    headline: bool = False
+    """Whether the README has it, too."""
 
     def figure(self, document: Document) -> str | None:
         """The median with the lowest and the highest round, if it was measured."""
@@ -87,53 +89,72 @@ LINES = (
     Line("`LOCAL` writes with a new key per second, one server process", _rate("local"), "", 0),
     Line("Replays per second, one server process", _rate("replay"), "", 0),
     Line(
-        "A `LOCAL` write with a new key, beside the same write on asyncpg's own pool: processor time",
+        "`LOCAL` write with a new key, against the same write on asyncpg's own pool: processor time",
         _ratio("local/stock", "cpu"),
         "0.70 or more",
+        headline=True,
     ),
     Line(
-        "The same beside that write behind idemkit on PostgreSQL: requests per second",
+        "`LOCAL` write with a new key, against the same write with idemkit on PostgreSQL: requests per second",
         _ratio("local/idemkit", "rate"),
         "1.5 or more",
     ),
     Line(
-        "A replay, beside a route that does nothing: requests per second", _ratio("replay/bare", "rate"), "0.50 or more"
+        "Replay, against a route that does nothing: requests per second",
+        _ratio("replay/bare", "rate"),
+        "0.50 or more",
+        headline=True,
     ),
-    Line("A replay from the cache of answers, beside the same", _ratio("replay-cached/bare", "rate"), "0.65 or more"),
-    Line("idemkit's replay, beside the same", _ratio("idemkit-replay/bare", "rate"), ""),
     Line(
-        "SQLite: a write with a new key, beside the same without one: requests per second",
+        "Replay from the response cache, against a route that does nothing: requests per second",
+        _ratio("replay-cached/bare", "rate"),
+        "0.65 or more",
+    ),
+    Line(
+        "Replay by idemkit, against a route that does nothing: requests per second",
+        _ratio("idemkit-replay/bare", "rate"),
+        "",
+    ),
+    Line(
+        "SQLite: write with a new key, against the same write without a key: requests per second",
         _ratio("sqlite/unkeyed", "rate"),
         "0.75 or more",
     ),
     Line(
-        "A route that is not protected behind the middleware, beside the same without it: processor time",
+        "Unprotected route behind the middleware, against the same route without it: processor time",
         _ratio("passing/bare", "cpu"),
         "",
     ),
     Line(
-        "`PHASED` with two phases and a call, beside a DBOS workflow with as many steps: requests per second",
+        "`PHASED` with two phases and a call, against a DBOS workflow with as many steps: requests per second",
         _ratio("phased/dbos", "rate"),
         "",
+        headline=True,
     ),
     Line("`LOCAL`, new key: processor time, of that before", _of_before("local"), "", told=False),
     Line("`INLINE`, new key: processor time, of that before", _of_before("inline"), "0.70 or less", told=False),
     Line("`PHASED`, new key: processor time, of that before", _of_before("phased"), "0.70 or less", told=False),
     Line(
-        "Messages per second that two workers deliver from the outbox",
+        "Outbox messages per second, delivered by two workers",
         _drained("drain", "oncekey asyncpg"),
         "15000 or more",
         0,
+        headline=True,
     ),
-    Line("The same in 200 lines that keep an order", _drained("drain_ordered", "oncekey asyncpg"), "6000 or more", 0),
     Line(
-        "A million expired records reaped, with the audit, beside a load",
+        "Outbox messages per second in 200 ordered queues, delivered by two workers",
+        _drained("drain_ordered", "oncekey asyncpg"),
+        "6000 or more",
+        0,
+    ),
+    Line(
+        "Deletion of a million expired records, with audit entries, under load",
         _reaped("million_s"),
         "60 s or less",
         0,
         " s",
     ),
-    Line("The load's 99th percentile meanwhile, of that without a reaper", _reaped("p99_ratio"), "1.3 or less"),
+    Line("99th percentile of that load, against the same load without deletion", _reaped("p99_ratio"), "1.3 or less"),
 )
 
 
@@ -173,16 +194,16 @@ def noise(document: Document) -> str:
     foreign, spread, twin = machine["foreign_cores"], machine["cpu_spread"], document["ratios"].get("again/stock")
     said = f"{machine['cores']} cores, Python {machine['python']}, PostgreSQL {machine['postgresql']}"
     if foreign is not None:
-        said += f"; others kept {shown(foreign)} cores busy meanwhile"
+        said += f"; other programs used {shown(foreign)} cores"
     if spread is not None:
-        said += f"; the cost of a request differed by {spread:.0%} between rounds"
+        said += f"; the cost of a request varied by {spread:.0%} between rounds"
     if twin is not None and twin["cpu"] is not None:
-        said += f"; the same request measured twice came to {shown(twin['cpu'])} of itself"
+        said += f"; the same request measured twice: {shown(twin['cpu'])}"
     return said + "."
 
 
 def kept(document: Document) -> Document:
-    """What of a run is kept in the repository: enough for the README, without every round."""
+    """What of a run is kept in the repository: enough for the published figures, without every round."""
     return {
         "made": document["made"],
         "commits": document["commits"],
@@ -205,11 +226,24 @@ def _without_rounds(found: Any) -> Any:
 
 
 def readme(document: Document) -> str:
-    """The figures as the README has them, between their markers."""
-    rows = [f"| {line.words} | {figure} |" for line, figure in lines(document) if line.told]
+    """The four figures of the README, between their markers."""
+    return _marked(document, [(line, figure) for line, figure in lines(document) if line.headline])
+
+
+def sizing(document: Document) -> str:
+    """All figures, as the sizing page has them, between their markers."""
+    return _marked(document, [(line, figure) for line, figure in lines(document) if line.told])
+
+
+PUBLISHED: Mapping[str, Callable[[Document], str]] = {"README.md": readme, "docs/howto/sizing.md": sizing}
+"""The pages with figures of the run that is kept."""
+
+
+def _marked(document: Document, found: list[tuple[Line, str]]) -> str:
+    rows = [f"| {line.words} | {figure} |" for line, figure in found]
     plan = document["settings"]
     rounds, connections = plan["rounds"], plan["connections"]
-    about = f"Medians of {rounds} rounds (lowest-highest), {connections} connections, one row as the business."
+    about = f"Medians of {rounds} rounds (lowest-highest), {connections} connections, one row written."
     return "\n".join(
         [
             BEGIN,
@@ -218,7 +252,7 @@ def readme(document: Document) -> str:
             "| --- | --- |",
             *rows,
             "",
-            "A share of 1.00 is as cheap, or as fast, as the other; 0.50 costs twice as much, or is half as fast.",
+            "A ratio of 1.00 means equal cost or speed; 0.50 means twice the cost, or half the speed.",
             about,
             noise(document),
             "",
@@ -228,8 +262,8 @@ def readme(document: Document) -> str:
 
 
 def between_markers(text: str) -> str:
-    """The figures that a README holds now, with their markers."""
+    """The figures that a page has now, with their markers."""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:
-        raise BenchError(f"the README has no figures between {BEGIN} and {END}")
+        raise BenchError(f"the page has no figures between {BEGIN} and {END}")
     return text[begin : end + len(END)]

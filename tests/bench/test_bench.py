@@ -23,7 +23,7 @@ from bench.load import Load, Volley, fire
 from bench.page import doublings, page, steps
 from bench.results import tables
 from bench.serving import Serving, Stores
-from bench.summary import KEPT, between_markers, kept, readme
+from bench.summary import KEPT, between_markers, kept, readme, sizing
 from bench.variants import VARIANTS, By, Chosen, Place, Ratio, Sends, Store, Variant, chosen, named, without
 
 from bench import clocks, results, rounds, startup, summary
@@ -166,7 +166,7 @@ def test_the_summary_has_what_was_measured_and_nothing_else() -> None:
     assert said.splitlines()[2].endswith(" 0.60 (0.50-0.80)  0.70 or more")
     for figure in figures:
         assert figure in said
-        assert f" | {figure} |" in readme(document)
+        assert f" | {figure} |" in sizing(document)
         assert f"<td>{figure}</td>" in page(document)
 
 
@@ -174,36 +174,44 @@ def test_what_cost_more_before_costs_a_share_of_it_now() -> None:
     document = _document({"stock": [100], "local": [50]})
     document["ratios"]["inline/before"] = {"cpu": {"median": 2.0, "low": 1.25, "high": 4.0}}
     assert "0.50 (0.25-0.80)" in summary.table(document)
-    assert "INLINE" not in readme(document), "readers of the README need not know what once was"
+    assert "INLINE" not in sizing(document), "comparisons with older commits are not published"
 
 
 def test_what_is_kept_is_small_and_tells_the_same() -> None:
     document = _document({"stock": [100] * 50, "local": [50] * 50})
-    assert readme(kept(document)) == readme(document)
+    assert sizing(kept(document)) == sizing(document)
     assert len(json.dumps(kept(document))) < 6000
 
 
 def test_a_guide_publishes_request_rates_and_the_command_that_measures_them() -> None:
     # R76 in part
-    guide = (ROOT / "docs/howto/postgresql.md").read_text()
+    guide = (ROOT / "docs/howto/sizing.md").read_text()
     rates = {
         words: int(rate) for words, rate in re.findall(r"^\| ([^|]+) \| (\d+) \| [\d.]+ ms \|$", guide, re.MULTILINE)
     }
-    assert {"one row, `LOCAL` with a new key", "replay of an answer that this process gave"} <= set(rates)
+    assert {"one row, `LOCAL` with a new key", "replay of a response that this process sent"} <= set(rates)
     assert all(rates.values())
     (words,) = re.findall(r"`python -m bench (--only [^`]+)`", guide)
     assert set(words.split()[1].split(",")) == set(summary.ABSOLUTE)
 
 
-def test_the_readme_has_the_figures_that_are_kept() -> None:
-    assert between_markers((ROOT / "README.md").read_text()) == readme(json.loads(KEPT.read_text()))
+@pytest.mark.parametrize("page", summary.PUBLISHED)
+def test_a_page_has_the_figures_that_are_kept(page: str) -> None:
+    figures = summary.PUBLISHED[page](json.loads(KEPT.read_text()))
+    assert between_markers((ROOT / page).read_text()) == figures
+
+
+def test_the_readme_has_four_of_the_figures() -> None:
+    rows = [row for row in readme(json.loads(KEPT.read_text())).splitlines() if row.startswith("| ")][2:]
+    assert len(rows) == 4
+    assert set(rows) < set(sizing(json.loads(KEPT.read_text())).splitlines())
 
 
 def test_the_readme_is_compared_between_its_markers() -> None:
     figures = readme(_document({"stock": [100], "local": [50]}))
     assert between_markers(f"# A\n\n{figures}\n\nmore") == figures
     with pytest.raises(BenchError, match="no figures"):
-        between_markers("# A README without figures")
+        between_markers("# A page without figures")
 
 
 def test_the_page_needs_nothing_from_outside_and_quotes_what_it_shows() -> None:

@@ -26,7 +26,7 @@ async def test_the_reapers_plan_and_its_times_are_reported(postgres_dsn: str) ->
 
 def test_a_guide_publishes_the_reapers_plan_and_the_command_that_measures_it() -> None:
     # R170
-    guide = (ROOT / "docs/howto/postgresql.md").read_text()
+    guide = (ROOT / "docs/howto/sizing.md").read_text()
     assert "`python -m bench.scale --full`" in guide
     assert "10 million records" in guide
     assert re.search(r"^\| reaper, nothing due: planned, run \|(?: [\d.]+ ms, [\d.]+ ms \|){2}$", guide, re.MULTILINE)

@@ -176,7 +176,7 @@ def test_every_setting_has_its_documented_default():
     assert policy.key_header == "Idempotency-Key"
 
 
-# A new setting that is in none of these lists was forgotten somewhere: see docs/contributing/settings.md.
+# A new setting that is in none of these lists was forgotten somewhere: see docs/contributing/migrations.md.
 def test_every_setting_is_offered_to_routes_or_is_the_applications():
     offered = {name for options in OFFERED.values() for name in options.__annotations__ if name in DEFAULTS}
     lists = (offered, _WHOLE, OF_THE_APPLICATION)

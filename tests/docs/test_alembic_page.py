@@ -24,7 +24,7 @@ from oncekey.flow import adrive
 from oncekey.stores import postgres
 from oncekey.wire import aconnect
 
-PAGE = Page(ROOT / "docs/howto/alembic.md")
+PAGE = Page(ROOT / "docs/howto/sqlalchemy.md")
 NEWEST = len(postgres.tables().migrations)
 
 

@@ -10,7 +10,7 @@ from harness.pages import ROOT
 from oncekey_check.catalogue import CLAUSES
 
 CHECKLIST = (ROOT / "docs" / "howto" / "production-checklist.md").read_text("utf-8")
-ANTI_PATTERNS = (ROOT / "docs" / "explanation" / "anti-patterns.md").read_text("utf-8")
+ANTI_PATTERNS = (ROOT / "docs" / "explanation" / "decision-guide.md").read_text("utf-8")
 THREATS = (ROOT / "docs" / "explanation" / "security.md").read_text("utf-8")
 
 OF_THE_PATTERN = (

@@ -16,7 +16,7 @@ import pytest
 from harness.pages import ROOT, Page, load
 from oncekey import Handling, Receipt
 
-CONSUMERS = Page(ROOT / "docs/howto/consumers.md").blocks("python")
+CONSUMERS = Page(ROOT / "docs/howto/functions.md").blocks("python")
 BUSY, DEAD = Receipt(Handling.BUSY, retry_after=0), Receipt(Handling.DEAD, reason="refused")
 
 

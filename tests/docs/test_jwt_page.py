@@ -18,7 +18,7 @@ from harness.pages import ROOT, Page, load
 from oncekey.workers.service import Done, Service
 from oncekey.workers.tasks import tasks_for
 
-PAGE = Page(ROOT / "docs/howto/jwt.md")
+PAGE = Page(ROOT / "docs/howto/tenant-scope.md")
 KEY = "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f0402"
 RESUMED = "UPDATE oncekey_record SET reconcile_after = 1"  # the pause after a failure is over
 

@@ -71,7 +71,7 @@ PROGRAMS = (
         ("SELECT customer, amount FROM payments", [("ann", "0")]),
     ),
     Program(
-        "docs/howto/consumers.md",
+        "docs/howto/functions.md",
         "inbox.py",
         "shop.db",
         ("CREATE TABLE stock (product TEXT, amount INTEGER)", "INSERT INTO stock VALUES ('tea', 10)"),

@@ -107,7 +107,7 @@ PROGRAMS = (
         worker=True,
     ),
     Program(
-        "docs/howto/orm-in-phases.md",
+        "docs/howto/sqlalchemy.md",
         "ledger.py",
         (
             *USERS,
@@ -160,7 +160,7 @@ PROGRAMS = (
         worker=True,
     ),
     Program(
-        "README.md",
+        "docs/howto/fastapi.md",
         "payments.py",
         ("CREATE TABLE payments (id serial PRIMARY KEY, amount integer NOT NULL, charge text)",),
         "/payments",
@@ -190,7 +190,7 @@ PROGRAMS = (
         ("SELECT count(*) FROM oncekey_outbox", [(1,)]),
     ),
     Program(
-        "docs/howto/def-handlers.md",
+        "docs/howto/fastapi.md",
         "blocking.py",
         (ORDERS,),
         "/orders",
@@ -240,7 +240,7 @@ class Running:
         (folder / "run_and_die.py").write_text(RUNNER)
         found = re.search(r'"sqlite(?:\+\w+)?:///(\w+\.db)"', program.module or texts[program.file])
         named = found[1] if found else "shop.db"
-        self.is_postgres = "postgresql" in texts[program.file] or program.page == "README.md"
+        self.is_postgres = "postgresql" in texts[program.file] or program.page == "docs/howto/fastapi.md"
         self.url = dsn() if self.is_postgres and program.module is None else f"sqlite:///{folder}/{named}"
 
     def query(self, *statements: str) -> list[tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from harness.pages import ROOT, Page, pages
+from harness.pages import ROOT, Page, generator, pages
 
 EVERY = pages("*.md", "contrib/*.md", "docs/**/*.md")
+MOVED = importlib.import_module(f"{generator().__name__}.site").MOVED
+"""Pages that were merged into others: the changelog, which is history, may name them still."""
 ENTRANCES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/adr/0000-template.md")
 
 
@@ -21,7 +24,11 @@ def _targets(page: Page) -> Iterator[tuple[str, Path, str]]:
         parts = urlsplit(link)
         if not parts.scheme and not parts.netloc:
             path = (page.path.parent / unquote(parts.path)).resolve() if parts.path else page.path
-            yield link, path, parts.fragment
+            if page.name == "CHANGELOG.md" and (new := MOVED.get(parts.path.removeprefix("docs/"))):
+                name, _, fragment = new.partition("#")
+                yield link, ROOT / "docs" / name, fragment
+            else:
+                yield link, path, parts.fragment
 
 
 @pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
@@ -58,3 +65,10 @@ def test_a_link_to_a_site_is_encrypted(page: Page) -> None:
     # The demo's own address is no site.
     plain = [link for link in page.links() if urlsplit(link).scheme == "http"]
     assert [link for link in plain if not re.match(r"http://(127\.0\.0\.1|localhost)[:/]", link)] == []
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_a_page_that_moved_leads_to_a_heading(old: str, new: str) -> None:
+    name, _, fragment = new.partition("#")
+    assert not (ROOT / "docs" / old).exists()
+    assert fragment in Page(ROOT / "docs" / name).anchors()

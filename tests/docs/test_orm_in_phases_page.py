@@ -13,7 +13,7 @@ from harness.pages import ROOT, Page, load
 from harness.provider import Provider
 from harness.walkthrough import with_store
 
-PAGE = Page(ROOT / "docs" / "howto" / "orm-in-phases.md")
+PAGE = Page(ROOT / "docs" / "howto" / "sqlalchemy.md")
 KEY = {"Idempotency-Key": "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f9999", "Authorization": "Bearer ann"}
 PAYMENT = {"customer": "c-1", "amount": 1999}
 

@@ -1,4 +1,4 @@
-"""The programs of README, tutorial and how-to guides run, and do what their pages say."""
+"""The programs of README, home page, tutorial and guides run, and do what their pages say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from harness.ports import free_port
 from harness.walkthrough import with_store
 from oncekey.wire import aconnect
 
-WALKED = pages("README.md", "docs/tutorial.md", "docs/howto/*.md")
+WALKED = pages("README.md", "docs/index.md", "docs/tutorial.md", "docs/howto/*.md")
 EVERY = pages("README.md", "docs/**/*.md")
 SERVES = re.compile(r"^(?:app|application) = (?:FastAPI|Starlette|flask\.Flask|once\.asgi|once\.wsgi)\(", re.MULTILINE)
 KEY = {"Idempotency-Key": "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f9999"}
@@ -47,6 +47,37 @@ def _as(token: str) -> dict[str, str]:
 
 
 EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
+    "docs/index.md:shop.py": (
+        ("CREATE TABLE orders (product TEXT)",),
+        (
+            Send("/orders?product=tea", 400, headers={}),
+            Send("/orders?product=tea", 201, has={"product": "tea"}),
+            Send("/orders?product=tea", 201, has={"product": "tea"}, replayed=True),
+            Send("/orders?product=jam", 422),
+        ),
+    ),
+    "docs/howto/moving.md:moved.py": (
+        (
+            "CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)",
+            "CREATE TABLE idempotency_keys (key TEXT PRIMARY KEY, tenant TEXT, status INTEGER, body TEXT)",
+            """INSERT INTO idempotency_keys VALUES ('answered-by-the-old-service', 't', 201, '{"id": 77}'),
+               ('left-by-the-old-service', 't', NULL, NULL)""",
+        ),
+        (
+            Send("/orders", 201, {"product": "a"}, {"Idempotency-Key": "answered-by-the-old-service"}, has={"id": 77}),
+            Send("/orders", 201, {"product": "a"}, {"Idempotency-Key": "answered-by-the-old-service"}, replayed=True),
+            Send("/orders", 503, {"product": "b"}, {"Idempotency-Key": "left-by-the-old-service"}),
+            Send("/orders", 503, {"product": "b"}, {"Idempotency-Key": "left-by-the-old-service"}),
+            Send("/orders", 201, {"product": "c"}, has={"id": 1}),
+        ),
+    ),
+    "docs/howto/moving.md:workflow.py": (
+        ("CREATE TABLE payments (id INTEGER PRIMARY KEY, amount INTEGER, charge TEXT)",),
+        (
+            Send("/payments", 201, {"amount": 1999}, has={"id": 1, "charged": True}),
+            Send("/payments", 201, {"amount": 1999}, has={"id": 1}, replayed=True),
+        ),
+    ),
     "docs/howto/enrol-a-route.md:enrol.py": (
         ("CREATE TABLE orders (id INTEGER PRIMARY KEY, text TEXT)",),
         (
@@ -88,7 +119,7 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
             Send(f"/idempotency-keys/{KEY['Idempotency-Key']}", 200, headers=_as("token-of-bolt"), method="GET"),
         ),
     ),
-    "docs/howto/several-applications.md:mounted.py": (
+    "docs/howto/enrol-a-route.md:mounted.py": (
         (),
         (
             Send("/v1/cards", 401),
@@ -100,7 +131,7 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
             Send(f"/idempotency-keys/{KEY['Idempotency-Key']}", 200, method="GET", has={"operation": "reindex"}),
         ),
     ),
-    "docs/howto/def-handlers.md:blocking.py": (
+    "docs/howto/fastapi.md:blocking.py": (
         ("CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)",),
         (
             Send("/orders", 201, {"product": "teapot"}, has={"id": 1}),
@@ -111,7 +142,7 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
         ("CREATE TABLE visits (id bigint GENERATED ALWAYS AS IDENTITY)",),
         (Send("/visits", 201, has={"id": 1}), Send("/visits", 201, has={"id": 1}, replayed=True)),
     ),
-    "docs/howto/enrol-by-path.md:legacy.py": (
+    "docs/howto/enrol-a-route.md:legacy.py": (
         (),
         (
             Send("/legacy/7/pay", 400, headers={}),
@@ -120,7 +151,7 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
             Send("/legacy/8/pay", 422),
         ),
     ),
-    "docs/howto/enrol-by-path.md:wrapped.py": (
+    "docs/howto/enrol-a-route.md:wrapped.py": (
         (),
         (Send("/jobs", 201), Send("/jobs", 201, replayed=True), Send("/jobs", 400, headers={})),
     ),
@@ -128,7 +159,7 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
         ("CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)",),
         (Send("/orders", 201, {"product": "teapot"}, has={"id": 1}), Send("/orders", 422, {"product": "unicorn"})),
     ),
-    "docs/howto/error-formats.md:errors.py": (
+    "docs/howto/enrol-a-route.md:errors.py": (
         (),
         (
             Send("/things", 201, {"a": 1}),
@@ -145,10 +176,10 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
 
 ELSEWHERE = {
     "docs/howto/audit.md:audited.py",
-    "docs/howto/inline-timeouts.md:payments.py",
+    "docs/howto/unknown.md:payments.py",
     "docs/howto/limits.md:limited.py",
     "docs/howto/live-endpoint.md:live.py",
-    "docs/howto/orm-in-phases.md:ledger.py",
+    "docs/howto/sqlalchemy.md:ledger.py",
     "docs/howto/phased.md:completed.py",
     "docs/howto/sqlalchemy.md:sessions.py",
     "docs/howto/webhooks.md:payments.py",
@@ -276,7 +307,7 @@ def test_an_outside_call_that_was_not_made_runs_again_and_a_lost_one_does_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R100, R101, R102
-    name, port = "docs/howto/inline-timeouts.md:payments.py", str(free_port())
+    name, port = "docs/howto/unknown.md:payments.py", str(free_port())
     module = load(BLOCKS[name].text.replace("2525", port), "payments.py", folder, monkeypatch)
     keys: list[str] = []
 

@@ -1,4 +1,4 @@
-"""README's "Use it" as a stranger does it: the built wheel, the packages that README names and no others."""
+"""README's "Quick start" as a stranger does it: the built wheel, the packages that README names and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from harness.pages import ROOT, Page
 from harness.walkthrough import Walkthrough
 
-SECTION = "Use it"
+SECTION = "Quick start"
+LINES = 150
 README = Page(ROOT / "README.md")
 _PIN = re.compile(r"^([\w-]+)(?:\[[\w,-]+\])?(==\S+)( ; [^\\\n]+)? \\$", re.MULTILINE)
 
@@ -60,7 +61,7 @@ def stranger(tmp_path: Path) -> str:
     return python
 
 
-def test_use_it_runs_as_written_with_nothing_but_what_it_names(
+def test_the_quick_start_runs_as_written_with_nothing_but_what_it_names(
     stranger: str, tmp_path: Path, postgres_dsn: str
 ) -> None:
     assert "site-packages" in _run(stranger, "-I", "-c", "import oncekey; print(oncekey.__file__)")
@@ -69,13 +70,28 @@ def test_use_it_runs_as_written_with_nothing_but_what_it_names(
     with Walkthrough(README, folder, lambda: postgres_dsn, stranger) as reader:
         reader.walk(SECTION)  # the order is sent twice over a socket, and its second answer is a replay
     with psycopg.connect(postgres_dsn) as connection:
-        assert connection.execute("SELECT product_id, quantity FROM orders").fetchall() == [("p-1", 2)]
-        assert connection.execute("SELECT amount, charge FROM payments").fetchall() == [(1999, "ch_1")]
+        assert connection.execute("SELECT tenant, product FROM orders").fetchall() == [("acme", "tea")]
 
 
-def test_use_it_shows_the_table_the_authentication_and_the_server() -> None:
+def test_the_quick_start_shows_the_database_the_table_the_authentication_and_the_server() -> None:
     blocks = README.section(SECTION)
+    assert any("\ncreatedb shop\n" in block.text for block in blocks if block.language == "sh")
     assert any("CREATE TABLE orders" in block.text for block in blocks if block.language == "sql")
     assert any("def authenticate" in block.text for block in blocks if block.language == "python")
     assert any(block.text.startswith("uvicorn shop:app") for block in blocks if block.language == "sh")
     assert "uvicorn" in _installed(), "the server is named where it is installed"
+
+
+def test_the_readme_is_short_and_in_the_order_of_a_newcomers_questions() -> None:
+    lines = README.text.splitlines()
+    assert len(lines) <= LINES
+    assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == [
+        "Quick start",
+        "The four effects",
+        "What it promises",
+        "What it costs",
+        "The demo",
+        "Where to go next",
+    ]
+    assert "resumed_as" not in README.text, "a LOCAL route never needs it"
+    assert "unless you set [`principal`]" in README.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -15,9 +16,12 @@ from threading import Thread
 
 import pytest
 
+import oncekey
 from harness.browser import chromium
 from harness.pages import ROOT, generator, pages
 from harness.patience import PATIENCE
+
+SITE = importlib.import_module(f"{generator().__name__}.site")
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -52,14 +56,35 @@ def test_every_page_is_there(site: Path) -> None:
         assert (site / name).exists() == (page.path.name != "0000-template.md"), name
 
 
+def test_a_page_that_moved_leads_to_its_new_place(site: Path) -> None:
+    for old, new in SITE.MOVED.items():
+        page = (site / old).with_suffix(".html")
+        (target,) = re.findall(r'url=([^"]+)"', page.read_text())
+        file, _, fragment = target.partition("#")
+        assert f'id="{fragment}"' in (page.parent / file).read_text(), new
+
+
+def test_decisions_are_found_by_their_list_only(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    pages = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    assert {page for page in pages if page.startswith("adr/")} == {"adr/index.html"}
+    assert "adr/0001" not in (site / "index.html").read_text()
+
+
+def test_the_reference_begins_with_once_and_has_every_name_and_no_number_of_a_rule(site: Path) -> None:
+    shown = (site / "reference" / "python" / "oncekey.html").read_text()
+    assert re.findall(r'<h2 id="oncekey\.(\w+)"', shown) == list(SITE.ORDER_OF_USE)
+    assert set(SITE.ORDER_OF_USE) == set(oncekey.__all__) - {"__version__"}
+    assert re.findall(r"\([A-Z]\d{1,2}(?:, [A-Z]\d{1,2})*\)", shown) == []
+
+
 def test_what_pages_import_is_in_the_reference(site: Path) -> None:
-    modules = importlib.import_module(f"{generator().__name__}.site").MODULES
     for page in pages("README.md", "docs/howto/*.md", "docs/tutorial.md"):
         for block in page.blocks("python"):
             for module, names in re.findall(r"^from (oncekey[\w.]*) import ([\w, ]+)$", block.text, re.MULTILINE):
                 if module.startswith(("oncekey.core", "oncekey.stores", "oncekey.drivers")):
                     continue  # for those who write a store; the pages say what they are
-                assert module in modules, f"{page.name} imports {module}"
+                assert module in SITE.MODULES, f"{page.name} imports {module}"
                 shown = (site / "reference" / "python" / f"{module}.html").read_text()
                 for name in names.split(", "):
                     assert f'id="{module}.{name}"' in shown, f"{page.name} imports {module}.{name}"

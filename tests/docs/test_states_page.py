@@ -70,8 +70,14 @@ def test_every_situation_guard_and_state_is_explained():
     assert all(f"| `{state}` |" in diagram.page() for state in State)
 
 
-def test_the_glossary_has_the_words_of_the_table():
-    glossary = (ROOT / "docs/explanation/glossary.md").read_text().lower()
+def test_the_words_of_the_table_are_explained():
+    terms = "".join((ROOT / f"docs/explanation/{name}.md").read_text() for name in ("glossary", "architecture")).lower()
     moving = set(Trigger) - {Trigger.DISCLOSE, Trigger.LOG_OUT}  # no record moves by them
     words = {name.replace("_", " ") for name in (*moving, *Actor, *State)}
-    assert sorted(word for word in words if not re.search(rf"\b{word}\b", glossary)) == []
+    assert sorted(word for word in words if not re.search(rf"\b{word}\b", terms)) == []
+
+
+def test_the_glossary_is_short():
+    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/explanation/glossary.md").read_text(), re.MULTILINE)
+    assert len(terms) <= 40
+    assert terms == sorted(terms)

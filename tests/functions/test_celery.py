@@ -29,7 +29,7 @@ class Worker:
 
     def __init__(self, folder: Path, broker: str, dsn: str) -> None:
         self.folder, self.broker, self.dsn = folder, broker, dsn
-        (page,) = [one for one in Page(ROOT / "docs/howto/consumers.md").blocks("python") if one.file == "tasks.py"]
+        (page,) = [one for one in Page(ROOT / "docs/howto/functions.md").blocks("python") if one.file == "tasks.py"]
         assert BROKER in page.text
         (folder / "tasks.py").write_text(page.text.replace(BROKER, broker))
         with closing(sqlite3.connect(folder / "shop.db")) as connection:

@@ -20,7 +20,7 @@ STORE = "postgresql+asyncpg://localhost/shop"
 
 
 async def test_a_message_whose_acknowledgement_is_lost_is_handled_once(functions_dsn: str, tmp_path: Path) -> None:
-    (page,) = [one for one in Page(ROOT / "docs/howto/consumers.md").blocks("python") if one.file == "jetstream.py"]
+    (page,) = [one for one in Page(ROOT / "docs/howto/functions.md").blocks("python") if one.file == "jetstream.py"]
     assert STORE in page.text
     own = functions_dsn.replace("postgresql://", "postgresql+asyncpg://")
     (tmp_path / "jetstream.py").write_text(page.text.replace(STORE, own))

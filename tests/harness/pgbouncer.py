@@ -37,7 +37,7 @@ class PgBouncerMissingError(Exception):
 class PgBouncer:
     """A private pooler in transaction mode before one server; use it as a context manager.
 
-    Its settings are those that docs/howto/postgres-in-production.md asks for, and few server connections, so that each
+    Its settings are those that docs/howto/postgresql.md asks for, and few server connections, so that each
     one is somebody else's soon.
     """
 

@@ -137,7 +137,7 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("console/test_pages.py", SQLITE),
     ("docs/test_links.py", WHOLE),
     ("docs/test_reference.py", WHOLE),
-    ("docs/test_walks.py", Part(only=r"\[README\.md\]")),
+    ("docs/test_walks.py", Part(only=r"\[(README|docs/howto/fastapi)\.md\]")),
     ("meta/test_wheel.py", NOTHING),
     ("meta/test_distributions.py", NOTHING),
     ("meta/*", WHOLE),

@@ -183,6 +183,13 @@ class Walkthrough:
         missing = set((named[2] or "").split(",")) - {"", *_extras(named[1])}
         assert not missing, f"{named[1]} has no extra {missing}"
 
+    def create_database(self, line: str) -> None:
+        """`createdb shop`: the walk has an empty database in the place of the one that the page's addresses name."""
+        assert _STORE.search(f"postgresql://localhost/{line.split()[1]}"), "the page's addresses name another database"
+        with psycopg.connect(self._dsn()) as connection:
+            found = connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname IN ('public', 'oncekey')")
+            assert found.fetchone() == (0,), "a database that was just created has no tables"
+
     def serve_valkey(self, line: str) -> None:
         """`valkey-server --port 6379 ...`: a private one, with the options of the page."""
         words = line.split()
@@ -236,6 +243,7 @@ SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] 
     (re.compile(r"make run(?: ARGS=\"[^\"]*\")?"), Walkthrough.serve_demo),
     (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
     (re.compile(r"pip install '?oncekey(?:-[a-z]+)?(?:\[[\w,]+\])?'?(?: [a-z]+)*"), Walkthrough.check_extras),
+    (re.compile(r"createdb \w+"), Walkthrough.create_database),
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
     (re.compile(r"valkey-server --port 6379(?: --[a-z-]+ [a-z]+)*"), Walkthrough.serve_valkey),
     (re.compile(r"cp (?:examples|contrib)/[\w./-]+ \."), Walkthrough.take_file),

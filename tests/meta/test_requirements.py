@@ -64,7 +64,7 @@ PAGES = {
         "[Choose ttl and lease](ttl-and-lease.md#lease-how-long-a-dead-owner-blocks-a-key)",
     ),
     239: (
-        "docs/explanation/non-goals.md",
+        "docs/explanation/limits.md",
         "| Sagas and distributed transactions |",
         "| Exactly-once processing of streams |",
         "| Uniqueness in the database |",
@@ -90,16 +90,16 @@ ALSO_PAGES = {
         "| is a query by `POST` that changes nothing | no |",
     ),
     169: (
-        "README.md",
-        "| A million expired records reaped, with the audit, beside a load |",
-        "| The load's 99th percentile meanwhile, of that without a reaper |",
+        "docs/howto/sizing.md",
+        "| Deletion of a million expired records, with audit entries, under load |",
+        "| 99th percentile of that load, against the same load without deletion |",
     ),
 }
 """Requirements that ask for a page or a published figure as well as for what tests show."""
 
 DIFFERENT = {
     30: ("docs/howto/tenant-scope.md", "There is no foreign key from a record"),
-    76: ("docs/howto/postgresql.md", "oncekey does not claim several thousand protected writes per second"),
+    76: ("docs/howto/sizing.md", "oncekey does not claim several thousand protected writes per second"),
     77: (
         "docs/explanation/request-flow.md",
         "1. The application authenticates and validates.",

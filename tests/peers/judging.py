@@ -2,7 +2,7 @@
 
     python tests/peers/judging.py
 
-prints the table of docs/explanation/judged-packages.md, and `--write` puts it there. `make peers` gets the packages.
+prints the table of docs/explanation/comparison.md, and `--write` puts it there. `make peers` gets the packages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from harness.brokers import Valkey
 from oncekey_check import CLAUSES
 
 SHOPS = ROOT / "tests" / "peers" / "served"
-PAGE = ROOT / "docs" / "explanation" / "judged-packages.md"
+PAGE = ROOT / "docs" / "explanation" / "comparison.md"
 BEGIN, END = "<!-- findings -->", "<!-- /findings -->"
 ORDER = '{"item": "teapot", "quantity": 2}'
 SLOW = "0.4"

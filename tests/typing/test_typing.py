@@ -45,9 +45,15 @@ def test_the_type_checker_refuses_wrong_use_and_nothing_else() -> None:
     assert len(wanted) > 10
 
 
-def test_the_programs_of_the_readme_pass_the_type_checker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = {one.file: one.text for one in Page(ROOT / "README.md").blocks("python") if one.file is not None}
-    assert set(programs) == {"shop.py", "payments.py"}
+@pytest.mark.parametrize(
+    ("page", "files"),
+    [("README.md", {"shop.py"}), ("docs/howto/fastapi.md", {"shop.py", "payments.py"})],
+)
+def test_the_first_programs_pass_the_type_checker(
+    page: str, files: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {one.file: one.text for one in Page(ROOT / page).blocks("python") if one.file is not None}
+    assert set(programs) == files
     for name, text in programs.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

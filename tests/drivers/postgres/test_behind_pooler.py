@@ -66,7 +66,7 @@ class FourEffects:
         address = url.replace("postgresql://", f"postgresql+{self.package}://")
         if not self.way.startswith("sa-"):
             return f"{address}&pool_size=8"
-        # As docs/howto/postgres-in-production.md says: an engine has settings of its own for a pooler.
+        # As docs/howto/postgresql.md says: an engine has settings of its own for a pooler.
         place = address.partition("?")[0]
         unprepared: dict[str, Any] = {"prepare_threshold": None}
         if self.package == "asyncpg":
@@ -224,7 +224,7 @@ def test_what_the_doctor_says_of_it(*, stands: bool, per_transaction: bool, told
 
 
 def test_the_pooler_of_the_tests_has_the_settings_of_the_page() -> None:
-    page = (ROOT / "docs/howto/postgres-in-production.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/howto/postgresql.md").read_text(encoding="utf-8")
     wanted = page.partition("```ini\n")[2].partition("```")[0].split("\n")
     assert set(filter(None, wanted)) <= set(
         PgBouncer("postgresql://postgres@127.0.0.1:5432/shop").settings().split("\n")

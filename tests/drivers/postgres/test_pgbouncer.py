@@ -1,4 +1,4 @@
-"""Behind a real PgBouncer in transaction mode, with the settings of docs/howto/postgres-in-production.md.
+"""Behind a real PgBouncer in transaction mode, with the settings of docs/howto/postgresql.md.
 
 It has few server connections, so a session is somebody else's as soon as a transaction is over: whatever is left in it,
 prepared in it or locked by it would be missed by its owner and met by another client.
@@ -238,7 +238,7 @@ class TestSessions:
     async def test_a_handlers_leavings_do_not_reach_the_next_one(
         self, kind: str, dsn: str, postgres_server: Any
     ) -> None:
-        # server_reset_query_always is what docs/howto/postgres-in-production.md asks for
+        # server_reset_query_always is what docs/howto/postgresql.md asks for
         with PgBouncer(dsn, size=1) as pooler:
             async with opened(kind, pooler.dsn(dsn), pool_size=2) as driver:
                 claim = a_claim()
