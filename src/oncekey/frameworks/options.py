@@ -1,18 +1,20 @@
-"""The options of a route and of an application, and the errors for options that are missing or wrong."""
+"""The options of an application, and the errors for options that are missing or wrong."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Required, TypedDict
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
+from oncekey.core.checks import scope_of
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects
+from oncekey.core.policy import Policy
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
+    from oncekey.core.model import Effects
     from oncekey.engine.enrolment import Enrolment
 
 NO_THREADS = (
@@ -59,45 +61,32 @@ class Installing(TypedDict, total=False):
     keep_headers: Sequence[str]
 
 
-_WHOLE: Final = frozenset(
-    {
-        "abandoned_status",
-        "audit_ttl",
-        "expiry_mode",
-        "max_lookups_per_second",
-        "outbox_lease",
-        "outbox_max_attempts",
-        "reap_batch",
-        "reap_interval",
-        "reconcile_max_tries",
-        "separate_operations",
-        "sweep_interval",
-        "abandoned_ttl",
-    }
-)
-"""Settings that workers and the status resource read from the application's policy and never from a route's."""
+class ThreadOptions(TypedDict, total=False):
+    """How an application is protected that is served in threads; `tenant` is handed what its framework has."""
 
-_MEANT: Final[Mapping[str, frozenset[Effects]]] = MappingProxyType(
-    {
-        "complete": frozenset({Effects.PHASED}),
-        "send_window": frozenset({Effects.PHASED}),
-        "not_executed_statuses": frozenset({Effects.INLINE}),
-        "is_definitely_not_executed": frozenset({Effects.INLINE, Effects.PHASED}),
-    }
-)
+    tenant: Required[Callable[[Any], str]]
+    principal: Callable[[Any], str] | None
+    status: str | None
+    keep_headers: Sequence[str]
+
+
+class WsgiOptions(ThreadOptions, total=False):
+    """The same of a plain one, which may be protected by its paths."""
+
+    enrol: Mapping[str, Enrolment] | None
 
 
 def settings_of(effects: Effects, options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings among a route's options, by their own names; one that nothing would read is refused."""
-    settings = dict(options)
-    for name in settings:
-        if name in _WHOLE:
-            raise ConfigurationError(FOR_ALL.format(name=name))
-        meant = _MEANT.get(name)
-        if meant is not None and effects not in meant:
-            named = " and ".join(sorted(one.name for one in meant))
-            raise ConfigurationError(FOR_OTHERS.format(name=name, effects=effects.name, meant=named))
-    return settings
+    for setting in fields(Policy):
+        scope = scope_of(setting.metadata)
+        if not scope.strict or setting.name not in options or effects in scope.effects:
+            continue
+        if not scope.effects:
+            raise ConfigurationError(FOR_ALL.format(name=setting.name))
+        named = " and ".join(sorted(one.name for one in scope.effects))
+        raise ConfigurationError(FOR_OTHERS.format(name=setting.name, effects=effects.name, meant=named))
+    return dict(options)
 
 
 def check_installing(options: Mapping[str, Any], kind: type = Installing, called: str = "install") -> None:
