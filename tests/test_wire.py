@@ -134,7 +134,7 @@ def test_an_option_that_libpq_does_not_know_is_named():
 
 
 def test_blocking_engines(tmp_path, monkeypatch):
-    from oncekey.drivers.postgres.psycopg import PsycopgDriver
+    from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 
     monkeypatch.chdir(tmp_path)
     for url, store, driver in (

@@ -1,9 +1,9 @@
 """Blocking twins of drivers that are written for asyncio: the same code without `await`, generated.
 
-`python -m tools.twins` writes them; `--check` fails if one is not what it would write. People edit the module for
-asyncio. What only asyncio has is marked there by a comment, `# asyncio only`, on the first line of a function or of a
-statement, and has no twin. Where two libraries differ in more than `await`, that part stands in modules of its own,
-which are written by hand, and the twin imports the blocking one.
+`python -m tools.twins` writes them into folders called `generated`; `--check` fails if one is not what it would write.
+People edit the module for asyncio. What only asyncio has is marked there by a comment, `# asyncio only`, on the first
+line of a function or of a statement, and has no twin. Where two libraries differ in more than `await`, that part stands
+in modules of its own, which are written by hand, and the twin imports the blocking one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Twin:
 TWINS: Final = (
     Twin(
         "mariadb/aiomysql.py",
-        "mariadb/pymysql.py",
+        "mariadb/generated/pymysql.py",
         names={"aiomysql": "pymysql", "Aiomysql": "Pymysql"},
         phrases={
             "through aiomysql, for asyncio.": "through PyMySQL, for threads.",
@@ -69,28 +69,30 @@ TWINS: Final = (
     ),
     Twin(
         "postgres/psycopg_async.py",
-        "postgres/psycopg.py",
+        "postgres/generated/psycopg.py",
         names={"psycopg_async": "psycopg"},
         phrases={
             "through psycopg, for asyncio.": "through psycopg, for threads.",
             "in the caller's own task": "in the caller's own thread",
             "under asyncio. One for each event loop.": "from any number of threads.",
             "Connections for asyncio.": "Connections for threads.",
+            "drivers.postgres import psycopg_async_": "drivers.postgres.generated import psycopg_async_",
         },
     ),
     Twin(
         "postgres/psycopg_async_transactions.py",
-        "postgres/psycopg_transactions.py",
+        "postgres/generated/psycopg_transactions.py",
         names={"psycopg_async": "psycopg"},
         phrases={
             "on psycopg for asyncio": "on psycopg for threads",
+            "drivers.postgres.psycopg_async import": "drivers.postgres.generated.psycopg_async import",
             "an `async def` handler": "a blocking handler",
             "`async with connection:`": "`with connection:`",
         },
     ),
     Twin(
         "sqlalchemy/connections.py",
-        "sqlalchemy/connections_blocking.py",
+        "sqlalchemy/generated/connections.py",
         phrases={
             "an `AsyncEngine`": "a blocking `Engine`",
             "from sqlalchemy.ext.asyncio import": "from sqlalchemy.engine import",
@@ -101,6 +103,38 @@ TWINS: Final = (
             ".is_pooled(raw)": ".is_pooled_blocking(raw)",
             "greenlet_spawn(connected, connection, [note_file])": "connected(connection, [note_file])",
             "greenlet_spawn(connected, connection, found)": "connected(connection, found)",
+        },
+    ),
+    Twin(
+        "sqlalchemy/asynchronous.py",
+        "sqlalchemy/generated/driver.py",
+        names={
+            "SqlalchemyDriver": "BlockingSqlalchemyDriver",
+            "SqlalchemyTransaction": "BlockingTransaction",
+            "SqlalchemyHandlerConnection": "BlockingHandlerConnection",
+            "async_engines": "engines",
+        },
+        phrases={
+            "a SQLAlchemy `AsyncEngine`: their engine, their pool, their sessions.": "a blocking SQLAlchemy `Engine`.",
+            "from sqlalchemy.ext.asyncio import": "from sqlalchemy.engine import",
+            "from oncekey.drivers.sqlalchemy import connections, handler_connection": (
+                "from oncekey.drivers.sqlalchemy import handler_connection\n"
+                "from oncekey.drivers.sqlalchemy.generated import connections"
+            ),
+            "Wait for the connections that are being returned to the pool; the engine is not ours.": (
+                "Does nothing: the engine belongs to the application."
+            ),
+            "engine.sync_engine": "engine",
+            ".sync_connection": "",
+            "watch.quiet(": "watch.quiet_blocking(",
+            "as a connection or as a session, and": "and",
+            "and returns the connection, in a task that is never cancelled.": "and returns the connection.",
+            'Callable[[AsyncSession | None], "asyncio.Task[None]"]': "Callable[[], None]",
+            ", session: AsyncSession | None)": ")",
+            "-> asyncio.Task[None]": "-> None",
+            "return self._in_background(self._ended(connection, session))": "self._ended(connection)",
+            "asyncio.shield(self._in_background(connections.closed(connection)))": "connections.closed(connection)",
+            "self._ending = self._end(self._session)": "self._end()",
         },
     ),
 )

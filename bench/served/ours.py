@@ -16,7 +16,7 @@ from orders import BEGIN, INSERT, POOL, SETTLE, OrderIn, charge, made
 
 import oncekey
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, SINGLE_TENANT, Message, Once, Operation, Policy, Reply
-from oncekey.route_options import Options
+from oncekey.options import Options
 
 if not str(oncekey.__file__).startswith(os.environ.get("BENCH_SOURCES", "")):
     raise ImportError("these are not the sources of the baseline")

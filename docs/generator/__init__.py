@@ -17,6 +17,7 @@ FOLDER: Final = Path(__file__).resolve().parents[1]
 PAGES: Final[Mapping[str, Callable[[], str]]] = MappingProxyType(
     {
         "reference/settings.md": settings.page,
+        "../src/oncekey/options.py": settings.options,
         "reference/problems.md": problems.page,
         "reference/headers.md": headers.page,
         "reference/cli.md": cli.page,

@@ -1,142 +1,28 @@
-"""`settings.md`: every setting of `Policy`; defaults and allowed values come from the code, sentences from here."""
+"""`settings.md` and `oncekey/options.py`: every setting of `Policy`, as the code declares it.
+
+A setting's sentence is the docstring below its field; the comment above some fields is the heading of their group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from datetime import timedelta
 from enum import Enum
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
 from oncekey.canonical.fingerprint import Selection
-from oncekey.core.checks import check_of
+from oncekey.core.checks import Scope, check_of, scope_of
 from oncekey.core.headers import NEVER_KEPT
 from oncekey.core.model import Effects, Recovery
 from oncekey.core.policy import BY_EFFECTS, STANCES, On5xx, Policy, Stance, StoreErrorPolicy, never_proven
-from oncekey.route_options import OFFERED, Options
 
 from .markdown import code, table, title
 from .markdown import page as put_together
-
-GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
-    "The key": {
-        "header_syntax": "Which spellings of the header are taken: `strict` only the quoted String of RFC 9651, `bare` "
-        "only the plain value, `compat` both; both spellings of one value are one key.",
-        "key_format": "`uuid` takes only 8-4-4-4-12 hexadecimal digits, of any UUID version or none; `opaque` takes "
-        "any text.",
-        "min_key_length": "Shorter keys are refused with 400; None is 16, and 1 in the `stripe` flavour. Spaces around "
-        "a quoted key do not count. It guards against keys that collide by accident and proves no entropy.",
-        "max_key_length": "Longer keys are refused with 400.",
-        "require_key": "A request without the header gets 400.",
-        "pii_check": "What is done about a key that looks like an e-mail address, a telephone or a social security "
-        "number: nothing, a line in the log (with the key's digest only), or 400.",
-        "guessable_check": "What is done about a key that is obviously not random (one unit repeated, a counter, a row "
-        "of letters): nothing, a warning of the logger `oncekey.security` (with the key's digest only), or 400.",
-    },
-    "Whose key it is, and which request it stands for": {
-        "namespace": "One more part of the scope, for several applications that share one store.",
-        "bind_to": "Who shares a key: all of a tenant, one principal in it, or one `Authorization` header.",
-        "separate_operations": "Each operation has its own keys: one key on two routes is two independent requests "
-        "instead of 422, and the status resource takes `?operation=`.",
-        "selection": "The fields of the body that count, `Selection(include=…)`, or those that do not, "
-        "`Selection(exclude=…)`.",
-        "secret": "Makes the fingerprint an HMAC, and the keys for outside calls unguessable.",
-        "big_ints": "A JSON number that a double cannot hold: `exact` compares its exact value, `reject` answers 400.",
-        "max_json_depth": "JSON that is nested deeper gets 400.",
-        "max_request_bytes": "A keyed request with a larger body gets 413.",
-        "body_timeout": "How long the server waits for the body, in all; then the request gets 408. A handler's "
-        "connection is not taken before the body is there. Raise it with `max_request_bytes`.",
-    },
-    "What a duplicate gets": {
-        "on_in_progress": "While the first request runs: `conflict` is 409 with `Retry-After`, `accepted` is 202 with "
-        "`Retry-After` and the `Location` of the status resource, `wait` waits for the first one's answer. An OUTBOX "
-        "route takes `accepted` for `conflict`: its 202 means that the request is committed.",
-        "wait_max": "How long `wait` waits; then it is 409.",
-        "replay_cache": "Keep answers that were read from the store and give them again without asking it: "
-        '`"memory"` in this process (a span alone is the same, for so long), `redis://…` for all processes. '
-        "`Front(place, life=…)` says for how long at most, else it is 60 s; a `keys bust` in another process is "
-        "noticed after that time. None asks every time. See [the guide](../howto/replay-cache.md).",
-        "lock_hint": "`redis://…`: remember keys that are being worked on, so that a duplicate gets 409 without "
-        "asking the store. It is believed for `life` after the claim, 2 s if nothing is said, and removed at the end.",
-        "on_unknown": "The status of the answer while the outcome is unknown.",
-        "reconcile_interval": "The `Retry-After` of an unknown outcome that no resolver will look at sooner.",
-    },
-    "What a crash, an error or an outage means": {
-        "lease": "How long a claim holds without a sign of life. The owner renews it at a third of this.",
-        "deadline": "Renewals end this long after the claim: a handler that hangs cannot hold a key for ever.",
-        "call_timeout": "PHASED, OUTBOX: how long one outside call may take; then it is uncertain. Stored with the "
-        "claim, because the next owner has to wait for it.",
-        "on_lease_expired": "What a lease that ran out means. Without it the effects decide; it may only be stricter "
-        "than they are. `fail` makes the record unknown, too, but no resolver is asked: it is in the operators' queue "
-        "(`oncekey unknown list --given-up`) at once, and counts for the alert `OncekeyGivenUp`.",
-        "naturally_idempotent": "The promise that running this handler twice does no harm; some looser settings ask "
-        "for it.",
-        "on_5xx": "INLINE only. `classify`: a 5xx is unknown, unless it is proven that nothing was sent. "
-        "`store`: it is the key's answer. `retry_fresh`: the next retry runs.",
-        "is_definitely_not_executed": "Says of an exception of an outside call whether it proves that nothing was "
-        "sent.",
-        "not_executed_statuses": "INLINE: statuses that the handler sends only if it executed nothing.",
-        "on_store_error": "The store cannot be asked: `fail_closed` answers 503 and runs nothing, `fail_open` runs the "
-        "handler without protection.",
-        "max_attempts": "PHASED: how often the handler may be begun; then its record is unknown.",
-        "send_window": "PHASED: how long after its announcement a call may be begun.",
-        "max_result_bytes": "PHASED: the largest result of a step that is stored.",
-        "complete": "PHASED: whether the request is kept, so that a worker may go on without the client.",
-    },
-    "How long a key is remembered": {
-        "ttl": "How long an answer is replayed, counted from the claim and again from the answer.",
-        "min_ttl": "The shortest `ttl` that is accepted.",
-        "allow_short_ttl": "Accept less than 24 hours, for clients that certainly do not retry the next day.",
-        "on_expired": "A request with an expired key: `new` runs as a new one, `gone` gets 410 for as long as the row "
-        "is there.",
-        "expiry_mode": "The reaper deletes expired records (`hard`), or marks them and deletes them `audit_ttl` later "
-        "(`soft`).",
-        "abandoned_status": "OUTBOX: the status of a call that no worker began before it expired.",
-        "abandoned_ttl": "OUTBOX: how long that answer stays.",
-    },
-    "The work behind the scenes": {
-        "outbox_max_attempts": "How often a parcel is tried before it is a dead letter.",
-        "outbox_lease": "How long a worker holds a parcel at least; longer where `send_window` and `call_timeout` ask "
-        "for it.",
-        "complete_interval": "How often a worker looks for phased requests that stopped half way, and how long it "
-        "leaves one alone that failed.",
-        "reconcile_max_tries": "How often a resolver is asked about an unknown outcome before a person has to look.",
-        "provider_lag": "How long a provider may take to show what it did: a resolver's `not executed` is believed "
-        "only after it.",
-        "sweep_interval": "How often the sweeper looks for leases that ran out. It leaves each to its owner for 5 more "
-        "seconds, so a stuck key is moved within `lease` + 5 s + `sweep_interval` of the owner's last sign of life.",
-        "reap_interval": "How often the reaper looks for expired records.",
-        "reap_batch": "How many records the reaper removes at once, at most: a batch has as many as take a moment.",
-        "audit": "Whether moves that no request made are written to the audit.",
-        "audit_ttl": "How long lines of the audit are kept.",
-    },
-    "How much one caller may ask for": {
-        "max_request_age": "A request whose `Idempotency-First-Sent` is older is not executed: 412. A key that is "
-        "known is replayed all the same.",
-        "max_new_keys_per_second": "New keys of a tenant in a second; more get 429 and `Retry-After`. Needs the extra "
-        "`limits`.",
-        "max_live_keys": "Keys of a tenant that are remembered at once; a new one past it gets 429.",
-        "max_lookups_per_second": "Requests of a caller to the status resource in a second. Needs the extra `limits`.",
-        "limits_storage": "Where the package `limits` counts, as the URL of one of its storages; without one, in the "
-        "memory of each process.",
-    },
-    "What answers look like": {
-        "flavor": "Whose status codes: `ietf` says 422 to another request under a used key, `stripe` says 400 and adds "
-        "an `error` member.",
-        "error_format": "The bodies of refusals: problem details (RFC 9457), a `fault` envelope, or only `code`.",
-        "problem_types": "What a problem's `type` begins with; the name of the problem follows.",
-        "docs_url": 'Where `Link: rel="describedby"` leads. A path is served by oncekey, from this policy.',
-        "replay_headers": "Response headers that are stored and replayed, besides `Content-Type`, `Content-Encoding` "
-        "and `Location`, which always are.",
-        "replayed_header": "The header that marks a replay.",
-        "expires_header": "The header that says until when an answer is replayed.",
-        "max_response_bytes": "A larger body is sent to the first caller and not stored: a retry gets 409 "
-        "`idempotency_response_not_stored` and where to look.",
-        "max_spool_bytes": "The largest response that is captured at all; past it a LOCAL handler is rolled back and "
-        "an INLINE one is unknown.",
-    },
-}
-"""Groups of settings and a sentence for each. A test fails when a setting is missing here."""
 
 INTRODUCTION: Final = (
     "A `Policy` holds every setting. It is checked when it is made: the error names the setting and what is allowed.",
@@ -164,29 +50,45 @@ _MIB: Final = 1024 * 1024
 def page() -> str:
     """The page."""
     by_name = {setting.name: setting for setting in fields(Policy)}
-    for_routes = _route_options()
     parts = [
         title("Settings"),
         *INTRODUCTION,
     ]
-    for group, sentences in GROUPS.items():
+    for group, sentences in groups().items():
         parts.append(f"## {group}")
         rows = [
             (
                 f"`{name}`",
                 _default(by_name[name]),
                 _allowed(by_name[name]),
-                _route(name, for_routes),
+                _route(by_name[name]),
                 sentence,
             )
             for name, sentence in sentences.items()
         ]
         parts.append(table(("Setting", "Default", "Allowed", "Route", "What it does"), rows))
-    return put_together(*parts, *_more(for_routes), *_strictness())
+    return put_together(*parts, *_more(), *_strictness())
 
 
-def _more(for_routes: Mapping[str, tuple[str, ...]]) -> list[str]:
-    extra = sorted(set(for_routes) - {setting.name for setting in fields(Policy)})
+def groups() -> dict[str, dict[str, str]]:
+    """The groups of settings, and the sentence of each setting."""
+    source = inspect.getsource(Policy)
+    lines = source.splitlines()
+    body = ast.parse(source).body[0].body  # type: ignore[attr-defined]  # a class has a body
+    found: dict[str, dict[str, str]] = {}
+    names = {setting.name for setting in fields(Policy)}
+    for node, following in pairwise(body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
+            above = lines[node.lineno - 2].strip()
+            if above.startswith("# "):
+                found[above.removeprefix("# ")] = {}
+            if not isinstance(following, ast.Expr) or not isinstance(following.value, ast.Constant):
+                raise LookupError(f"{node.target.id} has no sentence below it")
+            found[next(reversed(found))][node.target.id] = " ".join(str(following.value.value).split())
+    return found
+
+
+def _more() -> list[str]:
     says = {
         "operation": "The name under which records of this handler are kept. Default: the function's qualified name. "
         "Two handlers need two names.",
@@ -197,7 +99,7 @@ def _more(for_routes: Mapping[str, tuple[str, ...]]) -> list[str]:
     }
     return [
         "## Options of a route that are no settings",
-        table(("Option", "What it does"), [(f"`{name}`", says[name]) for name in extra]),
+        table(("Option", "What it does"), [(f"`{name}`", says[name]) for name in sorted(says)]),
     ]
 
 
@@ -217,22 +119,12 @@ def _strictness() -> list[str]:
     ]
 
 
-def _route_options() -> dict[str, tuple[str, ...]]:
-    """The options that `@once.protect` offers, and the effects that have them; none named: all have."""
-    offered = {effects: options.__annotations__ for effects, options in OFFERED.items()}
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(Options.__annotations__, ())
-    for effects in _ALL:
-        for name in offered[effects]:
-            if name not in Options.__annotations__:
-                found[name] = (*found.get(name, ()), effects.name)
-    return found
-
-
-def _route(name: str, for_routes: Mapping[str, tuple[str, ...]]) -> str:
-    option = name
-    if option not in for_routes:
+def _route(setting: Field[Any]) -> str:
+    effects = scope_of(setting.metadata).effects
+    if not effects:
         return ""
-    return ", ".join([code(f"{option}="), *for_routes[option]])
+    named = () if len(effects) == len(_ALL) else [one.name for one in _ALL if one in effects]
+    return ", ".join([code(f"{setting.name}="), *named])
 
 
 def _allowed(setting: Field[Any]) -> str:
@@ -268,3 +160,94 @@ def _span(span: timedelta) -> str:
         if seconds % length == 0:
             return f"{seconds / length:g} {unit}"
     return f"{seconds:g} s"
+
+
+OPTIONS: Final = '''# Generated from core/policy.py by `python -m docs.generator`: edit that one.
+"""The options of a route, a function or a consumer, as type checkers read them.
+
+Most of them are settings, which override the policy of the whole application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from oncekey.canonical.fingerprint import Request, Selection
+    from oncekey.core.checks import Front
+    from oncekey.core.keys import HeaderSyntax, KeyFormat
+    from oncekey.core.model import Recovery
+    from oncekey.core.policy import InProgress, On5xx, StoreErrorPolicy
+
+
+class Shared(TypedDict, total=False):
+    """Options of everything that HTTP requests reach."""
+
+    low_stakes: bool
+    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
+{shared}
+
+
+class Options(Shared, total=False):
+    """Options of one decorated handler."""
+
+    operation: str
+    fingerprint: Callable[[Request], Mapping[str, object] | bytes]
+
+
+class Outside(TypedDict, total=False):
+    """Settings of a handler that talks to the outside directly."""
+
+{outside}
+
+
+class InlineOptions(Options, Outside, total=False):
+    """Options of a handler with effects=INLINE."""
+
+
+class PathOptions(Shared, Outside, total=False):
+    """Options of what is enrolled by its path, which is INLINE."""
+
+
+class PhasedOptions(Options, total=False):
+    """Options of a handler with effects=PHASED."""
+
+{phased}
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of a protected function or consumer; what is for one kind of effects only is refused with others."""
+
+    tenant: str | Callable[..., str]
+    """Whose call it is: a parameter's name, or a function of parameters. Without it all calls are one tenant's."""
+    result: Any
+    """What the result is read as, where the annotation does not say: a type, a model, a function."""
+    ignore: Sequence[str]
+    """Parameters that do not count, such as a client or a session."""
+    low_stakes: bool
+    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
+{calls}
+'''
+NO_STATUS: Final = {"on_in_progress": 'InProgress | Literal["conflict", "wait"]'}
+"""A function has no status resource to look at, so nothing is accepted for later."""
+
+
+def options() -> str:
+    """The module of the options."""
+    scopes = {setting: scope_of(setting.metadata) for setting in fields(Policy)}
+
+    def offered(chosen: Callable[[Scope], bool], instead: Mapping[str, str] = MappingProxyType({})) -> str:
+        found = [setting for setting, scope in scopes.items() if scope.effects and chosen(scope)]
+        given = {setting.name: check_of(setting.metadata).given for setting in found}
+        return "\n".join(f"    {name}: {instead.get(name, type_)}" for name, type_ in given.items())
+
+    everywhere = frozenset(_ALL)
+    return OPTIONS.format(
+        shared=offered(lambda scope: scope.effects == everywhere),
+        outside=offered(lambda scope: scope.effects != everywhere and Effects.INLINE in scope.effects),
+        phased=offered(lambda scope: scope.effects != everywhere and Effects.PHASED in scope.effects),
+        calls=offered(lambda scope: scope.functions, NO_STATUS),
+    )

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
     Final,
-    Literal,
     ParamSpec,
     Protocol,
-    TypedDict,
     TypeVar,
     cast,
     overload,
@@ -37,15 +35,11 @@ from oncekey.frameworks.asgi.protect import operation_parameter
 from oncekey.frameworks.blocking import Threads
 from oncekey.frameworks.functions import Function, protected
 from oncekey.frameworks.inbox import Receipt, received
-from oncekey.options import NO_THREADS, SINGLE_TENANT, settings_of
+from oncekey.frameworks.options import NO_THREADS, SINGLE_TENANT, settings_of
+from oncekey.options import CallOptions
 from oncekey.wire import check_stakes, has_threads
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from oncekey.core.checks import Front
-    from oncekey.core.model import Recovery
-    from oncekey.core.policy import On5xx
     from oncekey.frameworks.shared import ApplicationShared, Engines
     from oncekey.observe.events import Notify
     from oncekey.resolvers import Resolvers
@@ -66,39 +60,6 @@ NO_CONSUMER: Final = (
 NO_ACCEPTED: Final = (
     "on_in_progress='accepted' is a status of HTTP: a function takes 'conflict', which raises, or 'wait'"
 )
-
-
-class CallOptions(TypedDict, total=False):
-    """Settings of a protected function or consumer; what is for one kind of effects only is refused with others."""
-
-    tenant: str | Callable[..., str]
-    """Whose call it is: a parameter's name, or a function of parameters. Without it all calls are one tenant's."""
-    result: Any
-    """What the result is read as, where the annotation does not say: a type, a model, a function."""
-    ignore: Sequence[str]
-    """Parameters that do not count, such as a client or a session."""
-    low_stakes: bool
-    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
-    on_in_progress: InProgress | Literal["conflict", "wait"]
-    wait_max: timedelta | float
-    replay_cache: Front | str | timedelta | float | None
-    lock_hint: Front | str | None
-    lease: timedelta | float
-    deadline: timedelta | float
-    ttl: timedelta | float
-    allow_short_ttl: bool
-    max_request_bytes: int
-    max_response_bytes: int
-    on_lease_expired: Recovery | Literal["unknown", "resume", "retry", "fail"]
-    on_5xx: On5xx | Literal["classify", "retry_fresh", "store"]
-    is_definitely_not_executed: Callable[[BaseException], bool]
-    naturally_idempotent: bool
-    on_store_error: Literal["fail_closed", "fail_open"]
-    complete: bool
-    call_timeout: timedelta | float
-    send_window: timedelta | float
-    max_attempts: int
-    max_result_bytes: int
 
 
 class InboxOptions(CallOptions, total=False):

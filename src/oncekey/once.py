@@ -23,9 +23,7 @@ from oncekey.frameworks.asgi import App, Identify
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.protect import protect
-from oncekey.frameworks.shared import ApplicationShared
-from oncekey.lazy import Lazy
-from oncekey.options import (
+from oncekey.frameworks.options import (
     NO_LIFESPAN,
     NO_THREADS,
     NO_WSGI,
@@ -36,6 +34,8 @@ from oncekey.options import (
     check_installing,
     settings_of,
 )
+from oncekey.frameworks.shared import ApplicationShared
+from oncekey.lazy import Lazy
 from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
 
 if TYPE_CHECKING:
@@ -51,11 +51,12 @@ if TYPE_CHECKING:
     from oncekey.frameworks import webhook as webhooks
     from oncekey.frameworks.asgi import transactions
     from oncekey.frameworks.blocking import Threads
+    from oncekey.frameworks.options import ThreadOptions, WsgiOptions
     from oncekey.frameworks.webhook import Parse, Secrets, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
     from oncekey.functions import FunctionOptions, InboxOptions, Protects, Receives
     from oncekey.observe import measuring
     from oncekey.observe.events import Notify, Observer
-    from oncekey.route_options import InlineOptions, Options, PathOptions, PhasedOptions, ThreadOptions, WsgiOptions
+    from oncekey.options import InlineOptions, Options, PathOptions, PhasedOptions
     from oncekey.workers import service, serving, tasks
 else:
     fronting = Lazy("oncekey.frameworks.fronting")

@@ -21,12 +21,12 @@ from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
+from oncekey.frameworks.options import NO_LIFESPAN, NO_WSGI_APP, ThreadOptions, WsgiOptions, check_installing
 from oncekey.lazy import Lazy, load
-from oncekey.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
 from oncekey.wire import has_threads, shares
 
 if TYPE_CHECKING:
-    from oncekey import flask, route_options, surveying
+    from oncekey import flask, surveying
     from oncekey.engine import fronts, kept_request
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
@@ -48,7 +48,6 @@ else:
     kept_request = Lazy("oncekey.engine.kept_request")
     limits = Lazy("oncekey.frameworks.limits")
     listing = Lazy("oncekey.frameworks.listing")
-    route_options = Lazy("oncekey.route_options")
     starlette = Lazy("oncekey.frameworks.starlette")
     starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
     surveying = Lazy("oncekey.surveying")
@@ -221,7 +220,7 @@ def _check_order(handler: Callable[..., Any]) -> None:
 
 def threads_for(owner: Once, called: str, options: Mapping[str, Any]) -> threaded.Threads:
     """What the requests of an application in threads share, by the options of the method that installs it."""
-    check_installing(options, route_options.WsgiOptions if called == "wsgi" else route_options.ThreadOptions, called)
+    check_installing(options, WsgiOptions if called == "wsgi" else ThreadOptions, called)
     if not has_threads(owner.store):
         raise ConfigurationError(NO_WSGI_APP.format(called=called))
     given = dict(options)

@@ -224,7 +224,7 @@ STORES: Final[tuple[Declared, ...]] = (
             "postgresql+asyncpg": "asyncpg",
         },
         read=addresses.postgres,
-        blocking=(DriverChoice("postgres.psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
+        blocking=(DriverChoice("postgres.generated.psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
         asynchronous=(
             DriverChoice("postgres.asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),
             DriverChoice("postgres.psycopg_async:AsyncPsycopgDriver", "psycopg", ("psycopg",), "postgres"),
@@ -274,7 +274,7 @@ STORES: Final[tuple[Declared, ...]] = (
             "mysql+aiomysql": "aiomysql",
         },
         read=_reader("mariadb"),
-        blocking=(DriverChoice("mariadb.pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
+        blocking=(DriverChoice("mariadb.generated.pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
         asynchronous=(DriverChoice("mariadb.aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
         store=MariadbStore,
         join=_join_mariadb,

@@ -27,7 +27,7 @@ from oncekey.core.model import (
 from oncekey.core.resolution import AnnouncedCall, CallReport
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.flow import Mode, Transaction
 from oncekey.stores.postgres import PostgresStore

@@ -6,7 +6,7 @@ import pytest
 
 from harness.mariadb import mariadb_with_tables, migrated
 from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
-from oncekey.drivers.mariadb.pymysql import PymysqlDriver
+from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.rows import COLUMNS
 from oncekey.testing.contract import StoreContract, Walk, blocking, under_asyncio

@@ -8,7 +8,7 @@ import pytest
 
 from contract.older import EitherStore, OlderStore
 from oncekey.core.migrations import MigrationPhase
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from harness.mariadb import mariadb_with_tables
 from harness.tables import database_with_tables
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver
+from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.engine import migrating
 from oncekey.flow import drive

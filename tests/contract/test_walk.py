@@ -14,7 +14,7 @@ import pytest
 from harness.tables import sqlite_with_tables
 from oncekey.core.transitions import ROWS
 from oncekey.drivers.memory import MemoryDriver
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
 from oncekey.flow import drive

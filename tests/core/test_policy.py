@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
+from enum import StrEnum
 from itertools import product
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from harness.each import each
 from oncekey.canonical.fingerprint import Selection
 from oncekey.canonical.jcs import BigInts
-from oncekey.core.checks import Front
+from oncekey.core.checks import Front, scope_of
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import SECOND, Effects, Recovery
@@ -32,9 +33,8 @@ from oncekey.core.policy import (
     never_proven,
 )
 from oncekey.core.scope import BindTo
-from oncekey.functions import CallOptions
-from oncekey.options import _WHOLE
-from oncekey.route_options import OFFERED
+from oncekey.frameworks.options import settings_of
+from oncekey.options import CallOptions, InlineOptions, Options, PhasedOptions
 
 DEFAULTS = {
     "flavor": Flavor.IETF,
@@ -105,64 +105,9 @@ DEFAULTS = {
     "expires_header": "Idempotency-Key-Expires",
 }
 
-CHOICES = {
-    "flavor": Flavor,
-    "header_syntax": HeaderSyntax,
-    "key_format": KeyFormat,
-    "bind_to": BindTo,
-    "big_ints": BigInts,
-    "on_in_progress": InProgress,
-    "on_lease_expired": Recovery,
-    "on_5xx": On5xx,
-    "on_store_error": StoreErrorPolicy,
-    "expiry_mode": ExpiryMode,
-    "on_expired": OnExpired,
-    "error_format": ErrorFormat,
-    "pii_check": KeyCheck,
-    "guessable_check": KeyCheck,
+CHOICES = {name: type(value) for name, value in DEFAULTS.items() if isinstance(value, StrEnum)} | {
+    "on_lease_expired": Recovery
 }
-
-OF_THE_APPLICATION = {
-    "audit",
-    "big_ints",
-    "bind_to",
-    "complete_interval",
-    "docs_url",
-    "error_format",
-    "expires_header",
-    "flavor",
-    "guessable_check",
-    "limits_storage",
-    "max_json_depth",
-    "max_key_length",
-    "max_live_keys",
-    "max_new_keys_per_second",
-    "max_request_age",
-    "max_spool_bytes",
-    "min_key_length",
-    "min_ttl",
-    "namespace",
-    "on_expired",
-    "pii_check",
-    "problem_types",
-    "provider_lag",
-    "reconcile_interval",
-    "replayed_header",
-    "secret",
-}
-"""Settings that no route is offered, although the code does not refuse them there as it refuses those in `_WHOLE`."""
-
-OF_HTTP = {
-    "body_timeout",
-    "header_syntax",
-    "key_format",
-    "not_executed_statuses",
-    "on_unknown",
-    "replay_headers",
-    "require_key",
-    "selection",
-}
-"""Settings of a route that a function or a consumer does not have."""
 
 OPTIONAL_SPANS = ["max_request_age"]
 SPANS = [name for name, value in DEFAULTS.items() if isinstance(value, timedelta)] + OPTIONAL_SPANS
@@ -176,13 +121,31 @@ def test_every_setting_has_its_documented_default():
     assert policy.key_header == "Idempotency-Key"
 
 
-# A new setting that is in none of these lists was forgotten somewhere: see docs/contributing/migrations.md.
-def test_every_setting_is_offered_to_routes_or_is_the_applications():
-    offered = {name for options in OFFERED.values() for name in options.__annotations__ if name in DEFAULTS}
-    lists = (offered, _WHOLE, OF_THE_APPLICATION)
-    assert sorted(name for names in lists for name in names) == sorted(setting.name for setting in fields(Policy))
-    for_calls = {name for name in CallOptions.__annotations__ if name in DEFAULTS}
-    assert sorted([*for_calls, *OF_HTTP]) == sorted(offered)
+STRICT = [setting for setting in fields(Policy) if scope_of(setting.metadata).strict]
+
+
+@pytest.mark.parametrize("setting", STRICT, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("effects", Effects)
+def test_a_setting_that_nothing_would_read_is_refused_on_a_route(setting, effects):
+    options, meant = {setting.name: getattr(Policy(), setting.name)}, scope_of(setting.metadata).effects
+    if effects in meant:
+        assert settings_of(effects, options) == options
+    else:
+        with pytest.raises(ConfigurationError, match="of the whole application" if not meant else "has no effect"):
+            settings_of(effects, options)
+
+
+def test_the_offered_options_are_those_of_the_scopes():
+    offered = {
+        Effects.LOCAL: Options,
+        Effects.OUTBOX: Options,
+        Effects.INLINE: InlineOptions,
+        Effects.PHASED: PhasedOptions,
+    }
+    for setting in fields(Policy):
+        scope = scope_of(setting.metadata)
+        assert {one for one, kind in offered.items() if setting.name in kind.__annotations__} == scope.effects
+        assert (setting.name in CallOptions.__annotations__) == bool(scope.functions and scope.effects)
 
 
 # C10, C11, F7: knobs that the protocol took away
@@ -259,10 +222,6 @@ def test_a_wrong_choice_names_setting_value_and_choices(name, kind, bad):
     message = str(caught.value)
     assert message.startswith(f"{name}: {bad!r} ")
     assert all(member.value in message for member in kind)
-
-
-def test_every_choice_is_covered_here():
-    assert set(CHOICES) == {name for name, value in DEFAULTS.items() if hasattr(value, "name")} | {"on_lease_expired"}
 
 
 @each("name", FLAGS)

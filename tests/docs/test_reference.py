@@ -55,12 +55,12 @@ def test_every_page_of_the_reference_is_generated_or_leads_to_those_that_are() -
 
 
 def _described() -> dict[str, str]:
-    return {name: group for group, sentences in GENERATOR.settings.GROUPS.items() for name in sentences}
+    return {name: group for group, sentences in GENERATOR.settings.groups().items() for name in sentences}
 
 
 def test_every_setting_has_its_sentence_and_no_other_has() -> None:
     assert sorted(_described()) == sorted(setting.name for setting in fields(Policy))
-    assert sum(len(sentences) for sentences in GENERATOR.settings.GROUPS.values()) == len(fields(Policy))
+    assert sum(len(sentences) for sentences in GENERATOR.settings.groups().values()) == len(fields(Policy))
 
 
 @pytest.mark.parametrize("setting", _described())

@@ -12,7 +12,7 @@ import pytest
 from frameworks.realshop import PostgresDatabase, SqliteFile
 from functions.stage import Stage
 from harness.databases import DatabaseServer
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore

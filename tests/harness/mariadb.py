@@ -22,7 +22,7 @@ import pymysql
 from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.postgres_binaries import account, private_folder
-from oncekey.drivers.mariadb.pymysql import PymysqlDriver
+from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.engine import migrating
 from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore

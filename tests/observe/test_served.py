@@ -17,7 +17,7 @@ from harness.demo import ALPHA, Demo, get
 from harness.filling import fill_postgres
 from harness.patience import wait_until
 from observe.shop import read
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
 from oncekey.flow import drive

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.tables import database_with_tables, sqlite_with_tables
-from oncekey.drivers.mariadb.pymysql import PymysqlDriver
+from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore

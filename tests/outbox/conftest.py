@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from harness.tables import database_with_tables, sqlite_with_tables
 from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 
 from harness.patience import PATIENCE
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract.world import blocking
 from outbox.sending import Post

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
 from oncekey.flow import drive

@@ -15,7 +15,7 @@ from local.databases import lock_for
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Completed, Outcome, StoredResponse
 from oncekey.core.onecommit import WriteKind, WriteTarget
-from oncekey.drivers.mariadb.pymysql import PymysqlDriver
+from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.flow import drive
 from oncekey.ops.doctor import Level
 from oncekey.ops.doctor_servers import mariadb

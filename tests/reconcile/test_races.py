@@ -10,7 +10,7 @@ from harness.patience import PATIENCE
 from oncekey.core.model import State
 from oncekey.core.transitions import Actor
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.engine import reconcile
 from oncekey.flow import adrive
 from oncekey.resolvers import Executed, Rejected

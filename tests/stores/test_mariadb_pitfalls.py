@@ -18,7 +18,7 @@ from harness.patience import wait_until
 from local.databases import lock_for
 from oncekey.core.model import HOUR, MINUTE, Effects, Lease
 from oncekey.core.onecommit import WriteKind, WriteTarget
-from oncekey.drivers.mariadb.pymysql import PymysqlDriver
+from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.sql import ONE_ROW

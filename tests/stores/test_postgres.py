@@ -33,7 +33,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import Policy
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres.psycopg_transactions import execute
+from oncekey.drivers.postgres.generated.psycopg_transactions import execute
 from oncekey.engine import request
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.flow import Mode, Within, drive

@@ -19,7 +19,7 @@ from oncekey.core.model import Doubtful, Effects, EntryKind, MemoEntry, Proceed,
 from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Expired
 from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.engine import migrating
 from oncekey.flow import Mode, Statement, Transaction, adrive, drive
 from oncekey.stores import postgres

@@ -6,7 +6,7 @@ import pytest
 
 from harness.tables import database_with_tables, sqlite_with_tables
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.stores.postgres import PostgresStore

@@ -17,7 +17,7 @@ from oncekey.core.headers import field_name, is_field_name
 if TYPE_CHECKING:
     from enum import StrEnum
 
-    from oncekey.core.model import Duration
+    from oncekey.core.model import Duration, Effects
 
 MEMORY: Final = "memory"
 SHARED: Final = ("redis", "rediss", "unix")
@@ -25,6 +25,7 @@ LONGEST: Final = timedelta(hours=1)
 """The longest life of a copy, and so for how long the copy of a busted answer must not be written again."""
 TIMEOUT: Final = timedelta(milliseconds=50)
 _CHECK: Final = "oncekey.check"
+_SCOPE: Final = "oncekey.scope"
 _URL: Final = re.compile(r"[A-Za-z0-9\-._~:/?@!$&'()*+,;=%]+")
 
 
@@ -33,6 +34,8 @@ class Check:
     """A rule for one setting: `convert` raises for every value that `allowed` does not describe."""
 
     allowed: str
+    given: str
+    """The type of the values that may be given, as it is written in an annotation."""
     convert: Callable[[Any], object]
     secret: bool = False
 
@@ -45,8 +48,8 @@ class Check:
             raise ConfigurationError(f"{setting}: {shown} is not allowed; allowed is {self.allowed}") from None
 
 
-Rule = Mapping[str, Check]
-"""A check in the shape of a dataclass field's metadata."""
+Rule = MappingProxyType[str, Any]
+"""A check, or a scope, in the shape of a dataclass field's metadata."""
 
 
 def check_of(metadata: Mapping[Any, Any]) -> Check:
@@ -55,13 +58,37 @@ def check_of(metadata: Mapping[Any, Any]) -> Check:
     return found
 
 
-def _rule(allowed: str, convert: Callable[[Any], object], *, secret: bool = False) -> Rule:
-    return MappingProxyType({_CHECK: Check(allowed, convert, secret)})
+def _rule(allowed: str, given: str, convert: Callable[[Any], object], *, secret: bool = False) -> Rule:
+    return MappingProxyType({_CHECK: Check(allowed, given, convert, secret)})
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Who may set something besides the policy of the whole application."""
+
+    effects: frozenset[Effects]
+    """Handlers with these effects."""
+    functions: bool
+    """Functions and consumers with these effects, too."""
+    strict: bool
+    """Whether oncekey itself refuses it elsewhere, because nothing would read it there; else only a type checker."""
+
+
+def scope(*effects: Effects, functions: bool = True, strict: bool = False) -> Rule:
+    """A scope in the shape of metadata."""
+    return MappingProxyType({_SCOPE: Scope(frozenset(effects), functions, strict)})
+
+
+def scope_of(metadata: Mapping[Any, Any]) -> Scope:
+    """The scope that a field was declared with."""
+    found: Scope = metadata[_SCOPE]
+    return found
 
 
 def choice(kind: type[StrEnum]) -> Rule:
     """A member of `kind`, or its name in a configuration file."""
-    return _rule(" | ".join(kind), kind)
+    names = ", ".join(f'"{one}"' for one in kind)
+    return _rule(" | ".join(kind), f"{kind.__name__} | Literal[{names}]", kind)
 
 
 def optional(rule: Rule) -> Rule:
@@ -69,6 +96,7 @@ def optional(rule: Rule) -> Rule:
     inner = check_of(rule)
     return _rule(
         f"None, or {inner.allowed}",
+        f"{inner.given} | None",
         lambda value: None if value is None else inner.convert(value),
         secret=inner.secret,
     )
@@ -82,7 +110,7 @@ def flag() -> Rule:
             raise TypeError
         return value
 
-    return _rule("True | False", convert)
+    return _rule("True | False", "bool", convert)
 
 
 def whole(at_least: int, at_most: int | None = None) -> Rule:
@@ -96,7 +124,7 @@ def whole(at_least: int, at_most: int | None = None) -> Rule:
         return value
 
     bounds = f"of {at_least} or more" if at_most is None else f"from {at_least} to {at_most}"
-    return _rule(f"a whole number {bounds}", convert)
+    return _rule(f"a whole number {bounds}", "int", convert)
 
 
 def one_of(*numbers: int) -> Rule:
@@ -107,12 +135,12 @@ def one_of(*numbers: int) -> Rule:
             raise ValueError
         return value
 
-    return _rule(" | ".join(map(str, numbers)), convert)
+    return _rule(" | ".join(map(str, numbers)), f"Literal[{', '.join(map(str, numbers))}]", convert)
 
 
 def span() -> Rule:
     """A duration longer than nothing: a `timedelta`, or a number of seconds."""
-    return _rule("a timedelta or a number of seconds, longer than 0", _span)
+    return _rule("a timedelta or a number of seconds, longer than 0", "timedelta | float", _span)
 
 
 def _span(value: object) -> timedelta:
@@ -137,7 +165,8 @@ def front(life: timedelta, *, memory: bool) -> Rule:
         return made if made.life is not None else Front(made.place, life, made.timeout)
 
     places = '"memory", a span of time (the same, for so long), ' if memory else ""
-    return _rule(f"{places}redis://host:6379/0, or a Front of one of these", convert, secret=True)
+    given = "Front | str | timedelta | float" if memory else "Front | str"
+    return _rule(f"{places}redis://host:6379/0, or a Front of one of these", given, convert, secret=True)
 
 
 def text(at_most: int) -> Rule:
@@ -148,7 +177,7 @@ def text(at_most: int) -> Rule:
             raise ValueError
         return value
 
-    return _rule(f"printable text of at most {at_most} characters", convert)
+    return _rule(f"printable text of at most {at_most} characters", "str", convert)
 
 
 def url() -> Rule:
@@ -159,7 +188,7 @@ def url() -> Rule:
             raise ValueError
         return value
 
-    return _rule("a URL or URL path without a fragment, in ASCII", convert)
+    return _rule("a URL or URL path without a fragment, in ASCII", "str", convert)
 
 
 def secret_bytes(at_least: int) -> Rule:
@@ -170,7 +199,7 @@ def secret_bytes(at_least: int) -> Rule:
             raise ValueError
         return value
 
-    return _rule(f"bytes, {at_least} or more of them", convert, secret=True)
+    return _rule(f"bytes, {at_least} or more of them", "bytes", convert, secret=True)
 
 
 def secret_text(what: str) -> Rule:
@@ -181,7 +210,7 @@ def secret_text(what: str) -> Rule:
             raise ValueError
         return value
 
-    return _rule(what, convert, secret=True)
+    return _rule(what, "str", convert, secret=True)
 
 
 def a(kind: type) -> Rule:
@@ -192,18 +221,18 @@ def a(kind: type) -> Rule:
             raise TypeError
         return value
 
-    return _rule(f"a {kind.__name__}", convert)
+    return _rule(f"a {kind.__name__}", kind.__name__, convert)
 
 
-def function() -> Rule:
-    """Something that can be called."""
+def function(given: str) -> Rule:
+    """Something that can be called, of this type."""
 
     def convert(value: object) -> object:
         if not callable(value):
             raise TypeError
         return value
 
-    return _rule("a function", convert)
+    return _rule("a function", given, convert)
 
 
 def own_field(never: frozenset[bytes]) -> Rule:
@@ -214,7 +243,7 @@ def own_field(never: frozenset[bytes]) -> Rule:
             raise ValueError
         return value
 
-    return _rule(f"the name of a header field, but not {_listed(never)}", convert)
+    return _rule(f"the name of a header field, but not {_listed(never)}", "str", convert)
 
 
 def field_names(never: frozenset[bytes]) -> Rule:
@@ -226,7 +255,7 @@ def field_names(never: frozenset[bytes]) -> Rule:
             raise ValueError
         return names
 
-    return _rule(f"a list of names of header fields, without {_listed(never)}", convert)
+    return _rule(f"a list of names of header fields, without {_listed(never)}", "Sequence[str]", convert)
 
 
 def _listed(names: frozenset[bytes]) -> str:
@@ -242,7 +271,7 @@ def statuses(at_least: int, at_most: int) -> Rule:
             raise TypeError
         return frozenset(number.convert(status) for status in value)
 
-    return _rule(f"a set of status codes from {at_least} to {at_most}", convert)
+    return _rule(f"a set of status codes from {at_least} to {at_most}", "set[int] | frozenset[int]", convert)
 
 
 def _strings(value: object) -> Iterable[str]:

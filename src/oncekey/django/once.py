@@ -17,11 +17,11 @@ from oncekey.django.exchange import DjangoExchange, DjangoThreads, Sent, made, r
 from oncekey.django.project import Application, check_order
 from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
 from oncekey.frameworks.consumer_page import documentation
+from oncekey.frameworks.options import NO_WSGI_APP
 from oncekey.frameworks.shared import thread_exchange
 from oncekey.frameworks.webhook import Secrets, WebhookOptions, taken
 from oncekey.frameworks.wsgi import lines_of
 from oncekey.once import Once as Framework
-from oncekey.options import NO_WSGI_APP
 from oncekey.wire import Source, has_threads
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.messages import by_request, caller_of, trace_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.options import SINGLE_TENANT
 from oncekey.frameworks.shared import is_served
 from oncekey.lazy import Lazy, load
-from oncekey.options import SINGLE_TENANT
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks import consumer_page, fastapi, fastapi_tenant, listing, resources, starlette_patterns
     from oncekey.frameworks.asgi import App, Identify, Scope
+    from oncekey.frameworks.options import Installing
     from oncekey.frameworks.shared import Engines
-    from oncekey.options import Installing
 else:
     consumer_page = Lazy("oncekey.frameworks.consumer_page")
     fastapi = Lazy("oncekey.frameworks.fastapi")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.asyncpg_transactions import AsyncpgTransaction
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
 from oncekey.drivers.postgres.psycopg_async_transactions import AsyncPsycopgTransaction
 from oncekey.engine.shell import AsyncEngine

@@ -306,7 +306,7 @@ class TestPoolers:
 
 FORKING = """
 import os, sys
-from oncekey.drivers.postgres.psycopg import PsycopgDriver
+from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.flow import Mode, Statement, Transaction
 
 def body():

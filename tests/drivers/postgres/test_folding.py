@@ -33,7 +33,8 @@ from oncekey.core.errors import (
 from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
-from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions, psycopg_transactions
+from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions
+from oncekey.drivers.postgres.generated import psycopg_transactions
 from oncekey.drivers.postgres.server import as_text
 from oncekey.engine import local
 from oncekey.flow import Statement

@@ -24,7 +24,7 @@ from harness.pgbouncer import PgBouncer
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers.postgres.asyncpg_connections import StoreConnection
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver
+from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 from oncekey.flow import Mode
 
 PREPARED = "SELECT count(*) FROM pg_prepared_statements"

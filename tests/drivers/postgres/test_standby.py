@@ -14,10 +14,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from cli.operating import oncekey
 from drivers.postgres.conftest import ORDERS
-from drivers.postgres.drivers import ASYNCPG, ask, engine, hurried, opened, saying
+from drivers.postgres.drivers import ASYNCPG, InThreads, ask, engine, hurried, opened, saying
 from drivers.postgres.test_folding import entered, insert, order, sealed
 from drivers.postgres.test_pgbouncer import PooledShop, serving
 from frameworks.shop import new_key
@@ -29,6 +32,8 @@ from harness.tables import make_tables
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
+from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 from oncekey.flow import Mode
 from oncekey.testing.claims import a_claim, answered
 from sessions.ways import SQLALCHEMY, WAYS, Shop
@@ -213,6 +218,24 @@ class TestGivenUp:
             pair.standby.thaw()
             asked = (driver.run(saying(Mode.READ, "SELECT 1")) for _ in range(5))
             assert await asyncio.gather(*asked) == [[(1,)]] * 5
+
+    @pytest.mark.parametrize("blocking", [False, True], ids=["asyncio", "threads"])
+    async def test_a_standby_that_confirms_nothing_is_an_outage(
+        self, blocking: bool, pair: PostgresPair, dsn: str
+    ) -> None:
+        # Nobody cancels the wait: SQLAlchemy's drivers give the question up by themselves.
+        url = dsn.replace("postgresql:", "postgresql+psycopg:")
+        pool = {"poolclass": NullPool}
+        driver: Any = SqlalchemyDriver(create_async_engine(url, **pool))
+        if blocking:
+            driver = InThreads(BlockingSqlalchemyDriver(create_engine(url, **pool)))
+        pair.standby.freeze()
+        getattr(driver, "driver", driver).unconfirmed.add()
+        with pytest.raises(StoreUnavailableError, match="confirmed"):
+            await driver.run(saying(Mode.READ, "SELECT 1"))
+        pair.standby.thaw()
+        assert await driver.run(saying(Mode.READ, "SELECT 1")) == [(1,)]
+        await driver.close()
 
 
 class TestHosts:

@@ -32,8 +32,9 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.drivers.handler_sql import LEFT_BEHIND
-from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver, BorrowedEngine
+from oncekey.drivers.sqlalchemy.blocking import BorrowedEngine
 from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
+from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 from oncekey.flow import Body, Mode, Statement, Transaction
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore

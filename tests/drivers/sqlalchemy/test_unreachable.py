@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from drivers.speaking import saying
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.drivers.sqlalchemy.blocking import BlockingSqlalchemyDriver
 from oncekey.drivers.sqlalchemy.flask import Database, FlaskSqlalchemyDriver
+from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 from oncekey.flow import Mode
 from oncekey.given import aconnect_sqlalchemy
 

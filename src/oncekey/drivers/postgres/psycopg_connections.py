@@ -13,8 +13,8 @@ import re
 import select
 import socket
 import time
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -236,6 +236,25 @@ def cleaned_blocking(connection: psycopg.Connection[Any]) -> None:
     with connection.lock:
         if not _all_well(connection.wait(answers(connection.pgconn, RESET))):
             raise psycopg.OperationalError(NOT_RESET)
+
+
+@contextmanager
+def limited_blocking(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Inside of it each reply on the application's own connection may take so many seconds."""
+
+    def ask_to_stop() -> None:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=GRACE)
+
+    def wait(gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
+        limited = _patiently(gen, seconds, ask_to_stop, connection.pgconn.finish)
+        return type(connection).wait(connection, limited, *args, **kwargs)
+
+    vars(connection)["wait"] = wait
+    try:
+        yield
+    finally:
+        del vars(connection)["wait"]
 
 
 def answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:

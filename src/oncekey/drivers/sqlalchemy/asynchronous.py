@@ -18,6 +18,14 @@ from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, AsyncConfirming,
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots
 from oncekey.drivers.sqlalchemy import connections, handler_connection
+from oncekey.drivers.sqlalchemy.async_engines import (
+    MAKE,
+    SqlalchemyHandlerConnection,
+    borrowed_engine,
+    engine_for_handlers,
+    limited,
+    open_for_handler,
+)
 from oncekey.drivers.sqlalchemy.errors import (
     AUTOCOMMITS,
     BUSINESS,
@@ -28,8 +36,17 @@ from oncekey.drivers.sqlalchemy.errors import (
     not_connected,
     unproven,
 )
-from oncekey.drivers.sqlalchemy.execute import PROBE, PROVE, EngineFile, own_text, places_in, raw_of, sure
-from oncekey.drivers.sqlalchemy.handler_connection import SqlalchemyHandlerConnection, Watch
+from oncekey.drivers.sqlalchemy.execute import (
+    PROBE,
+    PROVE,
+    EngineFile,
+    is_in_transaction,
+    own_text,
+    places_in,
+    raw_of,
+    sure,
+)
+from oncekey.drivers.sqlalchemy.handler_connection import Watch, current_transaction
 from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
 from oncekey.flow import Body, Mode, Statement, Transaction, arun_body
 
@@ -46,8 +63,6 @@ OURS: Final = "READ COMMITTED"
 GRACE: Final = 1.0
 """Seconds for a statement to end after its connection was closed, and for a standby to confirm a commit."""
 
-DIALECTS: Final = frozenset({"postgresql", "sqlite", "mysql", "mariadb"})
-
 
 class SqlalchemyDriver:
     """Runs transactions on the application's own engine, which is never disposed here.
@@ -57,44 +72,42 @@ class SqlalchemyDriver:
     """
 
     def __init__(self, engine: AsyncEngine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
-        if engine.dialect.name not in DIALECTS:
-            raise ConfigurationError(
-                f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL, SQLite, "
-                "MariaDB or MySQL"
-            )
-        self._engine = engine = AsyncEngine(handler_connection.own_engine(engine.sync_engine))
+        self._engine = engine = borrowed_engine(engine)
         self._file = EngineFile(engine.sync_engine)
+        self._sqlite = engine.dialect.name == "sqlite"
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         # After waiting for a lock it must see what the holder committed, whatever the application's isolation level is.
-        self._atomic = engine if engine.dialect.name == "sqlite" else engine.execution_options(isolation_level=OURS)
-        self._for_handler = handler_connection.engine_for_handlers(engine)
-        reader = only_reading(engine)
-        self._reader_for_handlers = handler_connection.engine_for_handlers(reader)
+        self._atomic = engine if self._sqlite else engine.execution_options(isolation_level=OURS)
+        self._for_handler = engine_for_handlers(engine)
         self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes what is returned to it
-        self._placed = placed(engine, self._enter, self._leave, cleans=self._cleans)
-        self._placed_reader = placed(reader, self._enter, self._leave, cleans=self._cleans)
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
-        places = places_in(engine.pool, "create_async_engine")
-        self._places = None if places is None else AsyncSlots(places, self._patience)
-        self._returns: set[asyncio.Task[None]] = set()
-        self._unconfirmed = UnconfirmedCommits.of(str(engine.url))
-        self._confirming = AsyncConfirming(self._unconfirmed, self._confirmed)
+        places = places_in(engine.pool, MAKE)
+        self._places = None if places is None else AsyncSlots(places, self._patience, engine.dialect.name)
+        self.unconfirmed = UnconfirmedCommits.of(str(engine.url))
+        self._confirming = AsyncConfirming(self.unconfirmed, self._confirmed)
+        reader = only_reading(engine)  # asyncio only
+        self._reader_for_handlers = engine_for_handlers(reader)  # asyncio only
+        self._placed = placed(engine, self._take_place, self.leave, cleans=self._cleans)  # asyncio only
+        self._placed_reader = placed(reader, self._take_place, self.leave, cleans=self._cleans)  # asyncio only
+        self._returns: set[asyncio.Task[None]] = set()  # asyncio only
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
         """Run one transaction; again, if it lost against others or cannot have happened."""
-        if self._unconfirmed:
+        if self.unconfirmed:
             await self._confirming.confirm_all()
         name, mode = transaction.name, transaction.mode
         async with self._connected(self._atomic if mode is Mode.ATOMIC else self._autocommit) as connection:
             if mode is Mode.SINGLE:
-                with sure(connection.sync_connection, self._unconfirmed, name):
+                with sure(connection.sync_connection, self.unconfirmed, name):
                     return await self._stepped(connection, transaction, self._statement_timeout)
             if mode is Mode.READ:
                 return await self._stepped(connection, transaction, self._statement_timeout)
+            if self._sqlite:
+                await self._begin_to_write(connection, name)
             result = await self._stepped(connection, transaction, None)
-            await connections.committed(connection, self._unconfirmed, name)
+            await connections.committed(connection, self.unconfirmed, name)
             return result
 
     @property
@@ -105,22 +118,19 @@ class SqlalchemyDriver:
         """Open a business transaction; the first statement begins it in the database."""
         return await self._opened(self._for_handler)
 
-    async def read(self) -> SqlalchemyTransaction:
+    async def read(self) -> SqlalchemyTransaction:  # asyncio only
         return await self._opened(self._reader_for_handlers)
 
     async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
-        if self._unconfirmed:
-            await self._confirming.confirm_all()
-        self._file.refuse_if_gone()
-        await self._enter()
+        await self.enter()
         try:
-            connection, watch = await handler_connection.open_for_handler(engine)
+            connection = await open_for_handler(engine)
         except BaseException as error:
-            self._leave()
+            self.leave()
             if isinstance(error, FAILURES):
                 raise not_connected(error, engine.dialect.name) from error
             raise
-        transaction = self._begun(connection, watch, reads=engine is self._reader_for_handlers)
+        transaction = self._begun(connection, engine)
         try:
             await connections.vetted(connection)
             await transaction.start()
@@ -129,19 +139,20 @@ class SqlalchemyDriver:
             raise
         return transaction
 
-    def _begun(self, connection: SqlalchemyHandlerConnection, watch: Watch, *, reads: bool) -> SqlalchemyTransaction:  # noqa: ARG002
-        return SqlalchemyTransaction(connection, watch, self._end, self._unconfirmed)
+    def _begun(self, connection: SqlalchemyHandlerConnection, _engine: AsyncEngine) -> SqlalchemyTransaction:
+        end = partial(self._end, connection)
+        return SqlalchemyTransaction(connection, connection.watch, end, self.unconfirmed)
 
-    def session(self) -> OrdinarySession:
+    def session(self) -> OrdinarySession:  # asyncio only
         """An ordinary session, which the application commits; it takes a connection when it is first used."""
         return OrdinarySession(self._placed, expire_on_commit=False)
 
-    def stepping_session(self) -> SteppingSession:
+    def stepping_session(self) -> SteppingSession:  # asyncio only
         return SteppingSession(self._placed_reader)
 
     async def close(self) -> None:
         """Wait for the connections that are being returned to the pool; the engine is not ours."""
-        if self._returns:
+        if self._returns:  # asyncio only
             await asyncio.wait(self._returns)
 
     def _end(self, connection: SqlalchemyHandlerConnection, session: AsyncSession | None) -> asyncio.Task[None]:
@@ -150,7 +161,7 @@ class SqlalchemyDriver:
 
     async def _stepped(self, connection: AsyncConnection, transaction: Transaction[T], limit: float | None) -> T:
         try:
-            async with asyncio.timeout(limit):
+            async with limited(connection, limit):
                 return await arun_body(transaction.body(), partial(connections.execute, connection))
         except FAILURES as error:
             await connections.forsaken(connection, error)
@@ -159,9 +170,8 @@ class SqlalchemyDriver:
     @asynccontextmanager
     async def _connected(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         self._file.refuse_if_gone()
-        connection = engine.connect()
         try:
-            await connection.start()
+            connection = await engine.connect()
         except FAILURES as error:
             raise not_connected(error, engine.dialect.name) from error
         try:
@@ -172,42 +182,55 @@ class SqlalchemyDriver:
 
     async def _confirmed(self) -> bool:
         """Whether the standby has everything that was committed so far; a file has none."""
-        if self._engine.dialect.name == "sqlite":
+        if self._sqlite:
             return True
         question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
         async with self._connected(self._autocommit) as connection:
             try:
-                with sure(connection.sync_connection, self._unconfirmed, WHAT):
+                with sure(connection.sync_connection, self.unconfirmed, WHAT):
                     await self._stepped(connection, question, GRACE)
             except CommitAmbiguousError:
                 return False
         return True
 
-    async def _enter(self) -> None:
+    async def enter(self) -> None:
+        """Wait for one of the places that handlers have in the pool; nothing may be unconfirmed then."""
+        self._file.refuse_if_gone()
+        if self.unconfirmed:
+            await self._confirming.confirm_all()
+        await self._take_place()
+
+    async def _take_place(self) -> None:
         if self._places is not None:
             await self._places.acquire(time.monotonic() + self._patience)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Return the place."""
         if self._places is not None:
             self._places.release()
+
+    async def _begin_to_write(self, connection: AsyncConnection, what: str) -> None:
+        """Begin at once: SQLite's module would begin with the first change, after what was read."""
+        try:
+            await connection.begin()
+            if not is_in_transaction(raw_of(connection.sync_connection)):  # the application's engine may have begun
+                await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except FAILURES as error:
+            raise failed(error, Mode.ATOMIC, what) from error
 
     async def _ended(self, connection: SqlalchemyHandlerConnection, session: AsyncSession | None) -> None:
         try:
             if connection.watch.running and not await self._hushed(connection):
                 await connections.discarded(connection)
                 return
-            if session is not None:
+            if session is not None:  # asyncio only
                 with suppress(*FAILURES):
                     await session.close()
-            clean = (
-                partial(connections.as_opened, connection.sync_connection)
-                if self._cleans and connection.watch.used
-                else None
-            )
-            await connections.closed(connection, clean=clean)
+            clean = partial(connections.as_opened, connection.sync_connection)
+            await connections.closed(connection, clean=clean if self._cleans and connection.watch.used else None)
         finally:
             connection.watch.released = True
-            self._leave()
+            self.leave()
 
     async def _hushed(self, connection: SqlalchemyHandlerConnection) -> bool:
         """Whether a connection with a statement under way can be used again, once that has ended.
@@ -216,9 +239,9 @@ class SqlalchemyDriver:
         so the connection is closed. SQLite runs one statement after the other in one thread, so it ends soon.
         """
         await connections.cancel_and_close(raw_of(connection.sync_connection))
-        return await connection.watch.quiet(GRACE) and self._engine.dialect.name == "sqlite"
+        return await connection.watch.quiet(GRACE) and self._sqlite
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:  # asyncio only
         """Return a connection to its pool in a task of its own, which a cancellation of the caller does not reach."""
         task = asyncio.get_running_loop().create_task(work)
         self._returns.add(task)
@@ -230,25 +253,21 @@ def _confirming() -> Body[None]:
     yield Statement(WHAT, CONFIRM)
 
 
-End: TypeAlias = Callable[[SqlalchemyHandlerConnection, AsyncSession | None], "asyncio.Task[None]"]
+End: TypeAlias = Callable[[AsyncSession | None], "asyncio.Task[None]"]
 """Rolls back what is not committed and returns the connection, in a task that is never cancelled."""
 
 
 class SqlalchemyTransaction:
     """A business transaction that a handler writes through, as a connection or as a session, and that oncekey ends."""
 
-    __slots__ = ("_connection", "_end", "_ending", "_root", "_session", "_unconfirmed", "_watch")
+    _session: AsyncSession | None = None  # asyncio only
+    _ending: asyncio.Task[None] | None = None  # asyncio only
 
-    def __init__(
-        self, connection: SqlalchemyHandlerConnection, watch: Watch, end: End, unconfirmed: UnconfirmedCommits
-    ) -> None:
-        self._connection = connection
-        self._unconfirmed = unconfirmed
-        self._watch = watch
-        self._end = end
+    def __init__(self, connection: AsyncConnection, watch: Watch, end: End, unconfirmed: UnconfirmedCommits) -> None:
+        self._connection, self._watch = connection, watch
+        self._end, self._unconfirmed = end, unconfirmed
         self._root: RootTransaction | None = None
-        self._session: AsyncSession | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._over = False
 
     async def start(self) -> None:
         """Begin. Listeners of the application may execute statements at once, to set a tenant for example."""
@@ -258,15 +277,15 @@ class SqlalchemyTransaction:
             await AsyncConnection.begin(self._connection)
         except FAILURES as error:
             raise failed(error, Mode.ATOMIC, BUSINESS) from error
-        self._root = self._current()
+        self._root = current_transaction(self._connection.sync_connection)
         self._watch.guards = True
 
     @property
-    def connection(self) -> SqlalchemyHandlerConnection:
+    def connection(self) -> AsyncConnection:
         return self._connection
 
     @property
-    def session(self) -> AsyncSession:
+    def session(self) -> AsyncSession:  # asyncio only
         """The session that writes through it: its `commit()` only flushes."""
         if self._session is None:
             self._session = AsyncSession(
@@ -274,10 +293,10 @@ class SqlalchemyTransaction:
             )
         return self._session
 
-    def adopt(self, session: AsyncSession) -> None:
+    def adopt(self, session: AsyncSession) -> None:  # asyncio only
         self._session = session
 
-    async def flush(self) -> None:
+    async def flush(self) -> None:  # asyncio only
         """Write the session's pending changes; the handler gets the database's errors."""
         if self._session is not None and self._goes_on():
             await self._session.flush()
@@ -300,56 +319,58 @@ class SqlalchemyTransaction:
         """Commit, and return the connection; a transaction that can only be rolled back is refused (F20)."""
         self._refuse_if_ended()
         try:
-            await self._refuse_late_users()
-            if self._watch.has_failed:
-                await self._probe()
-            await self._prove()
+            await self._check()
             self._watch.guards = False
             await connections.committed(self._connection, self._unconfirmed, BUSINESS)
         except BaseException:
             await self.rollback()
             raise
-        session, self._session = self._session, None
-        if session is not None:
+        session = self._session  # asyncio only
+        if session is not None:  # asyncio only
             # Now, and not with the connection: a phased handler goes on with it, and what it adds must not be lost.
+            self._session = None
             with suppress(*FAILURES):
                 await session.close()
-        self._ended()  # the caller need not wait until the connection is reset and returned
+        self._finish()  # the caller need not wait until the connection is reset and returned
 
     async def rollback(self) -> None:
-        await asyncio.shield(self._ended())
+        self._finish()
+        if self._ending is not None:  # asyncio only
+            await asyncio.shield(self._ending)
 
-    def _ended(self) -> asyncio.Task[None]:
-        if self._ending is None:
-            self._watch.over = True
+    def _finish(self) -> None:
+        """Return the connection, once."""
+        if not self._over:
+            self._over = self._watch.over = True
             self._watch.guards = False
-            self._ending = self._end(self._connection, self._session)
-        return self._ending
+            self._ending = self._end(self._session)
 
-    async def _refuse_late_users(self) -> None:
-        """Refuse further statements, and wait for those that a handler left running: they belong to the transaction."""
+    async def _check(self) -> None:
+        """Refuse further statements, and a transaction that cannot be committed.
+
+        Statements that a handler left running belong to the transaction, so they are waited for.
+        """
         self._watch.over = True
         if not await self._watch.quiet(handler_connection.PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
-
-    async def _probe(self) -> None:
-        try:
-            await self._connection.execute(PROBE)
-        except FAILURES as error:
-            raise meaning(error) from error
+        if self._watch.has_failed:
+            try:
+                await self._connection.execute(PROBE)
+            except FAILURES as error:
+                raise meaning(error) from error
+        await self._prove()
 
     async def _prove(self) -> None:
         """Raise unless the database is still in the transaction that was begun: no other one is committed (L5)."""
-        sync, watch = self._connection.sync_connection, self._watch
-        handler_connection.refuse_if_ended(sync, watch)
-        if watch.begun and sync is not None and sync.dialect.name == "sqlite":
+        handler_connection.refuse_if_ended(self._connection.sync_connection, self._watch)
+        if self._watch.begun and self._connection.dialect.name == "sqlite":
             try:
                 await self._connection.execute(PROVE)
             except FAILURES as error:
                 raise unproven(error) from error
 
     def _refuse_if_ended(self) -> None:
-        if self._ending is not None:
+        if self._over:
             raise TransactionControlError(OVER)
         if not self._goes_on():
             raise TransactionControlError(ENDED)
@@ -357,8 +378,4 @@ class SqlalchemyTransaction:
     def _goes_on(self) -> bool:
         """Whether it is still the transaction that we began, and not one that came after it."""
         root = self._root
-        return root is not None and root.is_active and self._current() is root
-
-    def _current(self) -> RootTransaction | None:
-        sync = self._connection.sync_connection
-        return None if sync is None else sync.get_transaction()
+        return root is not None and root.is_active and current_transaction(self._connection.sync_connection) is root

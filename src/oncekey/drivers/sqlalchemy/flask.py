@@ -23,10 +23,11 @@ from sqlalchemy import event
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.core.sqltext import ONLY_READS
-from oncekey.drivers.sqlalchemy.blocking import FORKING, BlockingSqlalchemyDriver, BoundTransaction
-from oncekey.drivers.sqlalchemy.connections_blocking import cancel_and_close, vetted
+from oncekey.drivers.sqlalchemy.blocking import FORKING
 from oncekey.drivers.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, FAILURES, meaning, not_connected
 from oncekey.drivers.sqlalchemy.execute import committing, raw_of
+from oncekey.drivers.sqlalchemy.generated.connections import cancel_and_close, vetted
+from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver, BlockingTransaction
 from oncekey.drivers.sqlalchemy.handler_connection import WATCH, Watch, commits_by_itself, watch_connections, watch_of
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ class FlaskSqlalchemyDriver:
                 _end_quietly(session)
 
 
-class SessionTransaction(BoundTransaction):
+class SessionTransaction(BlockingTransaction):
     """The transaction of the request's session, while it is an operation's business transaction."""
 
     def __init__(
@@ -254,7 +255,7 @@ class SessionTransaction(BoundTransaction):
     ) -> None:
         watch = watch_of(connection)
         assert watch is not None
-        super().__init__(connection, watch)
+        super().__init__(connection, watch, self._end_session, inner.unconfirmed)
         self._session, self._inner, self._begun, self._ended = session, inner, begun, ended
         self._before = _pending(session)
         self._root, self._top = connection.get_transaction(), session.get_transaction()
@@ -280,25 +281,21 @@ class SessionTransaction(BoundTransaction):
                 watch = watch_of(other)
                 if other is not self._connection and watch is not None and watch.wrote:
                     raise TransactionControlError(OTHER_BIND)
-            self._hear_last_words()
+            self._check()
             self._watch.guards = False
             self._hand_back()
-            with committing(self._connection, self._inner.unconfirmed, BUSINESS):
+            with committing(self._connection, self._unconfirmed, BUSINESS):
                 self._session.commit()
         finally:
             self.rollback()  # what is committed stays so
 
-    def rollback(self) -> None:
-        """Undo everything and leave the session to the application; what is over stays as it is."""
-        if self._over:
-            return
-        self._over = True
+    def _end_session(self) -> None:
+        """Roll back what is not committed, and leave the session to the application."""
         session, watch = self._session, self._watch
         try:
             self._hand_back()
-            watch.over, watch.guards = True, False
             if watch.running:
-                # What is under way there would be the beginning of the next borrower's transaction.
+                # The statement under way would become part of the next borrower's transaction.
                 cancel_and_close(raw_of(self._connection))
                 session.invalidate()
             elif watch.used or not self._goes_on() or self._changed():

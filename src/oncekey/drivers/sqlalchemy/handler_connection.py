@@ -1,7 +1,7 @@
-"""The SQLAlchemy connection that a handler gets: everything but the end of the transaction (L5).
+"""What a handler does on its SQLAlchemy connection: everything but the end of the transaction (L5).
 
-The connection's class refuses methods; listeners on an engine of our own, which shares the application's pool, refuse
-text, and whatever reaches the connection through a session or `run_sync`.
+The connection's class refuses methods (`async_engines.py`, `engines.py`); listeners on an engine of our own, which
+shares the application's pool, refuse text, and whatever reaches the connection through a session or `run_sync`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
@@ -25,7 +24,7 @@ from oncekey.drivers.handler_sql import ENDED, OVER, refusal, refuse_transaction
 from oncekey.drivers.sqlalchemy.execute import OWN, alters, is_in_transaction, package_of, raw_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext
+    from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext, RootTransaction
 
 PATIENCE: Final = 5.0
 """Seconds that a statement which a handler left running may take, before the transaction is rolled back."""
@@ -122,72 +121,10 @@ class Watch:
         self.answered = self.sent
 
 
-class SqlalchemyHandlerConnection(AsyncConnection):
-    """`op.connection` for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
-
-    __slots__ = ("watch",)
-
-    def __init__(self, engine: AsyncEngine, watch: Watch) -> None:
-        super().__init__(engine)
-        self.watch = watch
-
-    @property
-    def _proxied(self) -> Connection:
-        """SQLAlchemy's own connection; after the operation it raises our error."""
-        if self.watch.released:
-            raise TransactionControlError(OVER)
-        return super()._proxied
-
-    async def commit(self) -> NoReturn:
-        """Refused."""
-        raise refusal("commit()")
-
-    async def rollback(self) -> NoReturn:
-        """Refused."""
-        raise refusal("rollback()")
-
-    async def close(self) -> NoReturn:
-        """Refused."""
-        raise refusal("close()")
-
-    async def aclose(self) -> NoReturn:
-        """Refused."""
-        raise refusal("aclose()")
-
-    async def invalidate(self, exception: BaseException | None = None) -> NoReturn:  # noqa: ARG002  (as its parent's)
-        """Refused."""
-        raise refusal("invalidate()")
-
-    async def get_raw_connection(self) -> NoReturn:
-        """Refused: a statement on the raw connection before SQLAlchemy begins would be committed at once."""
-        raise refusal("get_raw_connection()")
-
-    async def execution_options(self, **options: Any) -> AsyncConnection:  # noqa: ANN401  (as its parent takes them)
-        """Set options; another isolation level would begin another transaction."""
-        if "isolation_level" in options:
-            raise refusal("setting isolation_level")
-        return await super().execution_options(**options)
-
-    def begin(self) -> NoReturn:
-        """Refused: it has begun; `begin_nested()` makes a savepoint."""
-        raise refusal("begin()")
-
-    async def __aenter__(self) -> NoReturn:
-        raise refusal("`async with connection:`")
-
-
-def engine_for_handlers(engine: AsyncEngine) -> AsyncEngine:
-    """An engine on the same pool whose connections, once watched, only oncekey can end."""
-    ours = engine.execution_options(**{OURS: True})
-    watch_connections(ours.sync_engine)
-    return ours
-
-
-def own_engine(engine: Engine) -> Engine:
-    """The same engine for oncekey itself; connections of the given one are logged if a LOCAL handler opens them."""
+def log_foreign_connections(engine: Engine) -> None:
+    """Log connections of the application's engine that a LOCAL handler opens beside its transaction."""
     if not event.contains(engine, "engine_connect", _log_if_not_ours):
         event.listen(engine, "engine_connect", _log_if_not_ours)
-    return engine.execution_options(**{OURS: True})
 
 
 def _log_if_not_ours(connection: Connection) -> None:
@@ -300,14 +237,9 @@ def _begin_to_write(connection: Connection, what: str) -> None:
     watch.begun = True
 
 
-async def open_for_handler(engine: AsyncEngine) -> tuple[SqlalchemyHandlerConnection, Watch]:
-    """A connection of the engine for handlers, and the watch over it."""
-    watch = Watch()
-    connection = SqlalchemyHandlerConnection(engine, watch)
-    await connection.start()
-    assert connection.sync_connection is not None
-    connection.sync_connection.execution_options(**{WATCH: watch})
-    return connection, watch
+def current_transaction(connection: Connection | None) -> RootTransaction | None:
+    """The transaction that SQLAlchemy takes a connection to be in."""
+    return None if connection is None or connection.closed else connection.get_transaction()
 
 
 def commits_by_itself(connection: Connection | None) -> bool:

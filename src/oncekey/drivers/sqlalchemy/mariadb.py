@@ -16,11 +16,12 @@ from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.sessions import AsyncSession
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.sqlalchemy import handler_connection
+from oncekey.drivers.sqlalchemy.async_engines import SqlalchemyHandlerConnection
 from oncekey.drivers.sqlalchemy.asynchronous import End, SqlalchemyDriver, SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.connections import discarded
 from oncekey.drivers.sqlalchemy.errors import BROKEN
 from oncekey.drivers.sqlalchemy.execute import raw_of
-from oncekey.drivers.sqlalchemy.handler_connection import PATIENCE, SqlalchemyHandlerConnection, Watch
+from oncekey.drivers.sqlalchemy.handler_connection import PATIENCE, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
                     await self._check(session)
                 return await session.run(transaction, self._statement_timeout + messages.GRACE, messages.THEIRS)
             except CommitAmbiguousError:
-                self._unconfirmed.add()
+                self.unconfirmed.add()
                 raise
             finally:
                 if not session.open:
@@ -96,13 +97,14 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
         """A connection that has ended in the pool says so when the transaction begins: then another one is taken."""
         return await super()._opened(engine)
 
-    def _begun(self, connection: SqlalchemyHandlerConnection, watch: Watch, *, reads: bool) -> MariadbTransaction:
+    def _begun(self, connection: SqlalchemyHandlerConnection, engine: AsyncEngine) -> MariadbTransaction:
+        begin = messages.only_reading if engine is self._reader_for_handlers else messages.begun
         return MariadbTransaction(
             connection,
-            watch,
-            self._end,
-            self._unconfirmed,
-            begin=partial(messages.only_reading if reads else messages.begun, self._begin_with),
+            connection.watch,
+            partial(self._end, connection),
+            self.unconfirmed,
+            begin=partial(begin, self._begin_with),
             limit=self._statement_timeout,
         )
 
@@ -110,11 +112,9 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
 class MariadbTransaction(SqlalchemyTransaction):
     """A business transaction that a handler writes through, as a connection or as a session, and that we end."""
 
-    __slots__ = ("_begin", "_limit")
-
     def __init__(
         self,
-        connection: SqlalchemyHandlerConnection,
+        connection: AsyncConnection,
         watch: Watch,
         end: End,
         unconfirmed: UnconfirmedCommits,

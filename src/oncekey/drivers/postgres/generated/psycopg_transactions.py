@@ -22,7 +22,7 @@ from oncekey.flow import Mode, run_body
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-    from oncekey.drivers.postgres.psycopg import Pool
+    from oncekey.drivers.postgres.generated.psycopg import Pool
     from oncekey.flow import Body, Rows, Statement
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ import psycopg
 
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
-from oncekey.drivers.postgres import psycopg_transactions as transactions
 from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.address import PostgresAddress
+from oncekey.drivers.postgres.generated import psycopg_transactions as transactions
 from oncekey.drivers.postgres.unconfirmed import CONFIRM, Confirming, UnconfirmedCommits
 from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, LostError, retrying

@@ -1,0 +1,100 @@
+"""The options of an application, and the errors for options that are missing or wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Required, TypedDict
+
+from oncekey.core.checks import scope_of
+from oncekey.core.errors import ConfigurationError
+from oncekey.core.policy import Policy
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from oncekey.core.model import Effects
+    from oncekey.engine.enrolment import Enrolment
+
+NO_THREADS = (
+    "effects=LOCAL on a plain `def` handler needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: "
+    "make the handler `async def`"
+)
+NO_WSGI = (
+    "once.webhook_wsgi needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: give it a URL, or "
+    "take webhooks by once.webhook in the ASGI application"
+)
+NO_WSGI_APP = (
+    "once.{called} needs blocking connections, and Once was given a SQLAlchemy AsyncEngine: give it a URL, "
+    "postgresql://... or sqlite:///..., or an engine made by create_engine(...)"
+)
+NO_LIFESPAN = (
+    "once.lifespan is not running, so nothing was checked at start-up and nothing waits for settlements at a stop: "
+    "give the application lifespan=once.lifespan, or once.lifespan_with(its_own); a test that has no server enters "
+    "app.router.lifespan_context(app), and an application that is mounted in another starts in that one's lifespan"
+)
+NO_TENANT = (
+    "once.{called}(app, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
+    "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
+)
+STRANGE_ENROLMENT = (
+    "enrol={{...}}: {operation} was made by another Once; make it with by_path(...) of the one that is installed"
+)
+FOR_ALL = "{name} is a setting of the whole application: give it to Once(..., policy=Policy({name}=...))"
+FOR_OTHERS = "{name} has no effect with effects={effects}: it is for {meant}"
+
+
+def SINGLE_TENANT(_: object) -> str:  # noqa: N802  (used as a constant: a choice that has to be spelled out)
+    """All callers are one tenant: right only where every caller may see every answer."""
+    return "single"
+
+
+class Installing(TypedDict, total=False):
+    """How an application is installed."""
+
+    tenant: Required[Callable[[HttpRequest], str | Awaitable[str]]]
+    principal: Callable[[HttpRequest], str | Awaitable[str]] | None
+    status: str | None
+    status_dependencies: Sequence[Any]
+    enrol: Mapping[str, Enrolment] | None
+    keep_headers: Sequence[str]
+
+
+class ThreadOptions(TypedDict, total=False):
+    """How an application is protected that is served in threads; `tenant` is handed what its framework has."""
+
+    tenant: Required[Callable[[Any], str]]
+    principal: Callable[[Any], str] | None
+    status: str | None
+    keep_headers: Sequence[str]
+
+
+class WsgiOptions(ThreadOptions, total=False):
+    """The same of a plain one, which may be protected by its paths."""
+
+    enrol: Mapping[str, Enrolment] | None
+
+
+def settings_of(effects: Effects, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among a route's options, by their own names; one that nothing would read is refused."""
+    for setting in fields(Policy):
+        scope = scope_of(setting.metadata)
+        if not scope.strict or setting.name not in options or effects in scope.effects:
+            continue
+        if not scope.effects:
+            raise ConfigurationError(FOR_ALL.format(name=setting.name))
+        named = " and ".join(sorted(one.name for one in scope.effects))
+        raise ConfigurationError(FOR_OTHERS.format(name=setting.name, effects=effects.name, meant=named))
+    return dict(options)
+
+
+def check_installing(options: Mapping[str, Any], kind: type = Installing, called: str = "install") -> None:
+    """Refuse what a method of this name does not take, and an installation without a tenant."""
+    known = [name for base in kind.__mro__ for name in getattr(base, "__annotations__", ())]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+            raise ConfigurationError(f"once.{called} takes no {name}; the closest is {close[0]}")
+    if options.get("tenant") is None:
+        raise ConfigurationError(NO_TENANT.format(called=called))
