@@ -279,6 +279,9 @@ class Schema(Protocol):
 class Store(Records, Inspect, Recalls, Protocol):
     """Everything that a store does for requests."""
 
+    def seal_with(self, content: Any) -> None:  # noqa: ANN401  (`SealedContent` of `oncekey.stores`)
+        """Seal the content of rows from now on, and open what is sealed."""
+
     @property
     def schema(self) -> Schema:
         """Its tables."""

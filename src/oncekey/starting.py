@@ -167,7 +167,7 @@ def check_parts(store: Store, policies: Sequence[Policy], *, topics: bool, recon
     shortest = min(policy.lease for policy in policies)
     if micros(shortest) < STEPS * store.resolution:
         raise ConfigurationError(COARSE.format(lease=shortest, step=store.resolution / SECOND))
-    if not getattr(getattr(store, "unsealed", store), "of_cells", False):
+    if not getattr(store, "of_cells", False):
         return
     if any(policy.max_live_keys is not None for policy in policies):
         raise ConfigurationError(cells_upkeep.NO_COUNT)
@@ -180,7 +180,7 @@ def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], par
 
     Servers with several processes say so by `WEB_CONCURRENCY`, or start them as children of one.
     """
-    if not getattr(getattr(engine.store, "unsealed", engine.store), "of_one_process", False):
+    if not getattr(engine.store, "of_one_process", False):
         return
     log.warning("oncekey: the store is memory: it forgets every key when this process ends; it is meant for tests")
     if parent is not None or environ.get("WEB_CONCURRENCY", "1") not in {"", "1"}:

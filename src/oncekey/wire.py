@@ -397,9 +397,9 @@ E = TypeVar("E", bound="blocking_shell.Engine | AsyncEngine")
 def sealing(engine: E, seal: Seal | None) -> E:
     """The same engine; where there is a seal, with the content of its store sealed."""
     if seal is not None:
-        from oncekey.engine.sealed_store import sealed_store  # noqa: PLC0415  (most stores are not sealed)
+        from oncekey.stores.sealed_content import SealedContent  # noqa: PLC0415  (most stores are not sealed)
 
-        engine.store = sealed_store(engine.store, seal)
+        engine.store.seal_with(SealedContent(seal))
     return engine
 
 

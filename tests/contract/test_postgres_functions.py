@@ -24,7 +24,7 @@ SEALED = (
 )
 DURABLE = [("off", "on"), ("local", "on"), ("on", "on"), ("remote_apply", "remote_apply")]
 """What a session waits for by its default, and what a transaction of ours waits for."""
-GIVEN = {"life": LIFE, "fence": 3, "seen": memo_text(MEMO), "memo": "[]"}
+GIVEN = {"life": LIFE, "fence": 3, "seen": memo_text(MEMO, None, None), "memo": "[]"}
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +258,7 @@ class TestKeep:
     )
     def test_what_was_not_kept(self, dsn, changes):
         asked = f"SELECT oncekey.was_kept({KEEP})"
-        given = {**GIVEN, "memo": memo_text((*MEMO, *MEMO))}
+        given = {**GIVEN, "memo": memo_text((*MEMO, *MEMO), None, None)}
         with session(dsn) as connection:
             plant(connection, memo=(*MEMO, *MEMO))
             assert connection.execute(asked, given).fetchone() is True
@@ -267,7 +267,7 @@ class TestKeep:
             assert connection.execute(asked, given).fetchone() is False
 
     def test_the_memo_is_that_of_the_record(self, dsn):
-        given = {**GIVEN, "memo": memo_text((*MEMO, *MEMO))}
+        given = {**GIVEN, "memo": memo_text((*MEMO, *MEMO), None, None)}
         with session(dsn) as connection:
             plant(connection, memo=MEMO)
             plant(connection, id=RecordId("s", "x"), incarnation=OTHER_LIFE, memo=(*MEMO, *MEMO))

@@ -56,7 +56,7 @@ def claimed(request, desk):
 
     def found(**changes):
         claim = a_claim(id=RecordId("s", "k"), request=b"r")
-        rows = desk.found(desk.record(**changes), request.param, claim_params(claim))
+        rows = desk.found(desk.record(**changes), request.param, claim_params(claim, None))
         return [
             "ours" if str(row["incarnation"]) == str(claim.incarnation) else str(row["incarnation"]) for row in rows
         ]
@@ -75,7 +75,7 @@ def test_a_claim_finds_the_record_of_its_key(claimed):
 def test_a_claim_does_not_answer_by_half_a_record(desk, changes):
     """A record that may have a row in `work` is read again, with that row."""
     claim = a_claim(id=RecordId("s", "k"))
-    assert desk.found(desk.record(**changes), "claim", claim_params(claim)) == []
+    assert desk.found(desk.record(**changes), "claim", claim_params(claim, None)) == []
 
 
 def kind(move, *, done):

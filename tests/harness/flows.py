@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def find_parcel(outbox: OutboxStore, parcel_id: UUID) -> Flow[HeldParcel | None]:
     """A parcel as it is in the outbox; one without a holder has no lease."""
     rows = yield from execute(outbox._one("find_parcel", {"id": str(parcel_id)}, Mode.READ))
-    return held_of(rows[0]) if rows else None
+    return held_of(rows[0], None) if rows else None
 
 
 def begin(engine: Engine, claim: Claim, policy: Policy) -> Verdict:

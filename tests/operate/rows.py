@@ -192,7 +192,7 @@ def _columns(row: Record) -> dict[str, Any]:
         "recovery": row.recovery.value,
         "state": row.state.value,
         "outcome": None if row.outcome is None else row.outcome.value,
-        "memo": memo_text(row.memo),
+        "memo": memo_text(row.memo, None, None),
         "intent": None if row.intent is None else json.dumps(asdict(row.intent)),
         "response_status": None if response is None else response.status,
         "response_headers": None if response is None else headers_text(response.headers),

@@ -35,7 +35,7 @@ def database(clock: Clock) -> Database:
 def lease(database: Database) -> Lease:
     transaction = next(MemoryStore().claim(CLAIM))
     run_body(transaction.body(), lambda said: _rows(database.execute(said, "owner", 1)))
-    return Lease.of(record_of(database.table[CLAIM.id.scope, CLAIM.id.key]))
+    return Lease.of(record_of(database.table[CLAIM.id.scope, CLAIM.id.key], None))
 
 
 def _rows(rows: Rows | None) -> Rows:

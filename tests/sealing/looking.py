@@ -13,9 +13,9 @@ import psycopg
 import pymysql
 
 from oncekey.drivers.mariadb.address import MariadbAddress
-from oncekey.engine.rekey import WALKS, Walked, seals
 from oncekey.flow import adrive
 from oncekey.sealing import AesGcm
+from oncekey.stores.rekey import WALKS, Walked, seals
 from oncekey.wire import aconnect
 from sealing.shop import MARK, NEW, OLD, Shop
 

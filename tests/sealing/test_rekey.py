@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.engine.rekey import Walked
 from oncekey.sealing import from_environment
+from oncekey.stores.rekey import Walked
 from sealing.looking import BOTH, K1, ONLY_NEW, VARIABLE, everything, execute, rekeyed, shown, used
 from sealing.shop import MARK, OLD, Shop
 

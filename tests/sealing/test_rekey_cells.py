@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import runpy
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -15,29 +14,22 @@ from fastapi import FastAPI
 from contract.test_cells import DictCells
 from harness.asgi import Reply, call
 from harness.pages import ROOT
-from harness.valkeys import StoringValkey
 from oncekey import INLINE, PHASED, SINGLE_TENANT, Once, Operation, Policy
 from oncekey.cells import Seen
 from oncekey.core.envelopes import key_of_answer, key_of_text
 from oncekey.core.errors import NotExecutedError
 from oncekey.core.model import Record, State
 from oncekey.drivers.cells import CellDriver
-from oncekey.engine.rekey import Walked, rekey_records
 from oncekey.flow import drive
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import keep_until
+from oncekey.stores.rekey import Walked, rekey_records
 from oncekey.stores.rows import record_of
 from oncekey.testing.contract.walking import cell_of, records
 from sealing.looking import BOTH, K1, ONLY_NEW, rekeyed, used
 from sealing.shop import MARK
 
 CONTENT = {"response_headers", "response_body", "response_schema", "memo", "request", "version"}
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[StoringValkey]:
-    with StoringValkey() as server:
-        yield server
 
 
 @pytest.fixture(params=("redis", "dynamodb"))
@@ -239,7 +231,7 @@ def test_every_record_of_any_state_is_walked_over_and_only_its_content_changes(m
             assert {name for name in cell if there[name] != cell[name]} <= (CONTENT if moved else set())
             assert there["version"] == cell["version"] + 2 * moved
             if moved:
-                assert keys_of(record_of(there)) <= {"k2"}
+                assert keys_of(record_of(there, None)) <= {"k2"}
             if make == "dictionary":
                 assert cells.until[cell["scope"], cell["key"]] == keep_until(cell)
 
@@ -256,6 +248,6 @@ def test_what_somebody_moved_or_owns_is_not_written():
     moved = {**done, "version": done["version"] + 1}
     assert cells.swap(done["scope"], done["key"], Seen(done["incarnation"], done["version"]), moved, None)
     for there in (moved, owned):
-        ours = record_of({**there, "request": b"of an old walk"})
+        ours = record_of({**there, "request": b"of an old walk"}, None)
         assert not drive(store.reseal.rewrite(seen[there["key"]], ours), driver.run)
         assert cells.look(there["scope"], there["key"])[0] == there

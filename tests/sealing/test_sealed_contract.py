@@ -11,11 +11,11 @@ from oncekey.drivers.cells import CellDriver
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.engine.sealed_store import sealed_store
 from oncekey.flow import drive
 from oncekey.sealing import AesGcm
 from oncekey.stores.cells import CellStore
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sealed_content import SealedContent
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking
 
@@ -23,7 +23,9 @@ SEAL = AesGcm({"k1": bytes(range(32))}, current="k1")
 
 
 def _sealed(make, *, clock=None):
-    return sealed_store(make(clock=clock), SEAL)
+    store = make(clock=clock)
+    store.seal_with(SealedContent(SEAL))
+    return store
 
 
 class TestSealedMemory(StoreContract):  # R195

@@ -218,7 +218,7 @@ class TestTraps:
     def test_a_row_that_is_committed_after_our_snapshot_is_found(self, dsn, isolation):  # E5, E6, R64, R65
         default = f"{dsn}?options=-c%20default_transaction_isolation%3D{isolation.replace(' ', '%5C%20')}"
         claim, clock = a_claim(), ManualClock()
-        winner = claim_params(claim) | {"now": clock.now}
+        winner = claim_params(claim, None) | {"now": clock.now}
         with (
             closing(wire.connect(default, clock=clock)) as engine,
             psycopg.connect(dsn) as first,
@@ -237,8 +237,8 @@ class TestTraps:
         # Why the store looks again: without that second statement there would be no answer at all.
         claim, now = a_claim(), {"now": None}
         with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second, ThreadPoolExecutor(1) as thread:
-            first.execute(pyformat(COMMANDS["claim"]), claim_params(claim) | now)
-            late = claim_params(again(claim)) | now
+            first.execute(pyformat(COMMANDS["claim"]), claim_params(claim, None) | now)
+            late = claim_params(again(claim), None) | now
             waiting = thread.submit(lambda: second.execute(pyformat(COMMANDS["claim"]), late).fetchall())
             await_waiters(dsn)
             first.commit()
@@ -367,10 +367,10 @@ class TestTables:
         claim = a_claim()
         verdict = flows.begin(engine, claim, Policy())
         values = {
-            **claim_params(claim),
+            **claim_params(claim, None),
             **owner_proof(verdict.lease),
             **version_proof(verdict.record),
-            **response_params(answered().response),
+            **response_params(answered().response, None, None),
             "outcome": "success",
             "last_error": "x",
             "resume_after": 0,

@@ -285,7 +285,7 @@ def test_an_owner_that_waited_does_not_write_over_a_result(world, dsn):  # R53
     claim, lease = announced(world, REPEATABLE)
     world.settle(lease, Doubtful("swept"))
     seen = world.record(claim.id)
-    given = {**version_proof(seen), "memo": memo_text((ORDER, OTHER_CHARGE)), "recovery_point": "charge"}
+    given = {**version_proof(seen), "memo": memo_text((ORDER, OTHER_CHARGE), None, None), "recovery_point": "charge"}
     resolver = Stranger(world, dsn, "operator_result", given)
     late = waiting(dsn, lambda: world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)))
     resolver.commit()
@@ -329,9 +329,9 @@ def test_a_statement_that_waited_for_a_step_is_refused(world, dsn, verb):
     """The owner lost the reply to its step, and the server still runs it when the next statement comes."""
     claim, lease = stepped(world)
     proof = {"scope": claim.id.scope, "key": claim.id.key, "incarnation": str(claim.incarnation), "fence": lease.fence}
-    step = {"seen_memo": memo_text((ORDER,)), "recovery_point": "other", "lease": LEASE}
+    step = {"seen_memo": memo_text((ORDER,), None, None), "recovery_point": "other", "lease": LEASE}
     other = (ORDER, MemoEntry("other", EntryKind.PHASE, "1"))
-    first = Stranger(world, dsn, "checkpoint", {**proof, **step, "memo": memo_text(other)})
+    first = Stranger(world, dsn, "checkpoint", {**proof, **step, "memo": memo_text(other, None, None)})
     call = {
         "phase": "charge", "downstream_key": "d", "digest": "x", "sends": 1, "repeatable": None, "send_window": 1,
         "busy": 1,
@@ -339,8 +339,8 @@ def test_a_statement_that_waited_for_a_step_is_refused(world, dsn, verb):
     answer = {"outcome": "success", "response_status": 200, "response_headers": "[]", "response_body": b"",
               "response_schema": 1}  # fmt: skip
     params = {
-        "checkpoint": {**step, "memo": memo_text((ORDER, CHARGE))},
-        "announce": {**step, **call, "memo": memo_text((ORDER,))},
+        "checkpoint": {**step, "memo": memo_text((ORDER, CHARGE), None, None)},
+        "announce": {**step, **call, "memo": memo_text((ORDER,), None, None)},
         "settle_completed": answer,
         "settle_handed_back": {"last_error": "x", "resume_after": 0, "spared": 0},
         "discard": {},
@@ -363,7 +363,12 @@ def test_who_holds_a_record_holds_all_of_it(world, dsn):
     claim, lease = stepped(world)
     proof = {"scope": claim.id.scope, "key": claim.id.key, "incarnation": str(claim.incarnation), "fence": lease.fence}
     memo = (ORDER, MemoEntry("other", EntryKind.PHASE, "1"))
-    step = {"seen_memo": memo_text((ORDER,)), "recovery_point": "other", "lease": LEASE, "memo": memo_text(memo)}
+    step = {
+        "seen_memo": memo_text((ORDER,), None, None),
+        "recovery_point": "other",
+        "lease": LEASE,
+        "memo": memo_text(memo, None, None),
+    }
     owner = Stranger(world, dsn, "checkpoint", {**proof, **step})
 
     def hold():
@@ -371,7 +376,7 @@ def test_who_holds_a_record_holds_all_of_it(world, dsn):
             rows = yield world.store._statements.statement(
                 "hold_record", {"scope": claim.id.scope, "key": claim.id.key}
             )
-            return snapshot_of(rows[0]).record
+            return snapshot_of(rows[0], None).record
 
         return world.go(execute(Transaction("hold", Mode.ATOMIC, body)))
 

@@ -19,12 +19,13 @@ from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationSta
 from oncekey.core.model import SECOND, Duration, Instant, moment
 from oncekey.core.policy import Policy, micros
 from oncekey.drivers.sqlite.files import wal_is_safe
-from oncekey.engine import migrating, operate, rekey
+from oncekey.engine import migrating, operate
 from oncekey.flow import adrive
 from oncekey.ops import doctor as rules
 from oncekey.ops import doctor_servers as servers
 from oncekey.ops.doctor import Finding, Level
 from oncekey.sealing import from_environment
+from oncekey.stores import rekey
 
 if TYPE_CHECKING:
     from oncekey.core.enclosing import InUse

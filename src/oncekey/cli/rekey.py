@@ -9,9 +9,9 @@ import typer
 
 from oncekey.cli import options, printing
 from oncekey.core.errors import ConfigurationError
-from oncekey.engine.rekey import PAGE, WALKS, Walked
 from oncekey.flow import adrive
 from oncekey.sealing import KEYS_VARIABLE, Seal, from_environment
+from oncekey.stores.rekey import PAGE, WALKS, Walked
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine

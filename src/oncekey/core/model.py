@@ -371,7 +371,7 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed(Sealable):
+class Completed:
     """Settle as done: this answer is the key's answer from now on."""
 
     response: StoredResponse

@@ -95,7 +95,7 @@ def _seals(*, now: Instant | None, limit: int) -> Asking[Rows]:  # noqa: ARG001 
             size = min(left, LONGEST_PAGE)
             page: Sequence[Cell]
             page, _ = yield Page(index, after, size)
-            for part, name in (one for record in records_of(page) for one in _names(record)):
+            for part, name in (one for record in records_of(page, None) for one in _names(record)):
                 looked[part] += 1
                 if looked[part] <= limit:
                     found[part, name] += 1

@@ -63,7 +63,9 @@ class DeferredCalls:
             written = yield from self._write("take_up", {**version_proof(record), **_announced(record, call, owner)})
             span = max(lease, call.send_window + record.call_timeout + MARGIN)
             extended = yield self._say("extend_parcel", {**parcel_proof(held), "lease": span})
-            return rules.TakenUp(Lease.of(written), held_of(_must(extended)), written, seen.now)
+            return rules.TakenUp(
+                Lease.of(written), held_of(_must(extended), self._statements.content), written, seen.now
+            )
 
         return (yield from execute_until_acknowledged(Transaction("take_up", Mode.ATOMIC, body)))
 
@@ -78,7 +80,10 @@ class DeferredCalls:
                 return None
             if making is rules.Making.OURS:
                 return rules.Kept(seen, (yield from self._own_parcel(held, lease.owner)))
-            params: dict[str, Value] = {"memo": memo_text(memo), "recovery_point": recovery_point(memo)}
+            params: dict[str, Value] = {
+                "memo": memo_text(memo, lease, self._statements.content),
+                "recovery_point": recovery_point(memo),
+            }
             written = yield from self._write("deferred_result", {**owner_proof(lease), **params, "owner": lease.owner})
             retaken = making is rules.Making.RETAKE
             there = self._retaking(held, lease.owner, span) if retaken else self._own_parcel(held, "")
@@ -146,7 +151,10 @@ class DeferredCalls:
                 return Settled(ours=rules.said_before(seen.record, lease, settlement), snapshot=seen)
             if rules.rule_delivering(seen, lease) is rules.Making.NOTHING:
                 return Settled(ours=False, snapshot=seen)
-            answer = {"outcome": settlement.outcome.value, **response_params(settlement.response)}
+            answer = {
+                "outcome": settlement.outcome.value,
+                **response_params(settlement.response, lease, self._statements.content),
+            }
             written = yield from self._write("settle_completed", {**owner_proof(lease), **answer})
             _must((yield self._say("drop_parcel", parcel_proof(held))))
             return Settled(ours=True, snapshot=Snapshot(written, seen.now))
@@ -189,24 +197,24 @@ class DeferredCalls:
         kept: dict[str, Value] = {"kind": ParcelKind.DEFER.value, "attempts": held.attempts}
         rows = yield self._say("retake_parcel", {**proof, "owner": owner, "lease": span})
         if rows:
-            return held_of(rows[0])
+            return held_of(rows[0], self._statements.content)
         if (yield self._say("bring_back", {**proof, **kept})):
             yield self._say("drop_dead_letter", {**proof, **kept})
         else:
-            yield self._say("put_parcels", {"parcels": parcels_text((held.parcel,))})
+            yield self._say("put_parcels", {"parcels": parcels_text((held.parcel,), self._statements.content)})
         rows = yield self._say("retake_parcel", {**proof, "owner": owner, "lease": span})
-        return held_of(_must(rows))
+        return held_of(_must(rows), self._statements.content)
 
     def _own_parcel(self, held: HeldParcel, owner: str) -> Body[HeldParcel | None]:
         rows = yield self._say("find_parcel", parcel_proof(held))
         if not rows or rows[0]["state"] != "held":
             return None
         ours = rows[0]["fence"] == held.fence or rows[0]["owner"] == owner
-        return held_of(rows[0]) if ours else None
+        return held_of(rows[0], self._statements.content) if ours else None
 
     def _hold_record(self, record_id: RecordId) -> Body[Snapshot]:
         rows = yield self._say("hold_record", {"scope": record_id.scope, "key": record_id.key})
-        return snapshot_of(rows[0]) if rows else Snapshot(None, 0)
+        return snapshot_of(rows[0], self._statements.content) if rows else Snapshot(None, 0)
 
     def _hold_parcel(self, held: HeldParcel) -> Body[bool]:
         return bool((yield self._say("hold_parcel", parcel_proof(held))))
@@ -214,7 +222,7 @@ class DeferredCalls:
     def _write(self, name: str, params: dict[str, Value]) -> Body[Record]:
         """Write to a locked record: the proof fits, or the transaction is rolled back."""
         rows = yield self._say(name, params)
-        record = snapshot_of(_must(rows)).record
+        record = snapshot_of(_must(rows), self._statements.content).record
         assert record is not None
         return record
 

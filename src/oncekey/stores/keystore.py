@@ -29,6 +29,7 @@ from oncekey.core.model import (
 from oncekey.flow import Mode, Transaction
 from oncekey.lazy import Lazy
 from oncekey.stores.rows import (
+    accepted_params,
     claim_params,
     glimpse_of,
     owned,
@@ -37,6 +38,7 @@ from oncekey.stores.rows import (
     response_params,
     snapshot_of,
     version_proof,
+    written_of,
 )
 from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
         Upkeep,
     )
     from oncekey.stores import phases as steps
+    from oncekey.stores.sealed_content import SealedContent
 else:
     steps = Lazy("oncekey.stores.phases")
 
@@ -123,6 +126,10 @@ class KeyStore:
         self._statements = Statements(commands, clock)
         self._statements.require((*STATEMENTS, *PART_STATEMENTS["phases"]))
 
+    def seal_with(self, content: SealedContent) -> None:
+        """Seal the content of rows from now on, and open what is sealed."""
+        self._statements.content = content
+
     def find(self, record_id: RecordId) -> Flow[Snapshot]:
         return (yield from execute(Transaction("find", Mode.READ, lambda: self._find(record_id))))
 
@@ -143,11 +150,11 @@ class KeyStore:
 
     def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Become the next owner of `seen`."""
-        return (yield from execute(self._swap("take_over", seen, claim_params(claim), note)))
+        return (yield from execute(self._swap("take_over", seen, claim_params(claim, self._statements.content), note)))
 
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Begin the expired `seen` anew as the claim."""
-        return (yield from execute(self._swap("supersede", seen, claim_params(claim), note)))
+        return (yield from execute(self._swap("supersede", seen, claim_params(claim, self._statements.content), note)))
 
     def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
         """Make the stale `seen` UNKNOWN."""
@@ -175,14 +182,16 @@ class KeyStore:
         Where a record is two rows, a statement that waited for another write is refused if that one wrote both. So an
         owner that still owns the record writes once more, and is judged by the current rows.
         """
-        name, params = _settlement(settlement)
+        content = self._statements.content
+        name, params = _settlement(settlement, lease, content)
         parcels = self._writer if isinstance(settlement, Deferred) else None
         for form in ("settle_alone" if lease.alone and name == "settle_completed" else None, None):
             rows = yield self._statements.statement(name, {**owner_proof(lease), **params}, form=form)
             if rows and parcels is not None and isinstance(settlement, Deferred):
                 yield from parcels.putting((settlement.parcel,))
             if rows:
-                return Settled(ours=True, snapshot=snapshot_of(rows[0]))
+                known = settlement.response if isinstance(settlement, Completed) else None
+                return Settled(ours=True, snapshot=written_of(rows[0], content, response=known))
             snapshot = yield from self._find(lease.id)
             if _has_outcome(snapshot, lease, settlement) or not owned(snapshot.record, lease):
                 break
@@ -196,11 +205,11 @@ class KeyStore:
 
     def _find(self, record_id: RecordId) -> Body[Snapshot]:
         rows = yield self._say("find", {"scope": record_id.scope, "key": record_id.key})
-        return snapshot_of(rows[0])
+        return snapshot_of(rows[0], self._statements.content)
 
     def _recall(self, record_id: RecordId) -> Body[Glimpse | None]:
         rows = yield self._say("recall", {"scope": record_id.scope, "key": record_id.key})
-        return glimpse_of(rows[0], record_id) if rows else None
+        return glimpse_of(rows[0], record_id, self._statements.content) if rows else None
 
     def _recall_all(self, record_ids: tuple[RecordId, ...]) -> Body[dict[RecordId, Glimpse]]:
         asked = json.dumps([{"scope": one.scope, "key": one.key} for one in record_ids])
@@ -208,14 +217,14 @@ class KeyStore:
         for row in (yield self._say("recall_all", {"asked": asked})):
             record_id = RecordId(row["scope"], row["key"])
             with suppress(RecordUnreadableError):  # the caller gets the error when it reads the record in full
-                found[record_id] = glimpse_of(row, record_id)
+                found[record_id] = glimpse_of(row, record_id, self._statements.content)
         return found
 
     def _claim(self, claim: Claim) -> Body[Snapshot]:
         form = None if claim.request is None else "claim_kept"
-        rows = yield self._statements.statement("claim", claim_params(claim), form=form)
+        rows = yield self._statements.statement("claim", claim_params(claim, self._statements.content), form=form)
         if rows:
-            return _ours_first(rows, claim)
+            return _ours_first(rows, claim, self._statements.content)
         # Another request committed the row after our snapshot was taken, or it is not all there is of the record: read
         # again.
         return (yield from self._find(claim.id))
@@ -229,7 +238,7 @@ class KeyStore:
             rows = yield self._say(name, {**params, **version_proof(seen)})
             if rows and notes is not None and note is not None:
                 yield from notes.noting((note,))
-            return snapshot_of(rows[0]) if rows else None
+            return snapshot_of(rows[0], self._statements.content) if rows else None
 
         # A move and its audit line are one commit.
         return Transaction(name, Mode.SINGLE if notes is None else Mode.ATOMIC, body)
@@ -238,16 +247,16 @@ class KeyStore:
         return self._statements.statement(name, params)
 
 
-def _ours_first(rows: Rows, claim: Claim) -> Snapshot:
+def _ours_first(rows: Rows, claim: Claim, content: SealedContent | None) -> Snapshot:
     """Prefer our own row to an old one that was reaped while the statement ran."""
     ours = [row for row in rows if str(row["incarnation"]) == str(claim.incarnation)]
-    return snapshot_of((ours or rows)[0])
+    return snapshot_of((ours or rows)[0], content)
 
 
-def _settlement(settlement: Settlement) -> tuple[str, dict[str, Value]]:
+def _settlement(settlement: Settlement, lease: Lease, content: SealedContent | None) -> tuple[str, dict[str, Value]]:
     match settlement:
         case Completed(response, outcome):
-            return "settle_completed", {"outcome": outcome.value, **response_params(response)}
+            return "settle_completed", {"outcome": outcome.value, **response_params(response, lease, content)}
         case Retryable(last_error):
             return "settle_retryable", {"last_error": last_error}
         case Doubtful(last_error):
@@ -256,7 +265,7 @@ def _settlement(settlement: Settlement) -> tuple[str, dict[str, Value]]:
             spared = 0 if counted else 1
             return "settle_handed_back", {"last_error": last_error, "resume_after": resume_after, "spared": spared}
         case Deferred(accepted=accepted):
-            return "settle_deferred", {"request": accepted}
+            return "settle_deferred", accepted_params(accepted, lease, content)
         case Discarded():
             return "discard", {}
         case _:
@@ -322,7 +331,9 @@ class ParcelStore:
 
     def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
         if parcels:
-            yield self._statements.statement("put_parcels", {"parcels": parcels_text(parcels)})
+            yield self._statements.statement(
+                "put_parcels", {"parcels": parcels_text(parcels, self._statements.content)}
+            )
 
 
 class NoSchema:

@@ -18,6 +18,7 @@ from oncekey.stores.keystore import NO_OUTBOX
 from oncekey.stores.rows import (
     HALF_A_PAIR,
     LONGEST_FOLDED,
+    accepted_params,
     claim_params,
     headers_text,
     response_params,
@@ -115,7 +116,10 @@ class LockStore:
             return Locked(got=True, snapshot=FRESH, begun=lock.number)
         row = rows[0]
         return Locked(
-            got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
+            got=bool(row["locked"]),
+            snapshot=snapshot_of(row, self._statements.content),
+            begun=int(row["begun"]),
+            other=bool(row["other"]),
         )
 
     def completing(
@@ -139,16 +143,19 @@ class LockStore:
             yield from self._parcels.putting((settlement.parcel,))
 
     def _finished(self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred) -> Statement:
-        params = claim_params(claim)
+        content = self._statements.content
+        params = claim_params(claim, content)
+        # A retried request continues in the incarnation that it found.
+        owner = target.seen if target.kind is WriteKind.RETRYABLE and target.seen is not None else claim
         if target.seen is not None:
             params.update(version_proof(target.seen))
         match settlement:
             case Completed(response, outcome):
                 name = f"commit_{target.kind}"
-                params.update(outcome=outcome.value, **response_params(response))
+                params.update(outcome=outcome.value, **response_params(response, owner, content))
             case Deferred(accepted=accepted):
                 name = f"defer_{target.kind}"
-                params.update(request=accepted)
+                params.update(accepted_params(accepted, owner, content))
             case _:
                 assert_never(settlement)
         return self._statements.statement(name, params)
@@ -171,7 +178,9 @@ class LockStore:
         """
         if target.kind is not WriteKind.NEW or target.seen is not None or not isinstance(settlement, Completed):
             return None
-        response = settlement.response
+        response, content = settlement.response, self._statements.content
+        if content is not None:
+            response = content.closed_answer(response, claim)
         if response.body is not None and len(response.body) > LONGEST_FOLDED:
             return None
         now, ttl = self._statements.instant, claim.ttl

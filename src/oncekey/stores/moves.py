@@ -56,7 +56,7 @@ class CellMove:
             return None
         if all(row.source != cell["state"] for row in self.rows):
             return None
-        facts = Facts(record_of(cell), now, phase=given.get("phase", ""))
+        facts = Facts(record_of(cell, None), now, phase=given.get("phase", ""))
         if not any(upheld(row, facts) for row in self.rows):
             return None
         changed = self.writes(cell, now, given)

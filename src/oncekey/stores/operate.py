@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
+from oncekey.core.envelopes import key_of_text
 from oncekey.core.errors import StoreError, StoreUnavailableError
 from oncekey.core.memo import is_rejection, was_not_sent
 from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from oncekey.core.transitions import Note
     from oncekey.flow import Body, Flow, Row, Rows, Value
     from oncekey.ports import Audit
+    from oncekey.stores.sealed_content import SealedContent
     from oncekey.stores.statements import Statements
 
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys", "find_done_keys")
@@ -74,7 +76,7 @@ class OperateStore:
 
         def body() -> Body[Page]:
             rows = yield self._statements.statement("list_records", params)
-            return Page(int(rows[0]["now"]), records_of(rows))
+            return Page(int(rows[0]["now"]), records_of(rows, self._statements.content))
 
         return (yield from execute(Transaction("list_records", Mode.READ, body)))
 
@@ -104,7 +106,7 @@ class OperateStore:
 
         def body() -> Body[Moved | Forbidden]:
             rows = yield self._statements.statement("hold_record", {"scope": record_id.scope, "key": record_id.key})
-            seen = snapshot_of(rows[0]) if rows else Snapshot(None, 0)
+            seen = snapshot_of(rows[0], self._statements.content) if rows else Snapshot(None, 0)
             parcels = () if seen.record is None else (yield from self._holding(seen.record))
             decided = deciding(seen, parcels)
             if isinstance(decided, Forbidden):
@@ -170,11 +172,11 @@ class OperateStore:
 
     def _writing(self, move: Move) -> Body[Snapshot]:
         proof = version_proof(move.seen)
-        name, params = _statement(move)
+        name, params = _statement(move, self._statements.content)
         written = _must((yield self._statements.statement(name, {**proof, **params})))
         if "parcel" in move.row.sets and move.seen.effects is Effects.OUTBOX:
             yield from self._with_parcel(move, proof)
-        return snapshot_of(written)
+        return snapshot_of(written, self._statements.content)
 
     def _with_parcel(self, move: Move, proof: dict[str, Value]) -> Body[None]:
         """Move the parcel with its record: remove it if the record is answered, put it back if it is tried again."""
@@ -202,7 +204,7 @@ class OperateStore:
         return (yield from execute(Transaction("dead_letter", Mode.ATOMIC, body)))
 
 
-def _statement(move: Move) -> tuple[str, dict[str, Value]]:
+def _statement(move: Move, content: SealedContent | None) -> tuple[str, dict[str, Value]]:
     """The statement that writes a row of the table, and its parameters."""
     match move.row.number:
         case 14:
@@ -211,11 +213,18 @@ def _statement(move: Move) -> tuple[str, dict[str, Value]]:
             return "doubt", {"last_error": move.last_error}
         case 19:
             assert move.answer is not None
-            return "operator_answer", {"outcome": move.answer.outcome.value, **response_params(move.answer.response)}
+            answer = response_params(move.answer.response, move.seen, content)
+            return "operator_answer", {"outcome": move.answer.outcome.value, **answer}
         case 20:
-            return "operator_result", {"memo": memo_text(move.memo), "recovery_point": recovery_point_after(move)}
+            return "operator_result", {
+                "memo": memo_text(move.memo, move.seen, content),
+                "recovery_point": recovery_point_after(move),
+            }
         case 34:
-            return "operator_replace", {"memo": memo_text(move.memo), "recovery_point": recovery_point_after(move)}
+            return "operator_replace", {
+                "memo": memo_text(move.memo, move.seen, content),
+                "recovery_point": recovery_point_after(move),
+            }
         case 21:
             return "operator_unexecuted", {}
         case 22:
@@ -236,7 +245,7 @@ def first_found(
     page = Page(0, ())
     for name in finds:
         rows = yield statements.statement(name, params)
-        page = Page(int(rows[0]["now"]), records_of(rows))
+        page = Page(int(rows[0]["now"]), records_of(rows, statements.content))
         if page.records:
             break
     return page
@@ -254,7 +263,8 @@ def after(beginning: str) -> str:
 
 
 def _is_answer(entry: MemoEntry) -> bool:
-    return not (entry.by_hand or is_rejection(entry) or was_not_sent(entry))
+    """Whether an operator may take it for an example. A sealed result cannot be opened without its record."""
+    return not (entry.by_hand or is_rejection(entry) or was_not_sent(entry) or key_of_text(entry.result) is not None)
 
 
 def _must(rows: Rows) -> Row:

@@ -54,7 +54,7 @@ class OutboxStore(ParcelStore, DeferredCalls):
             rows = yield from execute(self._one("due", params))
         except CommitAmbiguousError:
             rows = yield from execute(self._one("held_by", {"owner": owner}, Mode.READ))
-        return tuple(held_of(row) for row in sorted(rows, key=lambda row: int(row["place"])))
+        return tuple(held_of(row, self._statements.content) for row in sorted(rows, key=lambda row: int(row["place"])))
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
         """Acknowledge delivered messages, many at once; those that another worker has claimed since are left out."""
@@ -102,11 +102,11 @@ class OutboxStore(ParcelStore, DeferredCalls):
         died_at, last = (-1, _FIRST) if after is None else (after.died_at, after.parcel.id)
         params: dict[str, Value] = {"limit": limit, "died_at": died_at, "id": str(last)}
         rows = yield from execute(self._one("dead_letters", params, Mode.READ))
-        return tuple(dead_letter_of(row) for row in rows)
+        return tuple(dead_letter_of(row, self._statements.content) for row in rows)
 
     def find_dead_letter(self, parcel_id: UUID) -> Flow[DeadLetter | None]:
         rows = yield from execute(self._one("find_dead_letter", {"id": str(parcel_id)}, Mode.READ))
-        return dead_letter_of(rows[0]) if rows else None
+        return dead_letter_of(rows[0], self._statements.content) if rows else None
 
     def _one(self, name: str, params: dict[str, Value], mode: Mode = Mode.SINGLE) -> Transaction[Rows]:
         def body() -> Body[Rows]:

@@ -43,7 +43,7 @@ class PhaseStore:
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
     ) -> Fold[None] | None:
         """`checkpointing` as one statement that fails if the record is not ours, to be sent with the COMMIT."""
-        written = memo_text(memo) if self._statements.has("keep") else None
+        written = memo_text(memo, lease, self._statements.content) if self._statements.has("keep") else None
         if written is None or len(written) > LONGEST_FOLDED:
             return None
         given = folded_row(
@@ -53,7 +53,7 @@ class PhaseStore:
             lease.fence,
             recovery_point(memo),
             span,
-            memo_text(seen),
+            memo_text(seen, lease, self._statements.content),
             written,
         )
         execute = self._statements.fold("keep", {"given": given}, text_command="keep", proof="was_kept")
@@ -107,7 +107,7 @@ class PhaseStore:
         def body() -> Body[Snapshot | None]:
             rows = yield self._statements.statement("withdraw", owner_proof(lease))
             if rows:
-                return snapshot_of(rows[0])
+                return snapshot_of(rows[0], self._statements.content)
             there = yield from self._find(lease)
             return there if _withdrawn(there.record, lease) else None
 
@@ -138,7 +138,7 @@ class PhaseStore:
 
         def body() -> Body[tuple[Snapshot, ...]]:
             rows = yield self._statements.statement("resumable", since)
-            return tuple(Snapshot(record, int(rows[0]["now"])) for record in records_of(rows))
+            return tuple(Snapshot(record, int(rows[0]["now"])) for record in records_of(rows, self._statements.content))
 
         return (yield from execute(Transaction("resumable", Mode.READ, body)))
 
@@ -150,20 +150,21 @@ class PhaseStore:
         memo: tuple[MemoEntry, ...],
         params: dict[str, Value],
     ) -> Body[Snapshot | None]:
-        text = memo_text(memo)
+        content = self._statements.content
+        text = memo_text(memo, lease, content)
         execute: dict[str, Value] = {
             **owner_proof(lease),
             **params,
-            "seen_memo": text if seen is memo else memo_text(seen),
+            "seen_memo": text if seen is memo else memo_text(seen, lease, content),
             "memo": text,
             "recovery_point": recovery_point(memo),
         }
         rows = yield self._statements.statement(name, execute)
-        return written_of(rows[0], memo) if rows else None
+        return written_of(rows[0], content, memo) if rows else None
 
     def _find(self, lease: Lease) -> Body[Snapshot]:
         rows = yield self._statements.statement("find", {"scope": lease.id.scope, "key": lease.id.key})
-        return snapshot_of(rows[0])
+        return snapshot_of(rows[0], self._statements.content)
 
 
 def _has_outcome(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from oncekey.core.transitions import Note
     from oncekey.flow import Body, Flow, Row, Rows, Value
     from oncekey.ports import Audit
+    from oncekey.stores.sealed_content import SealedContent
     from oncekey.stores.statements import Statements
 
 STATEMENTS = PART_STATEMENTS["reconcile"]
@@ -49,7 +50,7 @@ class ReconcileStore:
 
         def body() -> Body[Page]:
             rows = yield self._statements.statement("unknown_due", params)
-            return Page(int(rows[0]["now"]), records_of(rows))
+            return Page(int(rows[0]["now"]), records_of(rows, self._statements.content))
 
         return (yield from execute(Transaction("unknown_due", Mode.READ, body)))
 
@@ -66,22 +67,23 @@ class ReconcileStore:
         return (yield from execute(Transaction("still_unknown", mode, body)))
 
     def add(self, report: CallReport) -> Flow[tuple[Evidence, bool]]:
+        content = self._statements.content
         params: dict[str, Value] = {
             "source": report.source,
             "event_id": report.event_id,
             "downstream_key": report.downstream_key,
             "provider_id": report.provider_id,
-            "said": report.resolution,
+            "said": report.resolution if content is None else content.closed_report(report),
         }
 
         def body() -> Body[tuple[Evidence, bool]]:
             rows = yield self._statements.statement("add_evidence", params)
             if rows:
-                return evidence_of(rows[0]), True
+                return evidence_of(rows[0], content), True
             there = yield self._statements.statement(
                 "find_evidence", {key: params[key] for key in ("source", "event_id")}
             )
-            return evidence_of(there[0]), False
+            return evidence_of(there[0], content), False
 
         return (yield from execute_until_acknowledged(Transaction("add_evidence", Mode.SINGLE, body)))
 
@@ -91,11 +93,13 @@ class ReconcileStore:
             "incarnation": str(record.incarnation),
             "since": record.created_at,
         }
-        return tuple(evidence_of(row) for row in (yield from self._read("evidence_about", params)))
+        return tuple(
+            evidence_of(row, self._statements.content) for row in (yield from self._read("evidence_about", params))
+        )
 
     def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
         rows = yield from self._read("open_evidence", {"limit": limit, "after": after})
-        return tuple(evidence_of(row) for row in rows)
+        return tuple(evidence_of(row, self._statements.content) for row in rows)
 
     def store_verdict(self, evidence: Evidence, verdict: EvidenceVerdict) -> Flow[bool]:
         return bool((yield from self._write("judge_evidence", {"id": evidence.id, "verdict": verdict.value})))
@@ -138,7 +142,10 @@ class ReconcileStore:
             "after_phase": "" if after is None else after.phase,
         }
         rows = yield from self._read("list_calls", params)
-        return tuple((call_of(row, "call_"), record_of(row) if row["state"] is not None else None) for row in rows)
+        return tuple(
+            (call_of(row, "call_"), record_of(row, self._statements.content) if row["state"] is not None else None)
+            for row in rows
+        )
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
         params: dict[str, Value] = {"age": age, "limit": limit}
@@ -158,10 +165,12 @@ class ReconcileStore:
         return Transaction(name, mode, body)
 
 
-def evidence_of(row: Row) -> Evidence:
+def evidence_of(row: Row, content: SealedContent | None) -> Evidence:
     """Decode evidence."""
     verdict = row["verdict"]
     report = CallReport(row["source"], row["event_id"], row["said"], row["downstream_key"], row["provider_id"])
+    if content is not None:
+        report = content.report(report)
     return Evidence(int(row["id"]), int(row["at"]), report, None if verdict is None else EvidenceVerdict(verdict))
 
 

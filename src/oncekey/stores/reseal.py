@@ -1,6 +1,6 @@
 """Putting sealed content under another key, as flows over named statements.
 
-`ResealStore` reads content as it is stored; `oncekey.engine.rekey` opens and seals it. Each of its writes proves that
+`ResealStore` reads content as it is stored; `oncekey.stores.rekey` opens and seals it. Each of its writes proves that
 what it replaces is still there: a record by its version, a payload and evidence by their own text.
 """
 
@@ -39,7 +39,7 @@ class ResealStore:
     def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
         """Records that have an answer, steps or a request, in the store's order, after one."""
         rows = yield from self._page("content_records", {**self._behind(after), "limit": limit})
-        return records_of(rows)
+        return records_of(rows, None)
 
     def _behind(self, after: Record | None) -> dict[str, Value]:
         """Where a page begins: tables are read by scope and key."""
@@ -49,15 +49,15 @@ class ResealStore:
     def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
         params: dict[str, Value] = {
             **version_proof(seen),
-            **(_NO_ANSWER if record.response is None else response_params(record.response)),
-            "memo": memo_text(record.memo),
+            **(_NO_ANSWER if record.response is None else response_params(record.response, record, None)),
+            "memo": memo_text(record.memo, record, None),
             "request": record.request,
         }
         return (yield from self._written("reseal_record", params))
 
     def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
         rows = yield from self._page("content_parcels", {"after": str(after or _FIRST), "limit": limit})
-        return tuple(parcel_of(row) for row in rows)
+        return tuple(parcel_of(row, None) for row in rows)
 
     def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
         """Store another payload, wherever the parcel is now. False: it is gone, or was rewritten."""
@@ -69,7 +69,7 @@ class ResealStore:
 
     def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
         rows = yield from self._page("content_evidence", {"after": after, "limit": limit})
-        return tuple(evidence_of(row) for row in rows)
+        return tuple(evidence_of(row, None) for row in rows)
 
     def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
         return (

@@ -1,11 +1,15 @@
-"""The form of records and parcels in rows, for every store."""
+"""The form of records and parcels in rows, for every store.
+
+Rows are encoded and decoded here, so here their content is sealed and opened, if there is a `SealedContent`. With None
+values are stored and read as they are: in an application without a seal, and for resealing.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from oncekey.core.errors import RecordUnreadableError, StoreError
@@ -34,9 +38,12 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim, Lease
     from oncekey.flow import Row, Value
+    from oncekey.stores.sealed_content import SealedContent
 
 
 T = TypeVar("T")
+ContentOwner: TypeAlias = "Claim | Lease | Record"
+"""What names the record, and its incarnation, that some content belongs to."""
 log = logging.getLogger("oncekey")
 
 UNREADABLE = "the record of a key (digest {digest}) cannot be read: {why}"
@@ -96,17 +103,23 @@ WORK: frozenset[str] = frozenset({"memo", "intent", "request", "reconcile_after"
 """Columns that only unfinished, failed or phased work uses: on PostgreSQL they are a table of their own."""
 
 
-def snapshot_of(row: Row) -> Snapshot:
+def snapshot_of(row: Row, content: SealedContent | None) -> Snapshot:
     """Decode a row that has the store's clock as `now` beside the record."""
-    return Snapshot(record_of(row) if row["scope"] is not None else None, int(row["now"]))
+    return Snapshot(record_of(row, content) if row["scope"] is not None else None, int(row["now"]))
 
 
-def written_of(row: Row, memo: tuple[MemoEntry, ...]) -> Snapshot:
-    """The same of a record whose memo was written by this very statement, so that it need not be read back."""
-    return Snapshot(record_of(row, memo), int(row["now"]))
+def written_of(
+    row: Row,
+    content: SealedContent | None,
+    memo: tuple[MemoEntry, ...] | None = None,
+    response: StoredResponse | None = None,
+) -> Snapshot:
+    """The same of a record whose memo or answer was written by this very statement, so that it is not read back."""
+    record = record_of(row, None, memo)
+    return Snapshot(record if content is None else content.record(record, memo, response), int(row["now"]))
 
 
-def record_of(row: Row, memo: tuple[MemoEntry, ...] | None = None) -> Record:
+def record_of(row: Row, content: SealedContent | None, memo: tuple[MemoEntry, ...] | None = None) -> Record:
     """Decode one row, or raise `RecordUnreadableError`: an unreadable record is neither replayed nor run again.
 
     `memo` is what the row has for one, if the caller knows.
@@ -114,7 +127,7 @@ def record_of(row: Row, memo: tuple[MemoEntry, ...] | None = None) -> Record:
     outcome, status = row["outcome"], row["response_status"]
     if memo is None:
         memo = () if row["memo"] is None else _read(row, "memo", memo_of)
-    return Record(
+    record = Record(
         id=RecordId(row["scope"], row["key"]),
         incarnation=uuid_of(row["incarnation"]),
         operation=row["operation"],
@@ -148,9 +161,10 @@ def record_of(row: Row, memo: tuple[MemoEntry, ...] | None = None) -> Record:
         expires_at=row["expires_at"],
         request=None if row["request"] is None else bytes(row["request"]),
     )
+    return record if content is None else content.record(record)
 
 
-def glimpse_of(row: Row, record_id: RecordId) -> Glimpse:
+def glimpse_of(row: Row, record_id: RecordId, content: SealedContent | None) -> Glimpse:
     """Decode a row with the columns of `Finished`, the key, and the store's clock as `now`; raises likewise."""
     finished = Finished(
         id=record_id,
@@ -161,11 +175,14 @@ def glimpse_of(row: Row, record_id: RecordId) -> Glimpse:
         response=None if row["response_status"] is None else _response(row),
         expires_at=row["expires_at"],
     )
-    return Glimpse(finished, int(row["now"]))
+    return Glimpse(finished if content is None else content.finished(finished), int(row["now"]))
 
 
-def claim_params(claim: Claim) -> dict[str, Value]:
+def claim_params(claim: Claim, content: SealedContent | None) -> dict[str, Value]:
     """The parameters of a claim; the store turns durations into instants by its own clock."""
+    request = claim.request
+    if content is not None and request is not None:
+        request = content.closed_request(request, claim)
     return {
         "scope": claim.id.scope,
         "key": claim.id.key,
@@ -183,7 +200,7 @@ def claim_params(claim: Claim) -> dict[str, Value]:
         "deadline": claim.deadline,
         "call_timeout": claim.call_timeout,
         "ttl": claim.ttl,
-        "request": claim.request,
+        "request": request,
     }
 
 
@@ -207,8 +224,10 @@ def version_proof(seen: Record) -> dict[str, Value]:
     }
 
 
-def response_params(response: StoredResponse) -> dict[str, Value]:
+def response_params(response: StoredResponse, owner: ContentOwner, content: SealedContent | None) -> dict[str, Value]:
     """A stored response as columns."""
+    if content is not None:
+        response = content.closed_answer(response, owner)
     return {
         "response_status": response.status,
         "response_headers": headers_text(response.headers),
@@ -254,10 +273,12 @@ def _known_headers(text: str) -> Headers:
     return tuple([(name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text)])
 
 
-def memo_text(memo: tuple[MemoEntry, ...]) -> str | None:
+def memo_text(memo: tuple[MemoEntry, ...], owner: ContentOwner, content: SealedContent | None) -> str | None:
     """Finished steps in order; none is NULL, by which statements tell a plain record from a begun one."""
     if not memo:
         return None
+    if content is not None:
+        memo = content.closed_memo(memo, owner)
     lists: list[list[str | bool]] = []
     for entry in memo:  # each step writes all of them again, so there is no call for each
         lists.append([entry.name, entry.kind._value_, entry.result])
@@ -329,8 +350,17 @@ _ENTRY_KINDS: Final = {one.value: one for one in EntryKind}
 _ENCODED: Final = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one for every call
 
 
-def parcels_text(parcels: tuple[Parcel, ...]) -> str:
+def accepted_params(accepted: bytes | None, owner: ContentOwner, content: SealedContent | None) -> dict[str, Value]:
+    """The response of a 202, which is kept until the settlement, as a column."""
+    if content is not None and accepted is not None:
+        accepted = content.closed_accepted(accepted, owner)
+    return {"request": accepted}
+
+
+def parcels_text(parcels: tuple[Parcel, ...], content: SealedContent | None) -> str:
     """A batch as one parameter: drivers bind no lists."""
+    if content is not None:
+        parcels = tuple([content.closed_parcel(parcel) for parcel in parcels])
     return json.dumps(
         [
             {

@@ -16,6 +16,7 @@ from oncekey.flow import Statement
 if TYPE_CHECKING:
     from oncekey.core.model import Instant
     from oncekey.flow import Command, Flow, Transaction, Value
+    from oncekey.stores.sealed_content import SealedContent
 
 
 class Statements:
@@ -24,6 +25,8 @@ class Statements:
     def __init__(self, commands: Mapping[str, Command], clock: Callable[[], Instant] | None = None) -> None:
         self._commands = commands
         self._clock = clock
+        self.content: SealedContent | None = None
+        """What seals and opens the content of rows, if that is wanted."""
 
     def require(self, names: tuple[str, ...]) -> None:
         """Raise if the store has no command for one of these names."""
@@ -48,12 +51,16 @@ class Statements:
 
         `form` names another command for the same, which a store may have for a case in which it is cheaper.
         """
+        if self.content is not None:
+            self.content.check(name, params)
         now = self.instant
         command = self._commands[name] if form is None else self._commands.get(form, self._commands[name])
         return Statement(name, command, {**params, "now": now}, reads=reads, at_once=at_once)
 
     def fold(self, name: str, params: dict[str, Value], *, text_command: str, proof: str | None = None) -> Statement:
         """A statement that may be sent in the message of a BEGIN or a COMMIT; `text_command` names its form as text."""
+        if self.content is not None:
+            self.content.check(name, params)
         text = self._commands[text_command]
         assert isinstance(text, str)
         if "now" not in params:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from oncekey.core.transitions import Actor
     from oncekey.flow import Body, Flow, Row, Rows, Value
     from oncekey.ops.stats import Walk
+    from oncekey.stores.sealed_content import SealedContent
     from oncekey.stores.statements import Statements
 
 
@@ -59,7 +60,7 @@ class SurveyStore:
             now, paths = 0, {}
             for state, place in places.items():
                 rows = yield self._statements.statement(f"walk_{state}", _walking(wanted, limit, place, looked))
-                now, paths[state] = int(rows[0]["now"]), _path(rows, state, place, limit)
+                now, paths[state] = int(rows[0]["now"]), _path(rows, state, place, limit, self._statements.content)
             return _merged(now, paths, limit)
 
         return (yield from execute(Transaction("walk", Mode.READ, body)))
@@ -95,6 +96,7 @@ class SurveyStore:
     ) -> Flow[tuple[Evidence, ...]]:
         def body() -> Body[tuple[Evidence, ...]]:
             found: dict[int, Evidence] = {}
+            content = self._statements.content
             for name, column, names in (
                 ("heard_of_key", "downstream_key", downstream_keys),
                 ("heard_of_provider", "provider_id", provider_ids),
@@ -104,7 +106,7 @@ class SurveyStore:
                     # Another account may use the same id: evidence with a key is about the call with that key.
                     found |= {
                         evidence.id: evidence
-                        for evidence in map(evidence_of, rows)
+                        for evidence in (evidence_of(row, content) for row in rows)
                         if evidence.report.downstream_key in {None, *downstream_keys}
                     }
             return tuple(found[number] for number in sorted(found))
@@ -115,7 +117,7 @@ class SurveyStore:
         def body() -> Body[tuple[ParcelView, ...]]:
             params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
             rows = yield self._statements.statement("parcels_in_full", params)
-            return tuple(_parcel(row) for row in rows)
+            return tuple(_parcel(row, incarnation, self._statements.content) for row in rows)
 
         return (yield from execute(Transaction("parcels_in_full", Mode.READ, body)))
 
@@ -172,7 +174,7 @@ def _walking(wanted: Walk, limit: int, before: WalkPosition, looked: int) -> dic
     }
 
 
-def _path(rows: Rows, state: State, place: WalkPosition, limit: int) -> _Path:
+def _path(rows: Rows, state: State, place: WalkPosition, limit: int, content: SealedContent | None) -> _Path:
     found = [row for row in rows if row["scope"] is not None]
     edge, first = None, rows[0]
     if len(found) == limit:
@@ -181,7 +183,7 @@ def _path(rows: Rows, state: State, place: WalkPosition, limit: int) -> _Path:
         edge = (int(last["expires_at" if state in FINISHED else "created_at"]), last["scope"], last["key"])
     elif first["edge_at"] is not None:
         edge = (int(first["edge_at"]), first["edge_scope"], first["edge_key"])
-    return _Path(deque(records_of(found)), place, edge)
+    return _Path(deque(records_of(found, content)), place, edge)
 
 
 def _merged(now: Instant, paths: dict[State, _Path], limit: int) -> Stretch:
@@ -220,8 +222,8 @@ def _end(row: Row) -> End:
     )
 
 
-def _parcel(row: Row) -> ParcelView:
-    return ParcelView(
+def _parcel(row: Row, incarnation: UUID, content: SealedContent | None) -> ParcelView:
+    view = ParcelView(
         id=UUID(str(row["id"])),
         kind=ParcelKind(row["kind"]),
         topic=row["topic"],
@@ -235,3 +237,4 @@ def _parcel(row: Row) -> ParcelView:
         last_error=row["last_error"],
         died_at=row["died_at"],
     )
+    return view if content is None else content.view(view, incarnation)

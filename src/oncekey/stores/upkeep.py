@@ -127,7 +127,8 @@ class UpkeepStore:
         False: the parcel was claimed, or the record moved. The parcel may be locked before the record: a transaction
         that holds the record never waits for a parcel that was never claimed.
         """
-        params: dict[str, Value] = {"outcome": answer.outcome.value, **response_params(answer.response), "kept": kept}
+        response = response_params(answer.response, seen, self._statements.content)
+        params: dict[str, Value] = {"outcome": answer.outcome.value, **response, "kept": kept}
 
         def body() -> Body[bool]:
             if not (yield self._statements.statement("drop_unclaimed", version_proof(seen))):
@@ -219,7 +220,7 @@ class UpkeepStore:
 
         def body() -> Body[Page]:
             rows = yield self._statements.statement(name, {**params, **since})
-            return Page(int(rows[0]["now"]), records_of(rows))
+            return Page(int(rows[0]["now"]), records_of(rows, self._statements.content))
 
         return (yield from execute(Transaction(name, Mode.READ, body)))
 

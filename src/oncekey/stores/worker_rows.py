@@ -14,6 +14,7 @@ from oncekey.stores.rows import record_of, uuid_of
 if TYPE_CHECKING:
     from oncekey.core.model import Record
     from oncekey.flow import Row, Rows, Value
+    from oncekey.stores.sealed_content import SealedContent
 
 log = logging.getLogger("oncekey")
 
@@ -32,10 +33,10 @@ def parcel_proof(held: HeldParcel) -> dict[str, Value]:
     return {"id": str(held.parcel.id), "parcel_fence": held.fence}
 
 
-def held_of(row: Row) -> HeldParcel:
+def held_of(row: Row, content: SealedContent | None) -> HeldParcel:
     """Decode a parcel that a worker holds."""
     return HeldParcel(
-        parcel=parcel_of(row),
+        parcel=parcel_of(row, content),
         fence=row["fence"],
         attempts=row["attempts"],
         lease_until=row["lease_until"] or 0,
@@ -45,10 +46,10 @@ def held_of(row: Row) -> HeldParcel:
     )
 
 
-def dead_letter_of(row: Row) -> DeadLetter:
+def dead_letter_of(row: Row, content: SealedContent | None) -> DeadLetter:
     """Decode a dead letter."""
     return DeadLetter(
-        parcel=parcel_of(row),
+        parcel=parcel_of(row, content),
         attempts=row["attempts"],
         created_at=row["created_at"],
         died_at=row["died_at"],
@@ -57,9 +58,9 @@ def dead_letter_of(row: Row) -> DeadLetter:
     )
 
 
-def parcel_of(row: Row) -> Parcel:
+def parcel_of(row: Row, content: SealedContent | None) -> Parcel:
     """Decode the parcel itself."""
-    return Parcel(
+    parcel = Parcel(
         id=_any_uuid(row["id"]),
         kind=_PARCEL_KINDS[row["kind"]],
         record_id=RecordId(row["scope"], row["key"]),
@@ -70,6 +71,7 @@ def parcel_of(row: Row) -> Parcel:
         position=row["position"],
         order_by=row["order_by"],
     )
+    return parcel if content is None else content.parcel(parcel)
 
 
 def ids_of(rows: Rows) -> frozenset[UUID]:
@@ -82,14 +84,14 @@ def _any_uuid(value: object) -> UUID:
     return value if isinstance(value, UUID) else UUID(str(value))
 
 
-def records_of(rows: Rows) -> tuple[Record, ...]:
+def records_of(rows: Rows, content: SealedContent | None) -> tuple[Record, ...]:
     """The records of a page. One that cannot be read is named in the log, and does not hide the others."""
     found = []
     for row in rows:
         if row["scope"] is None:
             continue
         try:
-            found.append(record_of(row))
+            found.append(record_of(row, content))
         except RecordUnreadableError as error:
             _notify(str(error))
     return tuple(found)

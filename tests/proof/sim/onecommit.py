@@ -149,7 +149,7 @@ class Locks(LockStore):
         }
         row = (yield self._statements.statement("lock", params))[0]
         return Locked(
-            got=bool(row["locked"]), snapshot=snapshot_of(row), begun=int(row["begun"]), other=bool(row["other"])
+            got=bool(row["locked"]), snapshot=snapshot_of(row, None), begun=int(row["begun"]), other=bool(row["other"])
         )
 
     def completing_at_commit(

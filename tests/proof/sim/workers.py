@@ -168,10 +168,12 @@ class Resolver(Worker):
             return
         if row.to is State.COMPLETED:
             said = _answer(record, 201, charge)
-            yield from self.say("resolve_executed", record, {"outcome": "success", **response_params(said)})
+            yield from self.say(
+                "resolve_executed", record, {"outcome": "success", **response_params(said, record, None)}
+            )
             return
         memo = (*record.memo, MemoEntry(CHARGE, EntryKind.CALL, encode(charge, POLICY.max_result_bytes)))
-        given: dict[str, Value] = {"memo": memo_text(memo), "recovery_point": recovery_point(memo)}
+        given: dict[str, Value] = {"memo": memo_text(memo, record, None), "recovery_point": recovery_point(memo)}
         yield from self.say("resolve_result", record, given)
 
 
@@ -233,7 +235,7 @@ class Relay(Worker):
         owner = f"{self.host.name} {self.world.rng.uuid()}"
         rows = yield from self.say("take_up", record, {"owner": owner, "intent": _intent(record, now)})
         if rows:
-            yield from self._deliver(record_of(rows[0]))
+            yield from self._deliver(record_of(rows[0], None))
 
     def _deliver(self, record: Record) -> Process[None]:
         yield Point("sends", critical=True, slack=self.world.scenario.send_slack)
@@ -258,11 +260,11 @@ class Relay(Worker):
                 self.world.database.parcels[str(record.incarnation)] = 0
             case Reaction.DECLINED:
                 said = _answer(record, 402, "declined by the provider")
-                yield from self.own("deliver", record, {"outcome": "failure", **response_params(said)})
+                yield from self.own("deliver", record, {"outcome": "failure", **response_params(said, record, None)})
             case _:
                 assert outcome is not None
                 said = _answer(record, 201, outcome.charge)
-                yield from self.own("deliver", record, {"outcome": "success", **response_params(said)})
+                yield from self.own("deliver", record, {"outcome": "success", **response_params(said, record, None)})
 
     def own(self, name: str, record: Record, params: dict[str, Value]) -> Process[Rows]:
         """One statement that proves the ownership of whoever took the record up."""

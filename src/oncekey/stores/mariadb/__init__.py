@@ -74,10 +74,10 @@ class MariadbLocks(LockStore):
         }
         rows = yield self._statements.statement("lock", where, at_once=True)
         if rows:
-            return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=lock.number)
+            return Locked(got=True, snapshot=snapshot_of(rows[0], self._statements.content), begun=lock.number)
         [row] = yield self._statements.statement("refused", where)
         other = row["mark"] is not None and int(row["mark"]) != lock.mark
-        return Locked(got=False, snapshot=snapshot_of(row), begun=lock.number, other=other)
+        return Locked(got=False, snapshot=snapshot_of(row, self._statements.content), begun=lock.number, other=other)
 
     def completing(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int | None

@@ -107,14 +107,16 @@ class SqliteLocks(LockStore):
         try:
             rows = yield self._statements.statement("lock_file", where, at_once=True)
             if not rows:
-                snapshot = snapshot_of((yield self._statements.statement("find", where, reads=True))[0])
+                snapshot = snapshot_of(
+                    (yield self._statements.statement("find", where, reads=True))[0], self._statements.content
+                )
                 if situate(snapshot.record, snapshot.now) is Situation.COMPLETED:
                     return Locked(got=False, snapshot=snapshot, begun=lock.number)
                 rows = yield self._statements.statement("lock_file", where)
             writer.lock(lock)
         finally:
             writer.asked(asker)
-        return Locked(got=True, snapshot=snapshot_of(rows[0]), begun=lock.number)
+        return Locked(got=True, snapshot=snapshot_of(rows[0], self._statements.content), begun=lock.number)
 
     def completing_at_commit(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int

@@ -29,7 +29,7 @@ from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.operate import Move as Operators
 from oncekey.core.transitions import ROWS, Actor, Mover, Note, Transition, Trigger, upheld
 from oncekey.core.upkeep import Expired, Gone
-from oncekey.flow import Body, Flow, Mode, Transaction
+from oncekey.flow import Body, Flow, Mode, Transaction, Value
 from oncekey.stores.rows import COLUMNS, memo_text, owner_proof, response_params, version_proof
 from oncekey.stores.statements import Statements, execute
 from oncekey.testing.claims import LEASE, a_claim, again, answered
@@ -104,7 +104,7 @@ def planting(cells: Cells) -> Plant:
 
 def cell_of(record: model.Record) -> dict[str, Any]:
     """A record as the columns of its row, for a store to plant it."""
-    answer: dict[str, Any] = {} if record.response is None else {**response_params(record.response)}
+    answer: dict[str, Any] = {} if record.response is None else {**response_params(record.response, record, None)}
     plain = {name: getattr(record, name) for name in COLUMNS if hasattr(record, name)}
     return {
         **dict.fromkeys(COLUMNS),
@@ -117,7 +117,7 @@ def cell_of(record: model.Record) -> dict[str, Any]:
         "recovery": record.recovery.value,
         "state": record.state.value,
         "outcome": None if record.outcome is None else record.outcome.value,
-        "memo": memo_text(record.memo),
+        "memo": memo_text(record.memo, record, None),
         "intent": None if record.intent is None else json.dumps(asdict(record.intent)),
     }
 
@@ -292,11 +292,11 @@ _CALL: Final = {
     "repeatable": model.SECOND,
     "send_window": model.SECOND,
 }
-_TIMED_OUT: Final = {
-    "outcome": model.Outcome.FAILURE.value,
-    **response_params(answered().response),
-    "kept": model.SECOND,
-}
+_TIMED_OUT: Final = {"outcome": model.Outcome.FAILURE.value, "kept": model.SECOND}
+
+
+def _timing_out(seen: model.Record) -> dict[str, Value]:
+    return {**version_proof(seen), **response_params(answered().response, seen, None)}
 
 
 def _operating(number: int) -> Try:
@@ -359,7 +359,15 @@ MOVES: Final = (
         _rows(26),
         _stating("pend", {"error": _NEW, "unsent": False}, lambda seen: owner_proof(model.Lease.of(seen))),
     ),
-    Walked("abandon", _rows(28), _stating("abandon", _TIMED_OUT, version_proof)),
+    Walked(
+        "abandon",
+        _rows(28),
+        _stating(
+            "abandon",
+            _TIMED_OUT,
+            _timing_out,
+        ),
+    ),
     Walked("answer by hand", _rows(19), _operating(19)),
     Walked("result by hand", _rows(20), _operating(20)),
     Walked("not executed", _rows(21), _operating(21)),

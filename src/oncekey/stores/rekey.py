@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from oncekey.core.envelopes import disclose, key_of_answer, key_of_text
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import was_not_sent
-from oncekey.core.model import Completed, MemoEntry, Outcome, Record, State
-from oncekey.engine.sealed_store import Closing, ContentOwner, about_kept
+from oncekey.core.model import Record, State
+from oncekey.stores.sealed_content import SealedContent
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -76,22 +76,22 @@ def walk_of(store: Store) -> Reseal:
 
 def rekey_records(store: Store, seal: Seal, after: Record | None = None, limit: int = PAGE) -> Flow[Stop[Record]]:
     """One page of records."""
-    reseal, closing = walk_of(store), Closing(seal)
+    reseal, content = walk_of(store), SealedContent(seal)
     page = yield from reseal.records(limit, after)
     walked = Walked()
     for record in page:
-        walked += yield from _rekeyed(reseal, closing, record)
+        walked += yield from _rekeyed(reseal, content, record)
     # Records that cannot be read are on no page, so only an empty page is the end.
     return Stop(walked, page[-1] if page else None)
 
 
 def rekey_parcels(store: Store, seal: Seal, after: UUID | None = None, limit: int = PAGE) -> Flow[Stop[UUID]]:
     """One page of parcels and dead letters."""
-    reseal, closing = walk_of(store), Closing(seal)
+    reseal, content = walk_of(store), SealedContent(seal)
     page = yield from reseal.parcels(limit, after)
     walked = Walked()
     for parcel in page:
-        payload = _payload(closing, parcel)
+        payload = _payload(content, parcel)
         walked += Walked(looked=1, closed=payload is None)
         if payload is not None and payload != parcel.payload:
             walked += _written((yield from reseal.rewrite_parcel(parcel, payload)))
@@ -100,11 +100,11 @@ def rekey_parcels(store: Store, seal: Seal, after: UUID | None = None, limit: in
 
 def rekey_evidence(store: Store, seal: Seal, after: int | None = None, limit: int = PAGE) -> Flow[Stop[int]]:
     """One page of evidence."""
-    reseal, closing = walk_of(store), Closing(seal)
+    reseal, content = walk_of(store), SealedContent(seal)
     page = yield from reseal.evidence(limit, after or 0)
     walked = Walked()
     for evidence in page:
-        text = _resealed(closing, evidence)
+        text = _resealed(content, evidence)
         walked += Walked(looked=1, closed=text is None)
         if text is not None and text != evidence.report.resolution:
             walked += _written((yield from reseal.rewrite_evidence(evidence, text)))
@@ -122,17 +122,17 @@ def seals(store: Store, limit: int) -> Flow[tuple[InUse, ...]]:
 
 def unopened(store: Store, seal: Seal, limit: int) -> Flow[int]:
     """How many of the first records have content that does not open, although a key of that name is there."""
-    closing, found = Closing(seal), 0
+    content, found = SealedContent(seal), 0
     for record in (yield from walk_of(store).records(limit)):
-        opened = closing.record(record)
+        opened = content.record(record)
         names = [None if opened.response is None else key_of_answer(opened.response)]
         names += [key_of_text(entry.result) for entry in opened.memo]
         found += any(name in set(seal.names) for name in names if name is not None)
     return found
 
 
-def _rekeyed(reseal: Reseal, closing: Closing, record: Record) -> Flow[Walked]:
-    sealed = _record(closing, record)
+def _rekeyed(reseal: Reseal, content: SealedContent, record: Record) -> Flow[Walked]:
+    sealed = _record(content, record)
     if sealed is None:
         return Walked(looked=1, closed=1)
     if sealed == record:
@@ -146,54 +146,43 @@ def _written(done: bool) -> Walked:  # noqa: FBT001  (what a write came to)
     return Walked(resealed=1) if done else Walked(moved=1)
 
 
-def _record(closing: Closing, record: Record) -> Record | None:
+def _record(content: SealedContent, record: Record) -> Record | None:
     """The record with all its content under the current key; None: some of it does not open."""
-    current, place = closing.seal.current, ContentOwner(record.id, record.incarnation)
-    response, memo, request = record.response, record.memo, record.request
+    current = content.seal.current
+    response, request = record.response, record.request
     if response is not None and key_of_answer(response) != current:
-        opened = closing.response(response, place)
+        opened = content.response(response, record)
         if key_of_answer(opened) is not None:
             return None
-        # The outcome is not sealed, and is not written here.
-        response = closing.answer(Completed(opened, Outcome.SUCCESS), place).response
-    entries = [_entry(closing, entry, place, current) for entry in memo]
-    if request is not None:
-        request = _request(closing, record)
-    if request is None and record.request is not None:
-        return None
-    kept = tuple(entry for entry in entries if entry is not None)
-    return replace(record, response=response, memo=kept, request=request) if len(kept) == len(memo) else None
+        response = content.closed_answer(opened, record)
+    closed = None if request is None else disclose(request)
+    if request is not None and (closed is None or closed[0] != current):
+        request = content.request(record)
+        if disclose(request) is not None:
+            return None
+        request = content.closed_kept(request, record)
+    memo = []
+    for entry in record.memo:
+        if was_not_sent(entry) or key_of_text(entry.result) == current:
+            memo.append(entry)
+            continue
+        opened_entry = content.entry(entry, record)
+        if key_of_text(opened_entry.result) is not None:
+            return None
+        memo.append(replace(opened_entry))  # a new entry remembers no stored form, so it is sealed anew
+    return replace(record, response=response, memo=content.closed_memo(tuple(memo), record), request=request)
 
 
-def _entry(closing: Closing, entry: MemoEntry, place: ContentOwner, current: str) -> MemoEntry | None:
-    if was_not_sent(entry) or key_of_text(entry.result) == current:
-        return entry
-    opened = closing.opened_entry(entry, place)
-    if key_of_text(opened.result) is not None:
-        return None
-    # A new entry remembers no stored form, so it is sealed anew.
-    return closing.entry(MemoEntry(opened.name, opened.kind, opened.result, opened.by_hand), place)
-
-
-def _request(closing: Closing, record: Record) -> bytes | None:
-    assert record.request is not None
-    closed = disclose(record.request)
-    if closed is not None and closed[0] == closing.seal.current:
-        return record.request
-    opened = closing.request(record)
-    return None if disclose(opened) is not None else closing.kept(opened, about_kept(record))
-
-
-def _payload(closing: Closing, parcel: Parcel) -> str | None:
-    if key_of_text(parcel.payload) == closing.seal.current:
+def _payload(content: SealedContent, parcel: Parcel) -> str | None:
+    if key_of_text(parcel.payload) == content.seal.current:
         return parcel.payload
-    opened = closing.opened_parcel(parcel)
-    return None if key_of_text(opened.payload) is not None else closing.parcel(opened).payload
+    opened = content.parcel(parcel)
+    return None if key_of_text(opened.payload) is not None else content.closed_parcel(opened).payload
 
 
-def _resealed(closing: Closing, evidence: Evidence) -> str | None:
+def _resealed(content: SealedContent, evidence: Evidence) -> str | None:
     report = evidence.report
-    if key_of_text(report.resolution) == closing.seal.current:
+    if key_of_text(report.resolution) == content.seal.current:
         return report.resolution
-    opened = closing.opened_report(report)
-    return None if key_of_text(opened.resolution) is not None else closing.report(opened).resolution
+    opened = content.report(report)
+    return None if key_of_text(opened.resolution) is not None else content.closed_report(opened)
