@@ -55,7 +55,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "replay_cache": "Keep answers that were read from the store and give them again without asking it: "
         '`"memory"` in this process (a span alone is the same, for so long), `redis://…` for all processes. '
         "`Front(place, life=…)` says for how long at most, else it is 60 s; a `keys bust` in another process is "
-        "noticed after that time. None asks every time. See [the guide](../howto/replay-cache.md).",
+        "noticed after that time. None asks every time. See "
+        "[the guide](../howto/redis.md#redis-as-a-cache-in-front-of-another-store).",
         "lock_hint": "`redis://…`: remember keys that are being worked on, so that a duplicate gets 409 without "
         "asking the store. It is believed for `life` after the claim, 2 s if nothing is said, and removed at the end.",
         "on_unknown": "The status of the answer while the outcome is unknown.",
