@@ -44,13 +44,13 @@ ALSO: Final[Mapping[str, str]] = {
         "`X-Demo-Fault: drop-after`, or `POST /faults` sets it for all. `GET /charges` is its ledger. It comes with "
         "the package `oncekey-demo`."
     ),
-    "oncekey worker": "[Run workers](../howto/workers.md) shows how to use it.",
+    "oncekey worker": "[Workers](../howto/workers.md) shows how to use it.",
     "oncekey torture": (
-        "It comes with the package `oncekey-demo`. [Torture it](../howto/torture.md) says what it does and what it "
-        "checks."
+        "It is part of the package `oncekey-demo`. [Torture test](../howto/unit-tests.md#torture-test) explains its "
+        "faults and its checks."
     ),
     "oncekey reconcile": "[Find out what became of it](../howto/unknown.md) shows resolvers and webhooks.",
-    "oncekey unknown": ("[Find out what became of it](../howto/unknown.md) says what to do about them."),
+    "oncekey unknown": "[Unknown outcomes](../howto/unknown.md) explains how to settle them.",
     "oncekey migrate": (
         "Applications do not start on a store that lacks a `pre` migration; see "
         "[PostgreSQL in production](../howto/postgresql.md)."

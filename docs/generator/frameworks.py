@@ -29,9 +29,9 @@ def page() -> str:
     lines: list[dict[str, Any]] = json.loads(LINES.read_text("utf-8"))
     return put_together(
         title("Frameworks"),
-        "What oncekey does in each framework. One acceptance suite (`tests/skins`) runs the same payments service "
-        "behind all of them, over real sockets, with `kill -9`, outages of the store and `oncekey-check`; it runs what "
-        "this table says, and proves that what the table denies is refused.",
+        "The abilities of oncekey in each framework. One acceptance suite (`tests/skins`) runs the same payments "
+        "service in all of them, over real sockets, with `kill -9`, store outages and `oncekey-check`. It tests every "
+        "ability in this table, and proves that oncekey rejects the missing ones.",
         table(
             ("Framework", "Protected by", "Guide", "Tested on"),
             [(one["skin"], one["by"], _guide(one["guide"]), ", ".join(one["servers"])) for one in lines],
@@ -41,9 +41,9 @@ def page() -> str:
             [(one["skin"], *(_cell(one["can"][ability]) for ability in MEANS)) for one in lines],
         ),
         table(("Ability", "What it is"), list(MEANS.items())),
-        "An application that is enrolled by path is handed no transaction and no operation, so it is INLINE; that "
-        "holds for every framework. Plain WSGI has no list of routes, so none can be shown. Under WSGI, Django takes a "
-        "body in chunks for an empty one, so such a request is refused with 411 if it has a key.",
+        "An application that is protected by path receives no transaction and no operation, so it is INLINE in every "
+        "framework. Plain WSGI has no list of routes, so oncekey cannot list them. Under WSGI, Django reads a chunked "
+        "body as empty, so oncekey rejects such a request with 411 if it has a key.",
     )
 
 
@@ -52,4 +52,5 @@ def _cell(said: object) -> str:
 
 
 def _guide(name: str) -> str:
-    return f"[{name.removesuffix('.md').replace('-', ' ')}](../howto/{name})"
+    shown = name.partition("#")[0].removesuffix(".md").replace("-", " ")
+    return f"[{shown}](../howto/{name})"

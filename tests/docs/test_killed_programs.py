@@ -232,6 +232,7 @@ class Running:
         texts = {one.file: one.text for one in Page(ROOT / program.page).blocks("python") if one.file is not None}
         for file, text in texts.items():
             here = text if provider is None else text.replace("http://127.0.0.1:2525", provider)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(with_store(here, dsn))
         self.module = program.file.removesuffix(".py")
         if program.module is not None:

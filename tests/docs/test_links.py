@@ -72,3 +72,18 @@ def test_a_page_that_moved_leads_to_a_heading(old: str, new: str) -> None:
     name, _, fragment = new.partition("#")
     assert not (ROOT / "docs" / old).exists()
     assert fragment in Page(ROOT / "docs" / name).anchors()
+
+
+GUIDED = pages(
+    "docs/index.md",
+    "docs/tutorial.md",
+    *(f"docs/{name}/*.md" for name in ("howto", "explanation", "reference", "runbooks", "contributing")),
+)
+
+
+@pytest.mark.parametrize("page", GUIDED, ids=lambda page: page.name)
+def test_a_page_ends_with_a_next_step(page: Page) -> None:
+    _, found, end = page.text.rpartition("\n\n**Next:**")
+    assert found, "the last paragraph begins with **Next:**"
+    assert 1 <= len(re.findall(r"\]\([^)]+\)", end)) <= 12
+    assert "\n\n#" not in end, "the next step is the end of the page"

@@ -59,8 +59,8 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
     "docs/howto/moving.md:moved.py": (
         (
             "CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)",
-            "CREATE TABLE idempotency_keys (key TEXT PRIMARY KEY, tenant TEXT, status INTEGER, body TEXT)",
-            """INSERT INTO idempotency_keys VALUES ('answered-by-the-old-service', 't', 201, '{"id": 77}'),
+            "CREATE TABLE request_keys (key TEXT PRIMARY KEY, tenant TEXT, status INTEGER, body TEXT)",
+            """INSERT INTO request_keys VALUES ('answered-by-the-old-service', 't', 201, '{"id": 77}'),
                ('left-by-the-old-service', 't', NULL, NULL)""",
         ),
         (

@@ -61,7 +61,7 @@ PAGES = {
         "| `keys bust` |",
         "## Unknown keys",
         "## Dead letters",
-        "[Choose ttl and lease](ttl-and-lease.md#lease-how-long-a-dead-owner-blocks-a-key)",
+        "[TTL and lease](limits.md#lease-how-long-a-dead-owner-blocks-a-key)",
     ),
     239: (
         "docs/explanation/limits.md",

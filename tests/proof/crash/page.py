@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _INTRODUCTION: Final = """\
-# The crash proof
+# Crash proof
 
 This page is generated: `PYTHONPATH=tests python -m proof.crash.page > docs/explanation/crash-proof.md`.
 
@@ -101,6 +101,7 @@ def page() -> str:
         where = f"`{mutant.fault.manner} {mutant.fault.point}`"
         said = (f"`{mutant.name}`", mutant.what, mutant.harm, str(mutant.case), stores, where, mutant.breaks)
         lines.append(f"| {' | '.join(said)} |\n")
+    lines.append("\n**Next:** the [simulator](simulation.md), or the [protocol](protocol.md).\n")
     return "".join(lines)
 
 
