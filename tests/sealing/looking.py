@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pymysql
 
+from oncekey.core.flow import adrive
 from oncekey.drivers.mariadb.address import MariadbAddress
-from oncekey.flow import adrive
 from oncekey.sealing import AesGcm
 from oncekey.stores.rekey import WALKS, Walked, seals
 from oncekey.wire import aconnect

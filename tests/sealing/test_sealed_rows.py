@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from oncekey.core.envelopes import disclose
+from oncekey.core.flow import Mode, Transaction, adrive
 from oncekey.core.memo import not_sent, rejected
 from oncekey.core.model import (
     Completed,
@@ -28,7 +29,6 @@ from oncekey.core.model import (
 )
 from oncekey.core.resolution import CallReport
 from oncekey.engine import migrating
-from oncekey.flow import Mode, Transaction, adrive
 from oncekey.stores.rows import accepted_params, claim_params, memo_text, owner_proof, parcels_text, response_params
 from oncekey.stores.sealed_content import SealedContent
 from oncekey.testing.claims import a_claim

@@ -9,7 +9,7 @@ import typer
 
 from oncekey.cli import options, printing
 from oncekey.core.errors import ConfigurationError
-from oncekey.flow import adrive
+from oncekey.core.flow import adrive
 from oncekey.sealing import KEYS_VARIABLE, Seal, from_environment
 from oncekey.stores.rekey import PAGE, WALKS, Walked
 

@@ -36,8 +36,8 @@ from oncekey.core.model import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncekey.core.flow import Row, Value
     from oncekey.core.model import Claim, Lease
-    from oncekey.flow import Row, Value
     from oncekey.stores.sealed_content import SealedContent
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
+    from oncekey.core.flow import Value
     from oncekey.core.model import Claim, Parcel, StoredResponse
     from oncekey.core.resolution import CallReport
-    from oncekey.flow import Value
     from oncekey.ops.stats import ParcelView
     from oncekey.sealing import Seal
     from oncekey.stores.rows import ContentOwner

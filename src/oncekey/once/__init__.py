@@ -14,8 +14,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
 
-from oncekey import starting
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import Effects, RecordId
 from oncekey.core.policy import Policy
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol
@@ -35,7 +35,7 @@ from oncekey.frameworks.options import (
     settings_of,
 )
 from oncekey.frameworks.shared import ApplicationShared
-from oncekey.lazy import Lazy
+from oncekey.once import starting
 from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ else:
     fronting = Lazy("oncekey.frameworks.fronting")
     function_parts = Lazy("oncekey.functions")
     measuring = Lazy("oncekey.observe.measuring")
-    resolver_parts = Lazy("oncekey.resolvers")
+    resolver_parts = Lazy("oncekey.core.resolvers")
     seals = Lazy("oncekey.sealing")
     service = Lazy("oncekey.workers.service")
     serving = Lazy("oncekey.workers.serving")
     starlette = Lazy("oncekey.frameworks.starlette")
     starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
     tasks = Lazy("oncekey.workers.tasks")
-    topic_parts = Lazy("oncekey.topics")
+    topic_parts = Lazy("oncekey.core.topics")
     transactions = Lazy("oncekey.frameworks.asgi.transactions")
     webhooks = Lazy("oncekey.frameworks.webhook")
     wsgi = Lazy("oncekey.frameworks.wsgi")

@@ -21,23 +21,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from oncekey import addresses
 from oncekey.addresses import Address, Kind
 from oncekey.core.errors import ConfigurationError
-from oncekey.driver_ports import AsyncShares, Borrowed, Shares
+from oncekey.core.lazy import Lazy
 from oncekey.engine.shell import AsyncEngine
-from oncekey.lazy import Lazy
+from oncekey.ports.driver import AsyncShares, Borrowed, Shares
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine as BlockingEngine
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
-    from oncekey import given, other_addresses
     from oncekey.core.model import Instant
     from oncekey.engine import blocking_shell
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
     from oncekey.sealing import Seal
     from oncekey.stores.sql import SqlSchema
+    from oncekey.wire import given, other_addresses
 else:
-    given = Lazy("oncekey.given")
-    other_addresses = Lazy("oncekey.other_addresses")
+    given = Lazy("oncekey.wire.given")
+    other_addresses = Lazy("oncekey.wire.other_addresses")
     blocking_shell = Lazy("oncekey.engine.blocking_shell")
 
 __all__ = [
