@@ -44,8 +44,8 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (
-            "__init__ once frameworks.options starting wire addresses drivers.postgres.address engine.shell engine.migrating "
-            "frameworks.starlette frameworks.fastapi"
+            "__init__ once frameworks.options starting wire addresses drivers.postgres.address engine.shell "
+            "engine.migrating frameworks.starlette frameworks.fastapi"
         ),
         "Packages without code": "core canonical engine stores drivers drivers.postgres frameworks",
     }
