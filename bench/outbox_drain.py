@@ -61,8 +61,8 @@ class Ours:
 
     async def fill(self, count: int) -> None:
         self._count = count
+        from oncekey.core.flow import Mode, Transaction  # noqa: PLC0415
         from oncekey.core.model import Parcel, ParcelKind, RecordId  # noqa: PLC0415
-        from oncekey.flow import Mode, Transaction  # noqa: PLC0415
 
         def parcel(number: int) -> Parcel:
             return Parcel(
@@ -85,7 +85,7 @@ class Ours:
 
     async def drain(self, loops: int, batch: int) -> int:
         from oncekey.core.policy import Policy  # noqa: PLC0415
-        from oncekey.topics import Message, Topics  # noqa: PLC0415
+        from oncekey.core.topics import Message, Topics  # noqa: PLC0415
         from oncekey.workers.relay import Relay  # noqa: PLC0415
         from oncekey.workers.service import Service  # noqa: PLC0415
 

@@ -28,7 +28,7 @@ from bench.figures import BenchError, Range, at
 from bench.places import ROOT, places
 
 if TYPE_CHECKING:
-    from oncekey.flow import Transaction
+    from oncekey.core.flow import Transaction
 
 DAY = 86_400_000_000
 ROWS, FULL = 200_000, 1_000_000

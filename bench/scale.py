@@ -19,10 +19,10 @@ import psycopg
 
 from bench.places import places
 from bench.reap import waits
+from oncekey.core.flow import adrive
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.drivers.placeholders import numbered
-from oncekey.flow import adrive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import claim_params
 from oncekey.testing.claims import a_claim, answered

@@ -11,12 +11,12 @@ import pytest
 from harness import flows
 from oncekey import wire
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.flow import Mode, Statement, Transaction
 from oncekey.once import Once
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import PostgresStore

@@ -66,8 +66,8 @@ def schema_of(dsn: str) -> str:
     import psycopg  # noqa: PLC0415  (an optional package)
 
     from oncekey import wire  # noqa: PLC0415  (what only reads the paths above needs no store)
+    from oncekey.core.flow import drive  # noqa: PLC0415
     from oncekey.engine import migrating  # noqa: PLC0415
-    from oncekey.flow import drive  # noqa: PLC0415
 
     engine = wire.connect(dsn)
     try:

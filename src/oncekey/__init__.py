@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         ResultNotKeptError,
     )
     from oncekey.core.policy import Policy, lifetime
+    from oncekey.core.resolvers import Executed, NotExecuted, Question, Rejected, Sighting, Undecided
+    from oncekey.core.topics import Message, Reply
     from oncekey.drivers.sqlite.files import repaired_module
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from oncekey.frameworks.inbox import Handling, Receipt
     from oncekey.frameworks.resuming import resumed_as
     from oncekey.once import SINGLE_TENANT, Once
-    from oncekey.resolvers import Executed, NotExecuted, Question, Rejected, Sighting, Undecided
-    from oncekey.topics import Message, Reply
 
 __version__ = "0.1.0"
 
@@ -75,8 +75,8 @@ _PLACES = {
     "oncekey.frameworks.inbox": ("Handling", "Receipt"),
     "oncekey.frameworks.resuming": ("resumed_as",),
     "oncekey.once": ("SINGLE_TENANT", "Once"),
-    "oncekey.resolvers": ("Rejected", "Executed", "Question", "Sighting", "Undecided", "NotExecuted"),
-    "oncekey.topics": ("Message", "Reply"),
+    "oncekey.core.resolvers": ("Rejected", "Executed", "Question", "Sighting", "Undecided", "NotExecuted"),
+    "oncekey.core.topics": ("Message", "Reply"),
 }
 """Where each public name lives: the same as the imports above, which a test compares."""
 

@@ -40,9 +40,9 @@ from oncekey.options import CallOptions
 from oncekey.wire import check_stakes, has_threads
 
 if TYPE_CHECKING:
+    from oncekey.core.resolvers import Resolvers
     from oncekey.frameworks.shared import ApplicationShared, Engines
     from oncekey.observe.events import Notify
-    from oncekey.resolvers import Resolvers
 
 P = ParamSpec("P")
 R = TypeVar("R")

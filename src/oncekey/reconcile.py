@@ -25,17 +25,17 @@ from oncekey.canonical.digests import downstream_key
 from oncekey.core import memo
 from oncekey.core.envelopes import key_of_answer, key_of_text
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import Flow, adrive
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Effects, Instant, Outcome, Record, State
 from oncekey.core.operate import Search
 from oncekey.core.resolution import AnnouncedCall, known_outcome
 from oncekey.engine.operate import operations_of
 from oncekey.engine.reconcile import reconcile_of
-from oncekey.flow import Flow, adrive
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 
 
 @dataclass(frozen=True, slots=True)

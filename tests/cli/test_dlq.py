@@ -10,6 +10,7 @@ import pytest
 from cli.operating import KEY, SCOPE, oncekey, refused
 from harness import flows
 from oncekey.core.deferred import DEAD_LETTER
+from oncekey.core.flow import Mode, Transaction, drive
 from oncekey.core.model import (
     HOUR,
     MINUTE,
@@ -25,7 +26,6 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import Policy
 from oncekey.core.transitions import Trigger
-from oncekey.flow import Mode, Transaction, drive
 from oncekey.testing.claims import a_claim
 
 ID = RecordId(SCOPE, KEY)

@@ -13,12 +13,12 @@ from cli.operating import oncekey
 from cli.test_stats import fill
 from harness import flows
 from oncekey import wire
+from oncekey.core.flow import drive
 from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import HOUR, MINUTE, SECOND, ParcelKind
 from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Run
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.ops import doctor, doctor_servers
 from oncekey.ops.doctor import Level
 from oncekey.ops.stats import Queue, Roll, StoreStats, Waiting, Worker, troubled

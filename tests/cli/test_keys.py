@@ -19,6 +19,7 @@ from cli.operating import KEY, SCOPE, oncekey, refused
 from harness import flows
 from oncekey.canonical.digests import downstream_key
 from oncekey.cli.app import make_app
+from oncekey.core.flow import Mode, Statement, Transaction, drive
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     HOUR,
@@ -40,7 +41,6 @@ from oncekey.core.onecommit import lock_number
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
 from oncekey.core.upkeep import Expired
-from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.testing.claims import a_claim, answered
 
 ID = RecordId(SCOPE, KEY)

@@ -8,7 +8,7 @@ import pytest
 
 from cli.operating import oncekey
 from oncekey import wire
-from oncekey.ports import Shares
+from oncekey.ports.store import Shares
 
 
 def test_every_store_is_listed_with_what_it_can_do():

@@ -21,9 +21,9 @@ from oncekey import Once
 from oncekey.cli.applications import load
 from oncekey.cli.worker import NOTHING_TO_DO, _place
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import drive
 from oncekey.core.model import SECOND, Deferred, Effects, Parcel, ParcelKind, Proceed, State
 from oncekey.core.policy import Policy
-from oncekey.flow import drive
 from oncekey.testing.claims import a_claim
 from oncekey.wire import connect
 from oncekey.workers.tasks import NAMES

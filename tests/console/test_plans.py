@@ -9,9 +9,9 @@ import pytest
 
 from harness.filling import fill_beside, fill_postgres
 from harness.plans import check_plan, explained
+from oncekey.core.flow import drive
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.ops.stats import LOOKED, MOST
 from oncekey.stores import survey
 from oncekey.stores.sqlite import SqliteStore

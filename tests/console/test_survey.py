@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, Outcome, ParcelKind, RecordId, State, StoredResponse
 from oncekey.core.resolution import AnnouncedCall, CallReport, EvidenceVerdict
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
-from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import FINISHED, UNFINISHED, Walk
 from operate.rows import NOW, a_parcel, a_row, an_intent, write
 

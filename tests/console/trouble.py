@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from oncekey import wire
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import (
     HOUR,
     MINUTE,
@@ -29,7 +30,6 @@ from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.flow import Mode, Transaction
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import World, blocking

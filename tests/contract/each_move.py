@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from contract.test_walk import postgres_world, sqlite_world
-from oncekey.flow import Statement
+from oncekey.core.flow import Statement
 from oncekey.testing.claims import START
 from oncekey.testing.contract.proving import unproved
 from oncekey.testing.contract.walking import MOVES, cell_of, misjudged, records

@@ -26,9 +26,9 @@ from contract.test_sql_guards import (
     Desk,
 )
 from contract.test_walk import postgres_world
+from oncekey.core.flow import Statement
 from oncekey.core.model import Deferred, Effects, Parcel, ParcelKind, RecordId, State
 from oncekey.core.onecommit import WriteKind, WriteTarget
-from oncekey.flow import Statement
 from oncekey.stores.rows import claim_params
 from oncekey.testing.claims import a_claim
 from oncekey.testing.contract.proving import by_owner, chosen

@@ -7,10 +7,10 @@ import uuid
 import pytest
 
 from contract.older import EitherStore, OlderStore
+from oncekey.core.flow import drive
 from oncekey.core.migrations import MigrationPhase
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract import StoreContract, blocking
 

@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 
 from contract.test_walk import postgres_world, sqlite_world
+from oncekey.core.flow import Statement
 from oncekey.core.model import (
     SECOND,
     Deferred,
@@ -28,7 +29,6 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.onecommit import WriteKind, WriteTarget
-from oncekey.flow import Statement
 from oncekey.stores.rows import COLUMNS, WORK
 from oncekey.testing.claims import START, a_claim
 from oncekey.testing.contract.walking import cell_of, records

@@ -8,11 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from harness.mariadb import mariadb_with_tables
 from harness.tables import database_with_tables
+from oncekey.core.flow import drive
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore

@@ -12,12 +12,12 @@ import psycopg
 import pytest
 
 from harness.tables import sqlite_with_tables
+from oncekey.core.flow import drive
 from oncekey.core.transitions import ROWS
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS, MemoryStore, roll_commands
 from oncekey.stores.postgres import PostgresStore

@@ -13,10 +13,10 @@ from cli.operating import oncekey
 from harness.demo import Demo
 from harness.patience import wait_until
 from oncekey import wire
+from oncekey.core.flow import drive
 from oncekey.core.model import Effects, Outcome, State
 from oncekey.core.transitions import Actor
 from oncekey.engine.operate import box_of, survey_of
-from oncekey.flow import drive
 from oncekey.ops.stats import FINISHED, UNFINISHED, Walk
 from oncekey_demo.traffic import KINDS, Send, drawn
 

@@ -20,12 +20,12 @@ from harness.patience import wait_until
 from harness.proxy import Proxy
 from oncekey import LOCAL, SINGLE_TENANT
 from oncekey.core.errors import ConfigurationError, RolledBackError, SchemaError, StoreBusyError, StoreUnavailableError
+from oncekey.core.flow import Body, Mode, Rows, Statement, Transaction
 from oncekey.django import Database
 from oncekey.django.database import Spares
 from oncekey.drivers.threads import ThreadedDriver
-from oncekey.flow import Body, Mode, Rows, Statement, Transaction
 from oncekey.frameworks.blocking import current
-from oncekey.ports import Borrowed
+from oncekey.ports.store import Borrowed
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio

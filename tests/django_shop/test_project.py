@@ -206,7 +206,7 @@ def test_mysql_is_refused_before_it_is_connected_to(tmp_path: Path) -> None:
 
 def lines() -> dict[str, str]:
     from django_shop import on_default
-    from oncekey.surveying import survey
+    from oncekey.once.surveying import survey
 
     return {line.named: str(line.verdict) for line in survey([on_default.once], on_default.once.served)}
 

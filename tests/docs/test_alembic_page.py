@@ -18,9 +18,9 @@ from harness.pages import ROOT, Page
 from harness.walkthrough import with_store
 from oncekey.alembic import SCHEMA, include_name, run
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import adrive
 from oncekey.core.migrations import MigrationState
 from oncekey.engine import migrating
-from oncekey.flow import adrive
 from oncekey.stores import postgres
 from oncekey.wire import aconnect
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncekey.flow import Mode, Statement, Transaction
+from oncekey.core.flow import Mode, Statement, Transaction
 
 
 def saying(mode: Mode, *statements: tuple[str, dict] | str) -> Transaction:

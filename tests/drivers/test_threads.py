@@ -9,11 +9,11 @@ import pytest
 
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.drivers.threads import SharingThreadedDriver, ThreadedDriver, threaded
-from oncekey.flow import Mode, Statement, Transaction
-from oncekey.ports import AsyncShares
+from oncekey.ports.store import AsyncShares
 
 
 class Pool:

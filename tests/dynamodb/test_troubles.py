@@ -457,7 +457,7 @@ from oncekey import wire
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.engine import request
-from oncekey.flow import drive
+from oncekey.core.flow import drive
 from oncekey.testing.claims import a_claim
 engines = [wire.connect(url) for url in sys.argv[2:]]
 for engine in engines:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailableError
+from oncekey.core.flow import Flow, Transaction, drive, run_body
 from oncekey.core.model import Claim, Completed, Outcome, Proceed, Retryable, StoredResponse
 from oncekey.core.policy import Policy
 from oncekey.engine.request import LOSSES, ROUNDS, begin, settle
-from oncekey.flow import Flow, Transaction, drive, run_body
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.statements import REPEATS
 from oncekey.testing.claims import a_claim, again

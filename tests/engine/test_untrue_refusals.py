@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.errors import NotExecutedError, StoreUnavailableError
+from oncekey.core.flow import Transaction
 from oncekey.core.model import Code, Effects
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import MemoryDriver
@@ -17,7 +18,6 @@ from oncekey.engine.actions import Action, Beat, Call, Later, Life
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
-from oncekey.flow import Transaction
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim
 from proof.crash.runtime import Still, Unasked

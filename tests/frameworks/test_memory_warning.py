@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey import Once
-from oncekey.starting import warn_of_memory
+from oncekey.once.starting import warn_of_memory
 from oncekey.wire import aconnect
 
 MEANT = "it is meant for tests"

@@ -24,11 +24,11 @@ from harness.tables import database_with_tables, empty_tables
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, INLINE, LOCAL, OUTBOX
 from oncekey.core.policy import Policy
+from oncekey.core.topics import Message
+from oncekey.core.topics import Reply as Delivered
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing.claims import ManualClock
-from oncekey.topics import Message
-from oncekey.topics import Reply as Delivered
 from oncekey.workers.service import ClockWatch, Service
 from oncekey.workers.tasks import tasks_for
 from oncekey.workers.upkeep import Reaper

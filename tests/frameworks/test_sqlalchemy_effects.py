@@ -21,7 +21,7 @@ from harness.patience import wait_until
 from harness.served import Served
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, SINGLE_TENANT, Once, Operation
 from oncekey.core.policy import Policy
-from oncekey.topics import Message
+from oncekey.core.topics import Message
 
 ADD = text("INSERT INTO orders VALUES (:item)")
 

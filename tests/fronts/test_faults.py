@@ -31,13 +31,13 @@ from harness.proxy import Proxy
 from harness.served import Served
 from oncekey import wire
 from oncekey.core.checks import Front
+from oncekey.core.flow import drive
 from oncekey.core.fronts import entry_of
 from oncekey.core.model import LOCAL, RecordId
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
 from oncekey.engine.fronts import Vault
 from oncekey.engine.operation import Operation
-from oncekey.flow import drive
 from oncekey.observe.events import Asked, Consulted, Reserved
 from wsgi import shop as wsgi
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from oncekey.core.model import INLINE, LOCAL, MINUTE, OUTBOX, PHASED
 from oncekey.core.policy import Policy
+from oncekey.core.topics import Message
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.testing.claims import ManualClock
-from oncekey.topics import Message
 from phased.bank import ClockedOnce
 
 STAGES: dict[str, Stage] = {}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncekey.core.flow import Mode, adrive, drive
 from oncekey.engine import request
-from oncekey.flow import Mode, adrive, drive
 from oncekey.stores.statements import execute
 from oncekey.stores.worker_rows import held_of
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from oncekey.core.flow import Flow
     from oncekey.core.model import (
         Claim,
         Duration,
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     )
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.flow import Flow
-    from oncekey.ports import AsyncOpenTransaction, OpenTransaction
+    from oncekey.ports.store import AsyncOpenTransaction, OpenTransaction
     from oncekey.stores.outbox import OutboxStore
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncekey.core.errors import CommitAmbiguousError
+from oncekey.core.flow import Transaction
 from oncekey.engine.actions import Action, Begin, Commit, Rollback
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.flow import Transaction
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.runtimes.threads import ThreadRuntime
 

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError, TransactionControlError
+from oncekey.core.flow import Body, Rows, Statement, Transaction, run_body
 from oncekey.drivers.memory import MemoryDriver
-from oncekey.flow import Body, Rows, Statement, Transaction, run_body
 
 T = TypeVar("T")
 Fault = Callable[[Callable[[], Any]], Awaitable[Any]]

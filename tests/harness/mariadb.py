@@ -22,9 +22,9 @@ import pymysql
 from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.postgres_binaries import account, private_folder
+from oncekey.core.flow import drive
 from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.mariadb import MariadbStore
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,9 @@ import psycopg
 from harness.databases import DatabaseServer
 from harness.patience import PATIENCE, wait_until
 from oncekey import wire
+from oncekey.core.flow import drive
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.sqlite import SqliteStore
 
 _WAITING = """

@@ -21,6 +21,7 @@ from harness.pages import ROOT, Page, pages
 from kit.contrib import ALERTS, DASHBOARD, FILES, MANIFESTS, UNITS
 from kit.exported import exported, names_in
 from oncekey import wire
+from oncekey.core.flow import Flow, Mode, Transaction, drive
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     MINUTE,
@@ -35,7 +36,6 @@ from oncekey.core.model import (
 )
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
-from oncekey.flow import Flow, Mode, Transaction, drive
 from oncekey.testing.claims import a_claim, answered
 
 INDEX = ROOT / "docs" / "runbooks" / "README.md"

@@ -14,10 +14,10 @@ from litestar import Litestar, Request, Response, post
 from harness.patience import PATIENCE
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.core.policy import Policy
+from oncekey.core.topics import Message, Reply
 from oncekey.engine.operation import Operation
 from oncekey.litestar import OncePlugin
 from oncekey.once import Once
-from oncekey.topics import Message, Reply
 from wsgi.shop import execute
 
 Handler = Callable[[Operation[Any], dict[str, Any]], Any]

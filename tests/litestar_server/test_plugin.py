@@ -34,7 +34,7 @@ from oncekey.frameworks.openapi import document_of
 from oncekey.frameworks.resuming import resumed_as
 from oncekey.litestar import OncePlugin
 from oncekey.once import Once
-from oncekey.surveying import survey
+from oncekey.once.surveying import survey
 from oncekey.workers.completer import Completer
 from wsgi.shop import TABLE, execute, send
 

@@ -15,6 +15,7 @@ from harness.postgres_binaries import installations
 from harness.tables import make_tables
 from local.databases import EFFECTS, PACKAGES, connected, lock_for, locks_held, marks_held, rows, write
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import adrive
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -34,8 +35,7 @@ from oncekey.core.policy import OnExpired, Policy
 from oncekey.engine import local
 from oncekey.engine.local import ClaimFirst, Entry, LockHeld
 from oncekey.engine.shell import AsyncEngine
-from oncekey.flow import adrive
-from oncekey.ports import AsyncOpenTransaction
+from oncekey.ports.store import AsyncOpenTransaction
 from oncekey.stores.locks import Guess
 from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a_claim, again, answered
 

@@ -27,6 +27,7 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
+from oncekey.core.flow import Mode, Statement, Transaction, drive
 from oncekey.core.model import LOCAL, Completed, Outcome, RecordId, StoredResponse
 from oncekey.core.onecommit import Holder, WriteKind, WriteTarget
 from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
@@ -34,7 +35,6 @@ from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.drivers.mariadb.messages import commit_error, statement_error
 from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.testing.claims import a_claim
 

@@ -21,6 +21,7 @@ from harness import flows
 from harness.patience import PATIENCE
 from local.databases import lock_for
 from oncekey.core.errors import RolledBackError, StoreBusyError, StoreError, TransactionControlError
+from oncekey.core.flow import Statement, adrive
 from oncekey.core.model import (
     HOUR,
     UNAVAILABLE,
@@ -42,8 +43,7 @@ from oncekey.drivers.sqlite.files import writer_of
 from oncekey.engine import local
 from oncekey.engine.local import ClaimFirst, Entry, LockHeld
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.flow import Statement, adrive
-from oncekey.ports import AsyncFolds
+from oncekey.ports.store import AsyncFolds
 from oncekey.stores.sqlite import SqliteLocks, SqliteStore
 from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a_claim, again, answered
 

@@ -76,7 +76,7 @@ def test_the_base_imports_without_any_third_party_package(wheel: Path) -> None:
         for name in _names(wheel)
         if name.endswith(".py") and name.startswith(("oncekey/__init__", "oncekey/core/", "oncekey/flow"))
     )
-    assert {"oncekey", "oncekey.core.model", "oncekey.flow"} <= set(modules)
+    assert {"oncekey", "oncekey.core.model", "oncekey.core.flow"} <= set(modules)
     # Isolated and without site, so that only the standard library and the wheel can be seen.
     program = (
         "import importlib, sys; sys.path.insert(0, sys.argv[1])\n"

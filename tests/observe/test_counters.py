@@ -15,6 +15,7 @@ from harness.asgi import Caller
 from harness.patience import PATIENCE
 from observe.shop import EXECUTED, AsgiShop, Shop, Stranger
 from oncekey import Sighting
+from oncekey.core.flow import adrive
 from oncekey.core.keys import key_digest
 from oncekey.core.model import RecordId, State
 from oncekey.core.operate import Moved, OperatorCommand, Order
@@ -23,7 +24,6 @@ from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Trigger
 from oncekey.engine import operate
 from oncekey.engine.enrolment import NO_NAMESPACE
-from oncekey.flow import adrive
 from oncekey.observe.events import (
     Buried,
     Count,

@@ -17,10 +17,10 @@ from harness.demo import ALPHA, Demo, get
 from harness.filling import fill_postgres
 from harness.patience import wait_until
 from observe.shop import read
+from oncekey.core.flow import drive
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.observe.measuring import gauges_of
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import (
     HOUR,
     MINUTE,
@@ -27,7 +28,6 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK, headers_text, memo_text
 from oncekey.testing.claims import START

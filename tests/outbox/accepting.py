@@ -33,11 +33,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey.core.model import OUTBOX
+from oncekey.core.topics import Message, Reply
 from oncekey.engine import relay, settle
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import SINGLE_TENANT, Once
 from oncekey.stores.keystore import ParcelStore
-from oncekey.topics import Message, Reply
 from oncekey.workers.tasks import tasks_for
 
 BOOKED, SENT = {"booked": 1}, {"sent": 1}

@@ -7,9 +7,9 @@ import os
 import sys
 
 from oncekey.core.policy import Policy
+from oncekey.core.topics import Message, Topics
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.stores.postgres import PostgresStore
-from oncekey.topics import Message, Topics
 from oncekey.workers.relay import Relay
 from oncekey.workers.service import Service
 

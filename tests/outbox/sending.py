@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness import flows
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -21,7 +22,6 @@ from oncekey.core.model import (
     Recovery,
     State,
 )
-from oncekey.flow import Mode, Transaction
 from oncekey.testing.claims import a_claim
 from oncekey.testing.contract.world import World
 

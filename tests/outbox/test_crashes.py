@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from oncekey.core.deferred import TakenUp
+from oncekey.core.flow import drive
 from oncekey.core.model import SECOND, State, StoredResponse
 from oncekey.core.policy import Policy
 from oncekey.engine import relay
 from oncekey.engine.relay import CallAnswered, CallFailed, ParcelEnded, lease_of
-from oncekey.flow import drive
 from outbox.sending import WINDOW, Post
 
 POLICY = Policy()

@@ -8,9 +8,9 @@ import pytest
 
 from oncekey.core.deferred import DEAD_LETTER, RECORD_GONE, UNCERTAIN, Kept, Orphaned, Parked, Postponed, TakenUp
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import SECOND, Deferred, Effects, EntryKind, MemoEntry, Outcome, ParcelKind, State
 from oncekey.core.transitions import Trigger
-from oncekey.flow import Mode, Transaction
 from oncekey.testing.claims import a_claim, answered
 from outbox.sending import DIGEST, LEASE, WINDOW, Post, alone, announcement
 

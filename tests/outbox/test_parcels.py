@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import SECOND
-from oncekey.flow import Mode, Transaction
 from outbox.sending import LEASE, Post, alone
 
 

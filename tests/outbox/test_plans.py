@@ -9,11 +9,11 @@ from contextlib import closing
 import psycopg
 import pytest
 
+from oncekey.core.flow import drive
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 

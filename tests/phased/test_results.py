@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel
 
 from oncekey.core.errors import ResultInvalidError
+from oncekey.core.flow import adrive
 from oncekey.core.model import State
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate
-from oncekey.flow import adrive
 from oncekey.testing import operation, sync_operation
 from phased.bank import Bank, Call, Here, Phase
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.flow import Rows, Statement, run_body
 from oncekey.core.model import Completed, Lease, Outcome, Retryable, StoredResponse
-from oncekey.flow import Rows, Statement, run_body
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.rows import record_of
 from oncekey.testing.claims import a_claim

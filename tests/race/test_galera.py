@@ -13,10 +13,10 @@ from harness.patience import PATIENCE, wait_until
 from harness.ports import free_port
 from local.databases import lock_for
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import drive
 from oncekey.core.model import Completed, Outcome, StoredResponse
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
-from oncekey.flow import drive
 from oncekey.ops.doctor import Level
 from oncekey.ops.doctor_servers import mariadb
 from oncekey.stores.mariadb import MariadbStore

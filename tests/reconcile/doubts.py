@@ -8,9 +8,9 @@ from oncekey.canonical.digests import downstream_key
 from oncekey.core.model import SECOND, Announcement, Deferred, Doubtful, Effects, Parcel, ParcelKind, Recovery
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import CallReport
+from oncekey.core.resolvers import Resolvers, to_text
 from oncekey.core.transitions import Actor, Mover, Trigger
 from oncekey.engine import reconcile
-from oncekey.resolvers import Resolvers, to_text
 from oncekey.testing.claims import LEASE, a_claim
 from oncekey.workers.reconciler import Reconciler
 

@@ -8,9 +8,9 @@ import pytest
 
 from oncekey.core.model import SECOND
 from oncekey.core.resolution import Executed, NotExecuted, Rejected, Undecided
+from oncekey.core.resolvers import Resolvers
 from oncekey.engine import reconcile
 from oncekey.engine.reconcile import Became
-from oncekey.resolvers import Resolvers
 from reconcile.doubts import POLICY, WEBHOOK, a_reconciler, announced, key_of, phased, report
 
 STATES = {"unknown": phased, "in_progress": lambda world: announced(world)[0]}

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.flow import adrive, drive
 from oncekey.core.memo import encode
 from oncekey.core.model import INLINE, Completed, Effects, EntryKind, Lease, MemoEntry, Outcome, StoredResponse
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import Executed, NotExecuted
+from oncekey.core.resolvers import from_text
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import reconcile, settle
-from oncekey.flow import adrive, drive
-from oncekey.resolvers import from_text
 from oncekey.stores.memory import MemoryStore
 from oncekey.workers.tasks import reconciler_of
 from phased.bank import Here, paying

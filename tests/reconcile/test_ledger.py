@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 
 from oncekey.cli.app import make_app
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import drive
+from oncekey.core.resolvers import Executed, Rejected
+from oncekey.core.topics import Reply
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.reconcile import (
     MEANING,
     Belief,
@@ -25,10 +27,8 @@ from oncekey.reconcile import (
     entries,
     read,
 )
-from oncekey.resolvers import Executed, Rejected
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking
-from oncekey.topics import Reply
 from reconcile.doubts import CALL, announced, inline, key_of, outbox, phased, receive
 
 

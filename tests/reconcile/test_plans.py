@@ -11,10 +11,10 @@ import pytest
 
 from harness.filling import DOUBTED, fill_postgres
 from harness.tables import empty_tables
+from oncekey.core.flow import drive
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 

@@ -7,13 +7,13 @@ import random
 from collections import Counter
 
 from harness.patience import PATIENCE
+from oncekey.core.flow import adrive
 from oncekey.core.model import State
+from oncekey.core.resolvers import Executed, Rejected
 from oncekey.core.transitions import Actor
 from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.engine import reconcile
-from oncekey.flow import adrive
-from oncekey.resolvers import Executed, Rejected
 from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract.world import blocking
 from oncekey.workers.reconciler import Reconciler

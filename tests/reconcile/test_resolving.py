@@ -12,12 +12,12 @@ from oncekey.core.model import HOUR, MINUTE, SECOND, Doubtful, Effects, EntryKin
 from oncekey.core.operate import OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import EXHAUSTED, EvidenceVerdict
+from oncekey.core.resolvers import Executed, NotExecuted, Rejected, Resolvers, Undecided
+from oncekey.core.topics import Reply
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate, reconcile
 from oncekey.engine.reconcile import Became, EvidenceTarget
-from oncekey.resolvers import Executed, NotExecuted, Rejected, Resolvers, Undecided
 from oncekey.testing.claims import LEASE, a_claim, again, answered
-from oncekey.topics import Reply
 from reconcile.doubts import (
     CALL,
     KINDS,

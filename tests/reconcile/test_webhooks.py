@@ -17,7 +17,7 @@ from harness.patience import PATIENCE
 from oncekey import INLINE, Once, Operation
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.resolution import sign
-from oncekey.resolvers import Executed, Rejected, Sighting, Undecided
+from oncekey.core.resolvers import Executed, Rejected, Sighting, Undecided
 from oncekey.workers.reconciler import Reconciler
 from oncekey.workers.tasks import reconciler_of
 from phased.bank import Call, paying

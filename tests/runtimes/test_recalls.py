@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.flow import Transaction, drive
 from oncekey.core.model import Glimpse, Lease, RecordId
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import request
-from oncekey.flow import Transaction, drive
 from oncekey.runtimes import aio
 from oncekey.runtimes.aio import AT_ONCE, MOST, Recaller
 from oncekey.stores.memory import MemoryStore

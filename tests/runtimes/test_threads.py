@@ -15,6 +15,7 @@ import pytest
 from harness import flows
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.flow import Body, Flow, Fold, Mode, Statement, Transaction
 from oncekey.core.model import Proceed, Settled
 from oncekey.core.policy import Policy
 from oncekey.drivers.memory import MemoryDriver
@@ -41,7 +42,6 @@ from oncekey.engine.actions import (
     Sleep,
 )
 from oncekey.engine.shell import Engine
-from oncekey.flow import Body, Flow, Fold, Mode, Statement, Transaction
 from oncekey.runtimes import threads
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.stores.memory import MemoryStore

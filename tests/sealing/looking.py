@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pymysql
 
+from oncekey.core.flow import adrive
 from oncekey.drivers.mariadb.address import MariadbAddress
 from oncekey.engine.rekey import WALKS, Walked, seals
-from oncekey.flow import adrive
 from oncekey.sealing import AesGcm
 from oncekey.wire import aconnect
 from sealing.shop import MARK, NEW, OLD, Shop

@@ -13,8 +13,8 @@ from harness.asgi import Reply, call
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, SINGLE_TENANT, Once, Operation
 from oncekey.core.errors import NotExecutedError
 from oncekey.core.resolution import Executed, sign
-from oncekey.resolvers import Sighting
-from oncekey.topics import Message
+from oncekey.core.resolvers import Sighting
+from oncekey.core.topics import Message
 from oncekey.workers.tasks import tasks_for
 
 MARK = "MARK-of-a-customer-4711"

@@ -20,10 +20,10 @@ from oncekey import INLINE, PHASED, SINGLE_TENANT, Once, Operation, Policy
 from oncekey.cells import Seen
 from oncekey.core.envelopes import key_of_answer, key_of_text
 from oncekey.core.errors import NotExecutedError
+from oncekey.core.flow import drive
 from oncekey.core.model import Record, State
 from oncekey.drivers.cells import CellDriver
 from oncekey.engine.rekey import Walked, rekey_records
-from oncekey.flow import drive
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import keep_until
 from oncekey.stores.rows import record_of

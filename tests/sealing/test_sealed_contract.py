@@ -7,12 +7,12 @@ from functools import partial
 import pytest
 
 from contract.test_cells import DictCells
+from oncekey.core.flow import drive
 from oncekey.drivers.cells import CellDriver
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
 from oncekey.engine.sealed_store import sealed_store
-from oncekey.flow import drive
 from oncekey.sealing import AesGcm
 from oncekey.stores.cells import CellStore
 from oncekey.stores.memory import MemoryStore

@@ -14,9 +14,9 @@ from psycopg.adapt import Loader
 from drivers.speaking import saying
 from frameworks.shop import new_key
 from oncekey.core.errors import TransactionControlError
+from oncekey.core.flow import Mode
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
-from oncekey.flow import Mode
 from sessions.ways import WAYS, Shop
 
 TABLES = """

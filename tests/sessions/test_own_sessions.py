@@ -23,7 +23,7 @@ from starlette.routing import Route
 from harness.asgi import call
 from oncekey import INLINE, LOCAL, OUTBOX, SINGLE_TENANT, Once, Operation, SyncOperation
 from oncekey.litestar import OncePlugin
-from oncekey.surveying import Protection, survey
+from oncekey.once.surveying import Protection, survey
 
 AT_START = "takes neither op nor once.session or once.connection"
 AT_RUN = "opened a connection of its own while it ran"

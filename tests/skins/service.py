@@ -31,9 +31,9 @@ import psycopg
 from harness.asgi import until as arrives
 from harness.patience import PATIENCE
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED, Effects
+from oncekey.core.topics import Message, Reply
 from oncekey.drivers.placeholders import numbered, pyformat
 from oncekey.once import Once
-from oncekey.topics import Message, Reply
 
 TABLES = (
     "CREATE TABLE orders (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, item TEXT NOT NULL)",

@@ -27,7 +27,7 @@ from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.listing import listed
 from oncekey.frameworks.openapi import document_of
 from oncekey.once import Once
-from oncekey.surveying import Protection, survey
+from oncekey.once.surveying import Protection, survey
 from oncekey_check import Address, Profile, Target, check
 from skins.on_asgi import BY_PATH
 from skins.rows import ABILITIES, KILLED_ON_SQLITE, ON_SQLITE, SKINS, TABLE, Skin

@@ -16,10 +16,10 @@ import pytest
 
 from harness.patience import wait_until
 from local.databases import lock_for
+from oncekey.core.flow import Mode, Statement, Transaction, drive
 from oncekey.core.model import HOUR, MINUTE, Effects, Lease
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
-from oncekey.flow import Mode, Statement, Transaction, drive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.sql import ONE_ROW
 from oncekey.stores.statements import load

@@ -12,13 +12,13 @@ from contextlib import closing
 import pytest
 
 from oncekey.core.errors import SchemaError, StoreError
+from oncekey.core.flow import drive
 from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
 from oncekey.engine.shell import Engine
-from oncekey.flow import drive
 from oncekey.stores import postgres, sqlite
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.rows import COLUMNS

@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from harness import flows
 from harness.tables import await_waiters, database_with_tables
 from oncekey import wire
+from oncekey.core.flow import Mode, Within, drive
 from oncekey.core.model import (
     Code,
     Completed,
@@ -36,7 +37,6 @@ from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.generated.psycopg_transactions import execute
 from oncekey.engine import request
 from oncekey.engine.shell import AsyncEngine, Engine
-from oncekey.flow import Mode, Within, drive
 from oncekey.stores.keystore import STATEMENTS
 from oncekey.stores.phases import STATEMENTS as PHASES
 from oncekey.stores.postgres import PostgresStore

@@ -12,11 +12,11 @@ import pytest
 from harness import flows
 from oncekey import wire
 from oncekey.core.errors import SchemaError, StoreError
+from oncekey.core.flow import adrive, drive
 from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
 from oncekey.engine import migrating
-from oncekey.flow import adrive, drive
 from oncekey.stores import postgres
 from oncekey.stores.rows import COLUMNS, WORK
 from oncekey.stores.sql import SqlSchema

@@ -178,8 +178,8 @@ async def test_an_operator_settles_what_is_unknown(url):
 
 
 async def _all(engine):
+    from oncekey.core.flow import adrive
     from oncekey.core.operate import Search
-    from oncekey.flow import adrive
 
     return (await adrive(engine.store.operate.search(Search(), 10), engine.driver.run)).records
 

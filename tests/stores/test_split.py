@@ -13,6 +13,7 @@ from contract.older import OlderStore
 from harness import flows
 from harness.tables import await_waiters, make_tables
 from oncekey import wire
+from oncekey.core.flow import Mode, Statement, Transaction, adrive, drive
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import Doubtful, Effects, EntryKind, MemoEntry, Proceed, RecordId, Recovery, State
@@ -21,7 +22,6 @@ from oncekey.core.upkeep import Expired
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
 from oncekey.engine import migrating
-from oncekey.flow import Mode, Statement, Transaction, adrive, drive
 from oncekey.stores import postgres
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import memo_text, snapshot_of, version_proof

@@ -9,8 +9,8 @@ import pytest
 
 from harness.dsn import address
 from oncekey.core.errors import CommitAmbiguousError
+from oncekey.core.flow import adrive
 from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
-from oncekey.flow import adrive
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.testing.claims import a_claim
 from oncekey_demo.torture.plan import Plan

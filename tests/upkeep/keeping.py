@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import (
     HOUR,
     SECOND,
@@ -21,7 +22,6 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.policy import Policy
-from oncekey.flow import Mode, Transaction
 from oncekey.testing.claims import LEASE, TTL, a_claim, answered
 from oncekey.workers.service import ClockWatch
 from oncekey.workers.upkeep import Reaper, Sweeper

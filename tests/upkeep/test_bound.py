@@ -9,11 +9,11 @@ import pytest
 from harness import flows
 from harness.patience import PATIENCE
 from harness.tables import empty_tables
+from oncekey.core.flow import adrive
 from oncekey.core.model import SECOND, Effects, Proceed, Recovery, State
 from oncekey.core.policy import Policy
 from oncekey.core.transitions import Trigger
 from oncekey.core.upkeep import SWEEP_GRACE
-from oncekey.flow import adrive
 from oncekey.testing.claims import a_claim
 from oncekey.wire import aconnect
 from oncekey.workers.service import Service, boot

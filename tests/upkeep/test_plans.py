@@ -8,10 +8,10 @@ import psycopg
 import pytest
 
 from harness.filling import fill_postgres
+from oncekey.core.flow import drive
 from oncekey.drivers.placeholders import numbered
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.engine import migrating
-from oncekey.flow import drive
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
 

@@ -9,13 +9,13 @@ import threading
 import pytest
 
 from oncekey.core.errors import RecordUnreadableError, StoreUnavailableError
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.keys import key_digest
 from oncekey.core.model import HOUR, SECOND, Announcement, Effects, Proceed, Recovery, State
 from oncekey.core.policy import Policy
 from oncekey.core.rulings import FAILED_BY_LEASE
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import SWEEP_GRACE
-from oncekey.flow import Mode, Statement, Transaction
 from oncekey.observe.events import GivenUp
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.statements import execute

@@ -16,8 +16,8 @@ from harness.asgi import until
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
+from oncekey.core.topics import Message, Topic
 from oncekey.engine.relay import ParcelEnded, lease_of
-from oncekey.topics import Message, Topic
 from oncekey.workers.calling import CallBrokenError, awaits_nothing, call_at_once
 from oncekey.workers.relay import SHARE
 

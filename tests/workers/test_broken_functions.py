@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from oncekey.core.model import State
+from oncekey.core.topics import CallBrokenError, contained
 from oncekey.engine.relay import ParcelEnded
-from oncekey.topics import CallBrokenError, contained
 
 
 class PanicException(BaseException):

@@ -8,9 +8,9 @@ import pytest
 
 from oncekey import INLINE, PHASED, Once, Operation
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.flow import adrive
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
-from oncekey.flow import adrive
 from oncekey.ops.stats import Worker
 from oncekey.wire import aconnect
 from oncekey.workers.health import FORGOTTEN, Presence

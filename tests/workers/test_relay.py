@@ -14,8 +14,8 @@ from harness.asgi import until
 from oncekey.core.errors import NotExecutedError, RejectedError, StoreUnavailableError
 from oncekey.core.model import HOUR, SECOND, Outcome, State
 from oncekey.core.policy import Policy
+from oncekey.core.topics import Reply
 from oncekey.engine.relay import ParcelEnded, answer_of
-from oncekey.topics import Reply
 
 
 class Busy(Exception):  # noqa: N818  (a provider's word)

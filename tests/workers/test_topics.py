@@ -10,7 +10,7 @@ from oncekey import Once
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError
 from oncekey.core.model import HOUR, MINUTE, StoredResponse
 from oncekey.core.policy import Policy
-from oncekey.topics import Reply, Topics, reply_of
+from oncekey.core.topics import Reply, Topics, reply_of
 
 JSON = (b"content-type", b"application/json")
 
@@ -102,7 +102,7 @@ def test_one_function_for_a_topic():
 def test_a_message_does_not_show_what_it_carries():
     from uuid import uuid4
 
-    from oncekey.topics import Message
+    from oncekey.core.topics import Message
 
     shown = repr(Message("t", {"card": "4111"}, "the-key", "the-downstream-key", 1, uuid4(), "tenant-7"))
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncekey.core.policy import Policy
+from oncekey.core.topics import Topics
 from oncekey.engine.relay import lease_of
-from oncekey.topics import Topics
 from oncekey.workers.relay import Relay
 from outbox.sending import Post
 

@@ -9,11 +9,11 @@ import typer
 
 from oncekey.cli import applications, options, printing
 from oncekey.core.envelopes import shown_text
+from oncekey.core.flow import Flow, adrive
 from oncekey.core.model import DeadLetter, ParcelKind, RecordId, moment
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
 from oncekey.engine import operate
 from oncekey.engine.operate import LetterMoved
-from oncekey.flow import Flow, adrive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

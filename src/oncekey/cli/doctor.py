@@ -15,12 +15,12 @@ from oncekey import wire
 from oncekey.cli import options, printing
 from oncekey.cli.applications import load
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import adrive
 from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationStatus
 from oncekey.core.model import SECOND, Duration, Instant, moment
 from oncekey.core.policy import Policy, micros
 from oncekey.drivers.sqlite.files import wal_is_safe
 from oncekey.engine import migrating, operate, rekey
-from oncekey.flow import adrive
 from oncekey.ops import doctor as rules
 from oncekey.ops import doctor_servers as servers
 from oncekey.ops.doctor import Finding, Level

@@ -12,6 +12,7 @@ import typer
 
 from oncekey.cli import applications, keys_show, options, printing
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import adrive
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Effects, Record, RecordId, State
 from oncekey.core.onecommit import lock_number
@@ -19,7 +20,6 @@ from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, Searc
 from oncekey.core.policy import Policy
 from oncekey.engine import operate
 from oncekey.engine.fronts import check_fronts
-from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from oncekey.core.transitions import AuditEntry

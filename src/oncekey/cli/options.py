@@ -27,6 +27,7 @@ from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core import model
 from oncekey.core.checks import MEMORY, Front
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, ResultInvalidError, ResultNotStorableError
+from oncekey.core.flow import adrive
 from oncekey.core.memo import decode, encode, rejected
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, Record, RecordId, lapse
 from oncekey.core.operate import Forbidden, Moved, Possibility
@@ -35,7 +36,6 @@ from oncekey.core.results import fitted
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of, shown_scope
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine.operate import operations_of
-from oncekey.flow import adrive
 from oncekey.ops.explain_retry import prospect
 from oncekey.sealing import from_environment
 

@@ -15,11 +15,11 @@ import typer
 from oncekey.cli import applications, options, printing
 from oncekey.cli.keys_show import in_doubt
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import adrive
 from oncekey.core.model import SECOND, Instant, State
 from oncekey.core.operate import Search
 from oncekey.core.scope import shown_scope
 from oncekey.engine import operate
-from oncekey.flow import adrive
 from oncekey.ops.explain_retry import downstream_keys
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _since(text: str) -> Instant:
 
 
 def _read(store: str, ours: Books) -> list[Expected]:
-    from oncekey.flow import adrive
+    from oncekey.core.flow import adrive
     from oncekey.reconcile import read
 
     async def reading(engine: AsyncEngine) -> list[Expected]:

@@ -9,8 +9,8 @@ import typer
 
 from oncekey.cli import options, printing
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import adrive
 from oncekey.engine.rekey import PAGE, WALKS, Walked
-from oncekey.flow import adrive
 from oncekey.sealing import KEYS_VARIABLE, Seal, from_environment
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import typer
 from oncekey.cli import printing
 from oncekey.cli.applications import named
 from oncekey.core.errors import ConfigurationError
-from oncekey.surveying import TODO, RouteLine, summary, survey
+from oncekey.once.surveying import TODO, RouteLine, summary, survey
 
 if TYPE_CHECKING:
     from oncekey.once import Once

@@ -13,9 +13,9 @@ import typer
 
 from oncekey.cli import options, printing
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import adrive
 from oncekey.core.model import SECOND, Instant, moment
 from oncekey.engine import operate
-from oncekey.flow import adrive
 from oncekey.ops.stats import headline
 
 if TYPE_CHECKING:

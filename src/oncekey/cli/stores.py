@@ -13,14 +13,14 @@ import typer
 from oncekey import wire
 from oncekey.cli import options, printing
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import adrive
 from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationStatus
 from oncekey.core.sqltext import Dialect
 from oncekey.engine import migrating
-from oncekey.flow import adrive
 
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ from oncekey.console.moves import Moves
 from oncekey.console.pages import Pages
 from oncekey.console.views import HEADERS, Handler, Refused, Views, Visit, base_of, readable
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, OncekeyError, SchemaError, StoreError
+from oncekey.core.flow import Flow, adrive
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate
 from oncekey.engine.operate import NOT_HERE
-from oncekey.flow import Flow, adrive
 from oncekey.ops.stats import History, Recent
 from oncekey.wire import aconnect, declared, sealing, understand
 

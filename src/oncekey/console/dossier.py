@@ -21,10 +21,10 @@ from oncekey.engine.request import look
 from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Flow
     from oncekey.core.resolution import AnnouncedCall, Evidence
-    from oncekey.flow import Flow
     from oncekey.ops.stats import ParcelView
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 
 TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(
     {

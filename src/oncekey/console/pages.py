@@ -24,10 +24,10 @@ from oncekey.reconcile import MEANING
 
 if TYPE_CHECKING:
     from oncekey.console.app import Console
+    from oncekey.core.flow import Flow
     from oncekey.core.model import Duration, Instant
-    from oncekey.flow import Flow
     from oncekey.ops.stats import End, Stretch, WalkPosition
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 
 PAGE: Final = 50
 SHORTEST: Final = 4

@@ -21,6 +21,7 @@ from weakref import WeakSet
 from django.db import Error, connections, transaction
 
 from oncekey.core import errors
+from oncekey.core.flow import Body, Mode, Rows, Statement, Transaction, run_body
 from oncekey.core.sqltext import Dialect
 from oncekey.django import files
 from oncekey.django.project import alias_of_project
@@ -30,7 +31,6 @@ from oncekey.drivers.postgres import server as postgres_errors
 from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit, retrying
 from oncekey.drivers.sqlite.execute import commit_error, store_error
 from oncekey.drivers.threads import OF_TRANSACTIONS
-from oncekey.flow import Body, Mode, Rows, Statement, Transaction, run_body
 from oncekey.frameworks.shared import thread_exchange
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.db import connections, migrations, models
 
+from oncekey.core.flow import Mode, Within, drive
 from oncekey.django.database import Database, execute
 from oncekey.django.project import alias_of_project, once_of_project
-from oncekey.flow import Mode, Within, drive
 from oncekey.stores import postgres, sqlite
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from oncekey.once import Once as Framework
 from oncekey.wire import Source, has_threads
 
 if TYPE_CHECKING:
+    from oncekey.core.resolvers import Sighting
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.resolvers import Sighting
 
 F = TypeVar("F", bound=Callable[..., Any])
 

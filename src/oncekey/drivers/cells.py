@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, as
 
 from oncekey.cells import Diagnostics, HasDiagnostics, Look, Make, Page, Swap
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.flow import Body, Rows, Statement, Transaction, adrive, arun_body, drive, run_body
+from oncekey.core.flow import Body, Rows, Statement, Transaction, adrive, arun_body, drive, run_body
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking, AsyncCells, Cell, Cells, Index, Place, Seen, Verb

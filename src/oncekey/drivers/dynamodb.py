@@ -22,9 +22,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from oncekey.cells import Diagnostics, Look, Make, Page, Swap, Verb
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError, TransactionControlError
+from oncekey.core.flow import Body, Rows, Statement, adrive, arun_body, drive, run_body
 from oncekey.drivers.cells import AsyncCellDriver, AsyncTalkingCells, CellDriver, TalkingCells, asking
 from oncekey.drivers.dynamodb_talk import MOST_ITEMS, Dialogue, Failed, Refused, Reply, Request, understood
-from oncekey.flow import Body, Rows, Statement, adrive, arun_body, drive, run_body
 
 if TYPE_CHECKING:
     from oncekey.core.model import Instant

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any, TypeVar
 
-from oncekey.flow import Rows, Statement, Transaction, run_body
+from oncekey.core.flow import Rows, Statement, Transaction, run_body
 
 T = TypeVar("T")
 

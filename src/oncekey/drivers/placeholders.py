@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from oncekey.flow import Value
+    from oncekey.core.flow import Value
 
 _CACHED: Final = 512
 

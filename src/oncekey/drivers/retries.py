@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any, ClassVar, ParamSpec, TypeAlias, TypeVar, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailableError
-from oncekey.flow import Mode
+from oncekey.core.flow import Mode
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from oncekey.core.errors import RolledBackError, StoreBusyError, StoreUnavailabl
 from oncekey.drivers.handler_sql import OVER
 
 if TYPE_CHECKING:
-    from oncekey.flow import Body, Transaction
+    from oncekey.core.flow import Body, Transaction
 
 T = TypeVar("T")
 

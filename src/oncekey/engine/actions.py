@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
-from oncekey.flow import Transaction
+from oncekey.core.flow import Transaction
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Flow, Fold
     from oncekey.core.fronts import Command
     from oncekey.core.model import RecordId
-    from oncekey.flow import Body, Flow, Fold
 
 T = TypeVar("T")
 

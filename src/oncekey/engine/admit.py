@@ -31,6 +31,7 @@ from uuid import uuid4
 
 from oncekey.core.endings import NOT_CALLED
 from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreBusyError, StoreError
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import (
     SECOND,
     UNAVAILABLE,
@@ -62,10 +63,10 @@ from oncekey.engine.actions import (
 )
 from oncekey.engine.deciding import replayed
 from oncekey.engine.settle import settle
-from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
+    from oncekey.core.flow import Flow
     from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
@@ -74,8 +75,7 @@ if TYPE_CHECKING:
     from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.fronts import Beside
     from oncekey.engine.run import Asker, Run, Site
-    from oncekey.flow import Flow
-    from oncekey.ports import Locks, Store
+    from oncekey.ports.store import Locks, Store
 else:
     notifying = Lazy("oncekey.engine.notifying")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.driver_ports import Shares
+from oncekey.core.flow import drive
 from oncekey.engine import migrating
 from oncekey.engine.migrating import identity_of
 from oncekey.engine.shell import UNOPENED
-from oncekey.flow import drive
+from oncekey.ports.driver import Shares
 
 if TYPE_CHECKING:
-    from oncekey.driver_ports import Crowds
-    from oncekey.ports import Driver, OpenTransaction, Store
+    from oncekey.ports.driver import Crowds
+    from oncekey.ports.store import Driver, OpenTransaction, Store
 
 
 class Engine:

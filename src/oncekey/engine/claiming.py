@@ -22,10 +22,10 @@ from uuid import UUID
 from oncekey.canonical.fingerprint import Request
 from oncekey.core.errors import BodyInvalidError, ConfigurationError, KeyMalformedError
 from oncekey.core.keys import key_digest, looks_guessable, looks_personal, parse_key
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import Claim, Code, RecordId, Refuse
 from oncekey.core.policy import KeyCheck
 from oncekey.core.scope import BindTo, bound_scope, scope_of
-from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from oncekey.canonical.digests import Seeds
 from oncekey.canonical.fingerprint import Fingerprints
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.onecommit import LockNumbers
 from oncekey.core.policy import InProgress, Policy, micros
-from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

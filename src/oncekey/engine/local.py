@@ -32,18 +32,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
 from oncekey.core.onecommit import Holder, Stored, WriteKind, WriteTarget, write_target_for
 from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, rule_finished, situate
 from oncekey.engine.request import NO_OUTBOX
-from oncekey.flow import Mode, Transaction
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Flow
     from oncekey.core.model import Claim, Completed, Deferred, Instant, Parcel, Snapshot
     from oncekey.core.onecommit import Lock, Locked
     from oncekey.core.policy import Policy
-    from oncekey.flow import Body, Flow
-    from oncekey.ports import Inspect, Locks, ParcelWriter, Recalls
+    from oncekey.ports.store import Inspect, Locks, ParcelWriter, Recalls
 
 LOSSES = 3
 """How many replies of the record's own small transaction may be lost before the outage is reported."""

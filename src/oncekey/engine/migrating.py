@@ -13,9 +13,9 @@ from oncekey.core.migrations import MigrationPhase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from oncekey.core.flow import Flow
     from oncekey.core.migrations import Applied, Migration, MigrationStatus
-    from oncekey.flow import Flow
-    from oncekey.ports import Schema
+    from oncekey.ports.store import Schema
 
 EARLIEST: Final = 3
 """How many of the first migrations identify an installation, by when they were run."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, overload
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError, LeaseLostError
+from oncekey.core.lazy import exports
 from oncekey.core.model import Effects
-from oncekey.lazy import exports
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

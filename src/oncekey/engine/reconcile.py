@@ -31,25 +31,25 @@ from oncekey.core.resolution import (
     is_about,
     known_outcome,
 )
+from oncekey.core.resolvers import answered, command_of, from_text, question_of, to_text
+from oncekey.core.topics import Reply
 from oncekey.core.transitions import Note
 from oncekey.engine.notifying import of_move
 from oncekey.engine.operate import NOT_HERE, operations_of
 from oncekey.observe.events import About, Contradicted
-from oncekey.resolvers import answered, command_of, from_text, question_of, to_text
-from oncekey.topics import Reply
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from oncekey.core.flow import Flow
     from oncekey.core.model import Lease, MemoEntry, Record, RecordId, Settlement, Snapshot
     from oncekey.core.operate import Move, OperatorCommand, ParcelLocation
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence, Resolution
+    from oncekey.core.resolvers import Resolvers
     from oncekey.core.transitions import Mover
-    from oncekey.flow import Flow
     from oncekey.observe.events import Notify
-    from oncekey.ports import Reconcile, Store
-    from oncekey.resolvers import Resolvers
+    from oncekey.ports.store import Reconcile, Store
 
 
 MOST_INLINE = 1000

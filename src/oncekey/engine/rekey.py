@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.enclosing import InUse
+    from oncekey.core.flow import Flow
     from oncekey.core.model import Parcel
     from oncekey.core.resolution import Evidence
-    from oncekey.flow import Flow
-    from oncekey.ports import Reseal, Store
+    from oncekey.ports.store import Reseal, Store
     from oncekey.sealing import Seal
 
 PAGE: Final = 500

@@ -19,10 +19,10 @@ from oncekey.core.policy import micros
 from oncekey.core.transitions import Trigger
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Flow
     from oncekey.core.model import Duration, HeldParcel, Parcel
     from oncekey.core.policy import Policy
-    from oncekey.flow import Flow
-    from oncekey.ports import Outbox
+    from oncekey.ports.store import Outbox
 
 MARGIN: Final[Duration] = 5 * SECOND
 """How much longer than its longest call a parcel's lease is: the result has to be written, too."""

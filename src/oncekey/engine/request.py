@@ -26,6 +26,7 @@ from oncekey.core.rulings import (
 from oncekey.core.transitions import Actor, Mover, Note, Transition, Trigger, find_transition
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Flow
     from oncekey.core.model import (
         Claim,
         Duration,
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     from oncekey.core.operate import ParcelLocation
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence
-    from oncekey.flow import Body, Flow
-    from oncekey.ports import Records, Store
+    from oncekey.ports.store import Records, Store
 
 ROUNDS = 8
 """How often a request that loses race after race reads again before it is refused as in progress."""

@@ -10,14 +10,15 @@ from uuid import uuid5
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import LONGEST_NAME, Effects, Parcel, ParcelKind
 from oncekey.core.policy import micros
 from oncekey.engine.request import NO_OUTBOX
-from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from oncekey.core.flow import Body
     from oncekey.core.model import Claim, Instant, Lease, MemoEntry, Proceed, Record, RecordId, Refuse, Snapshot
     from oncekey.core.onecommit import Lock as KeyLock
     from oncekey.core.policy import Policy
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.fronts import Beside, Fronts
     from oncekey.engine.local import LockHeld
-    from oncekey.flow import Body
     from oncekey.observe.events import Notify
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 else:
     notifying = Lazy("oncekey.engine.notifying")
     phases = Lazy("oncekey.engine.phases")

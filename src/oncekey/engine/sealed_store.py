@@ -50,9 +50,9 @@ from oncekey.ops.stats import ParcelView
 from oncekey.sealing import CannotOpenError
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Flow
     from oncekey.core.operate import ParcelLocation
-    from oncekey.flow import Flow
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
     from oncekey.sealing import Seal
 
 log = logging.getLogger("oncekey")

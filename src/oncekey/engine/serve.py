@@ -38,10 +38,10 @@ from oncekey.engine.settle import settle
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
+    from oncekey.core.flow import Body
     from oncekey.core.model import Claim
     from oncekey.engine.actions import Drop, Life, Tx
     from oncekey.engine.run import Run, Site
-    from oncekey.flow import Body
 
 
 def serve(run: Run) -> Life[Answer | Bypass | None]:

@@ -40,6 +40,7 @@ from oncekey.canonical.digests import downstream_key
 from oncekey.core.endings import Business
 from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import (
     UNAVAILABLE,
     Code,
@@ -60,7 +61,6 @@ from oncekey.core.rulings import answer_from
 from oncekey.engine import local, request
 from oncekey.engine.actions import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
 from oncekey.engine.deciding import answer_to, fields_of, in_doubt, refused
-from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,12 +68,12 @@ if TYPE_CHECKING:
     from oncekey.core import resolution
     from oncekey.core.answers import Answer
     from oncekey.core.endings import Decision
+    from oncekey.core.flow import Body, Flow
     from oncekey.core.model import Lease, Parcel, Settlement
     from oncekey.engine import reconcile
     from oncekey.engine.actions import Life, Tx
     from oncekey.engine.local import LockHeld
     from oncekey.engine.run import Run
-    from oncekey.flow import Body, Flow
 else:
     reconcile = Lazy("oncekey.engine.reconcile")
     resolution = Lazy("oncekey.core.resolution")

@@ -6,17 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.driver_ports import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares
+from oncekey.core.flow import adrive
+from oncekey.core.lazy import exports
 from oncekey.engine import migrating
 from oncekey.engine.migrating import identity_of
-from oncekey.flow import adrive
-from oncekey.lazy import exports
+from oncekey.ports.driver import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares
 
 if TYPE_CHECKING:
     from oncekey.core.model import RecordId, Snapshot
-    from oncekey.driver_ports import Crowds
     from oncekey.engine.blocking_shell import Engine as Engine  # noqa: PLC0414  (exported, see `exports`)
-    from oncekey.ports import AsyncDriver, AsyncOpenTransaction, Store
+    from oncekey.ports.driver import Crowds
+    from oncekey.ports.store import AsyncDriver, AsyncOpenTransaction, Store
 else:
     __getattr__ = exports(Engine="engine.blocking_shell")
 

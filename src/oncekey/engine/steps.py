@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
+    from oncekey.core.flow import Body, Flow
     from oncekey.core.model import Announcement, MemoEntry
     from oncekey.engine.phases import PhasedRun
     from oncekey.engine.run import Parcels
-    from oncekey.flow import Body, Flow
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from oncekey.core.transitions import Note, Trigger
 from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Reaping, reaping_of, sweep_to, timed_out
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Flow
     from oncekey.core.model import Duration
     from oncekey.core.policy import Policy
     from oncekey.core.transitions import Mover
     from oncekey.core.upkeep import Page, Retention
-    from oncekey.flow import Flow
-    from oncekey.ports import Upkeep
+    from oncekey.ports.store import Upkeep
 
 
 @dataclass(frozen=True, slots=True)

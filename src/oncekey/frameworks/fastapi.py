@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import FastAPI, routing
 
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import Effects
 from oncekey.frameworks.starlette import listed, status_endpoint
-from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment

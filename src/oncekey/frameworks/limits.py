@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import timedelta
 
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 
 log = logging.getLogger("oncekey")
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import quote
 
 from oncekey.core.headers import field_name
+from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import Enrolment, Patterns
 from oncekey.engine.run import SettledKeys, Site
-from oncekey.lazy import Lazy, load
 from oncekey.runtimes import boottime
 
 if TYPE_CHECKING:

@@ -20,13 +20,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Host, Mount, Route
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.lazy import Lazy, load
 from oncekey.frameworks.asgi.installation import Installation
 from oncekey.frameworks.asgi.messages import by_request, caller_of, trace_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.options import SINGLE_TENANT
 from oncekey.frameworks.shared import is_served
-from oncekey.lazy import Lazy, load
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
+    from oncekey.core.flow import Body
     from oncekey.engine.deciding import HandlerEnded
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation
     from oncekey.engine.serve import Unkeyed
-    from oncekey.flow import Body
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.ports import OpenTransaction
+    from oncekey.ports.store import OpenTransaction
     from oncekey.runtimes.threads import ThreadRuntime
 
 T = TypeVar("T")

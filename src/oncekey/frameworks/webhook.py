@@ -15,17 +15,17 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypedDict
 
 from oncekey.core.errors import ConfigurationError, ResultNotStorableError, StoreError
+from oncekey.core.flow import Flow, adrive, drive
 from oncekey.core.keys import key_digest
 from oncekey.core.resolution import SIGNATURE_HEADER, SIGNATURE_TOLERANCE, CallReport, Executed, Rejected, is_genuine
+from oncekey.core.resolvers import Resolvers, Sighting, to_text
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import reconcile
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.reconcile import Became, Received
-from oncekey.flow import Flow, adrive, drive
 from oncekey.frameworks.blocking import TOO_LARGE
 from oncekey.frameworks.wsgi import lines_of, read
 from oncekey.observe.events import Messaged, Notify
-from oncekey.resolvers import Resolvers, Sighting, to_text
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks.asgi import Receive, Scope, Send
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 
 
 log = logging.getLogger("oncekey")

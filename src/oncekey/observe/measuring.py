@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Flow, Transaction, adrive, drive
 from oncekey.core.model import SECOND, Code
-from oncekey.flow import Flow, Transaction, adrive, drive
 from oncekey.observe.events import Asked, Event, Notify, Refused, Replayed
 from oncekey.ops.tasks import NAMES
 
 if TYPE_CHECKING:
     from oncekey.ops.stats import Backlog
-    from oncekey.ports import AsyncDriver, Driver, Store
+    from oncekey.ports.store import AsyncDriver, Driver, Store
 
 
 class Engine(Protocol):

@@ -43,17 +43,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from oncekey.core.errors import StoreError
-from oncekey.driver_ports import AsyncFlushes
+from oncekey.core.flow import Transaction, adrive
 from oncekey.engine import actions
-from oncekey.flow import Transaction, adrive
+from oncekey.ports.driver import AsyncFlushes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from oncekey.core.flow import Body
     from oncekey.core.model import Glimpse, RecordId
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Body
-    from oncekey.ports import AsyncOpenTransaction, FoldingTransaction, Recalls
+    from oncekey.ports.store import AsyncOpenTransaction, FoldingTransaction, Recalls
 
 
 T = TypeVar("T")

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakSet
 
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Transaction, drive
 from oncekey.engine import actions
-from oncekey.flow import Transaction, drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncekey.core.flow import Body, Flow
     from oncekey.engine.shell import Engine
-    from oncekey.flow import Body, Flow
 
 
 T = TypeVar("T")

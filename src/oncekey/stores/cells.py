@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from oncekey.cells import Diagnostics, Look, Make, Seen, Swap
 from oncekey.core.errors import SchemaError, StoreUnavailableError
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.migrations import Applied, Migration
 from oncekey.core.model import SECOND
-from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.cells_operate import DIAGNOSTICS, OPERATOR_STATEMENTS, LoggedMoves
 from oncekey.stores.cells_reseal import RESEAL, CellReseal
 from oncekey.stores.cells_upkeep import LOST, ROUNDS, UPKEEP, keep_until, resumable
@@ -31,8 +31,8 @@ from oncekey.stores.upkeep import UpkeepStore
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking
+    from oncekey.core.flow import Body, Command, Flow, Rows
     from oncekey.core.model import Instant
-    from oncekey.flow import Body, Command, Flow, Rows
     from oncekey.stores.moves import CellMove
 
 

@@ -21,9 +21,9 @@ from oncekey.stores.operate import STANDING
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking, Cell
+    from oncekey.core.flow import Body, Flow, Rows
     from oncekey.core.model import Duration, Instant, RecordId
     from oncekey.core.transitions import AuditEntry, Note
-    from oncekey.flow import Body, Flow, Rows
 
 log = logging.getLogger("oncekey.audit")
 

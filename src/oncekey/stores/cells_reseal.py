@@ -21,8 +21,8 @@ from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking, Cell, Place
+    from oncekey.core.flow import Rows, Value
     from oncekey.core.model import Instant, Record
-    from oncekey.flow import Rows, Value
 
 _WALK: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING, Index.KEPT)
 _CONTENT: Final = ("response_headers", "response_body", "response_schema", "memo", "request")

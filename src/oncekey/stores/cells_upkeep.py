@@ -18,8 +18,8 @@ from oncekey.stores.moves import BLANK, MOVES, is_resumable
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking, Cell, Place
+    from oncekey.core.flow import Rows
     from oncekey.core.model import Instant
-    from oncekey.flow import Rows
 
 
 ROUNDS: Final = 40

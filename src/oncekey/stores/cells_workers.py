@@ -16,8 +16,8 @@ from oncekey.stores.moves import BLANK
 
 if TYPE_CHECKING:
     from oncekey.cells import Asking, Cell
+    from oncekey.core.flow import Rows
     from oncekey.core.model import Instant
-    from oncekey.flow import Rows
 
 _ROLL: Final = "workers"
 """The scope of the list of workers. That of a request begins with a digit or with `sha256:`."""

@@ -14,6 +14,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, RecordUnreadableError, SchemaError
+from oncekey.core.flow import Mode, Transaction
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import (
     Completed,
     Deferred,
@@ -26,8 +28,6 @@ from oncekey.core.model import (
     Snapshot,
     State,
 )
-from oncekey.flow import Mode, Transaction
-from oncekey.lazy import Lazy
 from oncekey.stores.rows import (
     claim_params,
     glimpse_of,
@@ -41,11 +41,11 @@ from oncekey.stores.rows import (
 from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Command, Flow, Rows, Statement, Value
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import Claim, Duration, Glimpse, Instant, Lease, Parcel, Record, Settlement
     from oncekey.core.transitions import Note
-    from oncekey.flow import Body, Command, Flow, Rows, Statement, Value
-    from oncekey.ports import (
+    from oncekey.ports.store import (
         Audit,
         Locks,
         Operate,

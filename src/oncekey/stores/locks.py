@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, StoreError, TransactionControlError
+from oncekey.core.flow import Fold, Mode, Transaction
 from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
 from oncekey.core.onecommit import Holder, Locked, Stored, WriteKind, WriteTarget
-from oncekey.flow import Fold, Mode, Transaction
 from oncekey.stores.keystore import NO_OUTBOX
 from oncekey.stores.rows import (
     HALF_A_PAIR,
@@ -30,10 +30,10 @@ from oncekey.stores.statements import execute
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncekey.core.flow import Body, Flow, Row, Rows, Statement, Value
     from oncekey.core.model import Claim, Duration, Instant, Outcome, StoredResponse
     from oncekey.core.onecommit import Lock
-    from oncekey.flow import Body, Flow, Row, Rows, Statement, Value
-    from oncekey.ports import ParcelWriter
+    from oncekey.ports.store import ParcelWriter
     from oncekey.stores.statements import Statements
 
 ASKED: tuple[str, ...] = ("lock", "enter", "seal", "was_sealed", "held", "holder")

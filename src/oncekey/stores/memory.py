@@ -17,8 +17,8 @@ from oncekey.stores.rows import COLUMNS
 from oncekey.stores.upkeep import UpkeepStore
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Command, Rows
     from oncekey.core.model import Instant
-    from oncekey.flow import Command, Rows
     from oncekey.stores.moves import Cell, CellMove
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncekey.core.flow import Fold, Mode, Transaction
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Snapshot, State
-from oncekey.flow import Fold, Mode, Transaction
 from oncekey.stores.rows import LONGEST_FOLDED, folded_row, memo_text, owned, owner_proof, snapshot_of, written_of
 from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Flow, Value
     from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record
-    from oncekey.flow import Body, Flow, Value
     from oncekey.stores.statements import Statements
 
 STATEMENTS = PART_STATEMENTS["phases"]

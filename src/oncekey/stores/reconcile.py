@@ -9,19 +9,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import RecordId
 from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
 from oncekey.core.upkeep import Page
-from oncekey.flow import Mode, Transaction
 from oncekey.stores.rows import record_of, version_proof
 from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Flow, Row, Rows, Value
     from oncekey.core.model import Duration, Instant, Record
     from oncekey.core.transitions import Note
-    from oncekey.flow import Body, Flow, Row, Rows, Value
-    from oncekey.ports import Audit
+    from oncekey.ports.store import Audit
     from oncekey.stores.statements import Statements
 
 STATEMENTS = PART_STATEMENTS["reconcile"]

@@ -32,8 +32,8 @@ from oncekey.core.model import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncekey.core.flow import Row, Value
     from oncekey.core.model import Claim, Lease
-    from oncekey.flow import Row, Value
 
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from oncekey.stores.sql import line_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from oncekey.core.flow import Value
     from oncekey.core.migrations import Migration
     from oncekey.core.sqltext import Dialect
-    from oncekey.flow import Value
 
 _PLACEHOLDER: Final = re.compile(r"(?<!:):(\w+)")
 _HARMLESS: Final = re.compile(r"[a-z0-9_]+")

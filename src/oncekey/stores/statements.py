@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.flow import Statement
+from oncekey.core.flow import Statement
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Command, Flow, Transaction, Value
     from oncekey.core.model import Instant
-    from oncekey.flow import Command, Flow, Transaction, Value
 
 
 class Statements:

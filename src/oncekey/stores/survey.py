@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import Outcome, ParcelKind, State
 from oncekey.core.upkeep import Page
-from oncekey.flow import Mode, Transaction
 from oncekey.ops.stats import FINISHED, LOOKED, MOST, START, Count, End, Lines, ParcelView, Stretch, Tally, WalkPosition
 from oncekey.stores.audit import entry_of
 from oncekey.stores.operate import first_found
@@ -24,10 +24,10 @@ from oncekey.stores.statements import PART_STATEMENTS, execute
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Flow, Row, Rows, Value
     from oncekey.core.model import Instant, Record
     from oncekey.core.resolution import AnnouncedCall, Evidence
     from oncekey.core.transitions import Actor
-    from oncekey.flow import Body, Flow, Row, Rows, Value
     from oncekey.ops.stats import Walk
     from oncekey.stores.statements import Statements
 

@@ -12,8 +12,8 @@ from oncekey.core.model import DeadLetter, HeldParcel, Parcel, ParcelKind, Recor
 from oncekey.stores.rows import record_of, uuid_of
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Row, Rows, Value
     from oncekey.core.model import Record
-    from oncekey.flow import Row, Rows, Value
 
 log = logging.getLogger("oncekey")
 

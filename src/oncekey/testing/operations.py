@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import UUID
 
 from oncekey.core.errors import CallUncertainError, ConfigurationError
+from oncekey.core.flow import Body, Mode, Transaction, drive
 from oncekey.core.memo import decode
 from oncekey.core.model import Claim, Effects, HandedBack, Parcel, Proceed, RecordId, Recovery, Retryable
 from oncekey.core.policy import Policy
@@ -23,7 +24,6 @@ from oncekey.engine.run import Parcels
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.engine.steps import Stepping
 from oncekey.engine.sync_operation import SyncOperation
-from oncekey.flow import Body, Mode, Transaction, drive
 from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.runtimes.threads import ThreadRuntime
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from oncekey.engine.actions import Life
-    from oncekey.ports import Outbox
+    from oncekey.ports.store import Outbox
 
 T = TypeVar("T")
 

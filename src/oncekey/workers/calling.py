@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from oncekey.core.errors import NotExecutedError
-from oncekey.topics import CallBrokenError, Message, Topic, contained
+from oncekey.core.topics import CallBrokenError, Message, Topic, contained
 
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]
 Clock: TypeAlias = Callable[[], float]

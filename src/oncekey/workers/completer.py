@@ -11,15 +11,15 @@ import logging
 from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import adrive
 from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
+from oncekey.core.topics import contained
 from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 from oncekey.engine.kept_request import UnreadableError
 from oncekey.engine.notifying import notify_failure
-from oncekey.flow import adrive
 from oncekey.frameworks.resuming import resume
 from oncekey.ops.tasks import COMPLETER
-from oncekey.topics import contained
 from oncekey.workers.calling import abandon
 from oncekey.workers.service import Pace
 

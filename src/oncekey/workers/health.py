@@ -17,16 +17,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.flow import Transaction, adrive
 from oncekey.core.model import SECOND
 from oncekey.engine.notifying import notify_failure
-from oncekey.flow import Transaction, adrive
 from oncekey.observe.events import Beat, Notify
 from oncekey.ops.stats import troubled
 from oncekey.runtimes import boottime
 from oncekey.workers.service import Pace, Service, Task, this_process
 
 if TYPE_CHECKING:
-    from oncekey.ports import Upkeep
+    from oncekey.ports.store import Upkeep
 
 
 Metrics: TypeAlias = Callable[[], Awaitable[tuple[str, bytes]]]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from oncekey.core.errors import ResultNotStorableError, StoreError
+from oncekey.core.flow import Flow, Transaction, adrive
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND, Instant, Record, State
 from oncekey.core.operate import Moved
@@ -31,14 +32,13 @@ from oncekey.core.resolution import (
     has_waited,
     still_to_wait,
 )
+from oncekey.core.resolvers import Resolver, Resolvers, called_by, question_of
+from oncekey.core.topics import CallBrokenError, Message, Topic
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.engine import reconcile
 from oncekey.engine.reconcile import Became, EvidenceTarget
-from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import About, GivenUp, Notify
 from oncekey.ops.tasks import RECONCILER
-from oncekey.resolvers import Resolver, Resolvers, called_by, question_of
-from oncekey.topics import CallBrokenError, Message, Topic
 from oncekey.workers.calling import Sleep, abandon, call
 from oncekey.workers.service import Pace, boot, this_process
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from uuid import UUID
 
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
 
 log = logging.getLogger("oncekey.worker")
 T = TypeVar("T")

@@ -28,23 +28,23 @@ from oncekey.core.batches import Bounds, Worked
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.envelopes import is_sealed, key_of_text, said_of
 from oncekey.core.errors import NotExecutedError, RejectedError, ResultNotStorableError, StoreError
+from oncekey.core.flow import Flow, Transaction, adrive
 from oncekey.core.model import MINUTE, Duration, HeldParcel, ParcelKind
 from oncekey.core.pacing import Backoff
 from oncekey.core.policy import Policy, micros
+from oncekey.core.topics import CallBrokenError, Message, Reply, Topics, contained, reply_of
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay
 from oncekey.engine.notifying import notify_failure
 from oncekey.engine.relay import MARGIN, CallAnswered, CallFailed, ParcelEnded, ParcelEnding, Unstorable, lease_of
-from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import About, Buried, Delivered, Doubted, Event, Notify
 from oncekey.ops.tasks import RELAY
 from oncekey.runtimes import boottime
-from oncekey.topics import CallBrokenError, Message, Reply, Topics, contained, reply_of
 from oncekey.workers.calling import MOST, Acks, Clock, Sleep, abandon, awaits_nothing, call, call_at_once
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
-    from oncekey.ports import Outbox
+    from oncekey.ports.store import Outbox
 
 T = TypeVar("T")
 log = logging.getLogger("oncekey.worker")

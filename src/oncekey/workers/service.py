@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from oncekey.core.errors import StoreError
 from oncekey.core.model import SECOND, Duration, Instant
+from oncekey.core.topics import contained
 from oncekey.core.upkeep import Trust
 from oncekey.engine.notifying import notify_failure
 from oncekey.runtimes import boottime
-from oncekey.topics import contained
 from oncekey.workers.calling import CANCELLED_WITHIN, abandon
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from oncekey.core.lazy import Lazy
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.listing import listed
-from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -26,10 +26,10 @@ from oncekey.workers.upkeep import Reaper, Sweeper
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
+    from oncekey.core.resolvers import Resolvers
+    from oncekey.core.topics import Topics
     from oncekey.engine.shell import AsyncEngine
     from oncekey.observe.events import Notify
-    from oncekey.resolvers import Resolvers
-    from oncekey.topics import Topics
 
 
 NO_OUTBOX = "topics need a store with an outbox: `oncekey stores` says which have one"

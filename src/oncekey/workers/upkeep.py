@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncekey.core.batches import Bounds, Worked
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Flow, Transaction, adrive
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND, Duration, Instant, Record, State
 from oncekey.core.policy import Policy, micros
@@ -34,7 +35,6 @@ from oncekey.core.transitions import Actor, Mover
 from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Gone, Page, ReapPosition, Retention, short_leases
 from oncekey.engine import upkeep
 from oncekey.engine.notifying import notify_failure, of_sweep
-from oncekey.flow import Flow, Transaction, adrive
 from oncekey.observe.events import PURGED, About, Doubted, Notify, Reaped, ShortLease
 from oncekey.ops.tasks import REAPER, SWEEPER
 from oncekey.workers.health import FORGOTTEN
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from oncekey.engine.upkeep import ReapedUnfinished
-    from oncekey.ports import Audit, Upkeep
+    from oncekey.ports.store import Audit, Upkeep
     from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey.worker")

@@ -17,10 +17,10 @@ from oncekey.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import Proceed, Replay
 from oncekey.core.policy import Policy
 from oncekey.drivers.retries import ConflictError
-from oncekey.flow import Mode, Statement, Transaction
 from oncekey.testing.claims import a_claim, again, answered
 
 # A sequence keeps counting when a transaction is rolled back, so this fails so many times and then no more.
@@ -307,7 +307,7 @@ class TestPoolers:
 FORKING = """
 import os, sys
 from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.flow import Mode, Statement, Transaction
+from oncekey.core.flow import Mode, Statement, Transaction
 
 def body():
     rows = yield Statement("pid", "SELECT pg_backend_pid() AS pid")

@@ -12,12 +12,12 @@ from oncekey.core.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from oncekey.core.flow import Mode
 from oncekey.drivers.postgres.address import PostgresAddress
 from oncekey.drivers.postgres.psycopg_connections import PREPARE_AFTER, threshold
 from oncekey.drivers.postgres.server import is_the_end, refused, refused_commit
 from oncekey.drivers.retries import ConflictError, LostError, lost
 from oncekey.drivers.slots import business_share
-from oncekey.flow import Mode
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from harness.postgres import PostgresServer
 from harness.proxy import Proxy
 from harness.tables import await_waiters, make_tables
 from oncekey.core.errors import CommitAmbiguousError, StoreError, StoreUnavailableError
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import Proceed, Replay, Retryable, State
 from oncekey.core.policy import Policy
-from oncekey.flow import Mode, Statement, Transaction
 from oncekey.testing.claims import a_claim, again, answered
 
 INSERT = "INSERT INTO orders (item) VALUES ('{}')"

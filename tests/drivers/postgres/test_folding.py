@@ -30,6 +30,7 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
+from oncekey.core.flow import Statement
 from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
@@ -37,7 +38,6 @@ from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transac
 from oncekey.drivers.postgres.generated import psycopg_transactions
 from oncekey.drivers.postgres.server import as_text
 from oncekey.engine import local
-from oncekey.flow import Statement
 from oncekey.stores.locks import finished_row
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED, headers_text, row_text

@@ -22,10 +22,10 @@ from harness.cutting import CuttingProxy
 from harness.dsn import through
 from harness.pgbouncer import PgBouncer
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.flow import Mode
 from oncekey.drivers.postgres.asyncpg_connections import StoreConnection
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
-from oncekey.flow import Mode
 
 PREPARED = "SELECT count(*) FROM pg_prepared_statements"
 

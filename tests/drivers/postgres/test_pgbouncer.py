@@ -24,9 +24,9 @@ from harness.pgbouncer import MISSING, VARIABLE, PgBouncer, PgBouncerMissingErro
 from harness.proxy import Proxy
 from local.databases import locks_held
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
+from oncekey.core.flow import Mode
 from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.flow import Mode
 from oncekey.testing.claims import a_claim
 
 WAYS = ("asyncpg", "psycopg", "def")

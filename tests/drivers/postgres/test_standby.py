@@ -30,11 +30,11 @@ from harness.pair import PostgresPair
 from harness.postgres import installations
 from harness.tables import make_tables
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
+from oncekey.core.flow import Mode
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
-from oncekey.flow import Mode
 from oncekey.testing.claims import a_claim, answered
 from sessions.ways import SQLALCHEMY, WAYS, Shop
 

@@ -34,9 +34,9 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
+from oncekey.core.flow import Mode
 from oncekey.core.model import MINUTE, Effects, EntryKind, MemoEntry, Proceed, Recovery, State
 from oncekey.core.policy import Policy
-from oncekey.flow import Mode
 from oncekey.testing.claims import a_claim, answered
 
 CONTROL = (

@@ -28,13 +28,13 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
+from oncekey.core.flow import Body, Mode, Statement, Transaction
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
 from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
-from oncekey.flow import Body, Mode, Statement, Transaction
-from oncekey.given import aconnect_sqlalchemy
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.wire.given import aconnect_sqlalchemy
 
 DIALECTS = ("asyncpg", "psycopg")
 COMMIT = {"asyncpg": b"COMMIT;", "psycopg": b"COMMIT\0"}

@@ -31,11 +31,11 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
+from oncekey.core.flow import Body, Mode, Statement, Transaction
 from oncekey.drivers.handler_sql import LEFT_BEHIND
 from oncekey.drivers.sqlalchemy.blocking import BorrowedEngine
 from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
 from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
-from oncekey.flow import Body, Mode, Statement, Transaction
 from oncekey.once import Once
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore

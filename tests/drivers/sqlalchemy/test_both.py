@@ -20,9 +20,9 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
+from oncekey.core.flow import Body, Mode, Statement, Transaction
 from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
-from oncekey.flow import Body, Mode, Statement, Transaction
 
 POSTGRES = ("postgresql+asyncpg", "postgresql+psycopg", "postgresql+psycopg blocking")
 SQLITE = ("sqlite+aiosqlite", "sqlite blocking")

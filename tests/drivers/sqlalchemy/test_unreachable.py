@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from drivers.speaking import saying
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.flow import Mode
 from oncekey.drivers.sqlalchemy.flask import Database, FlaskSqlalchemyDriver
 from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
-from oncekey.flow import Mode
-from oncekey.given import aconnect_sqlalchemy
+from oncekey.wire.given import aconnect_sqlalchemy
 
 SQLITE = "the SQLite file cannot be opened"
 POSTGRESQL = "no connection to PostgreSQL"

@@ -11,14 +11,14 @@ from drivers.speaking import ALL_ITEMS, a_stranger, insert, items_of, saying
 from harness import flows
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import Replay
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.drivers.sqlite.lane import _lanes, lane_of
 from oncekey.engine.shell import AsyncEngine
-from oncekey.flow import Mode, Statement, Transaction
-from oncekey.ports import AsyncShares
+from oncekey.ports.store import AsyncShares
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, again, answered
 

@@ -14,12 +14,12 @@ import pytest
 
 from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, saying
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailableError
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.drivers.sqlite import files as sqlite_files
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.drivers.sqlite.files import wal_is_safe
-from oncekey.flow import Mode, Statement, Transaction
-from oncekey.ports import Shares
+from oncekey.ports.store import Shares
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ WRITES_TOO_MUCH = """
     from oncekey.core.errors import StoreUnavailableError
     from oncekey.drivers.sqlite.blocking import SqliteDriver
     from drivers.speaking import a_stranger, insert, items, saying
-    from oncekey.flow import Mode
+    from oncekey.core.flow import Mode
 
     driver = SqliteDriver(sys.argv[1], module=import_module(sys.argv[2]))
     driver.run(saying(Mode.SINGLE, insert("tea")))
@@ -318,7 +318,7 @@ WRITES_UNTIL_KILLED = """
     from importlib import import_module
     from oncekey.drivers.sqlite.blocking import SqliteDriver
     from drivers.speaking import a_stranger, insert, saying
-    from oncekey.flow import Mode
+    from oncekey.core.flow import Mode
 
     driver = SqliteDriver(sys.argv[1], module=import_module(sys.argv[2]))
     for number in itertools.count():

@@ -10,12 +10,12 @@ import pytest
 from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, items_of, saying
 from harness import flows
 from oncekey.core.errors import CommitAmbiguousError, RolledBackError, StoreUnavailableError, TransactionControlError
+from oncekey.core.flow import Mode
 from oncekey.core.model import Proceed, Replay, State
 from oncekey.core.policy import Policy
 from oncekey.drivers.sqlite.blocking import SqliteDriver
 from oncekey.drivers.sqlite.execute import commit_error
 from oncekey.engine.shell import Engine
-from oncekey.flow import Mode
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, again, answered
 

@@ -16,11 +16,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.flow import Mode
+from oncekey.core.flow import Mode
 
 if TYPE_CHECKING:
-    from oncekey.flow import Body, Rows, Statement, Transaction
-    from oncekey.ports import AsyncOpenTransaction
+    from oncekey.core.flow import Body, Rows, Statement, Transaction
+    from oncekey.ports.store import AsyncOpenTransaction
 
 
 T = TypeVar("T")

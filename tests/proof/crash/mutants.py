@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import uuid5
 
 from oncekey.core import answers, rulings
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import UNAVAILABLE, Effects, State
 from oncekey.core.rulings import TakeOver
 from oncekey.engine import local, request, settle
 from oncekey.engine.deciding import refused
 from oncekey.engine.phases import PhasedRun
 from oncekey.engine.relay import ParcelEnded
-from oncekey.flow import Mode, Transaction
 from oncekey.frameworks.asgi import exchange
 from oncekey.runtimes.aio import AsyncRuntime
 from oncekey.stores.phases import PhaseStore
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from oncekey.core.answers import Answer
+    from oncekey.core.flow import Flow
     from oncekey.core.model import Announcement, Claim, HeldParcel, Lease, MemoEntry, Snapshot
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import Life
     from oncekey.engine.run import Run
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Flow
     from oncekey.workers.relay import InHand
     from proof.crash.places import Place
 

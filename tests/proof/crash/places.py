@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from harness.databases import DatabaseServer
 from harness.patience import PATIENCE
 from oncekey import wire
-from oncekey.flow import Mode, Statement, Transaction
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.stores.statements import load
 from oncekey.wire import Kind
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Rows
     from oncekey.core.model import Instant
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.flow import Body, Rows
 
 
 E = TypeVar("E", "AsyncEngine", "Engine")

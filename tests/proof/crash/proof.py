@@ -13,8 +13,8 @@ from enum import StrEnum
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
+from oncekey.core.flow import Statement
 from oncekey.core.model import HOUR, MINUTE, Code, Effects, State
-from oncekey.flow import Statement
 from oncekey.testing.claims import ManualClock
 from oncekey.wire import Kind as Store
 from oncekey_demo.checker import Rule, check

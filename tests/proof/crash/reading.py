@@ -10,7 +10,7 @@ from oncekey_demo.history import Dispatch, Effect, History, Operation, Proof, Wr
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from oncekey.flow import Rows, Statement
+    from oncekey.core.flow import Rows, Statement
     from proof.crash.crasher import Said
     from proof.crash.shop import Charge, Inbox
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from oncekey.canonical.digests import Seeds, downstream_key
+from oncekey.core.flow import Mode, Transaction, adrive, drive
 from oncekey.core.model import MINUTE, Code, Effects, State
 from oncekey.core.policy import Policy
 from oncekey.engine import steps
@@ -27,7 +28,6 @@ from oncekey.engine.actions import Beat, Begin, Call, Commit, Drop, Keep, Later,
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, Site
-from oncekey.flow import Mode, Transaction, adrive, drive
 from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, Changed, RunningWork, shielded
 from oncekey.runtimes.threads import ThreadRuntime
@@ -38,10 +38,10 @@ from proof.lives import CallReport, Said, life
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from oncekey.core.flow import Rows
     from oncekey.engine.actions import Action
     from oncekey.engine.shell import AsyncEngine, Engine
-    from oncekey.flow import Rows
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
     from oncekey.testing.claims import ManualClock
     from proof.crash.crasher import Crasher
 

@@ -20,10 +20,10 @@ from starlette.routing import Route
 
 from oncekey.core.model import Code, Effects
 from oncekey.core.policy import Policy
+from oncekey.core.topics import Message, Reply
 from oncekey.engine.operation import Operation
 from oncekey.engine.shell import AsyncEngine
 from oncekey.once import SINGLE_TENANT, Once
-from oncekey.topics import Message, Reply
 from oncekey.workers.completer import Completer
 from oncekey.workers.relay import Relay
 from oncekey_demo.history import ClientSaw

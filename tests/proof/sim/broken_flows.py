@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.answers import Answer
+    from oncekey.core.flow import Body, Flow
     from oncekey.core.model import (
         Bypass,
         Claim,
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
     from oncekey.engine.actions import Tx
     from oncekey.engine.local import LockHeld
     from oncekey.engine.run import Run
-    from oncekey.flow import Body, Flow
-    from oncekey.ports import Locks, Outbox, Records
+    from oncekey.ports.store import Locks, Outbox, Records
     from proof.lives import Said
     from proof.sim.runtime import Pulse
     from proof.sim.steps import Process

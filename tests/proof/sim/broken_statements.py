@@ -10,7 +10,7 @@ from proof.sim.onecommit import ONE_COMMIT
 from proof.sim.upkeep import UPKEEP
 
 if TYPE_CHECKING:
-    from oncekey.flow import Command, Rows
+    from oncekey.core.flow import Command, Rows
 
 
 Cell: TypeAlias = dict[str, Any]

@@ -17,8 +17,8 @@ from proof.sim.onecommit import LOCKING, PUT
 from proof.sim.steps import OpenTransaction, Saying
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Rows, Statement, Value
     from oncekey.core.model import Duration, Instant
-    from oncekey.flow import Rows, Statement, Value
     from oncekey_demo.history import Effect
     from proof.sim.onecommit import Held
     from proof.sim.scheduler import Clock

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from oncekey.core.flow import Fold, Statement
 from oncekey.core.model import Completed
 from oncekey.core.onecommit import Locked, WriteKind
-from oncekey.flow import Fold, Statement
 from oncekey.stores.locks import WRITTEN, LockStore
 from oncekey.stores.memory import claim as reserve
 from oncekey.stores.memory import find
@@ -20,9 +20,9 @@ from oncekey.stores.moves import MOVES
 from oncekey.stores.rows import snapshot_of
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Command, Rows, Value
     from oncekey.core.model import Claim, Deferred, Instant, Parcel
     from oncekey.core.onecommit import Lock, Stored, WriteTarget
-    from oncekey.flow import Body, Command, Rows, Value
     from proof.sim.steps import OpenTransaction
 
 

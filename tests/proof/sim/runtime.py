@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Transaction
 from oncekey.core.model import SECOND, Claim, Code, Discarded, Effects
 from oncekey.core.policy import InProgress
 from oncekey.engine import request
@@ -38,7 +39,6 @@ from oncekey.engine.actions import (
 from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
 from oncekey.engine.run import Run, SettledKeys, Site
-from oncekey.flow import Transaction
 from oncekey_demo.history import ClientSaw, Lapse
 from proof.lives import FAILED, life
 from proof.sim import steps

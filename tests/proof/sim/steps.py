@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Mode
 from oncekey.engine.actions import Interrupted
-from oncekey.flow import Mode
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Flow, Statement, Transaction
     from oncekey.core.model import Duration
-    from oncekey.flow import Body, Flow, Statement, Transaction
     from oncekey_demo.history import Effect
 
 

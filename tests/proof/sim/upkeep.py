@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Command, Rows
     from oncekey.core.model import Instant
-    from oncekey.flow import Command, Rows
 
 
 Cell: TypeAlias = dict[str, Any]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.guards import Facts
 from oncekey.core.memo import encode, recovery_point
 from oncekey.core.model import Effects, EntryKind, Lease, MemoEntry, State, StoredResponse
 from oncekey.core.rulings import LEASE_RAN_OUT
 from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
-from oncekey.flow import Mode, Statement, Transaction
 from oncekey.stores.rows import memo_text, owner_proof, record_of, response_params, version_proof
 from oncekey_demo.history import Effect
 from proof.sim.scenarios import (
@@ -30,8 +30,8 @@ from proof.sim.shop import CHARGE, Reaction
 from proof.sim.steps import Mailbox, Point, Receive, talk
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Flow, Rows, Value
     from oncekey.core.model import Instant, Record, RecordId
-    from oncekey.flow import Body, Flow, Rows, Value
     from proof.sim.scheduler import Clock, Host
     from proof.sim.shop import Outcome
     from proof.sim.steps import Process

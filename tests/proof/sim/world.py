@@ -51,10 +51,10 @@ from proof.sim.workers import Operator, Reaper, Relay, Resolver, Sweeper, Watch,
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from oncekey import ports
+    from oncekey.core.flow import Command
     from oncekey.core.model import Duration, Effects, Instant
     from oncekey.engine.run import Run
-    from oncekey.flow import Command
+    from oncekey.ports import store as ports
     from proof.sim.database import Cell
     from proof.sim.runtime import Answer
     from proof.sim.scenarios import Scenario

@@ -19,14 +19,14 @@ from fastapi.responses import PlainTextResponse
 from oncekey.canonical.digests import downstream_key
 from oncekey.console import Console, Ledger, Operator, Role, Tokens
 from oncekey.console.views import palette
+from oncekey.core.flow import adrive
 from oncekey.core.model import Instant, RecordId
+from oncekey.core.resolvers import Executed, NotExecuted, Question, Sighting
 from oncekey.core.scope import scope_of
 from oncekey.engine.enrolment import NO_NAMESPACE
-from oncekey.flow import adrive
 from oncekey.observe.prometheus import Prometheus
 from oncekey.once import Once
 from oncekey.reconcile import LedgerEntry, Pointers
-from oncekey.resolvers import Executed, NotExecuted, Question, Sighting
 from oncekey_demo import routes
 from oncekey_demo.charging import Charging, ProviderFailedError
 from oncekey_demo.data import Movements, Orders, Tables

@@ -18,8 +18,8 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
+from oncekey.core.flow import Body, Mode, Row, Rows, Statement, Transaction, Value
 from oncekey.drivers.placeholders import numbered, pyformat
-from oncekey.flow import Body, Mode, Row, Rows, Statement, Transaction, Value
 from oncekey.stores.mariadb import MariadbStore
 from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.sqlite import SqliteStore

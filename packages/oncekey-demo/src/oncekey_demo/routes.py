@@ -19,15 +19,15 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 
 from oncekey.core.errors import RejectedError
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.core.topics import Message, Reply
 from oncekey.engine.operation import Operation
-from oncekey.topics import Message, Reply
 from oncekey_demo.data import Money, Notification, Order, OrderIn, Payment, Receipt, Transfer, begin, place
 from oncekey_demo.problems import MEDIA_TYPE, ProblemError, Tenant
 from oncekey_demo.provider_ledger import NAMES, Fault, UnknownFaultError
 
 if TYPE_CHECKING:
+    from oncekey.core.resolvers import Question
     from oncekey.once import Once
-    from oncekey.resolvers import Question
     from oncekey_demo.charging import Charging
     from oncekey_demo.data import Movements, Orders
 

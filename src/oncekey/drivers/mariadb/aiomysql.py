@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import aiomysql
 
 from oncekey.core.errors import TransactionControlError
+from oncekey.core.flow import Body, Transaction
 from oncekey.drivers.handler_sql import ENDED, OVER, ConnectionUse
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
@@ -19,7 +20,6 @@ from oncekey.drivers.mariadb.handler_connection import AsyncMariadbHandlerConnec
 from oncekey.drivers.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, AsyncSession, greeting
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.flow import Body, Transaction
 
 T = TypeVar("T")
 

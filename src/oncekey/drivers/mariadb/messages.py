@@ -25,12 +25,12 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 import pymysql
 
 from oncekey.core import errors
+from oncekey.core.flow import Body, Mode, Row, Rows, Statement, Transaction, Value
 from oncekey.core.sqltext import Dialect, split
 from oncekey.drivers.handler_sql import ENDED
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError, lost, lost_commit
 from oncekey.drivers.slots import IdleStack
-from oncekey.flow import Body, Mode, Row, Rows, Statement, Transaction, Value
 
 T = TypeVar("T")
 

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 
 from pymysql.constants import CLIENT
 
+from oncekey.core.flow import Transaction, adrive, drive
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import MariadbAddress
-from oncekey.flow import Transaction, adrive, drive
 
 T = TypeVar("T")
 

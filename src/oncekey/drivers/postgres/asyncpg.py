@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import asyncpg
 
+from oncekey.core.flow import Mode, arun_body
 from oncekey.drivers.postgres import asyncpg_connections as connections
 from oncekey.drivers.postgres import asyncpg_transactions as transactions
 from oncekey.drivers.postgres import server
@@ -26,10 +27,9 @@ from oncekey.drivers.postgres.unconfirmed import CONFIRM, AsyncConfirming, Uncon
 from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, Failures, LostError, aretrying, is_last
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.flow import Mode, arun_body
 
 if TYPE_CHECKING:
-    from oncekey.flow import Body, Statement, Transaction
+    from oncekey.core.flow import Body, Statement, Transaction
 
 T = TypeVar("T")
 

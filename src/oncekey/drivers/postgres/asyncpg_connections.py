@@ -15,12 +15,12 @@ import asyncpg
 from asyncpg.transaction import Transaction, TransactionState
 
 from oncekey.core.errors import OncekeyError, StoreError, TransactionControlError
+from oncekey.core.flow import Mode
 from oncekey.drivers.handler_sql import LEFT_BEHIND, RESET
 from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.address import GREETED
 from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
 from oncekey.drivers.retries import LostError, lost, lost_commit
-from oncekey.flow import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

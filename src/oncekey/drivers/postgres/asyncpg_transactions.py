@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
+from oncekey.core.flow import Mode, Statement, arun_body
 from oncekey.drivers.handler_sql import (
     AS_HANDLER,
     AS_OPENED,
@@ -21,11 +22,10 @@ from oncekey.drivers.placeholders import numbered
 from oncekey.drivers.postgres import asyncpg_connections as connections
 from oncekey.drivers.postgres import server
 from oncekey.drivers.retries import lost_commit
-from oncekey.flow import Mode, Statement, arun_body
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Body, Rows
     from oncekey.drivers.postgres.asyncpg import AsyncpgPool
-    from oncekey.flow import Body, Rows
 
 T = TypeVar("T")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import psycopg
 
+from oncekey.core.flow import Mode, Statement, arun_body
 from oncekey.drivers.postgres import psycopg_async_transactions as transactions
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
@@ -26,10 +27,9 @@ from oncekey.drivers.postgres.unconfirmed import CONFIRM, AsyncConfirming, Uncon
 from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
 from oncekey.drivers.slots import AsyncSlots, business_share
-from oncekey.flow import Mode, Statement, arun_body
 
 if TYPE_CHECKING:
-    from oncekey.flow import Body, Rows, Transaction
+    from oncekey.core.flow import Body, Rows, Transaction
 
 T = TypeVar("T")
 

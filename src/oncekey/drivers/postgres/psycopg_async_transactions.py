@@ -11,18 +11,18 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
+from oncekey.core.flow import Mode, arun_body
 from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, ENDED, LEFT_BEHIND, LEFT_OPEN, OVER, RESET, ConnectionUse
 from oncekey.drivers.placeholders import pyformat
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
 from oncekey.drivers.postgres import server
-from oncekey.flow import Mode, arun_body
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
+    from oncekey.core.flow import Body, Rows, Statement
     from oncekey.drivers.postgres.psycopg_async import AsyncPool
-    from oncekey.flow import Body, Rows, Statement
 
 T = TypeVar("T")
 

@@ -8,15 +8,15 @@ import psycopg
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import StoreError
+from oncekey.core.flow import Mode
 from oncekey.drivers.postgres import server
 from oncekey.drivers.postgres.psycopg_connections import AsyncStoreConnection, StoreConnection
 from oncekey.drivers.retries import lost, lost_commit
-from oncekey.flow import Mode
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-    from oncekey.flow import Row, Rows
+    from oncekey.core.flow import Row, Rows
 
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 

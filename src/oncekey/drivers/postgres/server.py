@@ -17,15 +17,15 @@ import json
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, RolledBackError, SchemaError, StoreError, StoreUnavailableError
+from oncekey.core.flow import Statement
 from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED
 from oncekey.drivers.placeholders import parted
 from oncekey.drivers.retries import ConflictError
-from oncekey.flow import Statement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from oncekey.flow import Body
+    from oncekey.core.flow import Body
 
 
 POOL_SIZE: Final = 10

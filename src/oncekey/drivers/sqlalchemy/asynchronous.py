@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
+from oncekey.core.flow import Body, Mode, Statement, Transaction, arun_body
 from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, LEFT_BEHIND, OVER
 from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, AsyncConfirming, UnconfirmedCommits
 from oncekey.drivers.retries import ConflictError, LostError, aretrying
@@ -48,7 +49,6 @@ from oncekey.drivers.sqlalchemy.execute import (
 )
 from oncekey.drivers.sqlalchemy.handler_connection import Watch, current_transaction
 from oncekey.drivers.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
-from oncekey.flow import Body, Mode, Statement, Transaction, arun_body
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RootTransaction

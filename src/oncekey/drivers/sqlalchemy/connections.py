@@ -35,9 +35,9 @@ from oncekey.drivers.sqlite.files import GONE, REOPENED
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection  # asyncio only
 
+    from oncekey.core.flow import Rows, Statement
     from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
     from oncekey.drivers.sqlite.files import OpenedFile
-    from oncekey.flow import Rows, Statement
 
 
 POOLED: Final = (

@@ -10,11 +10,11 @@ from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, S
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from oncekey.core.errors import OncekeyError, StoreBusyError, StoreError, TransactionControlError
+from oncekey.core.flow import Mode
 from oncekey.drivers import handler_sql
 from oncekey.drivers.postgres import server as postgres_errors
 from oncekey.drivers.retries import lost, lost_commit
 from oncekey.drivers.sqlite.execute import commit_error, store_error
-from oncekey.flow import Mode
 
 
 def _goodbyes() -> tuple[type[Exception], ...]:

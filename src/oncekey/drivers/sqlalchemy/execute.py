@@ -26,8 +26,8 @@ from oncekey.drivers.sqlite.files import GONE, OpenedFile
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
+    from oncekey.core.flow import Rows, Statement
     from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
-    from oncekey.flow import Rows, Statement
 
 VETTED: Final = "oncekey_vetted"
 """Marks a connection of the pool that was checked (`vetted`); on SQLite its value is the file that it has opened."""

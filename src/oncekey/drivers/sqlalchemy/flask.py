@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.orm import Session
 
-    from oncekey.flow import Transaction
+    from oncekey.core.flow import Transaction
 
 T = TypeVar("T")
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+    from oncekey.core.flow import Body, Transaction
     from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
-    from oncekey.flow import Body, Transaction
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from oncekey.core.errors import RolledBackError, StoreBusyError, TransactionControlError
+from oncekey.core.flow import Body, Mode, Rows, Statement, Transaction
 from oncekey.core.sqltext import Dialect
 from oncekey.drivers.handler_sql import OVER, refusal, refuse_transaction_control
 from oncekey.drivers.sqlite.blocking import BUSY_TIMEOUT, SqliteDriver, SqliteReading, SqliteTransaction
@@ -17,7 +18,6 @@ from oncekey.drivers.sqlite.files import LOOK_AFTER, Writer
 from oncekey.drivers.sqlite.handler_connection import ERRORS, SqliteHandlerConnection, SqliteHandlerCursor
 from oncekey.drivers.sqlite.lane import Crew, Lane, Turn, TurnState, lane_of
 from oncekey.drivers.threads import CANCELLED
-from oncekey.flow import Body, Mode, Rows, Statement, Transaction
 
 if TYPE_CHECKING:
     import os

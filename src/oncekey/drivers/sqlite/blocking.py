@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 from weakref import WeakSet
 
 from oncekey.core.errors import StoreBusyError, TransactionControlError
+from oncekey.core.flow import Body, Mode, Rows, Statement, Transaction, run_body
 from oncekey.drivers.handler_sql import ENDED, OVER
 from oncekey.drivers.sqlite.execute import commit_error, execute, has_temporaries, say
 from oncekey.drivers.sqlite.files import LOOK_AFTER, POLL, SqliteFile, Writer, writer_of
 from oncekey.drivers.sqlite.handler_connection import SqliteHandlerConnection
-from oncekey.flow import Body, Mode, Rows, Statement, Transaction, run_body
 
 if TYPE_CHECKING:
     import os

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core import errors
+from oncekey.core.flow import Rows, Statement
 from oncekey.drivers.placeholders import marked
-from oncekey.flow import Rows, Statement
 
 if TYPE_CHECKING:
     import sqlite3

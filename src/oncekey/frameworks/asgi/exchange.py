@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
 from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.admit import recall
@@ -33,7 +34,6 @@ from oncekey.frameworks.asgi.messages import (
 )
 from oncekey.frameworks.asgi.nesting import ExchangeState, UnsettledError, enclosing, enrolment_of, passage_of
 from oncekey.frameworks.shared import RESUMPTION
-from oncekey.lazy import Lazy
 from oncekey.runtimes.aio import Changed, shielded
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation, KeyedRoute
     from oncekey.frameworks.asgi.transactions import RequestTransaction
     from oncekey.frameworks.resuming import Resumption
-    from oncekey.ports import AsyncOpenTransaction
+    from oncekey.ports.store import AsyncOpenTransaction
     from oncekey.runtimes.aio import AsyncRuntime
 else:
     transactions = Lazy("oncekey.frameworks.asgi.transactions")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
 from oncekey.core.sqltext import ONLY_READS, refused_to_write
-from oncekey.driver_ports import AsyncSessions
 from oncekey.frameworks.asgi.transactions import NO_SESSIONS
+from oncekey.ports.driver import AsyncSessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.ports import AsyncOpenTransaction, SessionTransaction, SteppingSession
+    from oncekey.ports.store import AsyncOpenTransaction, SessionTransaction, SteppingSession
 
 ASK_AGAIN: Final = (
     "{name} of once.connection: no connection is held between two steps; begin with a statement that is awaited, or "

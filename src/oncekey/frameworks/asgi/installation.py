@@ -10,24 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import Effects
 from oncekey.frameworks.shared import ApplicationShared
-from oncekey.lazy import Lazy, load
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from oncekey.core.answers import Answer
+    from oncekey.core.flow import Body
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Site
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.flow import Body
     from oncekey.frameworks import threaded
     from oncekey.frameworks.asgi import App, Identify, Scope, spelling
     from oncekey.frameworks.shared import Engines
-    from oncekey.ports import AsyncOpenTransaction
+    from oncekey.ports.store import AsyncOpenTransaction
     from oncekey.runtimes import threads as blocking
 else:
     blocking = Lazy("oncekey.runtimes.threads")

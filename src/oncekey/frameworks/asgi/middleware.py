@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from oncekey.core.errors import SAID_TO_US
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import Code, Refuse
 from oncekey.engine.capture import IncompleteError
 from oncekey.engine.enrolment import SAFE
@@ -35,7 +36,6 @@ from oncekey.frameworks.asgi.nesting import (
     enrolment_of,
     passage_of,
 )
-from oncekey.lazy import Lazy
 
 if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment

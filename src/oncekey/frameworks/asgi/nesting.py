@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.exchange import Exchange
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.frameworks.asgi.transactions import RequestTransaction
-    from oncekey.ports import AsyncOpenTransaction
+    from oncekey.ports.store import AsyncOpenTransaction
 
 NOT_INSTALLED: Final = (
     "{operation} is protected by a Once that is not installed here: call install(app, tenant=...) of that Once, on the "

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, cast, g
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import UNAVAILABLE, Effects, Refuse
 from oncekey.drivers.handler_sql import running
 from oncekey.engine.deciding import rows_of
@@ -32,7 +33,6 @@ from oncekey.frameworks.asgi.exchange import Exchange
 from oncekey.frameworks.asgi.messages import trace_of
 from oncekey.frameworks.asgi.nesting import ExchangeState, UnkeyedRequest, current, request_for
 from oncekey.frameworks.shared import thread_exchange
-from oncekey.lazy import Lazy
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import Effects
-from oncekey.driver_ports import AsyncSessions
 from oncekey.engine.actions import Call, Flush, ReleaseConnections, ReturnReaders, Rollback
 from oncekey.engine.enrolment import SAFE
 from oncekey.frameworks.asgi.nesting import enrolment_of, request_of
-from oncekey.lazy import Lazy, load
+from oncekey.ports.driver import AsyncSessions
 from oncekey.runtimes.aio import AsyncRuntime, flush, shielded
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi import Scope
     from oncekey.frameworks.asgi import following as followers
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.ports import AsyncOpenTransaction, RequestSession, SessionTransaction, SteppingSession
+    from oncekey.ports.store import AsyncOpenTransaction, RequestSession, SessionTransaction, SteppingSession
 else:
     followers = Lazy("oncekey.frameworks.asgi.following")
     threaded = Lazy("oncekey.frameworks.threaded")

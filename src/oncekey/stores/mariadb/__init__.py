@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import Deferred
 from oncekey.core.onecommit import Holder, Locked, Stored
 from oncekey.core.sqltext import Dialect
-from oncekey.flow import Mode, Transaction
 from oncekey.stores.locks import WRITTEN, LockStore
 from oncekey.stores.rows import snapshot_of
 from oncekey.stores.sql import ONE_ROW, SHARED, SqlSchema, SqlStore
@@ -23,9 +23,9 @@ from oncekey.stores.statements import execute, load
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from oncekey.core.flow import Body, Flow, Fold, Value
     from oncekey.core.model import Claim, Completed, Instant
     from oncekey.core.onecommit import Lock, WriteTarget
-    from oncekey.flow import Body, Flow, Fold, Value
 
 
 DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

@@ -6,8 +6,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from oncekey.core.lazy import Lazy
 from oncekey.core.sqltext import Dialect
-from oncekey.lazy import Lazy
 from oncekey.stores.locks import LockStore
 from oncekey.stores.sql import FILES, SqlSchema, SqlStore
 from oncekey.stores.statements import load

@@ -16,7 +16,7 @@ from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, a_claim, again
 from oncekey.testing.contract.world import ORDER, SETTLEMENTS, STATES, World, begun, stand
 
 if TYPE_CHECKING:
-    from oncekey.ports import Upkeep
+    from oncekey.ports.store import Upkeep
 
 EXPIRING = (model.State.COMPLETED, model.State.FAILED_RETRYABLE)
 _MANY = 100_000

@@ -21,7 +21,7 @@ from oncekey.testing.claims import a_claim
 from oncekey.testing.contract.walking import MOVES, Walked, cell_of, facts_of, records
 
 if TYPE_CHECKING:
-    from oncekey.flow import Flow
+    from oncekey.core.flow import Flow
     from oncekey.testing.contract.world import World
 
 _FEW: Final = 5

@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from oncekey.cells import Cells, Seen
 from oncekey.core import model
 from oncekey.core.errors import StoreUnavailableError
+from oncekey.core.flow import Body, Flow, Mode, Transaction
 from oncekey.core.guards import Facts
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.operate import Move as Operators
 from oncekey.core.transitions import ROWS, Actor, Mover, Note, Transition, Trigger, upheld
 from oncekey.core.upkeep import Expired, Gone
-from oncekey.flow import Body, Flow, Mode, Transaction
 from oncekey.stores.rows import COLUMNS, memo_text, owner_proof, response_params, version_proof
 from oncekey.stores.statements import Statements, execute
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 
 if TYPE_CHECKING:
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
     from oncekey.testing.contract.world import Plant, World
 
 Try: TypeAlias = "Callable[[Store, model.Record], Flow[bool] | None]"

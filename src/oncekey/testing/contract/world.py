@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 from oncekey.cells import Swap
 from oncekey.core import model
 from oncekey.core.errors import CommitAmbiguousError, StoreError
+from oncekey.core.flow import Body, Flow, Mode, Statement, Transaction, drive, run_body
 from oncekey.core.policy import Policy
 from oncekey.engine import request
-from oncekey.flow import Body, Flow, Mode, Statement, Transaction, drive, run_body
-from oncekey.ports import AsyncDriver, AsyncShares, Driver, Shares, Store
+from oncekey.ports.store import AsyncDriver, AsyncShares, Driver, Shares, Store
 from oncekey.stores.phases import MARGIN
 from oncekey.stores.statements import Statements, execute
 from oncekey.testing.claims import DEADLINE, LEASE, ManualClock, a_claim, again, answered
 
 if TYPE_CHECKING:
     from oncekey.cells import Verb
-    from oncekey.flow import Command
+    from oncekey.core.flow import Command
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.core.scope import bound_scope
 from oncekey.engine.enrolment import NO_NAMESPACE
-from oncekey.starting import STEPS
+from oncekey.once.starting import STEPS
 from oncekey.wire import Kind, declared, understand
 
 LEASE: Final = 1.0

@@ -21,12 +21,12 @@ from starlette.routing import Route
 
 from oncekey.cells import Asking, Cell, Index, Seen, Swap
 from oncekey.core.errors import NotExecutedError, RejectedError
+from oncekey.core.flow import Body, Mode, Rows, Statement, Transaction, Value
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
+from oncekey.core.topics import Message, Reply
 from oncekey.engine.operation import Operation
-from oncekey.flow import Body, Mode, Rows, Statement, Transaction, Value
 from oncekey.once import Once
 from oncekey.stores.cells_upkeep import FIRST, gathered
-from oncekey.topics import Message, Reply
 from oncekey.wire import declared, understand
 from oncekey_demo.charging import Charging, ProviderFailedError
 from oncekey_demo.data import Tables

@@ -20,7 +20,7 @@ from oncekey_demo.history import Final as LastRecord
 from oncekey_demo.torture.shop import Books, CellBooks
 
 if TYPE_CHECKING:
-    from oncekey.flow import Row
+    from oncekey.core.flow import Row
     from oncekey_demo.torture.clients import Clients, IntendedRequest
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pymysql
 
 from oncekey.core.errors import TransactionControlError
+from oncekey.core.flow import Body, Transaction
 from oncekey.drivers.handler_sql import ENDED, OVER, ConnectionUse
 from oncekey.drivers.mariadb import messages
 from oncekey.drivers.mariadb.address import POOL_SIZE, MariadbAddress
@@ -20,7 +21,6 @@ from oncekey.drivers.mariadb.handler_connection import MariadbHandlerConnection
 from oncekey.drivers.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, Session, greeting
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
-from oncekey.flow import Body, Transaction
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import psycopg
 
+from oncekey.core.flow import Mode, Statement, run_body
 from oncekey.drivers.postgres import psycopg_connections as connections
 from oncekey.drivers.postgres import psycopg_replies as replies
 from oncekey.drivers.postgres import server
@@ -27,10 +28,9 @@ from oncekey.drivers.postgres.unconfirmed import CONFIRM, Confirming, Unconfirme
 from oncekey.drivers.postgres.unconfirmed import WHAT as QUESTION
 from oncekey.drivers.retries import ConflictError, LostError, retrying
 from oncekey.drivers.slots import Slots, business_share
-from oncekey.flow import Mode, Statement, run_body
 
 if TYPE_CHECKING:
-    from oncekey.flow import Body, Rows, Transaction
+    from oncekey.core.flow import Body, Rows, Transaction
 
 T = TypeVar("T")
 

@@ -33,9 +33,9 @@ from oncekey.drivers.sqlite.execute import TEMPORARIES
 from oncekey.drivers.sqlite.files import GONE, REOPENED
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Rows, Statement
     from oncekey.drivers.postgres.unconfirmed import UnconfirmedCommits
     from oncekey.drivers.sqlite.files import OpenedFile
-    from oncekey.flow import Rows, Statement
 
 
 POOLED: Final = (

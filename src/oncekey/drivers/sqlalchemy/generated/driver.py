@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import NullPool
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, TransactionControlError
+from oncekey.core.flow import Body, Mode, Statement, Transaction, run_body
 from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, LEFT_BEHIND, OVER
 from oncekey.drivers.postgres.unconfirmed import CONFIRM, WHAT, Confirming, UnconfirmedCommits
 from oncekey.drivers.retries import ConflictError, LostError, retrying
@@ -48,7 +49,6 @@ from oncekey.drivers.sqlalchemy.execute import (
 )
 from oncekey.drivers.sqlalchemy.generated import connections
 from oncekey.drivers.sqlalchemy.handler_connection import Watch, current_transaction
-from oncekey.flow import Body, Mode, Statement, Transaction, run_body
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RootTransaction

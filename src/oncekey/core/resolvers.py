@@ -14,7 +14,7 @@ from oncekey.core.errors import ConfigurationError, ResultNotStorableError
 from oncekey.core.model import Completed, Effects, EntryKind, Instant, Intent, MemoEntry, Outcome, Record
 from oncekey.core.operate import OperatorCommand, Order
 from oncekey.core.resolution import Executed, NotExecuted, Rejected, Resolution, Undecided
-from oncekey.topics import Reply, contained, reply_of
+from oncekey.core.topics import Reply, contained, reply_of
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy

@@ -7,16 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.driver_ports import Borrowed
 from oncekey.engine.blocking_shell import Engine
 from oncekey.engine.shell import AsyncEngine
+from oncekey.ports.driver import Borrowed
 from oncekey.wire import MariadbStore, PostgresStore, SqliteStore, driver_module
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine as BlockingEngine
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
-    from oncekey.ports import Store
+    from oncekey.ports.store import Store
     from oncekey.wire import Clock
 
 NO_ENGINE: Final = (

@@ -14,8 +14,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary, WeakSet
 
-from oncekey import starting
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.lazy import Lazy
 from oncekey.core.model import Effects, RecordId
 from oncekey.core.policy import Policy
 from oncekey.engine.enrolment import WHAT_EFFECTS_MEAN, Enrolment, enrol
@@ -35,7 +35,7 @@ from oncekey.frameworks.options import (
     settings_of,
 )
 from oncekey.frameworks.shared import ApplicationShared
-from oncekey.lazy import Lazy
+from oncekey.once import starting
 from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
     from oncekey import functions as function_parts
-    from oncekey import resolvers as resolver_parts
     from oncekey import sealing as seals
-    from oncekey import topics as topic_parts
+    from oncekey.core import resolvers as resolver_parts
+    from oncekey.core import topics as topic_parts
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks import fronting, starlette, starlette_patterns, wsgi
     from oncekey.frameworks import webhook as webhooks
@@ -62,14 +62,14 @@ else:
     fronting = Lazy("oncekey.frameworks.fronting")
     function_parts = Lazy("oncekey.functions")
     measuring = Lazy("oncekey.observe.measuring")
-    resolver_parts = Lazy("oncekey.resolvers")
+    resolver_parts = Lazy("oncekey.core.resolvers")
     seals = Lazy("oncekey.sealing")
     service = Lazy("oncekey.workers.service")
     serving = Lazy("oncekey.workers.serving")
     starlette = Lazy("oncekey.frameworks.starlette")
     starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
     tasks = Lazy("oncekey.workers.tasks")
-    topic_parts = Lazy("oncekey.topics")
+    topic_parts = Lazy("oncekey.core.topics")
     transactions = Lazy("oncekey.frameworks.asgi.transactions")
     webhooks = Lazy("oncekey.frameworks.webhook")
     wsgi = Lazy("oncekey.frameworks.wsgi")
@@ -88,7 +88,7 @@ class Once:
 
     `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `redis://...`, `memory:`; `oncekey stores` lists all), or
     the application's own SQLAlchemy engine (`AsyncEngine`, or `Engine` for `def`), which stays the application's, or a
-    database that its framework connects to (`oncekey.ports.Borrowed`); without one, SQLite in the working folder.
+    database that its framework connects to (`oncekey.ports.store.Borrowed`); without one, SQLite in the working folder.
     `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations; otherwise
     `oncekey migrate up` does, which alone runs `post` ones.
     `observers` get every event (`oncekey.observe`): metrics, traces, logs, or any function.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from oncekey.flow import Body
-    from oncekey.ports import (
+    from oncekey.core.flow import Body
+    from oncekey.ports.store import (
         AsyncOpenTransaction,
         Borrows,
         FoldingTransaction,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import SECOND, Effects
 from oncekey.core.policy import Policy, micros
-from oncekey.driver_ports import Borrowed
 from oncekey.drivers import handler_sql
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
@@ -22,11 +22,11 @@ from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
 from oncekey.frameworks.options import NO_LIFESPAN, NO_WSGI_APP, ThreadOptions, WsgiOptions, check_installing
-from oncekey.lazy import Lazy, load
+from oncekey.ports.driver import Borrowed
 from oncekey.wire import has_threads, shares
 
 if TYPE_CHECKING:
-    from oncekey import flask, surveying
+    from oncekey import flask
     from oncekey.engine import fronts, kept_request
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.observe import events
     from oncekey.observe.events import Notify, Observer
-    from oncekey.once import Once
-    from oncekey.ports import Store
+    from oncekey.once import Once, surveying
+    from oncekey.ports.store import Store
     from oncekey.stores import cells_upkeep
     from oncekey.workers import tasks
 else:
@@ -50,7 +50,7 @@ else:
     listing = Lazy("oncekey.frameworks.listing")
     starlette = Lazy("oncekey.frameworks.starlette")
     starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
-    surveying = Lazy("oncekey.surveying")
+    surveying = Lazy("oncekey.once.surveying")
     taking = Lazy("oncekey.frameworks.taking")
     tasks = Lazy("oncekey.workers.tasks")
     threaded = Lazy("oncekey.frameworks.blocking")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.enclosing import InUse
+    from oncekey.core.flow import Body, Flow
     from oncekey.core.model import (
         Completed,
         DeadLetter,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
     from oncekey.core.transitions import Actor, AuditEntry, Mover, Note
     from oncekey.core.upkeep import Expired, Gone, Page, ReapPosition, Run
-    from oncekey.flow import Body, Flow
     from oncekey.ops.stats import Backlog, End, Lines, ParcelView, Roll, StoreStats, Stretch, Tally, Walk
     from oncekey.ops.stats import WalkPosition as Spot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from oncekey.driver_ports import (
+from oncekey.ports.driver import (
     AsyncFlushes,
     AsyncFolds,
     AsyncReads,
@@ -16,12 +16,13 @@ from oncekey.driver_ports import (
     Folds,
     Shares,
 )
-from oncekey.upkeep_ports import Audit, Operate, Reconcile, Reseal, Survey, Upkeep
+from oncekey.ports.upkeep import Audit, Operate, Reconcile, Reseal, Survey, Upkeep
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
+    from oncekey.core.flow import Body, Flow, Fold, Rows, Statement, Transaction
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
         Announcement,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     )
     from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteTarget
     from oncekey.core.transitions import Note, Trigger
-    from oncekey.flow import Body, Flow, Fold, Rows, Statement, Transaction
 
 __all__ = [
     "AsyncDriver",
