@@ -26,7 +26,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "core.sqltext canonical.digests canonical.fingerprint canonical.jcs"
         ),
         "The life of a request, as generators": (
-            "flow lazy engine.actions engine.enrolment engine.claiming engine.run engine.serve "
+            "core.flow core.lazy engine.actions engine.enrolment engine.claiming engine.run engine.serve "
             "engine.admit engine.breaker engine.local engine.request engine.deciding engine.settle "
             "engine.capture engine.operation"
         ),
@@ -39,15 +39,15 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "drivers.postgres.asyncpg"
         ),
         "The runtime and the framework": (
-            "driver_ports runtimes runtimes.aio frameworks.shared frameworks.asgi frameworks.asgi.middleware "
+            "ports.driver runtimes runtimes.aio frameworks.shared frameworks.asgi frameworks.asgi.middleware "
             "frameworks.asgi.exchange frameworks.asgi.messages frameworks.asgi.nesting "
             "frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (
-            "__init__ once frameworks.options starting wire addresses drivers.postgres.address engine.shell engine.migrating "
-            "frameworks.starlette frameworks.fastapi"
+            "__init__ once frameworks.options once.starting wire drivers.postgres.address engine.shell "
+            "engine.migrating frameworks.starlette frameworks.fastapi"
         ),
-        "Packages without code": "core canonical engine stores drivers drivers.postgres frameworks",
+        "Packages without code": "core canonical ports engine stores drivers drivers.postgres frameworks",
     }
 )
 """The modules that the served application loads, by their names below `oncekey`, in the order to read them."""
@@ -200,8 +200,8 @@ def _follow_one_request() -> list[str]:
         "From the socket to the commit, for a new key:",
         "\n".join(f"{number}. {_linked_names(step)}" for number, step in enumerate(FOLLOWED, start=1)),
         _linked_names(REPEATED)
-        + " [`ports.py`](../../src/oncekey/ports.py) has the types of `run.store` and its parts; only type checkers "
-        "import it.",
+        + " [`ports/store.py`](../../src/oncekey/ports/store.py) has the types of `run.store` and its "
+        "parts; only type checkers import it.",
         (
             f"If you have one day, read the files of these steps, {besides} and `locks.sql`: {len(paths)} files, "
             f"{sum(map(lines_of, paths)):,} lines."

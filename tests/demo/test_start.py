@@ -9,8 +9,10 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 from contextlib import closing
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from harness.demo import ALPHA, COMMAND, Demo
 from harness.ports import free_port
 from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
+from oncekey_demo import command
 from oncekey_demo.command import curl_lines, policy_for
 from oncekey_demo.serving import beside
 
@@ -37,7 +40,7 @@ def _faultless(curl: list[str]) -> list[str]:
 
 def test_it_says_what_it_is_and_the_lines_it_prints_work(tmp_path: Path) -> None:
     with Demo(tmp_path) as demo:
-        assert demo.output.startswith(f"oncekey demo: a small shop at {demo.url}, ")
+        assert demo.output.startswith(f"oncekey-demo: a small shop at {demo.url}, ")
         assert "sqlite:///oncekey-demo.db" in demo.output
         commands = demo.output.replace("\\\n", " ").splitlines()
         curls = [shlex.split(line) for line in commands if line.startswith("curl ")]
@@ -95,7 +98,7 @@ def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
 def test_what_is_wrong_is_one_line(tmp_path: Path, options: list[str], sentence: str) -> None:
     code, said, (line,) = _run(tmp_path, *options)
     assert (code, said) == (1, "")
-    assert line.startswith("oncekey demo: ")
+    assert line.startswith("oncekey-demo: ")
     assert sentence in line
 
 
@@ -113,7 +116,7 @@ def test_a_schema_from_the_future_is_one_line(tmp_path: Path) -> None:
         connection.execute("INSERT INTO oncekey_migration VALUES (999, 'post', 'later', 'unknown', 0)")
     code, said, (line,) = _run(tmp_path)
     assert (code, said) == (1, "")
-    assert line.startswith("oncekey demo: ")
+    assert line.startswith("oncekey-demo: ")
     assert "0999_post_later" in line
 
 
@@ -192,3 +195,10 @@ def test_the_ledger_may_lie_elsewhere(tmp_path: Path) -> None:
         assert demo.ledger() == []
     assert (tmp_path / "books" / "ledger.db").exists()
     assert not (tmp_path / "oncekey-demo-provider.db").exists()
+
+
+def test_the_version_is_that_of_the_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["oncekey-demo", "--version"])
+    with pytest.raises(SystemExit) as caught:
+        command.main()
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"oncekey-demo {version('oncekey-demo')}\n")

@@ -39,7 +39,7 @@ def test_no_server_at_the_start_is_one_line(tmp_path: Path, driver: str, place: 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("oncekey demo: no connection to PostgreSQL")
+    assert line.startswith("oncekey-demo: no connection to PostgreSQL")
     assert "s3cret" not in line
 
 

@@ -42,7 +42,7 @@ def test_the_page_follows_a_request_through_functions_that_exist() -> None:
     for module, name in [
         ("oncekey.frameworks.asgi.exchange", "Exchange.gone"),
         ("oncekey.engine.local", "gone"),
-        ("oncekey.ports", "Locks"),
+        ("oncekey.ports.store", "Locks"),
     ]:
         with pytest.raises(LookupError):
             PAGE.defined(module, name)

@@ -26,13 +26,13 @@ from oncekey_client.exchange import Call
 
 PACKAGES = sorted(set(PROJECTS) - {"oncekey"})
 NEEDS = {
-    "oncekey-check": {"typer"},
+    "oncekey-check": set(),
     "oncekey-client": set(),
     "oncekey-demo": {"oncekey", "httptools", "uvicorn", "uvloop"},
 }
 """What the base install of each brings."""
 BEYOND = {
-    "oncekey-check": {"oncekey_check.command"},
+    "oncekey-check": set(),
     "oncekey-client": {"oncekey_client.aiohttp", "oncekey_client.command", "oncekey_client.requests"},
 }
 """The modules that import more than the standard library."""

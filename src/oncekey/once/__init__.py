@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
     from oncekey import functions as function_parts
-    from oncekey import resolvers as resolver_parts
     from oncekey import sealing as seals
-    from oncekey import topics as topic_parts
+    from oncekey.core import resolvers as resolver_parts
+    from oncekey.core import topics as topic_parts
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks import fronting, starlette, starlette_patterns, wsgi
     from oncekey.frameworks import webhook as webhooks
@@ -88,7 +88,7 @@ class Once:
 
     `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `redis://...`, `memory:`; `oncekey stores` lists all), or
     the application's own SQLAlchemy engine (`AsyncEngine`, or `Engine` for `def`), which stays the application's, or a
-    database that its framework connects to (`oncekey.ports.Borrowed`); without one, SQLite in the working folder.
+    database that its framework connects to (`oncekey.ports.store.Borrowed`); without one, SQLite in the working folder.
     `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations; otherwise
     `oncekey migrate up` does, which alone runs `post` ones.
     `observers` get every event (`oncekey.observe`): metrics, traces, logs, or any function.

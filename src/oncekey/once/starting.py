@@ -26,7 +26,7 @@ from oncekey.ports.driver import Borrowed
 from oncekey.wire import has_threads, shares
 
 if TYPE_CHECKING:
-    from oncekey import flask, surveying
+    from oncekey import flask
     from oncekey.engine import fronts, kept_request
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.shell import AsyncEngine, Engine
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.observe import events
     from oncekey.observe.events import Notify, Observer
-    from oncekey.once import Once
+    from oncekey.once import Once, surveying
     from oncekey.ports.store import Store
     from oncekey.stores import cells_upkeep
     from oncekey.workers import tasks

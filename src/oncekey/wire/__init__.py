@@ -13,15 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from oncekey import addresses
-from oncekey.addresses import Address, Kind
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy
+from oncekey.drivers.postgres.address import objection
 from oncekey.engine.shell import AsyncEngine
 from oncekey.ports.driver import AsyncShares, Borrowed, Shares
 
@@ -72,7 +72,31 @@ Source: TypeAlias = "str | SqlalchemyEngine | Borrowed"
 Given: TypeAlias = "Source | BlockingEngine"
 """What `Once` is given."""
 
+POOL_SIZE: Final = 10
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
+
+
+class Kind(StrEnum):
+    """The stores there are."""
+
+    MEMORY = "memory"
+    SQLITE = "sqlite"
+    POSTGRES = "postgres"
+    MARIADB = "mariadb"
+    REDIS = "redis"
+    DYNAMODB = "dynamodb"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A store's URL, understood. `place` is the file or the DSN; `package` the driver that was asked for."""
+
+    kind: Kind
+    place: str = ""
+    package: str | None = None
+    pool_size: int = POOL_SIZE
+    options: tuple[tuple[str, str], ...] = ()
+    """What else the URL says, for the store's driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +213,27 @@ def _join_mariadb(driver: Any, address: Address, clock: Clock) -> tuple[Store, A
     return MariadbStore(clock=clock), driver(address.place, pool_size=address.pool_size)
 
 
+def _postgres(_: str, rest: str, package: str | None) -> Address:
+    """`postgresql://user@host/database?pool_size=10`, and libpq's own options."""
+    # What is not ours is passed on letter by letter: no library for URLs reads them as PostgreSQL does.
+    place, mark, query = rest.partition("?")
+    options = query.split("&") if mark else []
+    sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]
+    kept = "&".join(option for option in options if not option.startswith("pool_size="))
+    dsn = f"postgresql:{place}?{kept}" if kept else f"postgresql:{place}"
+    wrong = objection(dsn)
+    if wrong is not None:
+        raise ConfigurationError(wrong)
+    return Address(Kind.POSTGRES, dsn, package, pool_size(sizes[-1]) if sizes else POOL_SIZE)
+
+
+def pool_size(text: str) -> int:
+    """How many connections `pool_size=` allows."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ConfigurationError(f"pool_size={text} is no number of connections: pool_size=10 is one")
+    return int(text)
+
+
 STORES: Final[tuple[Declared, ...]] = (
     Declared(
         kind=Kind.MEMORY,
@@ -223,7 +268,7 @@ STORES: Final[tuple[Declared, ...]] = (
             "postgresql+psycopg": "psycopg",
             "postgresql+asyncpg": "asyncpg",
         },
-        read=addresses.postgres,
+        read=_postgres,
         blocking=(DriverChoice("postgres.generated.psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
         asynchronous=(
             DriverChoice("postgres.asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),

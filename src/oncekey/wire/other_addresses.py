@@ -6,10 +6,10 @@ import re
 from typing import Final
 from urllib.parse import unquote
 
-from oncekey.addresses import POOL_SIZE, Address, Kind, pool_size
 from oncekey.core.errors import ConfigurationError
 from oncekey.drivers import redis_address
 from oncekey.drivers.mariadb import address as mariadb_address
+from oncekey.wire import POOL_SIZE, Address, Kind, pool_size
 
 MANY_CONNECTIONS: Final = 50
 """Where a connection carries one request at a time and costs the server next to nothing."""

@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections import Counter
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -80,6 +81,12 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
     provider_ledger: Annotated[
         Path | None, typer.Option(help="The ledger of the demo's own provider; else beside the store.", metavar="FILE")
     ] = None,
+    show_version: Annotated[  # noqa: ARG001  (its callback answers)
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=lambda asked: _version(asked=asked), help="Print the version."
+        ),
+    ] = False,
 ) -> None:
     """Serve a small shop with idempotency keys, and a simulated payment provider beside it."""
     from oncekey_demo.serving import serve
@@ -117,6 +124,12 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
         print()
 
 
+def _version(*, asked: bool) -> None:
+    if asked:
+        print(f"oncekey-demo {version('oncekey-demo')}")
+        raise typer.Exit
+
+
 def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0) -> Policy:
     """The default policy with another lease; a handler may run for an hour, or for one lease if that is longer.
 
@@ -146,7 +159,7 @@ def with_traffic(policy: Policy) -> Policy:
 
 def announce(url: str, console: str, store: str) -> None:
     """Print what the demo is, where its console is, and which commands to try."""
-    heading = f"oncekey demo: a small shop at {url}, which keeps its orders in {address(store)}"
+    heading = f"oncekey-demo: a small shop at {url}, which keeps its orders in {address(store)}"
     steps = curl_lines(url, str(uuid.uuid4()))
     if sys.stdout.isatty():
         _richly(heading, url, console, steps)
@@ -195,7 +208,7 @@ def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
 
 def fail(sentence: str) -> NoReturn:
     """Print one line to standard error, and exit with code 1."""
-    print(f"oncekey demo: {sentence}", file=sys.stderr)
+    print(f"oncekey-demo: {sentence}", file=sys.stderr)
     raise typer.Exit(1)
 
 

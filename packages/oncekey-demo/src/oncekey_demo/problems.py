@@ -103,17 +103,17 @@ async def _http(_: Request, error: Exception) -> Response:
 
 
 async def _store(_: Request, error: Exception) -> Response:
-    log.error("oncekey demo: the store failed: %s", error)
+    log.error("oncekey-demo: the store failed: %s", error)
     return unavailable()
 
 
 async def _provider(_: Request, error: Exception) -> Response:
-    log.warning("oncekey demo: %s", str(error) or type(error).__name__)
+    log.warning("oncekey-demo: %s", str(error) or type(error).__name__)
     return problem(HTTPStatus.BAD_GATEWAY, "provider_failed", "The provider did not say what it did.")
 
 
 async def _not_executed(_: Request, error: Exception) -> Response:
-    log.warning("oncekey demo: %s", error)
+    log.warning("oncekey-demo: %s", error)
     detail = "The provider cannot be reached; nothing was charged. Send the request again."
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, "provider_unavailable", detail, headers={"retry-after": "1"})
 

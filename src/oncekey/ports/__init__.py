@@ -1,0 +1,1 @@
+"""The protocols between the engine, the stores and the drivers."""
