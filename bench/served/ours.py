@@ -68,6 +68,15 @@ def asyncpg(dsn: str) -> FastAPI:
     return app
 
 
+def asyncpg_observed(dsn: str) -> FastAPI:
+    """LOCAL with the metrics that most installations have."""
+    from oncekey.observe.prometheus import Prometheus
+
+    app, once = _installed(Once(_through("asyncpg", dsn), migrate=True, observers=[Prometheus()]))
+    _add_orders(app, once)
+    return app
+
+
 def asyncpg_cached(dsn: str) -> FastAPI:
     """LOCAL with the cache of finished answers."""
     if "replay_cache" not in {field.name for field in dataclasses.fields(Policy)}:

@@ -27,7 +27,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
         ),
         "The life of a request, as generators": (
             "core.flow core.lazy engine.actions engine.enrolment engine.claiming engine.run engine.serve "
-            "engine.admit engine.breaker engine.local engine.request engine.deciding engine.settle "
+            "engine.straight engine.admit engine.local engine.request engine.deciding engine.settle "
             "engine.capture engine.operation"
         ),
         "The store: statements and rows": (
@@ -77,13 +77,14 @@ FOLLOWED: Final = (
         "{engine.serve:serve}. {runtimes.aio:AsyncRuntime.run} performs the actions that the flow yields."
     ),
     (
-        "{engine.admit:_locked} yields `Begin`. {runtimes.aio:AsyncRuntime.begin} calls "
+        "{engine.straight:straight} yields `Begin`. {runtimes.aio:AsyncRuntime.begin} calls "
         "{drivers.postgres.asyncpg:AsyncpgDriver.begin_with}, which sends `BEGIN` and the statement `enter` of "
         "{stores.locks:LockStore.locking} in one message."
     ),
     (
-        "{engine.local:enter} decides by what the lock and the record show. A stored answer or a refusal ends the "
-        "flow; otherwise it stops at `INVOKE` with the transaction open."
+        "{engine.local:enter} decides by what the lock and the record show. If the key is new, the flow stops at "
+        "`INVOKE` with the transaction open. In every other case {engine.admit:_locked} continues from there: a stored "
+        "answer or a refusal ends the flow."
     ),
     (
         "{frameworks.asgi.protect:_run} calls the handler. `op.connection` is an "
@@ -95,7 +96,8 @@ FOLLOWED: Final = (
         "{core.endings:returned} for an ordinary success, else by {core.endings:decide} and its table."
     ),
     (
-        "{engine.settle:_together} takes the statement `seal` from {stores.locks:LockStore.completing_at_commit}. "
+        "{engine.straight:straight} commits an ordinary success, and {engine.settle:settle} settles every other end. "
+        "{engine.settle:one_commit_of} takes the statement `seal` from {stores.locks:LockStore.completing_at_commit}. "
         "{runtimes.aio:AsyncRuntime.commit} calls "
         "{drivers.postgres.asyncpg_transactions:AsyncpgTransaction.commit_with}, which sends "
         "`SELECT oncekey.seal(…); COMMIT; …` in one message: the handler's rows and the record, or neither."

@@ -12,9 +12,8 @@ from harness import flows
 from oncekey.core.model import Effects, State
 from oncekey.core.policy import Policy
 from oncekey.engine.actions import STOPPED_AT_HANDLER, Life
-from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.run import Run, Site
+from oncekey.engine.run import Breaker, Run, Site
 from oncekey.engine.serve import end_after_bug, serve
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.testing.claims import a_claim, again

@@ -15,9 +15,8 @@ from oncekey.core.policy import Policy
 from oncekey.drivers.memory import MemoryDriver
 from oncekey.engine import steps
 from oncekey.engine.actions import Action, Beat, Call, Later, Life
-from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.run import Run, Site
+from oncekey.engine.run import Breaker, Run, Site
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import a_claim
 from proof.crash.runtime import Still, Unasked

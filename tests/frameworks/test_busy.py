@@ -20,9 +20,9 @@ from oncekey.drivers.slots import AsyncSlots, Slots
 from oncekey.drivers.sqlite.files import Writer
 from oncekey.drivers.sqlite.lane import Lane
 from oncekey.engine import local, shell
-from oncekey.engine.breaker import FAILURES
 from oncekey.engine.local import peek
 from oncekey.engine.operation import Operation, SyncOperation
+from oncekey.engine.run import FAILURES
 
 
 async def busy(_: Any) -> Any:

@@ -13,8 +13,8 @@ from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import INLINE, LOCAL
 from oncekey.core.policy import Policy
-from oncekey.engine.breaker import FAILURES, PAUSE, Breaker
 from oncekey.engine.operation import Operation, SyncOperation
+from oncekey.engine.run import FAILURES, PAUSE, Breaker
 from oncekey.runtimes import aio
 
 

@@ -225,7 +225,7 @@ FAULTS = {
 
 
 def test_the_same_answers_whatever_becomes_of_it(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncekey.engine.breaker.PAUSE", 0.02)  # what is there again is soon asked again
+    monkeypatch.setattr("oncekey.engine.run.PAUSE", 0.02)  # what is there again is soon asked again
     found: Counter[str] = Counter()
     with ExitStack() as stack:
         valkey = stack.enter_context(Valkey())

@@ -23,7 +23,7 @@ from oncekey import Policy, Rejected, Sighting
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, State
 from oncekey.core.resolution import SIGNATURE_HEADER, sign
-from oncekey.engine.breaker import FAILURES
+from oncekey.engine.run import FAILURES
 from oncekey.observe.events import (
     Beat,
     Bypassed,

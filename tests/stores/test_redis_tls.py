@@ -19,7 +19,7 @@ from oncekey.drivers.redis import AsyncRedisCells, RedisCells
 from oncekey.drivers.redis_line import RedisLine
 from oncekey.drivers.redis_nodes import _SLOTS
 from oncekey.drivers.redis_talk import names_of
-from oncekey.engine.breaker import Breaker
+from oncekey.engine.run import Breaker
 from oncekey.testing.claims import a_claim, again, answered
 
 START = (-1, "", "")

@@ -8,14 +8,14 @@ stored with the record in that same commit, so the first request and every retry
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Final
 
 from oncekey.core.envelopes import disclose
 from oncekey.core.guards import is_plain
 from oncekey.core.headers import PRINTABLE, field_name, first, http_date, target
-from oncekey.core.model import SECOND, Code, Duration, Effects, Headers, Instant, Record, Refuse, Replay, State
+from oncekey.core.model import SECOND, Code, Duration, Effects, Headers, Instant, Record, Refuse, Replay, State, value
 from oncekey.core.policy import Flavor, InProgress, Policy
 from oncekey.core.problems import PROBLEMS, documentation_of, render, wait_of
 
@@ -32,7 +32,7 @@ _CONFLICT: Final = 409
 _FAULTS: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """A complete response; header names are in lower case."""
 
@@ -185,7 +185,7 @@ def _tombstone(answer: Answer, verdict: Replay, kept: Headers, marked: Headers, 
     return Answer(answer.status, (*answer.headers, *where, *marked), answer.body, verdict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AcceptedResponse:
     """The part of the 202 that the handler gives."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
@@ -30,6 +29,7 @@ from oncekey.core.model import (
     Retryable,
     Settlement,
     StoredResponse,
+    value,
 )
 from oncekey.core.policy import On5xx, Policy
 
@@ -39,7 +39,7 @@ NEVER_STORED: Final = frozenset({401, 403, 408, 425, 429})
 _CODE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Progress:
     """How far a phased handler came: what its record holds, and what must not be lost with its answer."""
 
@@ -61,7 +61,7 @@ class Progress:
     """The last step that was begun is a phase that failed: its rows are rolled back."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ending:
     """How a handler ended, as the adapter saw it.
 
@@ -90,7 +90,7 @@ class Business(StrEnum):
     ROLLBACK = "rollback"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """How the record is settled, and whether the business rows are committed with it."""
 

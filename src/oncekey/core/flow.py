@@ -10,11 +10,12 @@ caller's own transaction, exist in a blocking and an asyncio version.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from oncekey.core.errors import StoreError
+from oncekey.core.model import value
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -41,7 +42,7 @@ class Mode(StrEnum):
     """All together, or none."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Statement:
     """One statement for a store. Logs, crashers and proxies know it by its name."""
 
@@ -71,7 +72,7 @@ class Statement:
     """Whether the driver may skip it and return no row, if beginning would mean a long wait for the one writer."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fold(Generic[T]):
     """A last statement that may be sent with the COMMIT: it fails if the commit must not happen."""
 
@@ -84,7 +85,7 @@ Body: TypeAlias = Generator[Statement, Rows, T]
 """The statements of a transaction, one by one; each gets the rows of the one before."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Transaction(Generic[T]):
     """A named transaction. `body` makes a new generator each time, so that a driver may run it once more."""
 

@@ -12,7 +12,6 @@ the connection that holds the key's lock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
@@ -21,11 +20,11 @@ from typing import Final
 
 from oncekey.canonical.digests import frame, raw
 from oncekey.core.guards import Facts
-from oncekey.core.model import Claim, Effects, Instant, Record, RecordId, Snapshot
+from oncekey.core.model import Claim, Effects, Instant, Record, RecordId, Snapshot, value
 from oncekey.core.transitions import TRANSITIONS, Actor, Table, Transition, Trigger, find_transition
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Locked:
     """What the first statement of the transaction found; a record counts with or without the lock (L1)."""
 
@@ -55,7 +54,7 @@ class WriteKind(StrEnum):
     REPLACE_EXPIRED = "anew"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteTarget:
     """Where the finished record is written: a new row, or the row of `seen`, whose version the write proves (L3)."""
 
@@ -63,7 +62,7 @@ class WriteTarget:
     seen: Record | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stored:
     """The finished record is written."""
 
@@ -91,7 +90,7 @@ _FAMILY: Final = frame(b"oncekey family")
 _MARK: Final = frame(b"oncekey mark")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lock:
     """What one request locks. `family` is of its key like `number`, but of other bits; `mark` is of the request."""
 

@@ -13,7 +13,7 @@ dataclass costs one call more for each field.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from oncekey.core.flow import Transaction
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from oncekey.core.flow import Body, Flow, Fold
     from oncekey.core.fronts import Command
     from oncekey.core.model import RecordId
+    from oncekey.ports.store import FrontConnection
 
 T = TypeVar("T")
 
@@ -192,25 +193,6 @@ class Consult:
         self.wait = wait
 
 
-class FrontConnection(Protocol):
-    """The connection to a shared front: the commands of one event loop arrive in their order."""
-
-    async def ask(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
-        """The reply to each command, under asyncio; None: the front did not reply."""
-
-    def post(self, commands: tuple[Command, ...]) -> None:
-        """Send the commands without waiting for the replies."""
-
-    def ask_blocking(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
-        """The reply to each command, in a thread; None: the front did not reply."""
-
-    async def close(self) -> None:
-        """Close the connection of this event loop."""
-
-    def close_blocking(self) -> None:
-        """Close the connections of threads."""
-
-
 class Beat:
     """Start a heartbeat: `renew()` every `every` seconds, up to `until` seconds from now. Result: its `Pulse`."""
 
@@ -220,16 +202,6 @@ class Beat:
         self.renew = renew
         self.every = every
         self.until = until
-
-
-class Pulse(Protocol):
-    """A heartbeat that was started."""
-
-    lost: bool
-    """Whether another owner has the record by now."""
-
-    def stop(self) -> None:
-        """No more beats."""
 
 
 class Later:

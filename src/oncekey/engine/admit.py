@@ -46,7 +46,7 @@ from oncekey.core.model import (
     Retryable,
     State,
 )
-from oncekey.core.onecommit import Holder
+from oncekey.core.onecommit import Holder, Locked
 from oncekey.core.policy import InProgress, StoreErrorPolicy
 from oncekey.core.rulings import rule_finished
 from oncekey.engine import local, request
@@ -68,14 +68,13 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.flow import Flow
     from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
-    from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
     from oncekey.engine import notifying
     from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.fronts import Beside
-    from oncekey.engine.run import Asker, Run, Site
-    from oncekey.ports.store import Locks, Store
+    from oncekey.engine.run import Run, Site
+    from oncekey.ports.store import Asker, Locks, Store
 else:
     notifying = Lazy("oncekey.engine.notifying")
 
@@ -250,12 +249,17 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     had at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
-    found_answer = yield from _answer_without_transaction(run, locks)
+    opened, run.opened = run.opened, None  # in wait mode, the next question begins a transaction of its own
+    found_answer = None if opened is not None else (yield from _answer_without_transaction(run, locks))
     if found_answer is not None:
         return found_answer
     look: Locked
-    if run.tx is None:
+    if isinstance(opened, Locked):
+        look = opened
+    elif run.tx is None:
         try:
+            if opened is not None:
+                raise opened
             run.tx, look = yield Begin(locks.locking(run.lock, claim), blocking=run.enrolment.blocking)
         except StoreError:
             found_answer = yield from local.peek(store, locks, run.lock, claim, policy)
@@ -264,7 +268,11 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
             return found_answer
     else:
         look = yield Execute(run.tx, locks.locking(run.lock, claim))
-    entry = local.enter(look, claim, policy)
+    return (yield from _entered(run, locks, local.enter(look, claim, policy)))
+
+
+def _entered(run: Run, locks: Locks, entry: local.Entry) -> Life[Verdict]:
+    """The verdict on what lock and look have found."""
     match entry:
         case local.LockHeld():
             if run.early_tx_rolled_back:  # it could only look: the handler's rows would be in another transaction
@@ -277,7 +285,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
             if locks.one_writer:  # a claim is a write of its own, and would wait for this very transaction
                 tx, run.tx, run.early_tx_rolled_back = run.tx, None, run.has_early_tx
                 yield Rollback(tx)
-            return (yield from request.begin(store, claim, policy))
+            return (yield from request.begin(run.store, run.claim, run.policy))
         case Replay() | Refuse():
             return entry
         case _:

@@ -12,8 +12,7 @@ from oncekey.engine.shell import UNOPENED
 from oncekey.ports.driver import Shares
 
 if TYPE_CHECKING:
-    from oncekey.ports.driver import Crowds
-    from oncekey.ports.store import Driver, OpenTransaction, Store
+    from oncekey.ports.store import Crowds, Driver, OpenTransaction, Store
 
 
 class Engine:

@@ -7,7 +7,7 @@ A body over `max_response_bytes` is sent and not stored, so it is spooled to a t
 from __future__ import annotations
 
 import tempfile
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,19 +20,6 @@ PIECE = 64 * 1024
 
 class IncompleteError(Exception):
     """The application returned without having begun its response, or without having finished it."""
-
-
-class Captured(Protocol):
-    """The application's answer, as far as there is one."""
-
-    status: int | None
-    headers: Headers
-    refused: str | None
-    """Why the response cannot be captured, if so."""
-
-    @property
-    def kept(self) -> bytes | None:
-        """The body as it will be stored; None if it is over the limit."""
 
 
 class Capture:

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Claim, Record, Verdict
     from oncekey.core.policy import Policy
-    from oncekey.engine.capture import Captured
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation, SyncOperation
-    from oncekey.engine.run import Asker, Run
+    from oncekey.engine.run import Run
+    from oncekey.ports.store import Asker, Captured
 
 
 log = logging.getLogger("oncekey")

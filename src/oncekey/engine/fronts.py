@@ -50,8 +50,8 @@ from oncekey.core.model import SECOND, Completed, Effects, Finished, Proceed, Re
 from oncekey.core.policy import InProgress, micros
 from oncekey.core.rulings import rule_finished, rule_held
 from oncekey.engine.actions import Consult, Interrupted
-from oncekey.engine.breaker import Breaker
 from oncekey.engine.recent import Answers
+from oncekey.engine.run import Breaker
 from oncekey.observe.events import Consulted, Found
 
 if TYPE_CHECKING:
@@ -60,11 +60,12 @@ if TYPE_CHECKING:
     from oncekey.core.checks import Front
     from oncekey.core.model import Claim, Duration, Instant, RecordId, Refuse, Settlement, Verdict
     from oncekey.core.policy import Policy
-    from oncekey.engine.actions import FrontConnection, Life
+    from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Run
     from oncekey.observe.events import Notify
+    from oncekey.ports.store import FrontConnection
 
 NEEDS_CRYPTOGRAPHY: Final = (
     "what is kept in a shared replay_cache or lock_hint is sealed: pip install 'oncekey[encryption]'"

@@ -28,12 +28,12 @@ Nothing here waits, reads a clock or does I/O: the rules are functions, and the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
 from oncekey.core.flow import Mode, Transaction
-from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State
+from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State, value
 from oncekey.core.onecommit import Holder, Stored, WriteKind, WriteTarget, write_target_for
 from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, rule_finished, situate
 from oncekey.engine.request import NO_OUTBOX
@@ -58,7 +58,7 @@ NEW = WriteTarget(WriteKind.NEW, None)
 """Where the record of a new key is written, whatever its effects, so that the table need not be asked each time."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LockHeld:
     """Execute: we hold the lock, and the finished record has a place. Nothing is written yet."""
 
@@ -67,7 +67,7 @@ class LockHeld:
     begun: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClaimFirst:
     """The record that is there is of another kind, and has to be claimed in its own way (L3)."""
 

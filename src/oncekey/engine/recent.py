@@ -8,6 +8,7 @@ answers that processes share.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -48,7 +49,7 @@ class Answers:
     ) -> None:
         self._boot = boot
         self._notify = notify
-        self._known: dict[RecordId, _Finished] = {}
+        self._known: OrderedDict[RecordId, _Finished] = OrderedDict()  # as `SettledKeys` has one
         self._bytes = 0
         self._most = most_bytes
         self._changing = Lock()

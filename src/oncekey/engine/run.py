@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from uuid import uuid5
 
 from oncekey.canonical.digests import downstream_key
@@ -18,21 +20,68 @@ from oncekey.engine.request import NO_OUTBOX
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from oncekey.core.errors import StoreError
     from oncekey.core.flow import Body
     from oncekey.core.model import Claim, Instant, Lease, MemoEntry, Proceed, Record, RecordId, Refuse, Snapshot
     from oncekey.core.onecommit import Lock as KeyLock
+    from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
     from oncekey.engine import notifying, phases
-    from oncekey.engine.actions import Life, Pulse, Tx
-    from oncekey.engine.breaker import Breaker
+    from oncekey.engine.actions import Life, Tx
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.fronts import Beside, Fronts
     from oncekey.engine.local import LockHeld
     from oncekey.observe.events import Notify
-    from oncekey.ports.store import Store
+    from oncekey.ports.store import Asker, Pulse, Store
 else:
     notifying = Lazy("oncekey.engine.notifying")
     phases = Lazy("oncekey.engine.phases")
+
+FAILURES = 5
+"""How many outages in a row open the breaker."""
+
+PAUSE = 1.0
+"""How many seconds the breaker stays open before one request may try."""
+
+
+class Breaker:
+    """While a store is out, most requests are refused without asking it.
+
+    The circuit breaker is closed, open, or half open: then one request in each pause is the probe.
+    """
+
+    __slots__ = ("_clock", "_tries_at", "failures")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.failures = 0
+        """How many outages in a row there were; nearly always 0."""
+        self._tries_at = 0.0
+
+    @property
+    def closed(self) -> bool:
+        """Whether fewer than `FAILURES` outages came in a row."""
+        return self.failures < FAILURES
+
+    def allows(self) -> bool:
+        """Whether a request may ask the store; an open breaker lets one through per pause."""
+        if self.failures < FAILURES:
+            return True
+        if self._clock() < self._tries_at:
+            return False
+        self._tries_at = self._clock() + PAUSE
+        return True
+
+    def failed(self) -> None:
+        """Note that the store could not be reached."""
+        self.failures += 1
+        if self.failures >= FAILURES:
+            self._tries_at = self._clock() + PAUSE
+
+    def worked(self) -> None:
+        """Note that the store answered."""
+        self.failures = 0
+
 
 MOST_KEYS: Final = 10_000
 
@@ -47,7 +96,7 @@ class SettledKeys:
     __slots__ = ("_adding", "_most", "known")
 
     def __init__(self, most: int = MOST_KEYS) -> None:
-        self.known: dict[RecordId, None] = {}
+        self.known: OrderedDict[RecordId, None] = OrderedDict()  # a dict walks over removed entries to find its oldest
         self._most = most
         self._adding = Lock()
 
@@ -56,7 +105,7 @@ class SettledKeys:
         known = self.known
         with self._adding:
             if len(known) >= self._most and record_id not in known:
-                del known[next(iter(known))]
+                known.popitem(last=False)
             known[record_id] = None
 
 
@@ -85,22 +134,6 @@ class Site:
     """The fronts before the store; only a route with `Policy.replay_cache` or `Policy.lock_hint` asks for them."""
 
 
-class Asker(Protocol):
-    """The request that is to be answered, as far as a refusal or a replay needs it."""
-
-    @property
-    def echo(self) -> bytes | None:
-        """The key's header field as the client wrote it."""
-
-    @property
-    def status_url(self) -> str | None:
-        """The URL of the key's status resource."""
-
-    @property
-    def trace_id(self) -> str:
-        """The trace that the client's `traceparent` names; empty without one."""
-
-
 class Run:
     """The state of one operation. The flow writes it; the adapter, the handler and its steps read it."""
 
@@ -122,6 +155,7 @@ class Run:
         "notifier",
         "now",
         "one_commit",
+        "opened",
         "parcels",
         "phased_run",
         "policy",
@@ -168,14 +202,14 @@ class Run:
         """A claim was sent: if the request is interrupted now, it may have been made."""
         self.one_commit: LockHeld | None = None
         """Set for LOCAL in one commit. None: the record was claimed first."""
+        self.opened: Locked | StoreError | None = None
+        """The result of the BEGIN with the lock that the straight path sent; `admit` continues from it."""
         self.lease: Lease | None = None
         self.record: Record | None = None
         """The record at the claim; None for a new key in one commit."""
         self.now: Instant = 0
         self.asked_at = 0.0
         """When the store was asked, if there is a front."""
-        self.front: Beside | None = None
-        """The front that is asked before the store."""
         self.front_note: bytes | None = None
         """The name of the note in the front which says that this key is in progress, if there is one."""
         self.expires_at: Instant | None = None
@@ -191,8 +225,8 @@ class Run:
         self.notifier: notifying.Notifier | None = None
         """Reports this operation to the observers, if there are any."""
         fronts = site.fronts() if enrolment.fronted and not resumed else None
-        if fronts is not None:
-            self.front = fronts.of(enrolment)
+        self.front: Beside | None = None if fronts is None else fronts.of(enrolment)
+        """The front that is asked before the store."""
         if site.notify is not None:
             self.notifier = notifying.Notifier(site.notify, claim, site.clock, resumed=resumed)
 

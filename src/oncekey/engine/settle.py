@@ -79,6 +79,7 @@ else:
     resolution = Lazy("oncekey.core.resolution")
 
 T = TypeVar("T")
+_FINAL: Final = (Completed, Deferred)
 log = logging.getLogger("oncekey")
 
 TRIES: Final = 4
@@ -92,15 +93,18 @@ NO_ROWS: Final = "oncekey: a success is not stored, because its rows were rolled
 UNKNOWN: Final = "oncekey: the outcome of %(operation)s for %(tenant)s is unknown: %(why)s (digest %(key_digest)s)"
 
 
-def settle(run: Run, decision: Decision) -> Life[Answer | None]:
-    """Store the decision; after an interruption it reads whether the COMMIT happened, or writes all else once more."""
+def settle(run: Run, decision: Decision, sent: Drop | BaseException | None = None) -> Life[Answer | None]:
+    """Store the decision; after an interruption it reads whether the COMMIT happened, or writes all else once more.
+
+    `sent`: the straight path has sent the COMMIT, with this result or error.
+    """
     if run.pulse is not None:
         run.pulse.stop()
     tx, settlement = run.tx, decision.settlement
     together = tx is not None and decision.business is Business.COMMIT
     try:
         if together:
-            answer = yield from _together(run, tx, settlement)
+            answer = yield from _together(run, tx, settlement, sent)
         else:
             if tx is not None:
                 yield Rollback(tx)
@@ -126,14 +130,20 @@ def settle(run: Run, decision: Decision) -> Life[Answer | None]:
     return answer
 
 
-def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
+def _together(
+    run: Run, tx: Tx, settlement: Settlement, sent: Drop | BaseException | None = None
+) -> Life[Answer | None]:
     """Commit the handler's rows and the settlement at once; a settlement that is refused rolls both back."""
     one_commit = run.one_commit
     try:
-        ended: Keep | Drop = yield (
-            Commit(tx, _claimed_last(run, settlement))
-            if one_commit is None
-            else _one_commit(run, tx, one_commit, settlement)
+        if isinstance(sent, BaseException):
+            raise sent
+        ended: Keep | Drop = sent or (
+            yield (
+                Commit(tx, _claimed_last(run, settlement))
+                if one_commit is None
+                else one_commit_of(run, tx, one_commit, settlement)
+            )
         )
     except CommitAmbiguousError as error:
         _failed(run, error)
@@ -152,7 +162,7 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
         )
         return answer or refused(run, UNAVAILABLE)
     if type(ended) is Keep:
-        _note_stored(run, ended.value, settlement)
+        note_stored(run, ended.value, settlement)
         return None
     if one_commit is None:
         return _record_says(run, ended.value)
@@ -160,9 +170,9 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
     return (yield from _answer_of_record(run)) or refused(run, local.BUSY)
 
 
-def _one_commit(run: Run, tx: Tx, one_commit: LockHeld, settlement: Settlement) -> Commit:
+def one_commit_of(run: Run, tx: Tx, one_commit: LockHeld, settlement: Settlement) -> Commit:
     """The finished record and COMMIT: in one message if the driver can and there are no parcels to write."""
-    assert isinstance(settlement, Completed | Deferred)
+    assert isinstance(settlement, _FINAL)
     locks, parcels = run.store.locks, run.parcels.emitted
     assert locks is not None
     fold = None if parcels else locks.completing_at_commit(run.claim, one_commit.target, settlement, one_commit.begun)
@@ -222,7 +232,7 @@ def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | Non
         yield Later(lambda: _settle_or_keep_evidence(run, lease, settlement), run.policy.deadline.total_seconds())
         return refused(run, UNAVAILABLE) if _did_nothing(run, settlement) else in_doubt(run)
     if settled.ours:
-        _note_stored(run, settled, settlement)
+        note_stored(run, settled, settlement)
         return None
     if _is_untouched(settled, lease):
         match settlement:
@@ -279,7 +289,7 @@ def _store_answer_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
         return refused(run, UNAVAILABLE)
     if not isinstance(answer, Stored):
         return answer_to(run, answer)
-    _note_stored(run, answer, settlement)
+    note_stored(run, answer, settlement)
     return None
 
 
@@ -326,7 +336,7 @@ def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
     return (yield from flow())
 
 
-def _note_stored(run: Run, written: Stored | Settled, settlement: Settlement) -> None:
+def note_stored(run: Run, written: Stored | Settled, settlement: Settlement) -> None:
     """Note that the record has the handler's outcome."""
     if run.notifier is not None:
         run.notifier.settled(settlement)

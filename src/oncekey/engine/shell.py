@@ -15,8 +15,7 @@ from oncekey.ports.driver import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares
 if TYPE_CHECKING:
     from oncekey.core.model import RecordId, Snapshot
     from oncekey.engine.blocking_shell import Engine as Engine  # noqa: PLC0414  (exported, see `exports`)
-    from oncekey.ports.driver import Crowds
-    from oncekey.ports.store import AsyncDriver, AsyncOpenTransaction, Store
+    from oncekey.ports.store import AsyncDriver, AsyncOpenTransaction, Crowds, Store
 else:
     __getattr__ = exports(Engine="engine.blocking_shell")
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from oncekey.core.checks import Front
     from oncekey.core.model import RecordId
     from oncekey.core.policy import Policy
-    from oncekey.engine.actions import FrontConnection
-    from oncekey.engine.breaker import Breaker
+    from oncekey.engine.run import Breaker
     from oncekey.engine.shell import AsyncEngine
+    from oncekey.ports.store import FrontConnection
 
 
 def fronts_here() -> Fronts:

@@ -12,10 +12,9 @@ from urllib.parse import quote
 from oncekey.core.headers import field_name
 from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import Code, Effects, Refuse
-from oncekey.engine.breaker import Breaker
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import Enrolment, Patterns
-from oncekey.engine.run import SettledKeys, Site
+from oncekey.engine.run import Breaker, SettledKeys, Site
 from oncekey.runtimes import boottime
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.policy import Policy
     from oncekey.engine import notifying
-    from oncekey.engine.actions import FrontConnection
     from oncekey.engine.fronts import Fronts
     from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks import fronting
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.listing import Served
     from oncekey.observe import events
     from oncekey.observe.events import Notify
+    from oncekey.ports.store import FrontConnection
 else:
     events = Lazy("oncekey.observe.events")
     fronting = Lazy("oncekey.frameworks.fronting")

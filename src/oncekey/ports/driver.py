@@ -82,15 +82,6 @@ class AsyncReads(Protocol):
 
 
 @runtime_checkable
-class Crowds(Protocol):
-    """A driver that knows when its connections are all in use by business transactions."""
-
-    @property
-    def crowded(self) -> bool:
-        """Whether the next one would have to wait for another one to end."""
-
-
-@runtime_checkable
 class AsyncRoom(Protocol):
     """An asyncio driver that can wait for a free connection."""
 

@@ -12,7 +12,6 @@ from oncekey.ports.driver import (
     AsyncSessions,
     AsyncShares,
     Borrowed,
-    Crowds,
     Folds,
     Shares,
 )
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from oncekey.core.deferred import Kept, Orphaned, Parked, Postponed, TakenUp
     from oncekey.core.flow import Body, Flow, Fold, Rows, Statement, Transaction
+    from oncekey.core.fronts import Command
     from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import (
         Announcement,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Deferred,
         Duration,
         Glimpse,
+        Headers,
         HeldParcel,
         Instant,
         Lease,
@@ -441,3 +442,69 @@ class SteppingSession(RequestSession, Protocol):
 
     def check(self) -> None:
         """Raise if the session has changes that belong to no transaction, and would be lost."""
+
+
+class FrontConnection(Protocol):
+    """The connection to a shared front: the commands of one event loop arrive in their order."""
+
+    async def ask(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
+        """The reply to each command, under asyncio; None: the front did not reply."""
+
+    def post(self, commands: tuple[Command, ...]) -> None:
+        """Send the commands without waiting for the replies."""
+
+    def ask_blocking(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
+        """The reply to each command, in a thread; None: the front did not reply."""
+
+    async def close(self) -> None:
+        """Close the connection of this event loop."""
+
+    def close_blocking(self) -> None:
+        """Close the connections of threads."""
+
+
+class Pulse(Protocol):
+    """A heartbeat that was started."""
+
+    lost: bool
+    """Whether another owner has the record by now."""
+
+    def stop(self) -> None:
+        """No more beats."""
+
+
+class Asker(Protocol):
+    """The request that is to be answered, as far as a refusal or a replay needs it."""
+
+    @property
+    def echo(self) -> bytes | None:
+        """The key's header field as the client wrote it."""
+
+    @property
+    def status_url(self) -> str | None:
+        """The URL of the key's status resource."""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that the client's `traceparent` names; empty without one."""
+
+
+class Captured(Protocol):
+    """The application's answer, as far as there is one."""
+
+    status: int | None
+    headers: Headers
+    refused: str | None
+    """Why the response cannot be captured, if so."""
+
+    @property
+    def kept(self) -> bytes | None:
+        """The body as it will be stored; None if it is over the limit."""
+
+
+class Crowds(Protocol):
+    """A driver that knows when its connections are all in use by business transactions."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the next one would have to wait for another one to end."""

@@ -25,9 +25,8 @@ from oncekey.core.model import MINUTE, Code, Effects, State
 from oncekey.core.policy import Policy
 from oncekey.engine import steps
 from oncekey.engine.actions import Beat, Begin, Call, Commit, Drop, Keep, Later, Life, Rollback, Sleep
-from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.run import Run, Site
+from oncekey.engine.run import Breaker, Run, Site
 from oncekey.runtimes import boottime
 from oncekey.runtimes.aio import AsyncRuntime, Changed, RunningWork, shielded
 from oncekey.runtimes.threads import ThreadRuntime

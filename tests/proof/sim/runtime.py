@@ -36,9 +36,8 @@ from oncekey.engine.actions import (
     Rollback,
     Sleep,
 )
-from oncekey.engine.breaker import Breaker
 from oncekey.engine.enrolment import Enrolment
-from oncekey.engine.run import Run, SettledKeys, Site
+from oncekey.engine.run import Breaker, Run, SettledKeys, Site
 from oncekey_demo.history import ClientSaw, Lapse
 from proof.lives import FAILED, life
 from proof.sim import steps

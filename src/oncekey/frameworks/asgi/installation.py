@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -227,7 +228,7 @@ class KeyedRoutes:
     __slots__ = ("_last", "_most", "known")
 
     def __init__(self, most: int = MOST_ROUTES) -> None:
-        self.known: dict[bytes | None, KeyedRoute] = {}
+        self.known: OrderedDict[bytes | None, KeyedRoute] = OrderedDict()  # as `SettledKeys` has one
         self._last: tuple[object, KeyedRoute | None] = (None, None)
         """The route that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
         self._most = most
@@ -238,7 +239,7 @@ class KeyedRoutes:
             return
         known = self.known
         if len(known) >= self._most and line not in known:
-            del known[next(iter(known))]
+            known.popitem(last=False)
         at, route = self._last
         here = (scope["method"], scope["path"], root_path, scope["endpoint"])
         if route is None or at != here:
