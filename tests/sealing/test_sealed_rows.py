@@ -29,7 +29,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.resolution import CallReport
 from oncekey.engine import migrating
-from oncekey.stores.rows import accepted_params, claim_params, memo_text, owner_proof, parcels_text, response_params
+from oncekey.stores.rows import claim_params, memo_text, owner_proof, parcels_text, response_params
 from oncekey.stores.sealed_content import SealedContent
 from oncekey.testing.claims import a_claim
 from oncekey.wire import aconnect, sealing
@@ -161,6 +161,6 @@ def test_the_stored_bytes_are_those_of_before():
         assert {**params, "response_body": params["response_body"].decode("latin-1")} == BEFORE[stored]
     assert memo_text(MEMO, CLAIM, content) == BEFORE["memo"]
     assert claim_params(CLAIM, content)["request"].decode("latin-1") == BEFORE["request"]
-    assert accepted_params(CLAIM.request, CLAIM, content)["request"].decode("latin-1") == BEFORE["accepted"]
+    assert content.closed_accepted(CLAIM.request, CLAIM).decode("latin-1") == BEFORE["accepted"]
     assert json.loads(parcels_text((PARCEL,), content))[0]["payload"] == BEFORE["payload"]
     assert content.closed_report(REPORT) == BEFORE["evidence"]

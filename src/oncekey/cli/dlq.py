@@ -8,7 +8,7 @@ from uuid import UUID
 import typer
 
 from oncekey.cli import applications, options, printing
-from oncekey.core.envelopes import shown_text
+from oncekey.core.enclosing import shown_text
 from oncekey.core.flow import Flow, adrive
 from oncekey.core.model import DeadLetter, ParcelKind, RecordId, moment
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.cli.options import age, possibility, typed, words_of
 from oncekey.cli.printing import broken, pairs, plain
-from oncekey.core.envelopes import key_of_text, shown_text
+from oncekey.core.enclosing import shown_text
+from oncekey.core.envelopes import key_of_text
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import decode
 from oncekey.core.model import Duration, Effects, Instant, Intent, MemoEntry, Record, State, moment

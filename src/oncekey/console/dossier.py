@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.envelopes import key_of_answer, key_of_text, said_of, shown_text
+from oncekey.core.enclosing import shown_text
+from oncekey.core.envelopes import key_of_answer, key_of_text, said_of
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, Instant, MemoEntry, Record, RecordId, State, StoredResponse
 from oncekey.core.operate import PROVIDER_LAG, Move, Order, Possibility, believed_from, possible

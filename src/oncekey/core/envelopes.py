@@ -76,12 +76,6 @@ def key_of_text(text: str) -> str | None:
     return None if found is None else found[0]
 
 
-def shown_text(text: str) -> str:
-    """A text for people: of a sealed one only the name of its key."""
-    key_id = key_of_text(text)
-    return text if key_id is None else said_of(key_id)
-
-
 def said_of(key_id: str) -> str:
     """The text that is shown in place of sealed content."""
     return f"sealed under the key {key_id}"

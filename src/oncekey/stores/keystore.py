@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, assert_never
 
-from oncekey.core.errors import ConfigurationError, RecordUnreadableError, SchemaError
+from oncekey.core.errors import ConfigurationError, RecordUnreadableError
 from oncekey.core.flow import Mode, Transaction
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import (
@@ -29,7 +29,6 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.stores.rows import (
-    accepted_params,
     claim_params,
     glimpse_of,
     owned,
@@ -38,13 +37,11 @@ from oncekey.stores.rows import (
     response_params,
     snapshot_of,
     version_proof,
-    written_of,
 )
 from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
     from oncekey.core.flow import Body, Command, Flow, Rows, Statement, Value
-    from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import Claim, Duration, Glimpse, Instant, Lease, Parcel, Record, Settlement
     from oncekey.core.transitions import Note
     from oncekey.ports.store import (
@@ -60,9 +57,11 @@ if TYPE_CHECKING:
         Survey,
         Upkeep,
     )
+    from oncekey.stores import moves
     from oncekey.stores import phases as steps
     from oncekey.stores.sealed_content import SealedContent
 else:
+    moves = Lazy("oncekey.stores.moves")
     steps = Lazy("oncekey.stores.phases")
 
 NO_OUTBOX: Final = "effects=OUTBOX needs a store with an outbox: `oncekey stores` says which have one"
@@ -122,7 +121,7 @@ class KeyStore:
         schema: Schema | None = None,
         clock: Callable[[], Instant] | None = None,
     ) -> None:
-        self.schema: Schema = schema or NoSchema()
+        self.schema: Schema = schema or moves.NoSchema()
         self._statements = Statements(commands, clock)
         self._statements.require((*STATEMENTS, *PART_STATEMENTS["phases"]))
 
@@ -191,7 +190,7 @@ class KeyStore:
                 yield from parcels.putting((settlement.parcel,))
             if rows:
                 known = settlement.response if isinstance(settlement, Completed) else None
-                return Settled(ours=True, snapshot=written_of(rows[0], content, response=known))
+                return Settled(ours=True, snapshot=snapshot_of(rows[0], content, response=known))
             snapshot = yield from self._find(lease.id)
             if _has_outcome(snapshot, lease, settlement) or not owned(snapshot.record, lease):
                 break
@@ -265,7 +264,9 @@ def _settlement(settlement: Settlement, lease: Lease, content: SealedContent | N
             spared = 0 if counted else 1
             return "settle_handed_back", {"last_error": last_error, "resume_after": resume_after, "spared": spared}
         case Deferred(accepted=accepted):
-            return "settle_deferred", accepted_params(accepted, lease, content)
+            return "settle_deferred", {
+                "request": accepted if content is None else content.closed_accepted(accepted, lease)
+            }
         case Discarded():
             return "discard", {}
         case _:
@@ -334,19 +335,3 @@ class ParcelStore:
             yield self._statements.statement(
                 "put_parcels", {"parcels": parcels_text(parcels, self._statements.content)}
             )
-
-
-class NoSchema:
-    """The tables of a store that has none."""
-
-    migrations: tuple[Migration, ...] = ()
-
-    def applied(self) -> Flow[tuple[Applied, ...]]:
-        """Nothing."""
-        yield from ()
-        return ()
-
-    def migrate(self, migration: Migration) -> Flow[bool]:
-        """There is nothing to run it on."""
-        yield from ()
-        raise SchemaError(f"this store has no tables to run {migration.label} on")

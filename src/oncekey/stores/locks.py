@@ -18,11 +18,9 @@ from oncekey.stores.keystore import NO_OUTBOX
 from oncekey.stores.rows import (
     HALF_A_PAIR,
     LONGEST_FOLDED,
-    accepted_params,
     claim_params,
     headers_text,
     response_params,
-    row_text,
     snapshot_of,
     version_proof,
 )
@@ -155,7 +153,7 @@ class LockStore:
                 params.update(outcome=outcome.value, **response_params(response, owner, content))
             case Deferred(accepted=accepted):
                 name = f"defer_{target.kind}"
-                params.update(accepted_params(accepted, owner, content))
+                params.update(request=accepted if content is None else content.closed_accepted(accepted, owner))
             case _:
                 assert_never(settlement)
         return self._statements.statement(name, params)
@@ -217,7 +215,9 @@ def finished_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> by
     kind = _kind_text(claim.operation, claim.effects._value_, claim.recovery._value_)
     spans = _spans_text(claim.entered, claim.deadline, claim.call_timeout, claim.ttl)
     scope, key, method, path, fingerprint, headers = [
-        text.replace("\\", "\\\\").replace('"', '""')  # as `row_text` does, without a call for each
+        text.replace("\\", "\\\\").replace(
+            '"', '""'
+        )  # doubled, as PostgreSQL reads a row from text; without a call for each
         for text in (record_id.scope, record_id.key, claim.method, claim.path, claim.fingerprint, headers)
     ]
     text = (
@@ -236,7 +236,9 @@ def finished_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> by
 
 @lru_cache(maxsize=256)
 def _kind_text(operation: str, effects: str, recovery: str) -> str:
-    return row_text(operation, effects, recovery)[1:-1]
+    return ",".join(
+        '"' + text.replace("\\", "\\\\").replace('"', '""') + '"' for text in (operation, effects, recovery)
+    )
 
 
 @lru_cache(maxsize=256)

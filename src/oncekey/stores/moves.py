@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from oncekey.core.errors import SchemaError
 from oncekey.core.guards import Facts
 from oncekey.core.rulings import FAILED_BY_LEASE
 from oncekey.core.transitions import ROWS, Proof, Transition, Trigger, upheld
-from oncekey.stores.rows import COLUMNS, record_of
+from oncekey.stores.rows import COLUMNS, TABLE, record_of
 
 if TYPE_CHECKING:
+    from oncekey.core.flow import Flow
+    from oncekey.core.migrations import Applied, Migration
     from oncekey.core.model import Instant
 
 Cell: TypeAlias = dict[str, Any]
@@ -29,6 +32,7 @@ Writes: TypeAlias = Callable[[Cell, "Instant", Cell], "Cell | None"]
 """The columns that change, from the cell, the clock and the parameters; None: the cell is removed."""
 
 BLANK: Final[Mapping[str, None]] = MappingProxyType(dict.fromkeys(COLUMNS))
+_RENEWED: Final = tuple(column.name for column in TABLE if "renewed" in column.words)
 _FREE: Final[Mapping[str, None]] = MappingProxyType({"owner": None, "lease_until": None})
 
 
@@ -66,6 +70,22 @@ class CellMove:
         if (self.proof or self.rows[0].proof) is Proof.OWNER:
             return bool((cell["incarnation"], cell["fence"]) == (given["incarnation"], given["fence"]))
         return bool((cell["incarnation"], cell["version"]) == (given["seen_incarnation"], given["seen_version"]))
+
+
+class NoSchema:
+    """The tables of a store that has none."""
+
+    migrations: tuple[Migration, ...] = ()
+
+    def applied(self) -> Flow[tuple[Applied, ...]]:
+        """Nothing."""
+        yield from ()
+        return ()
+
+    def migrate(self, migration: Migration) -> Flow[bool]:
+        """There is nothing to run it on."""
+        yield from ()
+        raise SchemaError(f"this store has no tables to run {migration.label} on")
 
 
 def found(cell: Cell | None, now: Instant) -> Cell:
@@ -124,7 +144,7 @@ def _take_over(cell: Cell, now: Instant, given: Cell) -> Cell:
     }
     if cell["memo"] is None and cell["intent"] is None:
         # Nothing was done yet, so what a crash means is set by the handler that runs now; a deploy may have changed it.
-        taken |= {name: given[name] for name in ("effects", "recovery", "call_timeout")}
+        taken |= {name: given[name] for name in _RENEWED}
         taken["request"] = given["request"] if cell["request"] is None else cell["request"]
     return taken
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from importlib.resources import files
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
-from oncekey.core.errors import RecordUnreadableError, StoreError
+from oncekey.core.errors import RecordUnreadableError
 from oncekey.core.keys import key_digest
 from oncekey.core.model import (
     SEALED_SCHEMA,
@@ -59,109 +62,67 @@ LONGEST_FOLDED: Final = 32 * 1024
 
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 
-COLUMNS: tuple[str, ...] = (
-    "scope",
-    "key",
-    "incarnation",
-    "operation",
-    "effects",
-    "recovery",
-    "method",
-    "path",
-    "fingerprint",
-    "seed",
-    "state",
-    "outcome",
-    "entered",
-    "fence",
-    "version",
-    "owner",
-    "lease_until",
-    "deadline",
-    "call_timeout",
-    "ttl",
-    "attempts",
-    "recovery_point",
-    "memo",
-    "intent",
-    "response_status",
-    "response_headers",
-    "response_body",
-    "response_schema",
-    "last_error",
-    "reconcile_after",
-    "reconcile_tries",
-    "created_at",
-    "last_run_at",
-    "finished_at",
-    "expires_at",
-    "request",
-)
-"""The columns of a record's row, in every store."""
 
-WORK: frozenset[str] = frozenset({"memo", "intent", "request", "reconcile_after", "reconcile_tries"})
-"""Columns that only unfinished, failed or phased work uses: on PostgreSQL they are a table of their own."""
+class Column(NamedTuple):
+    """A column of a record's row: a line of `columns.txt`, which explains the words."""
+
+    name: str
+    type: str
+    words: frozenset[str]
+    anew: str | None
 
 
-def snapshot_of(row: Row, content: SealedContent | None) -> Snapshot:
-    """Decode a row that has the store's clock as `now` beside the record."""
-    return Snapshot(record_of(row, content) if row["scope"] is not None else None, int(row["now"]))
+def _column(name: str, kind: str, *words: str) -> Column:
+    return Column(name, kind, frozenset(words), next((word[5:] for word in words if word.startswith("anew=")), None))
 
 
-def written_of(
+_LINES: Final = files(__package__).joinpath("columns.txt").read_text("utf-8").splitlines()
+TABLE: Final = tuple(_column(*line.split()) for line in _LINES if line and line[0] != "#")
+COLUMNS: Final = tuple(column.name for column in TABLE)
+WORK: Final = frozenset(column.name for column in TABLE if "work" in column.words)
+
+
+def snapshot_of(
     row: Row,
     content: SealedContent | None,
     memo: tuple[MemoEntry, ...] | None = None,
     response: StoredResponse | None = None,
 ) -> Snapshot:
-    """The same of a record whose memo or answer was written by this very statement, so that it is not read back."""
-    record = record_of(row, None, memo)
-    return Snapshot(record if content is None else content.record(record, memo, response), int(row["now"]))
+    """Decode a row that has the store's clock as `now` beside the record."""
+    record = None if row["scope"] is None else record_of(row, content, memo, response)
+    return Snapshot(record, int(row["now"]))
 
 
-def record_of(row: Row, content: SealedContent | None, memo: tuple[MemoEntry, ...] | None = None) -> Record:
+def record_of(
+    row: Row,
+    content: SealedContent | None,
+    memo: tuple[MemoEntry, ...] | None = None,
+    response: StoredResponse | None = None,
+) -> Record:
     """Decode one row, or raise `RecordUnreadableError`: an unreadable record is neither replayed nor run again.
 
-    `memo` is what the row has for one, if the caller knows.
+    `memo` and `response` are what the statement has just written, so that they are not read back.
     """
     outcome, status = row["outcome"], row["response_status"]
-    if memo is None:
-        memo = () if row["memo"] is None else _read(row, "memo", memo_of)
+    steps = memo
+    if steps is None:
+        steps = () if row["memo"] is None else _read(row, "memo", memo_of)
     record = Record(
         id=RecordId(row["scope"], row["key"]),
         incarnation=uuid_of(row["incarnation"]),
-        operation=row["operation"],
         effects=_EFFECTS.get(row["effects"]) or _read(row, "effects", Effects),
         recovery=_RECOVERIES.get(row["recovery"]) or _read(row, "recovery", Recovery),
-        method=row["method"],
-        path=row["path"],
-        fingerprint=row["fingerprint"],
         seed=bytes(row["seed"]),
         state=_STATES.get(row["state"]) or _read(row, "state", State),
         outcome=None if outcome is None else _OUTCOMES.get(outcome) or _read(row, "outcome", Outcome),
         entered=bool(row["entered"]),
-        fence=row["fence"],
-        version=row["version"],
-        owner=row["owner"],
-        lease_until=row["lease_until"],
-        deadline=row["deadline"],
-        call_timeout=row["call_timeout"],
-        ttl=row["ttl"],
-        attempts=row["attempts"],
-        recovery_point=row["recovery_point"],
-        memo=memo,
+        memo=steps,
         intent=None if row["intent"] is None else _read(row, "intent", _intent),
         response=None if status is None else _response(row),
-        last_error=row["last_error"],
-        reconcile_after=row["reconcile_after"],
-        reconcile_tries=row["reconcile_tries"],
-        created_at=row["created_at"],
-        last_run_at=row["last_run_at"],
-        finished_at=row["finished_at"],
-        expires_at=row["expires_at"],
         request=None if row["request"] is None else bytes(row["request"]),
+        **dict(zip(_PLAIN, _plain_of(row), strict=True)),
     )
-    return record if content is None else content.record(record)
+    return record if content is None else content.record(record, memo, response)
 
 
 def glimpse_of(row: Row, record_id: RecordId, content: SealedContent | None) -> Glimpse:
@@ -180,28 +141,17 @@ def glimpse_of(row: Row, record_id: RecordId, content: SealedContent | None) -> 
 
 def claim_params(claim: Claim, content: SealedContent | None) -> dict[str, Value]:
     """The parameters of a claim; the store turns durations into instants by its own clock."""
-    request = claim.request
-    if content is not None and request is not None:
-        request = content.closed_request(request, claim)
-    return {
+    params: dict[str, Value] = dict(zip(_GIVEN, _given_by(claim), strict=True))
+    params |= {
         "scope": claim.id.scope,
         "key": claim.id.key,
         "incarnation": str(claim.incarnation),
-        "operation": claim.operation,
         "effects": claim.effects.value,
         "recovery": claim.recovery.value,
-        "method": claim.method,
-        "path": claim.path,
-        "fingerprint": claim.fingerprint,
-        "seed": claim.seed,
-        "entered": claim.entered,
-        "owner": claim.owner,
-        "lease": claim.lease,
-        "deadline": claim.deadline,
-        "call_timeout": claim.call_timeout,
-        "ttl": claim.ttl,
-        "request": request,
     }
+    if content is not None:
+        params["request"] = content.closed_request(claim)
+    return params
 
 
 def owner_proof(lease: Lease) -> dict[str, Value]:
@@ -293,29 +243,6 @@ def memo_of(text: str | None) -> tuple[MemoEntry, ...]:
     return tuple([MemoEntry(name, _ENTRY_KINDS.get(kind) or EntryKind(kind), *rest) for name, kind, *rest in entries])
 
 
-def row_text(*values: str | bytes | int | None) -> str:
-    """A row as PostgreSQL reads it from text: backslashes and quotes in a value are doubled."""
-    pieces = []
-    for value in values:
-        if isinstance(value, str):
-            pieces.append('"' + value.replace("\\", "\\\\").replace('"', '""') + '"')
-        elif isinstance(value, bytes):
-            pieces.append('"\\\\x' + value.hex() + '"')
-        elif value is None:
-            pieces.append("")
-        else:  # or a boolean, whose Python name PostgreSQL reads, too
-            pieces.append(f"{value:d}" if type(value) is int else str(bool(value)))
-    return "(" + ",".join(pieces) + ")"
-
-
-def folded_row(*values: str | bytes | int | None) -> bytes:
-    """The same as bytes for the message of a COMMIT: the server parses one value faster than many."""
-    try:
-        return row_text(*values).encode()
-    except UnicodeEncodeError:
-        raise StoreError(HALF_A_PAIR) from None
-
-
 def _intent(text: str | None) -> Intent | None:
     return Intent(**json.loads(text)) if text else None
 
@@ -341,6 +268,23 @@ def uuid_of(value: object) -> UUID:
     return UUID(int=value.int) if isinstance(value, UUID) else UUID(str(value))
 
 
+_DECODED: Final = {
+    "incarnation",
+    "effects",
+    "recovery",
+    "seed",
+    "state",
+    "outcome",
+    "entered",
+    "memo",
+    "intent",
+    "request",
+}
+_PLAIN: Final = [field.name for field in fields(Record) if field.name in {*COLUMNS} - _DECODED]
+_plain_of: Final = itemgetter(*_PLAIN)
+_GIVEN: Final = [column.name for column in TABLE if "given" in column.words] + ["owner", "lease", "deadline", "request"]
+_given_by: Final = attrgetter(*_GIVEN)
+
 # A lookup in a table costs no call; a value that is not in it takes the slow way.
 _EFFECTS: Final = {one.value: one for one in Effects}
 _RECOVERIES: Final = {one.value: one for one in Recovery}
@@ -348,13 +292,6 @@ _STATES: Final = {one.value: one for one in State}
 _OUTCOMES: Final = {one.value: one for one in Outcome}
 _ENTRY_KINDS: Final = {one.value: one for one in EntryKind}
 _ENCODED: Final = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one for every call
-
-
-def accepted_params(accepted: bytes | None, owner: ContentOwner, content: SealedContent | None) -> dict[str, Value]:
-    """The response of a 202, which is kept until the settlement, as a column."""
-    if content is not None and accepted is not None:
-        accepted = content.closed_accepted(accepted, owner)
-    return {"request": accepted}
 
 
 def parcels_text(parcels: tuple[Parcel, ...], content: SealedContent | None) -> str:

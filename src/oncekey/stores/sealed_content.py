@@ -102,15 +102,15 @@ class SealedContent:
             object.__setattr__(entry, "sealed", (about, text))
         return MemoEntry(entry.name, entry.kind, text, entry.by_hand)
 
-    def closed_request(self, request: bytes, claim: Claim) -> bytes:
+    def closed_request(self, claim: Claim) -> bytes | None:
         """Seal the request that is kept for the completer."""
-        return self._kept(request, enclosing.about_request(claim.id, claim.fingerprint))
+        return self._kept(claim.request, enclosing.about_request(claim.id, claim.fingerprint))
 
-    def closed_accepted(self, accepted: bytes, owner: ContentOwner) -> bytes:
+    def closed_accepted(self, accepted: bytes | None, owner: ContentOwner) -> bytes | None:
         """Seal the response of a 202."""
         return self._kept(accepted, _about(owner, "accepted"))
 
-    def closed_kept(self, kept: bytes, record: Record) -> bytes:
+    def closed_kept(self, kept: bytes, record: Record) -> bytes | None:
         """Seal whichever of the two a record has."""
         return self._kept(kept, _about_kept(record))
 
@@ -195,8 +195,10 @@ class SealedContent:
         plain = None if closed is None else self._open(closed, _about_kept(record))
         return record.request if plain is None else plain
 
-    def _kept(self, plain: bytes, about: bytes) -> bytes:
-        return plain if envelopes.disclose(plain) is not None else enclosing.enclose(*self._close(plain, about))
+    def _kept(self, plain: bytes | None, about: bytes) -> bytes | None:
+        if plain is None or envelopes.disclose(plain) is not None:
+            return plain
+        return enclosing.enclose(*self._close(plain, about))
 
     def _close(self, plain: bytes, about: bytes) -> tuple[str, bytes]:
         try:

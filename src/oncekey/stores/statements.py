@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.flow import Statement
+from oncekey.stores.rows import TABLE
 
 if TYPE_CHECKING:
     from oncekey.core.flow import Command, Flow, Transaction, Value
     from oncekey.core.model import Instant
+    from oncekey.stores.rows import Column
     from oncekey.stores.sealed_content import SealedContent
 
 
@@ -160,7 +162,7 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
 
     A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files. One
     titled `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word takes the place of the
-    name that it is given for.
+    name that it is given for. Some parts are generated from the table of columns (`_column_parts`).
     """
     return dict(_loaded(package, names or ("queries.sql",), shared))
 
@@ -168,7 +170,7 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
 @cache
 def _loaded(package: str, names: tuple[str, ...], shared: str | None) -> dict[str, str]:
     statements: dict[str, str] = {}
-    parts: dict[str, _Part] = {}
+    parts = _column_parts(postgres=shared is None)
     for name in names:
         _, *found = _TITLE.split("\n".join(_texts(name, shared, package)))
         for kind, title, asks, body in zip(found[::5], found[1::5], found[2::5], found[4::5], strict=True):
@@ -178,6 +180,32 @@ def _loaded(package: str, names: tuple[str, ...], shared: str | None) -> dict[st
             else:
                 statements[title] = whole
     return {name: _whole(text, parts) for name, text in statements.items()}
+
+
+def _column_parts(*, postgres: bool) -> dict[str, _Part]:
+    """The parts of SQL that name the columns of a record, so that a new column needs no change of a statement."""
+    given = [one for one in TABLE if "given" in one.words]
+    hot = [one for one in TABLE if not (postgres and "work" in one.words)]
+
+    def value(one: Column) -> str:
+        return f":{one.name}::{one.type}" if postgres and one.type != "text" else f":{one.name}"
+
+    def read(columns: Iterable[Column]) -> str:
+        return ", ".join(f"record.{one.name}" if postgres or one.name != "key" else "record.`key`" for one in columns)
+
+    texts = {
+        "hot": read(hot),
+        "all_but_content": read(one for one in TABLE if "content" not in one.words),
+        "given_names": ", ".join(one.name for one in given),
+        "given_values": ", ".join(map(value, given)),
+        "given_set": ", ".join(f"{one.name} = {value(one)}" for one in given),
+        "anew": ", ".join(f"{one.name} = {one.anew}" for one in hot if one.anew is not None),
+    }
+    parts = {name: _Part(text, ()) for name, text in texts.items()}
+    renews = "{name} = CASE WHEN {{unbegun}} THEN {value} ELSE {{was}}{name} END"
+    renewed = [renews.format(name=one.name, value=value(one)) for one in TABLE if "renewed" in one.words]
+    parts["renewed"] = _Part(",\n    ".join(renewed), ("unbegun", "was"))
+    return parts
 
 
 def _texts(name: str, shared: str | None, package: str) -> Iterator[str]:

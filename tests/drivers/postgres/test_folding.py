@@ -39,8 +39,9 @@ from oncekey.drivers.postgres.generated import psycopg_transactions
 from oncekey.drivers.postgres.server import as_text
 from oncekey.engine import local
 from oncekey.stores.locks import finished_row
+from oncekey.stores.phases import row_text
 from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.rows import LONGEST_FOLDED, headers_text, row_text
+from oncekey.stores.rows import LONGEST_FOLDED, headers_text
 from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a_claim, again, answered
 
 NEW = WriteTarget(WriteKind.NEW)

@@ -24,13 +24,8 @@ entry.scope, entry.`key`, entry.created_at, entry.expires_at, entry.operation, e
           AND (NOT :stale OR seen.lease_until <= (SELECT clock.now FROM clock))
 
 -- part: shown
-record.scope, record.`key`, record.incarnation, record.operation, record.effects, record.recovery,
-    record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-    record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-    record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-    record.response_status, '[]' AS response_headers, NULL AS response_body, 1 AS response_schema,
-    record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-    record.finished_at, record.expires_at, NULL AS request
+{all_but_content}, record.memo, record.response_status,
+    '[]' AS response_headers, NULL AS response_body, 1 AS response_schema, NULL AS request
 
 -- part: walk(at; fits)
 WITH {console_clock}

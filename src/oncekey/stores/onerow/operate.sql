@@ -6,13 +6,8 @@
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
     SELECT
-        record.scope, record.`key`, record.incarnation, record.operation, record.effects, record.recovery,
-        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-        record.response_status, '[]' AS response_headers, NULL AS response_body, 1 AS response_schema,
-        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-        record.finished_at, record.expires_at, NULL AS request
+        {all_but_content}, record.memo, record.response_status,
+        '[]' AS response_headers, NULL AS response_body, 1 AS response_schema, NULL AS request
     FROM oncekey_record AS record
     WHERE (:scope IS NULL OR record.scope = :scope)
       AND (:state IS NULL OR record.state = :state)
@@ -37,13 +32,8 @@ WITH RECURSIVE scopes (scope) AS (
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
     SELECT
-        record.scope, record.`key`, record.incarnation, record.operation, record.effects, record.recovery,
-        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-        record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-        record.response_status, '[]' AS response_headers, NULL AS response_body, record.response_schema,
-        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-        record.finished_at, record.expires_at, NULL AS request
+        {all_but_content}, record.memo, record.response_status,
+        '[]' AS response_headers, NULL AS response_body, record.response_schema, NULL AS request
     FROM scopes
     JOIN oncekey_record AS record ON record.scope = scopes.scope AND {named}
     WHERE {fits}

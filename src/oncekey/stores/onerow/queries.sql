@@ -32,13 +32,13 @@ WHERE record.scope = :scope AND record.`key` = :key AND record.state = 'complete
 -- name: claim
 -- Insert the record of a new request, which becomes its owner (row 1).
 INSERT INTO oncekey_record (
-    scope, `key`, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
-    state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
+    scope, `key`, {given_names},
+    state, fence, version, owner, lease_until, deadline, attempts,
     recovery_point, reconcile_tries, created_at, last_run_at, expires_at, request)
 SELECT
-    :scope, :key, :incarnation, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed,
-    'in_progress', :entered, 1, 1, :owner, clock.now + :lease, clock.now + :deadline,
-    :call_timeout, :ttl, 1, 'started', 0, clock.now, clock.now, clock.now + :ttl, :request
+    :scope, :key, {given_values},
+    'in_progress', 1, 1, :owner, clock.now + :lease, clock.now + :deadline,
+    1, 'started', 0, clock.now, clock.now, clock.now + :ttl, :request
 FROM {clock}
 WHERE true
 {unless_taken}
@@ -54,9 +54,7 @@ SET state = 'in_progress', entered = :entered, fence = fence + 1, version = vers
     last_run_at = {now},
     last_error = NULL, reconcile_after = NULL,
     -- If nothing was done yet, what a crash means is set by the handler that runs now; a deploy may have changed it.
-    effects = CASE WHEN memo IS NULL AND intent IS NULL THEN :effects ELSE effects END,
-    recovery = CASE WHEN memo IS NULL AND intent IS NULL THEN :recovery ELSE recovery END,
-    call_timeout = CASE WHEN memo IS NULL AND intent IS NULL THEN :call_timeout ELSE call_timeout END,
+    {renewed(memo IS NULL AND intent IS NULL; )},
     request = CASE WHEN memo IS NULL AND intent IS NULL THEN COALESCE(request, :request) ELSE request END
 WHERE scope = :scope AND `key` = :key
   AND incarnation = :seen_incarnation AND version = :seen_version
@@ -67,15 +65,13 @@ WHERE scope = :scope AND `key` = :key
 -- name: supersede
 -- Begin a new incarnation in the row of an expired record (row 31).
 UPDATE oncekey_record
-SET incarnation = :incarnation, operation = :operation, effects = :effects, recovery = :recovery,
-    method = :method, path = :path, fingerprint = :fingerprint, seed = :seed,
-    state = 'in_progress', outcome = NULL, entered = :entered, fence = fence + 1, version = version + 1,
+SET {given_set},
+    state = 'in_progress', outcome = NULL, fence = fence + 1, version = version + 1,
     owner = :owner,
     lease_until = {now} + :lease,
     deadline = {now} + :deadline,
-    call_timeout = :call_timeout, ttl = :ttl, attempts = 1, recovery_point = 'started',
-    memo = NULL, intent = NULL, response_status = NULL, response_headers = NULL, response_body = NULL,
-    response_schema = NULL, last_error = NULL, reconcile_after = NULL, reconcile_tries = 0,
+    attempts = 1, recovery_point = 'started', {anew},
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
     created_at = {now},
     last_run_at = {now},
     finished_at = NULL, expires_at = {now} + :ttl, request = :request

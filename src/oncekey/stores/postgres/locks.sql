@@ -49,14 +49,13 @@ SELECT oncekey.lock_holder(:lock::bigint, :family::integer, :mark::integer) AS h
 -- Insert the completed record of a LOCAL request (row 2).
 WITH {durable_clock}
 INSERT INTO oncekey.record (
-    scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
-    state, outcome, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
+    scope, key, {given_names},
+    state, outcome, fence, version, deadline, attempts, recovery_point,
     response_status, response_headers, response_body, response_schema,
     created_at, last_run_at, finished_at, expires_at, memo_version)
 SELECT
-    :scope, :key, :incarnation::uuid, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed::bytea,
-    'completed', :outcome, :entered::boolean, 1, 1, clock.now + :deadline::bigint, :call_timeout::bigint,
-    :ttl::bigint, 1, 'finished',
+    :scope, :key, {given_values},
+    'completed', :outcome, 1, 1, clock.now + :deadline::bigint, 1, 'finished',
     :response_status::integer, :response_headers, :response_body::bytea, :response_schema::integer,
     clock.now, clock.now, clock.now, clock.now + :ttl::bigint, 0
 FROM clock
@@ -87,14 +86,13 @@ SELECT written.* FROM written;
 -- Store a completed LOCAL request in the row of an expired record (row 31).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
-SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
-    method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,
-    state = 'completed', outcome = :outcome, entered = :entered::boolean, fence = fence + 1, version = version + 1,
+SET {given_set},
+    state = 'completed', outcome = :outcome, fence = fence + 1, version = version + 1,
     owner = NULL, lease_until = NULL, deadline = clock.now + :deadline::bigint,
-    call_timeout = :call_timeout::bigint, ttl = :ttl::bigint, attempts = 1, recovery_point = 'finished',
+    attempts = 1, recovery_point = 'finished', {anew},
     response_status = :response_status::integer, response_headers = :response_headers,
     response_body = :response_body::bytea, response_schema = :response_schema::integer,
-    last_error = NULL, created_at = clock.now, last_run_at = clock.now, finished_at = clock.now,
+    created_at = clock.now, last_run_at = clock.now, finished_at = clock.now,
     expires_at = clock.now + :ttl::bigint, memo_version = 0
 FROM clock
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
@@ -113,13 +111,12 @@ record.incarnation, record.scope, record.key, record.memo_version, NULL::text AS
 -- Insert the pending record of an OUTBOX request (row 3).
 WITH {durable_clock}, written AS (
 INSERT INTO oncekey.record AS record (
-    scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
-    state, entered, fence, version, deadline, call_timeout, ttl, attempts, recovery_point,
+    scope, key, {given_names},
+    state, fence, version, deadline, attempts, recovery_point,
     created_at, last_run_at, expires_at, memo_version)
 SELECT
-    :scope, :key, :incarnation::uuid, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed::bytea,
-    'pending', :entered::boolean, 1, 1, clock.now + :deadline::bigint, :call_timeout::bigint,
-    :ttl::bigint, 1, 'started', clock.now, clock.now, clock.now + :ttl::bigint, 0
+    :scope, :key, {given_values},
+    'pending', 1, 1, clock.now + :deadline::bigint, 1, 'started', clock.now, clock.now, clock.now + :ttl::bigint, 0
 FROM clock
 WHERE clock.durable = 'on' AND :effects = 'outbox'
 ON CONFLICT (scope, key) DO NOTHING
@@ -131,12 +128,11 @@ SELECT written.expires_at, written.begun FROM written;
 -- Store a pending OUTBOX request in the row of an expired record (row 31).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
-SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
-    method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,
-    state = 'pending', outcome = NULL, entered = :entered::boolean, fence = fence + 1, version = version + 1,
+SET {given_set},
+    state = 'pending', outcome = NULL, fence = fence + 1, version = version + 1,
     owner = NULL, lease_until = NULL, deadline = clock.now + :deadline::bigint,
-    call_timeout = :call_timeout::bigint, ttl = :ttl::bigint, attempts = 1, recovery_point = 'started',
-    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL, last_error = NULL,
+    attempts = 1, recovery_point = 'started', {anew},
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
     created_at = clock.now, last_run_at = clock.now, finished_at = NULL, expires_at = clock.now + :ttl::bigint, memo_version = 0
 FROM clock
 WHERE clock.durable = 'on' AND :effects = 'outbox' AND record.scope = :scope AND record.key = :key

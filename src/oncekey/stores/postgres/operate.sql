@@ -2,13 +2,8 @@
 -- as workers do it. Lists return the clock even if they are empty, and no answers: bodies may be large.
 
 -- part: listed(schema)
-record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
-    record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-    record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-    record.ttl, record.attempts, record.recovery_point, record.memo, record.intent,
-    record.response_status, '[]' AS response_headers, NULL::bytea AS response_body, {schema},
-    record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-    record.finished_at, record.expires_at, NULL::bytea AS request;
+{all_but_content}, record.memo, record.response_status,
+    '[]' AS response_headers, NULL::bytea AS response_body, {schema}, NULL::bytea AS request;
 
 -- name: list_records
 -- List the records that match a search, newest first.

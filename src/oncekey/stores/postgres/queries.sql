@@ -29,14 +29,6 @@ clock AS MATERIALIZED (
 CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply') THEN 'on'
                 ELSE set_config('synchronous_commit', 'on', true) END;
 
--- part: hot
--- The columns of a record that are in `record`.
-record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method, record.path,
-    record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence, record.version, record.owner,
-    record.lease_until, record.deadline, record.call_timeout, record.ttl, record.attempts, record.recovery_point,
-    record.response_status, record.response_headers, record.response_body, record.response_schema, record.last_error,
-    record.created_at, record.last_run_at, record.finished_at, record.expires_at;
-
 -- part: cold
 -- The columns of a record that are in `work`.
 work.memo, work.intent, work.request, work.reconcile_after, COALESCE(work.reconcile_tries, 0) AS reconcile_tries;
@@ -134,13 +126,12 @@ WHERE record.state = 'completed';
 -- part: claimed
 -- The insert of a claim; it inserts nothing if the key is taken.
 INSERT INTO oncekey.record AS record (
-        scope, key, incarnation, operation, effects, recovery, method, path, fingerprint, seed,
-        state, entered, fence, version, owner, lease_until, deadline, call_timeout, ttl, attempts,
+        scope, key, {given_names},
+        state, fence, version, owner, lease_until, deadline, attempts,
         recovery_point, created_at, last_run_at, expires_at, memo_version)
     SELECT
-        :scope, :key, :incarnation::uuid, :operation, :effects, :recovery, :method, :path, :fingerprint, :seed::bytea,
-        'in_progress', :entered::boolean, 1, 1, :owner, clock.now + :lease::bigint, clock.now + :deadline::bigint,
-        :call_timeout::bigint, :ttl::bigint, 1, 'started', clock.now, clock.now, clock.now + :ttl::bigint, 0
+        :scope, :key, {given_values},
+        'in_progress', 1, 1, :owner, clock.now + :lease::bigint, clock.now + :deadline::bigint, 1, 'started', clock.now, clock.now, clock.now + :ttl::bigint, 0
     FROM clock
     WHERE clock.durable = 'on'
     ON CONFLICT (scope, key) DO NOTHING;
@@ -179,7 +170,8 @@ SELECT clock.now, claimed.*, NULL::text AS memo, NULL::text AS intent, :request:
        NULL::bigint AS reconcile_after, 0 AS reconcile_tries
 FROM clock, claimed
 UNION ALL
-SELECT clock.now, record.* FROM clock, oncekey.whole AS record WHERE record.scope = :scope AND record.key = :key;
+SELECT clock.now, {hot}, record.memo, record.intent, record.request, record.reconcile_after, record.reconcile_tries
+FROM clock, oncekey.whole AS record WHERE record.scope = :scope AND record.key = :key;
 
 -- name: take_over
 -- Make a request or the completer the next owner of a stale or retryable record (rows 13 and 16).
@@ -189,10 +181,7 @@ SET state = 'in_progress', entered = :entered::boolean, fence = record.fence + 1
     owner = :owner, lease_until = clock.now + :lease::bigint, deadline = clock.now + :deadline::bigint,
     attempts = record.attempts + 1, last_run_at = clock.now, last_error = NULL,
     -- If nothing was done yet, what a crash means is set by the handler that runs now; a deploy may have changed it.
-    effects = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :effects::text ELSE record.effects END,
-    recovery = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :recovery::text ELSE record.recovery END,
-    call_timeout = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN :call_timeout::bigint
-                        ELSE record.call_timeout END,
+    {renewed(seen.memo IS NULL AND seen.intent IS NULL; record.)},
     memo_version = CASE WHEN seen.memo IS NULL AND seen.intent IS NULL THEN 0 ELSE record.version + 1 END
 FROM clock, oncekey.whole AS seen
 WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
@@ -212,12 +201,11 @@ SELECT written.* FROM written;
 -- Begin a new incarnation in the row of an expired record (row 31).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
-SET incarnation = :incarnation::uuid, operation = :operation, effects = :effects, recovery = :recovery,
-    method = :method, path = :path, fingerprint = :fingerprint, seed = :seed::bytea,
-    state = 'in_progress', outcome = NULL, entered = :entered::boolean, fence = fence + 1, version = version + 1,
+SET {given_set},
+    state = 'in_progress', outcome = NULL, fence = fence + 1, version = version + 1,
     owner = :owner, lease_until = clock.now + :lease::bigint, deadline = clock.now + :deadline::bigint,
-    call_timeout = :call_timeout::bigint, ttl = :ttl::bigint, attempts = 1, recovery_point = 'started',
-    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL, last_error = NULL,
+    attempts = 1, recovery_point = 'started', {anew},
+    response_status = NULL, response_headers = NULL, response_body = NULL, response_schema = NULL,
     created_at = clock.now, last_run_at = clock.now, finished_at = NULL, expires_at = clock.now + :ttl::bigint,
     memo_version = 0
 FROM clock

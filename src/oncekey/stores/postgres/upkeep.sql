@@ -47,14 +47,9 @@ SELECT written.* FROM written;
 {as_unknown};
 
 -- part: without_answer
-record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery,
-        record.method, record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered,
-        record.fence, record.version, record.owner, record.lease_until, record.deadline, record.call_timeout,
-        record.ttl, record.attempts, record.recovery_point,
-        CASE WHEN record.state = 'failed_retryable' THEN record.memo END AS memo, record.intent,
-        NULL AS response_status, NULL AS response_headers, NULL AS response_body, NULL AS response_schema,
-        record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
-        record.finished_at, record.expires_at, NULL AS request
+{all_but_content},
+        CASE WHEN record.state = 'failed_retryable' THEN record.memo END AS memo, NULL AS response_status,
+        NULL AS response_headers, NULL AS response_body, NULL AS response_schema, NULL AS request
     FROM oncekey.whole AS record;
 
 -- part: page
