@@ -30,9 +30,10 @@ if TYPE_CHECKING:
         OutcomeUnknownError,
         ResultNotKeptError,
     )
-    from oncekey.core.policy import Policy, lifetime
+    from oncekey.core.policy import Policy
     from oncekey.core.resolvers import Executed, NotExecuted, Question, Rejected, Sighting, Undecided
     from oncekey.core.topics import Message, Reply
+    from oncekey.core.upkeep import lifetime
     from oncekey.drivers.sqlite.files import repaired_module
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation
@@ -57,7 +58,8 @@ _PLACES = {
     "oncekey.canonical.fingerprint": ("Selection",),
     "oncekey.core.checks": ("Front",),
     "oncekey.core.model": ("INLINE", "LOCAL", "OUTBOX", "PHASED", "Effects", "Record", "State", "StoredResponse"),
-    "oncekey.core.policy": ("Policy", "lifetime"),
+    "oncekey.core.policy": ("Policy",),
+    "oncekey.core.upkeep": ("lifetime",),
     "oncekey.core.not_run": (
         "ExecutionFailedError",
         "InProgressError",

@@ -28,11 +28,11 @@ from oncekey.core.policy import (
     OnExpired,
     Policy,
     StoreErrorPolicy,
-    lifetime,
     micros,
     never_proven,
 )
 from oncekey.core.scope import BindTo
+from oncekey.core.upkeep import lifetime
 from oncekey.frameworks.options import settings_of
 from oncekey.options import CallOptions, InlineOptions, Options, PhasedOptions
 

@@ -185,7 +185,7 @@ def test_the_ledger_lies_beside_the_store() -> None:
 def test_a_ledger_that_cannot_be_used_is_told_in_a_line_of_each(tmp_path: Path) -> None:
     code, said, lines = _run(tmp_path, "--provider-ledger", "no/such/folder/ledger.db")
     assert (code, said) == (1, "")
-    assert [line.partition(": ")[0] for line in lines] == ["oncekey provider", "oncekey demo"]
+    assert [line.partition(": ")[0] for line in lines] == ["oncekey provider", "oncekey-demo"]
     assert "cannot be used" in lines[0]
 
 

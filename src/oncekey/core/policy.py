@@ -105,18 +105,6 @@ def never_proven(error: BaseException) -> bool:  # noqa: ARG001  (the default of
     return False
 
 
-def lifetime(*, retries: timedelta, recovery: timedelta, audit: timedelta = timedelta()) -> timedelta:
-    """The `ttl` that an API needs: `Policy(ttl=lifetime(retries=..., recovery=...))`.
-
-    `retries` is the longest time over which a client sends again, `recovery` the longest outage that clients wait for,
-    and `audit` how long you want to look records up. Less than a day is rounded up to one, the shortest default `ttl`.
-    """
-    for name, span in (("retries", retries), ("recovery", recovery), ("audit", audit)):
-        if span < timedelta():
-            raise ConfigurationError(f"{name}={span!r} is negative: give the longest time that you expect")
-    return max(retries + recovery + audit, _DAY)
-
-
 # Who may set it. Elsewhere a type checker refuses it, and oncekey itself if it is strict.
 _APP: Final = checks.scope()
 _WHOLE: Final = checks.scope(strict=True)  # workers and the status resource never read it from a route's policy

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.guards import MAX_ATTEMPTS, Facts, Guard
 from oncekey.core.model import (
     MINUTE,
@@ -243,3 +245,15 @@ def percentile(values: Sequence[Duration], rank: int) -> Duration:
     """The smallest value that is not less than `rank` percent of them."""
     ordered = sorted(values)
     return ordered[max(0, -(-len(ordered) * rank // 100) - 1)]
+
+
+def lifetime(*, retries: timedelta, recovery: timedelta, audit: timedelta = timedelta()) -> timedelta:
+    """The `ttl` that an API needs: `Policy(ttl=lifetime(retries=..., recovery=...))`.
+
+    `retries` is the longest time over which a client sends again, `recovery` the longest outage that clients wait for,
+    and `audit` how long you want to look records up. Less than a day is rounded up to one, the shortest default `ttl`.
+    """
+    for name, span in (("retries", retries), ("recovery", recovery), ("audit", audit)):
+        if span < timedelta():
+            raise ConfigurationError(f"{name}={span!r} is negative: give the longest time that you expect")
+    return max(retries + recovery + audit, timedelta(days=1))

@@ -63,19 +63,15 @@ class TalkingCells(ABC, Generic[Q]):
         """Close all connections."""
 
     def look(self, scope: str, key: str) -> tuple[Cell | None, Instant]:
-        """The cell of this key, or None, and the store's clock."""
         return drive(self._talks.look(scope, key), self.send)
 
     def swap(self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None) -> bool:
-        """Replace the cell that was `seen` by `cell`; False: there is another one, and nothing is written."""
         return drive(self._talks.swap(scope, key, seen, cell, keep_until), self.send)
 
     def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Cell], Instant]:
-        """Lines of an index after a place, and the clock."""
         return drive(self._talks.page(index, after, limit), self.send)
 
     def diagnostics(self) -> VitalRows:
-        """What each server reports about itself."""
         return drive(self._talks.diagnostics(), self.send)
 
 
@@ -94,21 +90,17 @@ class AsyncTalkingCells(ABC, Generic[Q]):
         """Close all connections."""
 
     async def look(self, scope: str, key: str) -> tuple[Cell | None, Instant]:
-        """The cell of this key, or None, and the store's clock."""
         return await adrive(self._talks.look(scope, key), self.send)
 
     async def swap(
         self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> bool:
-        """Replace the cell that was `seen` by `cell`; False: there is another one, and nothing is written."""
         return await adrive(self._talks.swap(scope, key, seen, cell, keep_until), self.send)
 
     async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Cell], Instant]:
-        """Lines of an index after a place, and the clock."""
         return await adrive(self._talks.page(index, after, limit), self.send)
 
     async def diagnostics(self) -> VitalRows:
-        """What each server reports about itself."""
         return await adrive(self._talks.diagnostics(), self.send)
 
 
@@ -119,7 +111,6 @@ class CellDriver:
         self._cells = cells
 
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction, statement by statement."""
         return run_body(transaction.body(), self._execute)
 
     def close(self) -> None:
@@ -152,7 +143,6 @@ class AsyncCellDriver:
         self._cells = cells
 
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction, statement by statement."""
         return await arun_body(transaction.body(), self._execute)
 
     async def close(self) -> None:

@@ -332,19 +332,15 @@ class DynamoTransaction:
 
     @property
     def connection(self) -> Items:
-        """What the handler stages its items with."""
         return self._gathered.items
 
     def run(self, body: Body[T]) -> T:
-        """Run statements; what they write is sent with the commit."""
         return run_body(body, lambda statement: self._carried(self._gathered.saying(statement)))
 
     def commit(self) -> None:
-        """Send everything in one transaction."""
         self._carried(self._gathered.committing())
 
     def rollback(self) -> None:
-        """Drop the list: nothing was sent."""
         self._gathered.over()
 
     def _carried(self, asked: Generator[_Asked, Any, T]) -> T:
@@ -360,19 +356,15 @@ class AsyncDynamoTransaction:
 
     @property
     def connection(self) -> Items:
-        """What the handler stages its items with."""
         return self._gathered.items
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements; what they write is sent with the commit."""
         return await arun_body(body, lambda statement: self._carried(self._gathered.saying(statement)))
 
     async def commit(self) -> None:
-        """Send everything in one transaction."""
         await self._carried(self._gathered.committing())
 
     async def rollback(self) -> None:
-        """Drop the list: nothing was sent."""
         self._gathered.over()
 
     async def _carried(self, asked: Generator[_Asked, Any, T]) -> T:

@@ -110,7 +110,6 @@ class ThreadedTransaction:
             raise
 
     async def commit(self) -> None:
-        """Commit, unless a statement was cancelled: then its outcome is not known."""
         if self._cancelled:
             await self.rollback()
             raise RolledBackError(CANCELLED)

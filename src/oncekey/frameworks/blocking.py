@@ -17,7 +17,7 @@ import inspect
 import io
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Required, TypedDict, TypeVar
 
 from oncekey.core.answers import Answer
 from oncekey.core.errors import StoreError
@@ -64,6 +64,21 @@ _DIGITS: Final = 18
 
 current: Final = thread_exchange
 """The request that this thread serves; a skin sets it."""
+
+
+class ThreadOptions(TypedDict, total=False):
+    """How an application is protected that is served in threads; `tenant` is handed what its framework has."""
+
+    tenant: Required[Callable[[Any], str]]
+    principal: Callable[[Any], str] | None
+    status: str | None
+    keep_headers: Sequence[str]
+
+
+class WsgiOptions(ThreadOptions, total=False):
+    """The same of a plain one, which may be protected by its paths."""
+
+    enrol: Mapping[str, Enrolment] | None
 
 
 class HttpRequest(Protocol):

@@ -61,21 +61,6 @@ class Installing(TypedDict, total=False):
     keep_headers: Sequence[str]
 
 
-class ThreadOptions(TypedDict, total=False):
-    """How an application is protected that is served in threads; `tenant` is handed what its framework has."""
-
-    tenant: Required[Callable[[Any], str]]
-    principal: Callable[[Any], str] | None
-    status: str | None
-    keep_headers: Sequence[str]
-
-
-class WsgiOptions(ThreadOptions, total=False):
-    """The same of a plain one, which may be protected by its paths."""
-
-    enrol: Mapping[str, Enrolment] | None
-
-
 def settings_of(effects: Effects, options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings among a route's options, by their own names; one that nothing would read is refused."""
     for setting in fields(Policy):

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks import fronting, starlette, starlette_patterns, wsgi
     from oncekey.frameworks import webhook as webhooks
     from oncekey.frameworks.asgi import transactions
-    from oncekey.frameworks.blocking import Threads
-    from oncekey.frameworks.options import ThreadOptions, WsgiOptions
+    from oncekey.frameworks.blocking import ThreadOptions, Threads, WsgiOptions
     from oncekey.frameworks.webhook import Parse, Secrets, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
     from oncekey.functions import FunctionOptions, InboxOptions, Protects, Receives
     from oncekey.observe import measuring

@@ -21,7 +21,7 @@ from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED
 from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
-from oncekey.frameworks.options import NO_LIFESPAN, NO_WSGI_APP, ThreadOptions, WsgiOptions, check_installing
+from oncekey.frameworks.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
 from oncekey.ports.driver import Borrowed
 from oncekey.wire import has_threads, shares
 
@@ -220,7 +220,7 @@ def _check_order(handler: Callable[..., Any]) -> None:
 
 def threads_for(owner: Once, called: str, options: Mapping[str, Any]) -> threaded.Threads:
     """What the requests of an application in threads share, by the options of the method that installs it."""
-    check_installing(options, WsgiOptions if called == "wsgi" else ThreadOptions, called)
+    check_installing(options, threaded.WsgiOptions if called == "wsgi" else threaded.ThreadOptions, called)
     if not has_threads(owner.store):
         raise ConfigurationError(NO_WSGI_APP.format(called=called))
     given = dict(options)

@@ -62,6 +62,12 @@ def _seconds(least: float, most: float | None = None) -> Callable[[str], float]:
     return seconds
 
 
+def _profile(text: str) -> Profile:
+    if text not in list(Profile):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(map(repr, map(str, Profile)))}")
+    return Profile(text)
+
+
 def parser(prog: str) -> argparse.ArgumentParser:
     """All options."""
     made = argparse.ArgumentParser(
@@ -83,8 +89,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     add("--method", metavar="TEXT", default="POST", help="The operation's method. [default: %(default)s]")
     add(
         "--profile",
-        type=Profile,
-        choices=list(Profile),
+        type=_profile,
         metavar="|".join(Profile),
         default=Profile.IETF,
         help="What to judge by: the IETF draft, what Stripe does, the same with 409 for another body, or what one "
@@ -260,7 +265,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _words(made: argparse.ArgumentParser, given: argparse.Namespace, file: Mapping[str, Any]) -> Iterator[str]:
     """The values of the file as words of a command line; a list on the real one replaces that of the file."""
     actions = {
-        max([*action.option_strings, action.dest], key=len).lstrip("-"): action
+        max(action.option_strings or [action.dest], key=len).lstrip("-"): action
         for action in made._actions  # noqa: SLF001  (as above)
         if action.dest not in _OWN
     }

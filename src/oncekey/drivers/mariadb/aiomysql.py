@@ -98,7 +98,6 @@ class Pool:
                 self.business.release()
 
     def close(self) -> None:
-        """Close the idle sessions now, and the others when they come back."""
         self._shelf.close()
 
 
@@ -120,7 +119,6 @@ class AiomysqlDriver:
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; again, if it lost against others or cannot have happened."""
         session = await self._pool.take(business=False)
         try:
             return await session.run(transaction, self._limit + messages.GRACE)

@@ -48,7 +48,6 @@ class MariadbHandlerCursor(_MariadbProxy):
     __slots__ = ()
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as PyMySQL takes them)
-        """Execute a statement."""
         self._check(query)
         return self._raw.execute(query, *args, **kwargs)
 
@@ -110,7 +109,6 @@ class AsyncMariadbHandlerCursor(_MariadbProxy):
     __slots__ = ()
 
     async def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as aiomysql takes them)
-        """Execute a statement."""
         self._check(query)
         return await self._raw.execute(query, *args, **kwargs)
 

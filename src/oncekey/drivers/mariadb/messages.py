@@ -288,7 +288,6 @@ class IdleSessions(IdleStack[S]):
             session.sever()
 
     def close(self) -> None:
-        """Close the idle sessions now, and the others when they come back."""
         with self._lock:
             self._closed = True
             self._forget_parents()

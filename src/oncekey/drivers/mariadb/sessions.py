@@ -88,12 +88,10 @@ class AsyncSession(_AnySession):
 
     @property
     def open(self) -> bool:
-        """Whether there is a connection."""
         return not self.raw.closed
 
     @property
     def is_usable(self) -> bool:
-        """Whether the next borrower may have it: an idle server sends something only to close the connection."""
         if not self.open or self.has_to_go:
             return False
         reader = self.raw._reader  # noqa: SLF001  (aiomysql shows its streams nowhere else)
@@ -123,7 +121,6 @@ class AsyncSession(_AnySession):
             conversation.close()
 
     async def run(self, transaction: Transaction[T], limit: float, begin: bytes = messages.BEGIN) -> T:
-        """Run one transaction of ours; each message but those of a migration has so long to be answered."""
         migrates = transaction.name == messages.MIGRATE
         try:
             return await self.talk(messages.running(transaction, begin), None if migrates else limit)
@@ -143,7 +140,6 @@ class AsyncSession(_AnySession):
         return results
 
     def sever(self) -> None:
-        """Close it at once, whatever is under way."""
         self.raw.close()
 
     def close(self) -> None:
@@ -174,12 +170,10 @@ class Session(_AnySession):
 
     @property
     def open(self) -> bool:
-        """Whether there is a connection."""
         return bool(self.raw.open)
 
     @property
     def is_usable(self) -> bool:
-        """Whether the next borrower may have it: an idle server sends something only to close the connection."""
         if not self.open or self.has_to_go:
             return False
         fileno = self.raw._sock.fileno()  # noqa: SLF001  (PyMySQL shows its socket nowhere else)
@@ -198,7 +192,6 @@ class Session(_AnySession):
         return self._hold(limit, lambda: drive(conversation, self._executed_text, messages.FAILURES))
 
     def run(self, transaction: Transaction[T], limit: float) -> T:
-        """Run one transaction of ours; each message but those of a migration has so long to be answered."""
         migrates = transaction.name == messages.MIGRATE
         try:
             return self.talk(messages.running(transaction), None if migrates else limit)
@@ -208,7 +201,6 @@ class Session(_AnySession):
             raise
 
     def sever(self) -> None:
-        """Close it at once, whatever is under way."""
         with suppress(*messages.FAILURES):
             self.raw._force_close()  # noqa: SLF001
 

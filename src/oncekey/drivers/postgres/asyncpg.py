@@ -74,7 +74,6 @@ class AsyncpgDriver:
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; again, if it lost against others or cannot have happened."""
         mode, limit = transaction.mode, self._limit
         connection = await self._pool.borrow()
         try:

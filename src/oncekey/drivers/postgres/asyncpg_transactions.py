@@ -111,10 +111,6 @@ class AsyncpgTransaction:
             await self.rollback()
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Commit with a last statement in the same message, and return the connection.
-
-        None: another request has stored this record first; nothing was committed.
-        """
         if self._over:
             raise TransactionControlError(OVER)
         try:
@@ -224,7 +220,6 @@ class AsyncpgHandlerConnection:
         return self._checked(query).cursor(query, *args, **kwargs)
 
     def close(self, *_: object, **__: object) -> NoReturn:
-        """Refused."""
         raise refusal("close()")
 
     def terminate(self) -> NoReturn:

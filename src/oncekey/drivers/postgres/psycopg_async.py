@@ -57,7 +57,6 @@ class AsyncPsycopgDriver:
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; again, if it lost against others or cannot have happened."""
         mode = transaction.mode
         match mode:
             case Mode.READ | Mode.SINGLE:

@@ -80,10 +80,6 @@ class AsyncPsycopgTransaction:
             await self.rollback()
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Commit with a last statement in the same message, and return the connection.
-
-        None: another request has stored this record first; nothing was committed.
-        """
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
@@ -142,7 +138,6 @@ class AsyncPsycopgHandlerConnection(connections.PsycopgConnectionProxy):
         return psycopg.AsyncConnection
 
     async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncPsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
-        """Execute a statement."""
         self._check(query)
         return AsyncPsycopgHandlerCursor(await self._raw.execute(query, *args, **kwargs), self)
 
@@ -171,7 +166,6 @@ class AsyncPsycopgHandlerCursor(connections.PsycopgProxy):
         return psycopg.AsyncCursor
 
     async def execute(self, query: Any, *args: Any, **kwargs: Any) -> AsyncPsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
-        """Execute a statement."""
         self._check(query)
         await self._raw.execute(query, *args, **kwargs)
         return self

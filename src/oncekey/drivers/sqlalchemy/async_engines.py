@@ -57,15 +57,12 @@ class SqlalchemyHandlerConnection(AsyncConnection):
         return super()._proxied
 
     async def commit(self) -> NoReturn:
-        """Refused."""
         raise refusal("commit()")
 
     async def rollback(self) -> NoReturn:
-        """Refused."""
         raise refusal("rollback()")
 
     async def close(self) -> NoReturn:
-        """Refused."""
         raise refusal("close()")
 
     async def aclose(self) -> NoReturn:
@@ -87,7 +84,6 @@ class SqlalchemyHandlerConnection(AsyncConnection):
         return await super().execution_options(**options)
 
     def begin(self) -> NoReturn:
-        """Refused: it has begun; `begin_nested()` makes a savepoint."""
         raise refusal("begin()")
 
     async def __aenter__(self) -> NoReturn:

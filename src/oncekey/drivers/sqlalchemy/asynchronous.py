@@ -94,7 +94,6 @@ class SqlalchemyDriver:
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; again, if it lost against others or cannot have happened."""
         if self.unconfirmed:
             await self._confirming.confirm_all()
         name, mode = transaction.name, transaction.mode

@@ -71,15 +71,12 @@ class BlockingHandlerConnection(Connection):
         return super()._revalidate_connection()
 
     def commit(self) -> NoReturn:
-        """Refused."""
         raise refusal("commit()")
 
     def rollback(self) -> NoReturn:
-        """Refused."""
         raise refusal("rollback()")
 
     def close(self) -> NoReturn:
-        """Refused."""
         raise refusal("close()")
 
     def invalidate(self, exception: BaseException | None = None) -> None:
@@ -99,7 +96,6 @@ class BlockingHandlerConnection(Connection):
         return super().execution_options(**options)
 
     def begin(self) -> NoReturn:
-        """Refused: it has begun; `begin_nested()` makes a savepoint."""
         raise refusal("begin()")
 
     def __enter__(self) -> NoReturn:

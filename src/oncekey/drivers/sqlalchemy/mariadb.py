@@ -60,7 +60,6 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
 
     @aretrying(ConflictError, LostError)
     async def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; again, if it lost against others or cannot have happened."""
         async with self._connected(self._engine) as connection:
             session = _session_of(connection)
             try:

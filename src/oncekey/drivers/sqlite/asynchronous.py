@@ -56,11 +56,9 @@ class AsyncSqliteDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a writer would have to wait for another one to end, as far as this process knows."""
         return self._lane.taken or self._driver.crowded
 
     async def begin(self) -> AsyncSqliteTransaction:
-        """Open a business transaction; nothing is locked before its first statement."""
         return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
 
     async def begin_with(self, first: Body[T]) -> tuple[AsyncSqliteTransaction, T]:
@@ -127,7 +125,6 @@ class AsyncSqliteTransaction:
                 body.close()
 
     async def commit(self) -> None:
-        """Commit, unless a statement was cancelled: then its outcome is not known."""
         await self._refuse_if_cancelled()
         await self._end(self._sqlite.commit)
 
@@ -244,15 +241,12 @@ class AsyncSqliteHandlerConnection:
         raise refusal("executescript()")
 
     async def commit(self) -> NoReturn:
-        """Refused."""
         raise refusal("commit()")
 
     async def rollback(self) -> NoReturn:
-        """Refused."""
         raise refusal("rollback()")
 
     async def close(self) -> NoReturn:
-        """Refused."""
         raise refusal("close()")
 
     async def __aenter__(self) -> NoReturn:

@@ -67,7 +67,6 @@ class SqliteDriver:
 
     @property
     def crowded(self) -> bool:
-        """Whether a writer would have to wait for another one to end, as far as this process knows."""
         return self._writer.busy
 
     def run(self, transaction: Transaction[T]) -> T:
@@ -85,7 +84,6 @@ class SqliteDriver:
                 assert_never(transaction.mode)
 
     def begin(self) -> SqliteTransaction:
-        """Open a business transaction; nothing is locked before its first statement."""
         return SqliteTransaction(self._file, self._writer)
 
     def close(self) -> None:

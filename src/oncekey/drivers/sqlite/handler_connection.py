@@ -50,7 +50,6 @@ class SqliteHandlerCursor:
         self._cursor = speaker.handlers_cursor()
 
     def execute(self, sql: str, parameters: Any = (), /) -> SqliteHandlerCursor:  # noqa: ANN401  (as sqlite3 takes them)
-        """Execute one statement."""
         return self._say(sql, lambda: self._cursor.execute(sql, parameters))
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> SqliteHandlerCursor:
@@ -115,7 +114,6 @@ class SqliteHandlerConnection:
         self._speaker = speaker
 
     def execute(self, sql: str, parameters: Any = (), /) -> SqliteHandlerCursor:  # noqa: ANN401  (as sqlite3 takes them)
-        """Execute one statement."""
         refuse_transaction_control(sql, Dialect.SQLITE)
         return SqliteHandlerCursor(self._speaker).execute(sql, parameters)
 
@@ -133,15 +131,12 @@ class SqliteHandlerConnection:
         raise refusal("executescript()")
 
     def commit(self) -> NoReturn:
-        """Refused."""
         raise refusal("commit()")
 
     def rollback(self) -> NoReturn:
-        """Refused."""
         raise refusal("rollback()")
 
     def close(self) -> NoReturn:
-        """Refused."""
         raise refusal("close()")
 
     def __enter__(self) -> NoReturn:

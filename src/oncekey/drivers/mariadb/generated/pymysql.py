@@ -97,7 +97,6 @@ class Pool:
                 self.business.release()
 
     def close(self) -> None:
-        """Close the idle sessions now, and the others when they come back."""
         self._shelf.close()
 
 
@@ -119,7 +118,6 @@ class PymysqlDriver:
 
     @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; again, if it lost against others or cannot have happened."""
         session = self._pool.take(business=False)
         try:
             return session.run(transaction, self._limit + messages.GRACE)

@@ -81,10 +81,6 @@ class PsycopgTransaction:
             self.rollback()
 
     def commit_with(self, last: Statement) -> Rows | None:
-        """Commit with a last statement in the same message, and return the connection.
-
-        None: another request has stored this record first; nothing was committed.
-        """
         connection = self._raw
         if connection is None:
             raise TransactionControlError(OVER)
@@ -143,7 +139,6 @@ class PsycopgHandlerConnection(connections.PsycopgConnectionProxy):
         return psycopg.Connection
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
-        """Execute a statement."""
         self._check(query)
         return PsycopgHandlerCursor(self._raw.execute(query, *args, **kwargs), self)
 
@@ -172,7 +167,6 @@ class PsycopgHandlerCursor(connections.PsycopgProxy):
         return psycopg.Cursor
 
     def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
-        """Execute a statement."""
         self._check(query)
         self._raw.execute(query, *args, **kwargs)
         return self

@@ -89,7 +89,6 @@ class BlockingSqlalchemyDriver:
 
     @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; again, if it lost against others or cannot have happened."""
         if self.unconfirmed:
             self._confirming.confirm_all()
         name, mode = transaction.name, transaction.mode
