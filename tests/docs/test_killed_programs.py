@@ -241,7 +241,8 @@ class Running:
         (folder / "run_and_die.py").write_text(RUNNER)
         found = re.search(r'"sqlite(?:\+\w+)?:///(\w+\.db)"', program.module or texts[program.file])
         named = found[1] if found else "shop.db"
-        self.is_postgres = "postgresql" in texts[program.file] or program.page == "docs/howto/fastapi.md"
+        imported = (texts[file] for file in texts if f"from {file.removesuffix('.py')} import" in texts[program.file])
+        self.is_postgres = any("postgresql" in text for text in (texts[program.file], *imported))
         self.url = dsn() if self.is_postgres and program.module is None else f"sqlite:///{folder}/{named}"
 
     def query(self, *statements: str) -> list[tuple[Any, ...]]:
