@@ -22,8 +22,8 @@ from bench.reap import waits
 from oncekey.core.flow import adrive
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
-from oncekey.drivers.placeholders import numbered
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.placeholders import numbered
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.rows import claim_params
 from oncekey.testing.claims import a_claim, answered
 from oncekey.wire import aconnect

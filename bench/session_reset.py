@@ -42,7 +42,7 @@ class Writer:
     """Protected writes through one driver, cleaned up after in one way."""
 
     def __init__(self, driver: Any, way: str, say: Callable[[Any], Awaitable[Any]]) -> None:
-        from oncekey.stores.postgres import PostgresStore  # noqa: PLC0415
+        from oncekey.databases.postgres.store import PostgresStore  # noqa: PLC0415
 
         self.driver, self.way, self._say = driver, way, say
         self._locks = PostgresStore().locks
@@ -111,7 +111,7 @@ def opened(driver: str, dsn: str, way: str) -> tuple[Writer, Callable[[], Awaita
         from sqlalchemy import text  # noqa: PLC0415
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415
 
-        from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver  # noqa: PLC0415
+        from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver  # noqa: PLC0415
 
         package = driver.partition("+")[2]
         options: dict[str, Any] = {}
@@ -123,9 +123,9 @@ def opened(driver: str, dsn: str, way: str) -> tuple[Writer, Callable[[], Awaita
         said = text(INSERT)
         return Writer(SqlalchemyDriver(engine), way, lambda connection: connection.execute(said)), engine.dispose
     if driver == "asyncpg":
-        from oncekey.drivers.postgres.asyncpg import AsyncpgDriver as Driver  # noqa: PLC0415
+        from oncekey.databases.postgres.asyncpg import AsyncpgDriver as Driver  # noqa: PLC0415
     else:
-        from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver as Driver  # type: ignore[assignment]  # noqa: PLC0415
+        from oncekey.databases.postgres.psycopg_async import AsyncPsycopgDriver as Driver  # type: ignore[assignment]  # noqa: PLC0415
     mark = "&" if "?" in dsn else "?"
     ours = Driver(f"{dsn}{mark}pgbouncer={int(unprepared)}")
     return Writer(ours, way, lambda connection: connection.execute(INSERT)), ours.close
@@ -135,8 +135,8 @@ async def measure(
     driver: str, dsn: str, rounds: int, writes: int, server_seconds: Callable[[], float]
 ) -> dict[str, list[Figures]]:
     """All ways in turn, round by round; who comes first changes with each round."""
-    from oncekey.drivers import handler_sql  # noqa: PLC0415
-    from oncekey.drivers.postgres import asyncpg_connections, psycopg_connections  # noqa: PLC0415
+    from oncekey.databases import handler_sql  # noqa: PLC0415
+    from oncekey.databases.postgres import asyncpg_connections, psycopg_connections  # noqa: PLC0415
 
     found: dict[str, list[Figures]] = {way: [] for way in WAYS}
     writers = {way: opened(driver, dsn, way) for way in WAYS}

@@ -159,7 +159,7 @@ def dynamo_clients() -> dict[int, Any]:
 @pytest.fixture(scope="session")
 def dynamo_table(dynamo_clients: dict[int, Any]) -> Callable[[Any], str]:
     """Makes a table of oncekey's on an emulator, and tells its name."""
-    from oncekey.drivers.dynamodb_items import table_of
+    from oncekey.databases.dynamodb.items import table_of
 
     def make(server: Any) -> str:
         client = dynamo_clients.get(server.port) or dynamo_clients.setdefault(server.port, server.client())

@@ -14,13 +14,13 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
-from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
-from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.once import Once
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import ManualClock, a_claim
 from oncekey.wire import Address, Kind
 
@@ -134,7 +134,7 @@ def test_an_option_that_libpq_does_not_know_is_named():
 
 
 def test_blocking_engines(tmp_path, monkeypatch):
-    from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
+    from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 
     monkeypatch.chdir(tmp_path)
     for url, store, driver in (
@@ -150,8 +150,8 @@ def test_blocking_engines(tmp_path, monkeypatch):
 
 
 async def test_asyncio_engines(tmp_path, monkeypatch):
-    from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-    from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
+    from oncekey.databases.postgres.asyncpg import AsyncpgDriver
+    from oncekey.databases.postgres.psycopg_async import AsyncPsycopgDriver
 
     monkeypatch.chdir(tmp_path)
     for url, store, driver in (

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-DRIVERS: Final = ROOT / "src" / "oncekey" / "drivers"
+DRIVERS: Final = ROOT / "src" / "oncekey" / "databases"
 ONLY: Final = "# asyncio only"
 HEADER: Final = "# Generated from {source} by `python -m tools.twins`: edit that one.\n"
 
@@ -76,7 +76,7 @@ TWINS: Final = (
             "in the caller's own task": "in the caller's own thread",
             "under asyncio. One for each event loop.": "from any number of threads.",
             "Connections for asyncio.": "Connections for threads.",
-            "drivers.postgres import psycopg_async_": "drivers.postgres.generated import psycopg_async_",
+            "databases.postgres import psycopg_async_": "databases.postgres.generated import psycopg_async_",
         },
     ),
     Twin(
@@ -85,7 +85,7 @@ TWINS: Final = (
         names={"psycopg_async": "psycopg"},
         phrases={
             "on psycopg for asyncio": "on psycopg for threads",
-            "drivers.postgres.psycopg_async import": "drivers.postgres.generated.psycopg_async import",
+            "databases.postgres.psycopg_async import": "databases.postgres.generated.psycopg_async import",
             "an `async def` handler": "a blocking handler",
             "`async with connection:`": "`with connection:`",
         },
@@ -117,9 +117,9 @@ TWINS: Final = (
         phrases={
             "a SQLAlchemy `AsyncEngine`: their engine, their pool, their sessions.": "a blocking SQLAlchemy `Engine`.",
             "from sqlalchemy.ext.asyncio import": "from sqlalchemy.engine import",
-            "from oncekey.drivers.sqlalchemy import connections, handler_connection": (
-                "from oncekey.drivers.sqlalchemy import handler_connection\n"
-                "from oncekey.drivers.sqlalchemy.generated import connections"
+            "from oncekey.databases.sqlalchemy import connections, handler_connection": (
+                "from oncekey.databases.sqlalchemy import handler_connection\n"
+                "from oncekey.databases.sqlalchemy.generated import connections"
             ),
             "Wait for the connections that are being returned to the pool; the engine is not ours.": (
                 "Does nothing: the engine belongs to the application."

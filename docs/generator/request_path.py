@@ -31,12 +31,12 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "engine.capture engine.operation"
         ),
         "The store: statements and rows": (
-            "stores.statements stores.rows stores.keystore stores.locks stores.sql stores.postgres"
+            "stores.statements stores.rows stores.keystore stores.locks stores.sql databases.postgres.store"
         ),
         "The driver: asyncpg and PostgreSQL": (
-            "drivers.placeholders drivers.handler_sql drivers.retries drivers.slots drivers.postgres.server "
-            "drivers.postgres.unconfirmed drivers.postgres.asyncpg_connections drivers.postgres.asyncpg_transactions "
-            "drivers.postgres.asyncpg"
+            "databases.placeholders databases.handler_sql databases.retries databases.slots databases.postgres.server "
+            "databases.postgres.unconfirmed databases.postgres.asyncpg_connections "
+            "databases.postgres.asyncpg_transactions databases.postgres.asyncpg"
         ),
         "The runtime and the framework": (
             "ports.driver runtimes runtimes.aio frameworks.shared frameworks.asgi frameworks.asgi.middleware "
@@ -44,10 +44,10 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (
-            "__init__ once frameworks.options once.starting wire drivers.postgres.address engine.shell "
+            "__init__ once frameworks.options once.starting wire databases.postgres.address engine.shell "
             "engine.migrating frameworks.starlette frameworks.fastapi"
         ),
-        "Packages without code": "core canonical ports engine stores drivers drivers.postgres frameworks",
+        "Packages without code": "core canonical ports engine stores databases databases.postgres frameworks",
     }
 )
 """The modules that the served application loads, by their names below `oncekey`, in the order to read them."""
@@ -60,7 +60,7 @@ STATEMENTS: Final[Mapping[str, str]] = MappingProxyType(
         "functions `enter`, `lock_request_2`, `lock_holder`, `seal` and `was_sealed`.",
     }
 )
-"""The SQL of PostgreSQL that these requests send, below `oncekey/stores/postgres`, and what it works on."""
+"""The SQL of PostgreSQL that these requests send, below `oncekey/databases/postgres`, and what it works on."""
 
 FOLLOWED: Final = (
     (
@@ -78,7 +78,7 @@ FOLLOWED: Final = (
     ),
     (
         "{engine.straight:straight} yields `Begin`. {runtimes.aio:AsyncRuntime.begin} calls "
-        "{drivers.postgres.asyncpg:AsyncpgDriver.begin_with}, which sends `BEGIN` and the statement `enter` of "
+        "{databases.postgres.asyncpg:AsyncpgDriver.begin_with}, which sends `BEGIN` and the statement `enter` of "
         "{stores.locks:LockStore.locking} in one message."
     ),
     (
@@ -88,7 +88,7 @@ FOLLOWED: Final = (
     ),
     (
         "{frameworks.asgi.protect:_run} calls the handler. `op.connection` is an "
-        "{drivers.postgres.asyncpg_transactions:AsyncpgHandlerConnection} on that transaction."
+        "{databases.postgres.asyncpg_transactions:AsyncpgHandlerConnection} on that transaction."
     ),
     (
         "{frameworks.asgi.exchange:Exchange.send} captures the response. Its last message calls "
@@ -99,7 +99,7 @@ FOLLOWED: Final = (
         "{engine.straight:straight} commits an ordinary success, and {engine.settle:settle} settles every other end. "
         "{engine.settle:one_commit_of} takes the statement `seal` from {stores.locks:LockStore.completing_at_commit}. "
         "{runtimes.aio:AsyncRuntime.commit} calls "
-        "{drivers.postgres.asyncpg_transactions:AsyncpgTransaction.commit_with}, which sends "
+        "{databases.postgres.asyncpg_transactions:AsyncpgTransaction.commit_with}, which sends "
         "`SELECT oncekey.seal(…); COMMIT; …` in one message: the handler's rows and the record, or neither."
     ),
     (
@@ -195,7 +195,7 @@ def _linked_names(step: str) -> str:
 def _follow_one_request() -> list[str]:
     named = {module for step in FOLLOWED for module, _ in _DEFINED.findall(step)} | set(BESIDES)
     paths = [path_of(f"oncekey.{name}") for name in named]
-    paths += [SOURCE / "oncekey" / "stores" / "postgres" / "locks.sql"]
+    paths += [SOURCE / "oncekey" / "databases" / "postgres" / "locks.sql"]
     besides = ", ".join(_linked(path_of(f"oncekey.{name}")) for name in BESIDES)
     return [
         "## Follow one request",
@@ -225,7 +225,7 @@ def _section(name: str, names: str) -> list[str]:
 def page() -> str:
     """The page."""
     paths = [path_of(module) for module in modules()]
-    folder = SOURCE / "oncekey" / "stores" / "postgres"
+    folder = SOURCE / "oncekey" / "databases" / "postgres"
     statements = [(_linked(folder / name), str(lines_of(folder / name)), why) for name, why in STATEMENTS.items()]
     return put_together(
         title("What a request trusts"),

@@ -12,8 +12,8 @@ from oncekey.stores.statements import load
 from .markdown import page as put_together
 from .markdown import table, title
 
-POSTGRES: Final = "oncekey.stores.postgres"
-SQLITE: Final = "oncekey.stores.sqlite"
+POSTGRES: Final = "oncekey.databases.postgres"
+SQLITE: Final = "oncekey.databases.sqlite"
 _RECORD_TABLE: Final = re.compile(r"CREATE TABLE oncekey[._]record(?:_\d+)? \((?P<body>.*?)\n\)", re.DOTALL)
 _ADDED: Final = re.compile(
     r"ALTER TABLE oncekey\.record ADD COLUMN (?P<name>[a-z_]+) (?P<kind>[a-z]+)(?P<null> NOT NULL)?(?: DEFAULT -?\d+)?;"

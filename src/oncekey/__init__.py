@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from oncekey.core.resolvers import Executed, NotExecuted, Question, Rejected, Sighting, Undecided
     from oncekey.core.topics import Message, Reply
     from oncekey.core.upkeep import lifetime
-    from oncekey.drivers.sqlite.files import repaired_module
+    from oncekey.databases.sqlite.files import repaired_module
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation
     from oncekey.engine.sync_operation import SyncOperation
@@ -70,7 +70,7 @@ _PLACES = {
         "OutcomeUnknownError",
         "ResultNotKeptError",
     ),
-    "oncekey.drivers.sqlite.files": ("repaired_module",),
+    "oncekey.databases.sqlite.files": ("repaired_module",),
     "oncekey.engine.enrolment": ("Enrolment",),
     "oncekey.engine.operation": ("Operation",),
     "oncekey.engine.sync_operation": ("SyncOperation",),

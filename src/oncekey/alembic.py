@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.stores import mariadb, postgres, sqlite
+from oncekey.databases.mariadb import store as mariadb
+from oncekey.databases.postgres import store as postgres
+from oncekey.databases.sqlite import store as sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,7 +2,8 @@
 
 A cell is one record, kept as a whole, by the names of its columns. A service that can read a cell together with a
 clock, and replace it if no other writer has, can keep the records of requests: `oncekey.stores.cells.CellStore` makes
-the store that the engine uses out of these three verbs, and `oncekey.drivers.cells` runs it, blocking or under asyncio.
+the store that the engine uses out of these three verbs, and `oncekey.databases.cells` runs it, in threads or under
+asyncio.
 The moves of `oncekey.stores.moves` decide what a record becomes; a store of cells decides nothing.
 
 Three rules make such a store safe.

@@ -1,7 +1,7 @@
 """Flask: where a view is claimed, where its answer is captured, what `tenant` is handed, and which routes there are.
 
 `once.flask(app, tenant=...)` puts it into an application, and `Once(database(db))` keeps the keys in Flask-SQLAlchemy's
-database, whose session then is the business transaction (`oncekey.drivers.sqlalchemy.flask`).
+database, whose session then is the business transaction (`oncekey.databases.sqlalchemy.flask`).
 
 A request is read before the application runs, because a form that was parsed cannot be read again. A protected view
 claims when it is called, after `before_request` and the decorators above it. Its answer is settled by the last function
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-    from oncekey.drivers.sqlalchemy.flask import Database
+    from oncekey.databases.sqlalchemy.flask import Database
     from oncekey.engine.run import Run
 
 __all__ = ["database"]
@@ -56,7 +56,7 @@ _OWN: Final = frozenset({"static", "idempotency_resource"})
 def database(db: Any) -> Database:  # noqa: ANN401  (Flask-SQLAlchemy's, which need not be installed)
     """The database of a Flask-SQLAlchemy `db`, for `Once(database(db))`."""
     try:
-        from oncekey.drivers.sqlalchemy.flask import Database  # noqa: PLC0415  (an optional package)
+        from oncekey.databases.sqlalchemy.flask import Database  # noqa: PLC0415  (an optional package)
     except ImportError as error:
         raise ConfigurationError("SQLAlchemy is not installed: pip install 'oncekey[flask,sqlalchemy]'") from error
     return Database(db)

@@ -10,11 +10,11 @@ import pytest
 from harness.filling import fill_beside, fill_postgres
 from harness.plans import check_plan, explained
 from oncekey.core.flow import drive
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
 from oncekey.ops.stats import LOOKED, MOST
 from oncekey.stores import survey
-from oncekey.stores.sqlite import SqliteStore
 
 DAY = 86_400_000_000
 ANY = {

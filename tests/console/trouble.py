@@ -28,10 +28,10 @@ from oncekey.core.model import (
 from oncekey.core.resolution import AnnouncedCall, CallReport
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.testing.contract.world import World, blocking
 from operate.rows import a_parcel, a_row, write
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.sql import FILES
 from oncekey.stores.statements import load
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from oncekey.cells import Index, Seen, indexed, place_of
-from oncekey.drivers.cells import AsyncCellDriver, CellDriver
+from oncekey.databases.cells import AsyncCellDriver, CellDriver
 from oncekey.stores.cells import CellStore
 from oncekey.testing.contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio
 

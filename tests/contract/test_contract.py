@@ -8,12 +8,12 @@ import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
 from harness.tables import sqlite_with_tables
-from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
-from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.threads import threaded
+from oncekey.databases.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.databases.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
+from oncekey.databases.threads import threaded
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.selection import assert_caught
-from oncekey.drivers.memory import MemoryDriver
+from oncekey.databases.memory import MemoryDriver
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS, audit_commands, roll_commands
 from oncekey.stores.upkeep import UpkeepStore

@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 
-from oncekey.drivers.dynamodb import AsyncDynamoDriver, DynamoCells, DynamoDriver, Table
+from oncekey.databases.dynamodb.driver import AsyncDynamoDriver, DynamoCells, DynamoDriver, Table
 from oncekey.stores.cells import DynamoStore
 from oncekey.testing.contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio, walking
 

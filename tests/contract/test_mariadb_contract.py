@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.mariadb import mariadb_with_tables, migrated
-from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
-from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
-from oncekey.stores.mariadb import MariadbStore
+from oncekey.databases.mariadb.aiomysql import AiomysqlDriver
+from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
+from oncekey.databases.mariadb.store import MariadbStore
 from oncekey.stores.rows import COLUMNS
 from oncekey.testing.contract import StoreContract, Walk, blocking, under_asyncio
 

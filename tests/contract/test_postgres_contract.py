@@ -8,10 +8,10 @@ import pytest
 from harness.postgres import PostgresServer, installations
 from harness.postgres_binaries import preferred_installation
 from harness.tables import database_with_tables
-from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.postgres.asyncpg import AsyncpgDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.psycopg_async import AsyncPsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 

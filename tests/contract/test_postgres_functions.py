@@ -12,8 +12,8 @@ from psycopg.rows import scalar_row, tuple_row
 from contract.test_sql_guards import INTENT, LIFE, MEMO, NOW, OTHER_LIFE, OURS, Desk
 from harness.tables import await_waiters, database_with_tables, empty_tables
 from oncekey.core.model import RecordId, State
-from oncekey.drivers.placeholders import pyformat
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.placeholders import pyformat
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.rows import memo_text
 
 LOCK, FAMILY, MARK = (7 << 32) + 9, 70, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.valkeys import Cluster, StoringValkey
-from oncekey.drivers.redis import AsyncRedisDriver, RedisCells, RedisDriver
+from oncekey.databases.redis.driver import AsyncRedisDriver, RedisCells, RedisDriver
 from oncekey.stores.cells import CellStore
 from oncekey.testing.contract import CellsContract, StoreContract, blocking, under_asyncio
 

@@ -9,9 +9,9 @@ import pytest
 from contract.older import EitherStore, OlderStore
 from oncekey.core.flow import drive
 from oncekey.core.migrations import MigrationPhase
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import migrating
-from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract import StoreContract, blocking
 
 

@@ -55,7 +55,7 @@ def test_the_functions_are_those_of_a_migrated_database(tables_dsn):
 
     with psycopg.connect(tables_dsn) as connection:
         rows = connection.execute("SELECT proname FROM pg_proc WHERE pronamespace = 'oncekey'::regnamespace").fetchall()
-    assert sorted(functions("oncekey.stores.postgres")) == sorted(name for (name,) in rows)
+    assert sorted(functions("oncekey.databases.postgres")) == sorted(name for (name,) in rows)
 
 
 class TestGuards:

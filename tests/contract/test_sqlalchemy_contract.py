@@ -9,13 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from harness.mariadb import mariadb_with_tables
 from harness.tables import database_with_tables
 from oncekey.core.flow import drive
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
-from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
+from oncekey.databases.mariadb.store import MariadbStore
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
+from oncekey.databases.sqlalchemy.mariadb import SqlalchemyMariadbDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
-from oncekey.stores.mariadb import MariadbStore
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 
 

@@ -14,15 +14,15 @@ import pytest
 from harness.tables import sqlite_with_tables
 from oncekey.core.flow import drive
 from oncekey.core.transitions import ROWS
-from oncekey.drivers.memory import MemoryDriver
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.memory import MemoryDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
 from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS, MemoryStore, roll_commands
-from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.testing.contract import Walk, blocking
 from oncekey.testing.contract.walking import EXCEPTIONS, UNWALKED, walked_rows

@@ -21,13 +21,13 @@ from harness.proxy import Proxy
 from oncekey import LOCAL, SINGLE_TENANT
 from oncekey.core.errors import ConfigurationError, RolledBackError, SchemaError, StoreBusyError, StoreUnavailableError
 from oncekey.core.flow import Body, Mode, Rows, Statement, Transaction
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.store import SqliteStore
+from oncekey.databases.threads import ThreadedDriver
 from oncekey.django import Database
 from oncekey.django.database import Spares
-from oncekey.drivers.threads import ThreadedDriver
 from oncekey.frameworks.blocking import current
 from oncekey.ports.store import Borrowed
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking, under_asyncio
 from oncekey.testing.contract.claiming import Racing
 from oncekey.testing.contract.expiring import Sweeping

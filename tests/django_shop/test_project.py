@@ -20,8 +20,8 @@ from openapi_spec_validator import validate
 
 from django_shop.asking import new_key, post, sold
 from oncekey import LOCAL, PHASED, SINGLE_TENANT, ConfigurationError
-from oncekey.stores import postgres as postgres_store
-from oncekey.stores import sqlite as sqlite_store
+from oncekey.databases.postgres import store as postgres_store
+from oncekey.databases.sqlite import store as sqlite_store
 
 TESTS = Path(__file__).parents[1]
 

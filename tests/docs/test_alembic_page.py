@@ -20,8 +20,8 @@ from oncekey.alembic import SCHEMA, include_name, run
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import adrive
 from oncekey.core.migrations import MigrationState
+from oncekey.databases.postgres import store as postgres
 from oncekey.engine import migrating
-from oncekey.stores import postgres
 from oncekey.wire import aconnect
 
 PAGE = Page(ROOT / "docs/howto/sqlalchemy.md")

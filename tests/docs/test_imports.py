@@ -26,8 +26,8 @@ OF_THEIR_OWN = (
     "oncekey.sealing",
     "oncekey.testing",
     "oncekey.cells",
-    "oncekey.drivers.cells",
-    "oncekey.drivers.dynamodb",
+    "oncekey.databases.cells",
+    "oncekey.databases.dynamodb.driver",
     "oncekey.stores.cells",
 )
 """Not every service needs these: what sends requests, observes and operates them, tests them, and makes a store."""

@@ -29,7 +29,7 @@ def test_the_drawing_has_every_move_and_no_other():
 
 def test_every_layer_of_the_contract_is_drawn():
     drawn = drawing.layers()
-    assert [name for name in ("core", "engine", "stores", "drivers", "cli") if f">{name}</text>" not in drawn] == []
+    assert [name for name in ("core", "engine", "stores", "databases", "cli") if f">{name}</text>" not in drawn] == []
 
 
 def test_the_table_has_every_row():

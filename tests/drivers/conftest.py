@@ -8,7 +8,7 @@ import pysqlite3.dbapi2 as pysqlite3
 import pytest
 
 from harness.tables import sqlite_with_tables
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
 
 
 @pytest.fixture(params=(sqlite3, pysqlite3), ids=("sqlite3", "pysqlite3"))

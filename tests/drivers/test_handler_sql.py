@@ -6,8 +6,8 @@ import pytest
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, sentences
-from oncekey.drivers import handler_sql
-from oncekey.drivers.handler_sql import refuse_transaction_control
+from oncekey.databases import handler_sql
+from oncekey.databases.handler_sql import refuse_transaction_control
 
 BOTH = (Dialect.SQLITE, Dialect.POSTGRES)
 

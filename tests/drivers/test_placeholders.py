@@ -3,8 +3,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from oncekey.drivers.placeholders import Numbered, marked, numbered, parted, pyformat
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.placeholders import Numbered, marked, numbered, parted, pyformat
+from oncekey.databases.postgres.store import PostgresStore
 
 UNTOUCHED = (
     "SELECT 1::bigint, x :: text",

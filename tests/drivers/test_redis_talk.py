@@ -16,8 +16,8 @@ from redis.exceptions import (
 
 from oncekey.cells import Seen
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
-from oncekey.drivers.redis_address import parse
-from oncekey.drivers.redis_talk import RedisTalks
+from oncekey.databases.redis.address import parse
+from oncekey.databases.redis.talk import RedisTalks
 
 FIRST, SECOND = ("a", 7000), ("b", 7001)
 SLOTS = [[0, 16383, [b"a", 7000, b"id"]]]

@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 from oncekey.core.flow import Mode
-from oncekey.drivers.retries import ConflictError, LostError, aretrying, lost, lost_commit, retrying
+from oncekey.databases.retries import ConflictError, LostError, aretrying, lost, lost_commit, retrying
 
 CONFLICT, LOSS = ConflictError("another won"), LostError("the connection was lost")
 AMBIGUOUS, SICK = lost_commit("w"), StoreUnavailableError("the disk is full")

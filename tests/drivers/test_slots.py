@@ -8,7 +8,7 @@ import time
 import pytest
 
 from oncekey.core.errors import StoreBusyError
-from oncekey.drivers.slots import AsyncSlots
+from oncekey.databases.slots import AsyncSlots
 
 LATE = 60.0
 

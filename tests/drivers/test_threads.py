@@ -10,9 +10,9 @@ import pytest
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreUnavailableError, TransactionControlError
 from oncekey.core.flow import Mode, Statement, Transaction
-from oncekey.drivers.memory import MemoryDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.threads import SharingThreadedDriver, ThreadedDriver, threaded
+from oncekey.databases.memory import MemoryDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.threads import SharingThreadedDriver, ThreadedDriver, threaded
 from oncekey.ports.store import AsyncShares
 
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from harness.patience import PATIENCE
 from oncekey import INLINE, LOCAL, PHASED, Once, Operation, SyncOperation
-from oncekey.drivers.dynamodb import Items
+from oncekey.databases.dynamodb.driver import Items
 
 ORDERS = "orders"
 ORDERS_TABLE = {

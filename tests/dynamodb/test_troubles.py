@@ -37,8 +37,8 @@ from oncekey.core.errors import (
 )
 from oncekey.core.model import SECOND, Completed, Outcome, Proceed, Replay, State, StoredResponse
 from oncekey.core.policy import Policy
-from oncekey.drivers.dynamodb import PAUSES, AsyncDynamoCells, DynamoCells, DynamoDriver, Table
-from oncekey.drivers.dynamodb_talk import Dialogue, Failed, Refused, Request, understood
+from oncekey.databases.dynamodb.driver import PAUSES, AsyncDynamoCells, DynamoCells, DynamoDriver, Table
+from oncekey.databases.dynamodb.talk import Dialogue, Failed, Refused, Request, understood
 from oncekey.stores.cells import DynamoStore
 from oncekey.testing.claims import a_claim, again, answered
 from oncekey.testing.contract import blocking

@@ -31,7 +31,8 @@ from oncekey.core.flow import Body, Transaction
 from oncekey.core.model import Code, Completed, Outcome, Record, RecordId, Retryable, Snapshot, State, StoredResponse
 from oncekey.core.onecommit import Locked, WriteKind, WriteTarget
 from oncekey.core.policy import InProgress, Policy
-from oncekey.drivers.postgres.server import as_text
+from oncekey.databases.postgres.server import as_text
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import straight as path
 from oncekey.engine.actions import (
     Aside,
@@ -53,7 +54,6 @@ from oncekey.engine.local import record_as_claimed
 from oncekey.engine.run import Breaker, Run, Site
 from oncekey.engine.serve import serve
 from oncekey.observe.events import Event
-from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.claims import START, ManualClock, a_claim
 from proof.crash.runtime import Unasked
 

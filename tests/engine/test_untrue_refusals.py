@@ -12,7 +12,7 @@ from oncekey.core.errors import NotExecutedError, StoreUnavailableError
 from oncekey.core.flow import Transaction
 from oncekey.core.model import Code, Effects
 from oncekey.core.policy import Policy
-from oncekey.drivers.memory import MemoryDriver
+from oncekey.databases.memory import MemoryDriver
 from oncekey.engine import steps
 from oncekey.engine.actions import Action, Beat, Call, Later, Life
 from oncekey.engine.enrolment import Enrolment

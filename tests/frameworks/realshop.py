@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from frameworks.shop import KEY, tenant_of
 from harness.asgi import Caller, Reply
 from oncekey.core.policy import Policy
-from oncekey.drivers.mariadb.address import MariadbAddress
+from oncekey.databases.mariadb.address import MariadbAddress
 from oncekey.once import Once
 
 ORDERS = "CREATE TABLE orders (item TEXT NOT NULL, UNIQUE (item) {deferred})"

@@ -16,9 +16,9 @@ from frameworks.sqlshop import Order, OrderIn, SqlShop, opened
 from harness.asgi import until
 from oncekey.core.errors import StoreBusyError
 from oncekey.core.model import INLINE, LOCAL
-from oncekey.drivers.slots import AsyncSlots, Slots
-from oncekey.drivers.sqlite.files import Writer
-from oncekey.drivers.sqlite.lane import Lane
+from oncekey.databases.slots import AsyncSlots, Slots
+from oncekey.databases.sqlite.files import Writer
+from oncekey.databases.sqlite.lane import Lane
 from oncekey.engine import local, shell
 from oncekey.engine.local import peek
 from oncekey.engine.operation import Operation, SyncOperation

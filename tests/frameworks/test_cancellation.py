@@ -17,7 +17,7 @@ from harness.asgi import cancelled_at, until
 from harness.ledger import Gate, down
 from harness.patience import PATIENCE
 from oncekey.core.model import INLINE, LOCAL, MINUTE, SECOND
-from oncekey.drivers.threads import ThreadedTransaction
+from oncekey.databases.threads import ThreadedTransaction
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.frameworks.asgi import exchange
 from oncekey.runtimes import aio

@@ -14,8 +14,10 @@ from fastapi import FastAPI
 from harness.pages import ROOT, generator
 from harness.slices import APPLICATIONS, seen_by
 from oncekey import SINGLE_TENANT, Once
+from oncekey.databases.mariadb import store as mariadb
+from oncekey.databases.postgres import store as postgres
+from oncekey.databases.sqlite import store as sqlite
 from oncekey.observe.events import Consulted, Event
-from oncekey.stores import mariadb, postgres, sqlite
 from oncekey.stores.keystore import STATEMENTS
 from oncekey.stores.statements import PART_STATEMENTS
 

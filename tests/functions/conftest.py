@@ -13,9 +13,9 @@ from frameworks.realshop import PostgresDatabase, SqliteFile
 from functions.stage import Stage
 from harness.databases import DatabaseServer
 from oncekey.core.flow import drive
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import migrating
-from oncekey.stores.postgres import PostgresStore
 
 STORES = [("sqlite", True), ("sqlite", False), ("psycopg", True), ("asyncpg", False)]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError, TransactionControlError
 from oncekey.core.flow import Body, Rows, Statement, Transaction, run_body
-from oncekey.drivers.memory import MemoryDriver
+from oncekey.databases.memory import MemoryDriver
 
 T = TypeVar("T")
 Fault = Callable[[Callable[[], Any]], Awaitable[Any]]

@@ -23,9 +23,9 @@ from harness.patience import PATIENCE
 from harness.ports import free_port
 from harness.postgres_binaries import account, private_folder
 from oncekey.core.flow import drive
-from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
+from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
+from oncekey.databases.mariadb.store import MariadbStore
 from oncekey.engine import migrating
-from oncekey.stores.mariadb import MariadbStore
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -29,7 +29,7 @@ from oncekey.stores import statements
 from oncekey.stores.sql import FILES, ONE_ROW, SHARED, SqlSchema
 from oncekey.stores.statements import load
 
-_PACKAGES: Final = {"sqlite": "oncekey.stores.sqlite", "postgres": "oncekey.stores.postgres"}
+_PACKAGES: Final = {"sqlite": "oncekey.databases.sqlite", "postgres": "oncekey.databases.postgres"}
 _FUNCTION: Final = re.compile(r"CREATE FUNCTION oncekey\.(\w+)\(.*?\$\$.*?\$\$;", re.DOTALL)
 _DROPPED: Final = re.compile(r"oncekey\.(\w+)\(")
 _ORDER: Final = {

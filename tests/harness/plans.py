@@ -7,8 +7,8 @@ from typing import Any
 
 from psycopg import sql
 
-from oncekey.drivers.placeholders import numbered
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.placeholders import numbered
+from oncekey.databases.postgres.store import PostgresStore
 
 
 def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

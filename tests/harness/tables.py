@@ -18,9 +18,9 @@ from harness.databases import DatabaseServer
 from harness.patience import PATIENCE, wait_until
 from oncekey import wire
 from oncekey.core.flow import drive
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
-from oncekey.stores.sqlite import SqliteStore
 
 _WAITING = """
     SELECT count(*) FROM pg_stat_activity

@@ -23,7 +23,7 @@ from harness.pages import ROOT, Block, Page
 from harness.patience import PATIENCE, wait_until
 from harness.ports import free_port
 from harness.valkeys import StoringValkey
-from oncekey.drivers.mariadb.address import MariadbAddress
+from oncekey.databases.mariadb.address import MariadbAddress
 
 DEMO_PORT = "8000"
 REDIS_PORT = "6379"

@@ -30,12 +30,12 @@ from oncekey.core.errors import (
 from oncekey.core.flow import Mode, Statement, Transaction, drive
 from oncekey.core.model import LOCAL, Completed, Outcome, RecordId, StoredResponse
 from oncekey.core.onecommit import Holder, WriteKind, WriteTarget
-from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
-from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
-from oncekey.drivers.mariadb.messages import commit_error, statement_error
-from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
+from oncekey.databases.mariadb.aiomysql import AiomysqlDriver
+from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
+from oncekey.databases.mariadb.messages import commit_error, statement_error
+from oncekey.databases.mariadb.store import MariadbStore
+from oncekey.databases.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.stores.mariadb import MariadbStore
 from oncekey.testing.claims import a_claim
 
 ANSWER = Completed(StoredResponse(201, ((b"content-type", b"application/json"),), b"{}"), Outcome.SUCCESS)
@@ -164,7 +164,7 @@ def test_no_sql_mode_of_a_handler_opens_a_literal(driver):
 KILLED = """
 import sys
 from local.test_mariadb import STORE, locked
-from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
+from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.testing.claims import a_claim
 tx, look = locked(PymysqlDriver(sys.argv[1]), a_claim("killed"))
 assert look.got

@@ -37,14 +37,14 @@ from oncekey.core.model import (
 )
 from oncekey.core.onecommit import Holder, Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver, SqliteTransaction
-from oncekey.drivers.sqlite.files import writer_of
+from oncekey.databases.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver, SqliteTransaction
+from oncekey.databases.sqlite.files import writer_of
+from oncekey.databases.sqlite.store import SqliteLocks, SqliteStore
 from oncekey.engine import local
 from oncekey.engine.local import ClaimFirst, Entry, LockHeld
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.ports.store import AsyncFolds
-from oncekey.stores.sqlite import SqliteLocks, SqliteStore
 from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a_claim, again, answered
 
 RECORD = "SELECT state, fence, version, attempts, response_body, effects FROM oncekey_record"

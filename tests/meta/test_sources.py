@@ -18,7 +18,7 @@ MODULES = sorted([*LIBRARY.rglob("*.py"), *(ROOT / "packages").rglob("src/**/*.p
 LONGEST_MODULE = 600
 LARGEST_SHARE_OF_IMPORTS = 0.07
 DEEPEST_PACKAGE = 2
-STORES_OF_REQUESTS = ("src/oncekey/drivers/redis_talk.py", "examples/sqlite_cells.py")
+STORES_OF_REQUESTS = ("src/oncekey/databases/redis/talk.py", "examples/sqlite_cells.py")
 LONGEST_STORE = 400
 LAYERS = ("cli", "once", "workers", "frameworks", "engine", "ports", "ops", "core")
 
@@ -90,7 +90,7 @@ def test_a_method_of_a_port_is_described_in_the_port_only() -> None:
     described: dict[str, set[str | None]] = defaultdict(set)
     for _, name, text in _methods("", of_protocols=True):
         described[name].add(text)
-    for folder in ("stores", "drivers"):
+    for folder in ("stores", "databases"):
         for where, name, text in _methods(folder, of_protocols=False):
             if text is None:
                 assert described[name] - {None}, f"{where}: no protocol describes {name}, so it needs a docstring"

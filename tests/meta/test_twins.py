@@ -9,7 +9,7 @@ SOURCE = '''"""Waits for asyncio."""
 
 import asyncio
 
-from oncekey.drivers.slots import AsyncSlots
+from oncekey.databases.slots import AsyncSlots
 
 
 class AsyncThing:
@@ -29,7 +29,7 @@ BLOCKING = '''# Generated from thing.py by `python -m tools.twins`: edit that on
 
 import threading
 
-from oncekey.drivers.slots import Slots
+from oncekey.databases.slots import Slots
 
 
 class Thing:

@@ -42,8 +42,8 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
     assert packed == source
     assert "oncekey/py.typed" in packed
     for store in ("sqlite", "postgres"):
-        assert f"oncekey/stores/{store}/queries.sql" in packed
-        assert any(name.startswith(f"oncekey/stores/{store}/migrations/0001_") for name in packed)
+        assert f"oncekey/databases/{store}/queries.sql" in packed
+        assert any(name.startswith(f"oncekey/databases/{store}/migrations/0001_") for name in packed)
 
 
 def _metadata(wheel: Path) -> email.message.Message:

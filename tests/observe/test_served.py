@@ -18,12 +18,12 @@ from harness.filling import fill_postgres
 from harness.patience import wait_until
 from observe.shop import read
 from oncekey.core.flow import drive
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
 from oncekey.observe.measuring import gauges_of
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 from upkeep.test_plans import nodes
 
 WORKER = """

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from harness.tables import database_with_tables, sqlite_with_tables
-from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
-from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.stores.mariadb import MariadbStore
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
+from oncekey.databases.mariadb.store import MariadbStore
+from oncekey.databases.postgres.asyncpg import AsyncpgDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.testing.contract.world import blocking, under_asyncio
 
 

@@ -28,7 +28,7 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK, headers_text, memo_text
 from oncekey.testing.claims import START
 from oncekey.testing.contract.world import World

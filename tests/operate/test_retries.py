@@ -30,10 +30,10 @@ from oncekey.core.onecommit import lock_number
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor, Mover, Trigger
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import operate
 from oncekey.engine import request as requests
 from oncekey.ops.explain_retry import prospect
-from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.claims import a_claim
 from operate.rows import MEMO, NOW, a_row, an_intent, copy_of, write
 

@@ -6,15 +6,15 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from harness.tables import database_with_tables, sqlite_with_tables
-from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
-from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.stores.mariadb import MariadbStore
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.databases.mariadb.aiomysql import AiomysqlDriver
+from oncekey.databases.mariadb.store import MariadbStore
+from oncekey.databases.postgres.asyncpg import AsyncpgDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.databases.sqlalchemy.mariadb import SqlalchemyMariadbDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.testing.contract.world import blocking, under_asyncio
 
 

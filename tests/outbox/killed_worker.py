@@ -8,8 +8,8 @@ import sys
 
 from oncekey.core.policy import Policy
 from oncekey.core.topics import Message, Topics
-from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.postgres.asyncpg import AsyncpgDriver
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.workers.relay import Relay
 from oncekey.workers.service import Service
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import psycopg
 
 from harness.patience import PATIENCE
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.testing.contract.world import blocking
 from outbox.sending import Post
 

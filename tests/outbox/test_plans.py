@@ -10,12 +10,12 @@ import psycopg
 import pytest
 
 from oncekey.core.flow import drive
-from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.placeholders import pyformat
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 
 ROWS = 100_000
 COLUMNS = """id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key, position,

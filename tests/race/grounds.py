@@ -23,7 +23,7 @@ from oncekey import wire
 from oncekey.core.flow import drive
 from oncekey.core.model import Proceed, Retryable
 from oncekey.core.policy import Policy
-from oncekey.drivers.dynamodb_items import table_of
+from oncekey.databases.dynamodb.items import table_of
 from oncekey.engine import migrating
 from oncekey.testing.claims import LEASE, START, TTL, ManualClock, a_claim, answered
 from race.racing import EFFECTS, PhasedRun, Report, Track, race

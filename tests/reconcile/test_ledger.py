@@ -13,7 +13,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import drive
 from oncekey.core.resolvers import Executed, Rejected
 from oncekey.core.topics import Reply
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
 from oncekey.reconcile import (
     MEANING,
@@ -27,7 +28,6 @@ from oncekey.reconcile import (
     entries,
     read,
 )
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.world import blocking
 from reconcile.doubts import CALL, announced, inline, key_of, outbox, phased, receive
 

@@ -12,11 +12,11 @@ import pytest
 from harness.filling import DOUBTED, fill_postgres
 from harness.tables import empty_tables
 from oncekey.core.flow import drive
-from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.placeholders import pyformat
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 
 ROWS = 100_000
 NO_ONE = "00000000-0000-0000-0000-000000000000"

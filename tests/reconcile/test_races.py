@@ -11,10 +11,10 @@ from oncekey.core.flow import adrive
 from oncekey.core.model import State
 from oncekey.core.resolvers import Executed, Rejected
 from oncekey.core.transitions import Actor
-from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.asyncpg import AsyncpgDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import reconcile
-from oncekey.stores.postgres import PostgresStore
 from oncekey.testing.contract.world import blocking
 from oncekey.workers.reconciler import Reconciler
 from reconcile.doubts import POLICY, WEBHOOK, inline, phased, report, resolving

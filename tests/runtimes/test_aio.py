@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.drivers.memory import AsyncMemoryDriver
+from oncekey.databases.memory import AsyncMemoryDriver
 from oncekey.engine.actions import Call, Interrupted, Life, Sleep
 from oncekey.engine.shell import AsyncEngine
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork

@@ -12,7 +12,7 @@ import pytest
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.flow import Transaction, drive
 from oncekey.core.model import Glimpse, Lease, RecordId
-from oncekey.drivers.memory import MemoryDriver
+from oncekey.databases.memory import MemoryDriver
 from oncekey.engine import request
 from oncekey.runtimes import aio
 from oncekey.runtimes.aio import AT_ONCE, MOST, Recaller

@@ -18,7 +18,7 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.flow import Body, Flow, Fold, Mode, Statement, Transaction
 from oncekey.core.model import Proceed, Settled
 from oncekey.core.policy import Policy
-from oncekey.drivers.memory import MemoryDriver
+from oncekey.databases.memory import MemoryDriver
 from oncekey.engine import request
 from oncekey.engine.actions import (
     INVOKE,

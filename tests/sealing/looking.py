@@ -13,7 +13,7 @@ import psycopg
 import pymysql
 
 from oncekey.core.flow import adrive
-from oncekey.drivers.mariadb.address import MariadbAddress
+from oncekey.databases.mariadb.address import MariadbAddress
 from oncekey.sealing import AesGcm
 from oncekey.stores.rekey import WALKS, Walked, seals
 from oncekey.wire import aconnect

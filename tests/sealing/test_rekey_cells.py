@@ -20,7 +20,7 @@ from oncekey.core.envelopes import key_of_answer, key_of_text
 from oncekey.core.errors import NotExecutedError
 from oncekey.core.flow import drive
 from oncekey.core.model import Record, State
-from oncekey.drivers.cells import CellDriver
+from oncekey.databases.cells import CellDriver
 from oncekey.stores.cells import CellStore
 from oncekey.stores.cells_upkeep import keep_until
 from oncekey.stores.rekey import Walked, rekey_records

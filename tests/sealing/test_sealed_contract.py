@@ -8,15 +8,15 @@ import pytest
 
 from contract.test_cells import DictCells
 from oncekey.core.flow import drive
-from oncekey.drivers.cells import CellDriver
-from oncekey.drivers.memory import MemoryDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.cells import CellDriver
+from oncekey.databases.memory import MemoryDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
 from oncekey.sealing import AesGcm
 from oncekey.stores.cells import CellStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed_content import SealedContent
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import StoreContract, blocking
 
 SEAL = AesGcm({"k1": bytes(range(32))}, current="k1")

@@ -15,8 +15,8 @@ from drivers.speaking import saying
 from frameworks.shop import new_key
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.flow import Mode
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.psycopg_async import AsyncPsycopgDriver
 from sessions.ways import WAYS, Shop
 
 TABLES = """

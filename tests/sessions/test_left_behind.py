@@ -196,10 +196,10 @@ async def test_what_was_prepared_or_opened_before_is_refused_too(tables_dsn, out
 
 UVLOOP = """
 import asyncio, sys, uvloop
-from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
+from oncekey.databases.postgres.psycopg_async import AsyncPsycopgDriver
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver
 
 async def main(dsn):
     engine = create_async_engine(dsn.replace("postgresql:", "postgresql+psycopg:"))

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from harness.tables import await_waiters
+from oncekey.databases.postgres.store import tables
 from oncekey.once import Once
-from oncekey.stores.postgres import tables
 
 LOCK = "SELECT pg_advisory_xact_lock(6012904419870137)"
 MIGRATORS = 3

@@ -18,8 +18,8 @@ from sqlalchemy import create_engine
 from drivers.speaking import insert, items, saying
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.flow import Mode
-from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
 from sessions.ways import ON_SQLITE, Shop
 
 SELL = "INSERT INTO orders VALUES ('tea')"

@@ -32,7 +32,7 @@ from harness.asgi import until as arrives
 from harness.patience import PATIENCE
 from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED, Effects
 from oncekey.core.topics import Message, Reply
-from oncekey.drivers.placeholders import numbered, pyformat
+from oncekey.databases.placeholders import numbered, pyformat
 from oncekey.once import Once
 
 TABLES = (

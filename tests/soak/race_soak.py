@@ -24,7 +24,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.dynamo import CREDENTIALS
-from oncekey.drivers.dynamodb_items import table_of
+from oncekey.databases.dynamodb.items import table_of
 from race.grounds import (
     OnDynamo,
     OnMariadb,

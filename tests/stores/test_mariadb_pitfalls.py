@@ -19,8 +19,8 @@ from local.databases import lock_for
 from oncekey.core.flow import Mode, Statement, Transaction, drive
 from oncekey.core.model import HOUR, MINUTE, Effects, Lease
 from oncekey.core.onecommit import WriteKind, WriteTarget
-from oncekey.drivers.mariadb.generated.pymysql import PymysqlDriver
-from oncekey.stores.mariadb import MariadbStore
+from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
+from oncekey.databases.mariadb.store import MariadbStore
 from oncekey.stores.sql import ONE_ROW
 from oncekey.stores.statements import load
 from oncekey.testing.claims import a_claim, answered
@@ -28,7 +28,7 @@ from oncekey.testing.claims import a_claim, answered
 STORE = MariadbStore()
 SAID = {
     name: re.sub(r"--[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
-    for name, text in load("oncekey.stores.mariadb", *ONE_ROW, shared="oncekey.stores.onerow").items()
+    for name, text in load("oncekey.databases.mariadb", *ONE_ROW, shared="oncekey.stores.onerow").items()
 }
 """Every statement of the store, without its comments."""
 CLOCK = "SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"

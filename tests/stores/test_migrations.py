@@ -16,16 +16,17 @@ from oncekey.core.flow import drive
 from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.postgres import store as postgres
+from oncekey.databases.sqlite import store as sqlite
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
 from oncekey.engine.shell import Engine
-from oncekey.stores import postgres, sqlite
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.rows import COLUMNS
 from oncekey.stores.sql import SqlSchema
-from oncekey.stores.sqlite import SqliteStore
 
-PACKAGE = "oncekey.stores.sqlite"
+PACKAGE = "oncekey.databases.sqlite"
 
 
 @pytest.fixture

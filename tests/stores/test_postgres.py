@@ -33,13 +33,13 @@ from oncekey.core.model import (
     StoredResponse,
 )
 from oncekey.core.policy import Policy
-from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres.generated.psycopg_transactions import execute
+from oncekey.databases.placeholders import pyformat
+from oncekey.databases.postgres.generated.psycopg_transactions import execute
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import request
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.stores.keystore import STATEMENTS
 from oncekey.stores.phases import STATEMENTS as PHASES
-from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK, claim_params, owner_proof, response_params, version_proof
 from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, ManualClock, a_claim, again, answered
 

@@ -16,8 +16,8 @@ from oncekey.core.flow import adrive, drive
 from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
 from oncekey.core.model import RecordId, State
 from oncekey.core.sqltext import Dialect
+from oncekey.databases.postgres import store as postgres
 from oncekey.engine import migrating
-from oncekey.stores import postgres
 from oncekey.stores.rows import COLUMNS, WORK
 from oncekey.stores.sql import SqlSchema
 
@@ -90,7 +90,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(engine, postgres_dsn):
     known = postgres.tables().migrations
     text = "CREATE TABLE oncekey.more (a int); INSERT INTO oncekey.nowhere VALUES (1);"
     broken = Migration.read(f"{len(known) + 1:04}_pre_broken.sql", text)
-    schema = SqlSchema("oncekey.stores.postgres", Dialect.POSTGRES, migrations=(*known, broken))
+    schema = SqlSchema("oncekey.databases.postgres", Dialect.POSTGRES, migrations=(*known, broken))
 
     with pytest.raises(StoreError):
         drive(migrating.up(schema), engine.driver.run)
@@ -107,7 +107,7 @@ def test_a_migration_may_hold_a_function(engine):
         COMMENT ON FUNCTION oncekey.two() IS '100% of :it; really'; -- :nothing
     """
     more = Migration.read(f"{len(known) + 1:04}_pre_functions.sql", text)
-    schema = SqlSchema("oncekey.stores.postgres", Dialect.POSTGRES, migrations=(*known, more))
+    schema = SqlSchema("oncekey.databases.postgres", Dialect.POSTGRES, migrations=(*known, more))
 
     assert drive(migrating.up(schema), engine.driver.run) == schema.migrations
 
@@ -123,7 +123,7 @@ def test_a_store_that_was_made_otherwise_is_not_used(engine, postgres_dsn):
         engine.migrate()
 
 
-FIRST = SqlSchema("oncekey.stores.postgres", Dialect.POSTGRES, migrations=postgres.tables().migrations[:1])
+FIRST = SqlSchema("oncekey.databases.postgres", Dialect.POSTGRES, migrations=postgres.tables().migrations[:1])
 
 # A row in every state, as version 0001 has them.
 EVERY_STATE = """

@@ -17,10 +17,10 @@ from oncekey.cells import Index
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreUnavailableError
 from oncekey.core.model import HOUR, Proceed, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers import redis as driver
-from oncekey.drivers.redis import AsyncRedisCells, RedisCells
-from oncekey.drivers.redis_address import Mode, RedisAddress, parse
-from oncekey.drivers.redis_talk import member_of, names_of
+from oncekey.databases.redis import driver
+from oncekey.databases.redis.address import Mode, RedisAddress, parse
+from oncekey.databases.redis.driver import AsyncRedisCells, RedisCells
+from oncekey.databases.redis.talk import member_of, names_of
 from oncekey.testing.claims import a_claim, again, answered
 from oncekey.testing.contract.walking import cell_of, records
 

@@ -11,8 +11,8 @@ from oncekey import wire
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Proceed, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.redis_nodes import _SLOTS
-from oncekey.drivers.redis_talk import names_of
+from oncekey.databases.redis.nodes import _SLOTS
+from oncekey.databases.redis.talk import names_of
 from oncekey.testing.claims import a_claim, again, answered
 
 LARGE = bytes(range(256)) * 256  # more of these than sockets hold

@@ -15,10 +15,10 @@ from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 from oncekey.core.fronts import GET, REPLACE, Command
 from oncekey.core.model import Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.redis import AsyncRedisCells, RedisCells
-from oncekey.drivers.redis_line import RedisLine
-from oncekey.drivers.redis_nodes import _SLOTS
-from oncekey.drivers.redis_talk import names_of
+from oncekey.databases.redis.driver import AsyncRedisCells, RedisCells
+from oncekey.databases.redis.line import RedisLine
+from oncekey.databases.redis.nodes import _SLOTS
+from oncekey.databases.redis.talk import names_of
 from oncekey.engine.run import Breaker
 from oncekey.testing.claims import a_claim, again, answered
 

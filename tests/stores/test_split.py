@@ -19,11 +19,11 @@ from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import Doubtful, Effects, EntryKind, MemoEntry, Proceed, RecordId, Recovery, State
 from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Expired
-from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.placeholders import pyformat
+from oncekey.databases.postgres import store as postgres
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import migrating
-from oncekey.stores import postgres
-from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import memo_text, snapshot_of, version_proof
 from oncekey.stores.sql import SqlSchema
 from oncekey.stores.statements import execute
@@ -77,7 +77,7 @@ BESIDE = """
     INSERT INTO oncekey.evidence (at, source, event_id, downstream_key, said) VALUES (7, 'webhook', 'e1', 'd', '{}')
 """
 OLD_SCHEMA = SqlSchema(
-    "oncekey.stores.postgres", postgres.tables()._dialect, migrations=postgres.tables().migrations[:6]
+    "oncekey.databases.postgres", postgres.tables()._dialect, migrations=postgres.tables().migrations[:6]
 )
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from harness import flows
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine.shell import Engine
 from oncekey.stores.rows import COLUMNS
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, answered
 
 INTENT = '{"phase":"charge"}'

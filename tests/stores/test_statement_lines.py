@@ -36,7 +36,7 @@ def purposes() -> dict[tuple[str, str], set[str]]:
     """
     found = defaultdict(set)
     for path in SQL:
-        family = path.name if "stores" in path.parts else str(path.parent.relative_to(ROOT))
+        family = path.name if {"stores", "databases"} & set(path.parts) else str(path.parent.relative_to(ROOT))
         for name, line in statements(path.read_text("utf-8")).items():
             found[family, name].add(line)
     return found
@@ -70,7 +70,7 @@ def test_a_line_cites_the_rows_of_the_table_that_the_statement_writes() -> None:
 
 @pytest.mark.parametrize("store", ["postgres", "sqlite", "mariadb"])
 def test_no_line_is_sent(store: str) -> None:
-    package = f"oncekey.stores.{store}"
+    package = f"oncekey.databases.{store}"
     shared = None if store == "postgres" else "oncekey.stores.onerow"
     loaded = load(package, *(FILES if shared is None else ONE_ROW), shared=shared)
     lines = {line for lines in purposes().values() for line in lines}

@@ -10,8 +10,8 @@ import pytest
 from harness.dsn import address
 from oncekey.core.errors import CommitAmbiguousError
 from oncekey.core.flow import adrive
-from oncekey.drivers.mariadb.aiomysql import AiomysqlDriver
-from oncekey.stores.mariadb import MariadbStore
+from oncekey.databases.mariadb.aiomysql import AiomysqlDriver
+from oncekey.databases.mariadb.store import MariadbStore
 from oncekey.testing.claims import a_claim
 from oncekey_demo.torture.plan import Plan
 from oncekey_demo.torture.proxy import Loss, Proxy, answered_mysql

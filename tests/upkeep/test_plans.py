@@ -9,11 +9,11 @@ import pytest
 
 from harness.filling import fill_postgres
 from oncekey.core.flow import drive
-from oncekey.drivers.placeholders import numbered
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.placeholders import numbered
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 
 DAY = 86_400_000_000
 AFTER = {"after_at": -1, "after_scope": "", "after_key": "", "limit": 1000}

@@ -16,8 +16,8 @@ from oncekey.core.policy import Policy
 from oncekey.core.rulings import FAILED_BY_LEASE
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import SWEEP_GRACE
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.observe.events import GivenUp
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.statements import execute
 from oncekey.testing.claims import LEASE, again, answered
 from oncekey.workers.service import ClockWatch

@@ -19,7 +19,7 @@ from oncekey.core.flow import adrive
 from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationStatus
 from oncekey.core.model import SECOND, Duration, Instant, moment
 from oncekey.core.policy import Policy, micros
-from oncekey.drivers.sqlite.files import wal_is_safe
+from oncekey.databases.sqlite.files import wal_is_safe
 from oncekey.engine import migrating, operate
 from oncekey.ops import doctor as rules
 from oncekey.ops import doctor_servers as servers
@@ -30,7 +30,7 @@ from oncekey.stores import rekey
 if TYPE_CHECKING:
     from oncekey.core.enclosing import InUse
     from oncekey.core.upkeep import Run
-    from oncekey.drivers.postgres.address import Pooling
+    from oncekey.databases.postgres.address import Pooling
     from oncekey.engine.shell import AsyncEngine
     from oncekey.ops.stats import Roll, StoreStats
 

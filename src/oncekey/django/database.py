@@ -23,14 +23,14 @@ from django.db import Error, connections, transaction
 from oncekey.core import errors
 from oncekey.core.flow import Body, Mode, Rows, Statement, Transaction, run_body
 from oncekey.core.sqltext import Dialect
+from oncekey.databases.handler_sql import AS_HANDLER, AS_OPENED, ENDED, OVER, refuse_transaction_control
+from oncekey.databases.placeholders import pyformat
+from oncekey.databases.postgres import server as postgres_errors
+from oncekey.databases.retries import ConflictError, LostError, lost, lost_commit, retrying
+from oncekey.databases.sqlite.execute import commit_error, store_error
+from oncekey.databases.threads import OF_TRANSACTIONS
 from oncekey.django import files
 from oncekey.django.project import alias_of_project
-from oncekey.drivers.handler_sql import AS_HANDLER, AS_OPENED, ENDED, OVER, refuse_transaction_control
-from oncekey.drivers.placeholders import pyformat
-from oncekey.drivers.postgres import server as postgres_errors
-from oncekey.drivers.retries import ConflictError, LostError, lost, lost_commit, retrying
-from oncekey.drivers.sqlite.execute import commit_error, store_error
-from oncekey.drivers.threads import OF_TRANSACTIONS
 from oncekey.frameworks.shared import thread_exchange
 
 if TYPE_CHECKING:

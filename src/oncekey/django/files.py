@@ -1,6 +1,7 @@
 """The files that Django's connections to SQLite have opened: one may have been deleted or replaced since.
 
-With a write-ahead log SQLite goes on writing to an unlinked file, and every commit is lost (`drivers/sqlite/files.py`).
+With a write-ahead log SQLite goes on writing to an unlinked file, and every commit is lost: see
+`databases/sqlite/files.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 from django.db.backends.signals import connection_created
 
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.drivers.sqlite.files import GONE, OpenedFile
+from oncekey.databases.sqlite.files import GONE, OpenedFile
 
 
 def vet(connection: Any) -> None:  # noqa: ANN401  (Django has no types)

@@ -32,6 +32,6 @@ async def forget(here: Fronts, policies: Iterable[Policy], engine: AsyncEngine, 
 
 
 def _line(front: Front, breaker: Breaker) -> FrontConnection:
-    from oncekey.drivers.redis_line import RedisLine  # noqa: PLC0415  (an optional package)
+    from oncekey.databases.redis.line import RedisLine  # noqa: PLC0415  (an optional package)
 
     return RedisLine(front.place, front.patience, breaker)

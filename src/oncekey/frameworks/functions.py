@@ -27,7 +27,7 @@ from oncekey.core.model import UNAVAILABLE, Code, Headers, RecordId, Refuse
 from oncekey.core.not_run import InProgressError, error_of
 from oncekey.core.policy import KeyCheck
 from oncekey.core.scope import scope_of
-from oncekey.drivers import handler_sql
+from oncekey.databases import handler_sql
 from oncekey.engine.actions import StoppedAtHandler
 from oncekey.engine.claiming import JSON, Caller, ClaimInput, Parts, claim_for, fingerprint_for, personal
 from oncekey.engine.deciding import HandlerEnded, decided, is_inner, leaving

@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.errors import StoreError
-from oncekey.drivers.handler_sql import running
-from oncekey.drivers.threads import ThreadedTransaction
+from oncekey.databases.handler_sql import running
+from oncekey.databases.threads import ThreadedTransaction
 from oncekey.engine.deciding import rows_of
 from oncekey.engine.operation import unkeyed_operation
 from oncekey.engine.serve import NoConnectionError, serve_unkeyed

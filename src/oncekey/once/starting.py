@@ -15,7 +15,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import SECOND, Effects
 from oncekey.core.policy import Policy, micros
-from oncekey.drivers import handler_sql
+from oncekey.databases import handler_sql
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
 from oncekey.engine.shell import UNSHARED

@@ -16,7 +16,7 @@ from oncekey.core.flow import Body, Mode, Transaction, drive
 from oncekey.core.memo import decode
 from oncekey.core.model import Claim, Effects, HandedBack, Parcel, Proceed, RecordId, Recovery, Retryable
 from oncekey.core.policy import Policy
-from oncekey.drivers.memory import AsyncMemoryDriver, MemoryDriver
+from oncekey.databases.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.engine import request
 from oncekey.engine.operation import NO_OUTBOX, Conn, Operation
 from oncekey.engine.phases import PhasedRun

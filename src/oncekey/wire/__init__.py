@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy
-from oncekey.drivers.postgres.address import objection
+from oncekey.databases.postgres.address import objection
 from oncekey.engine.shell import AsyncEngine
 from oncekey.ports.driver import AsyncShares, Borrowed, Shares
 
@@ -104,7 +104,7 @@ class DriverChoice:
     """One driver of a store."""
 
     driver: str
-    """Its class, as `module:name` below `oncekey.drivers`; imported when it is needed."""
+    """Its class, as `module:name` below `oncekey.databases`; imported when it is needed."""
     package: str | None = None
     """By which name a URL asks for it: `postgresql+asyncpg`. None: whatever the URL asks for, this is it."""
     needs: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class DriverChoice:
         """The class of the driver."""
         self.check()
         module, _, name = self.driver.partition(":")
-        return getattr(import_module(f"oncekey.drivers.{module}"), name)
+        return getattr(import_module(f"oncekey.databases.{module}"), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,21 +168,21 @@ def _reader(name: str) -> Callable[[str, str, str | None], Address]:
 
 
 def _later(place: str) -> Callable[..., Any]:
-    """What makes a store or its tables, as `module:name` below `oncekey.stores`; imported when it is first called."""
+    """What makes a store or its tables, as `module:name` below `oncekey`; imported when it is first called."""
     module, _, name = place.partition(":")
 
     def make(**options: Any) -> Any:  # noqa: ANN401  (a store, or its tables)
-        return getattr(import_module(f"oncekey.stores.{module}"), name)(**options)
+        return getattr(import_module(f"oncekey.{module}"), name)(**options)
 
     return make
 
 
-MemoryStore: Final = _later("memory:MemoryStore")
-SqliteStore: Final = _later("sqlite:SqliteStore")
-PostgresStore: Final = _later("postgres:PostgresStore")
-MariadbStore: Final = _later("mariadb:MariadbStore")
-CellStore: Final = _later("cells:CellStore")
-DynamoStore: Final = _later("cells:DynamoStore")
+MemoryStore: Final = _later("stores.memory:MemoryStore")
+SqliteStore: Final = _later("databases.sqlite.store:SqliteStore")
+PostgresStore: Final = _later("databases.postgres.store:PostgresStore")
+MariadbStore: Final = _later("databases.mariadb.store:MariadbStore")
+CellStore: Final = _later("stores.cells:CellStore")
+DynamoStore: Final = _later("stores.cells:DynamoStore")
 
 
 def _join_memory(driver: Any, _: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
@@ -205,7 +205,7 @@ def _join_cells(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any
 def _join_dynamodb(driver: Any, address: Address, clock: Clock) -> tuple[Store, Any]:  # noqa: ANN401
     place = {name: value or None for name, value in address.options}
     return DynamoStore(clock=clock), driver(
-        driver_module("dynamodb").Table(address.place, pool_size=address.pool_size, **place)
+        driver_module("dynamodb.driver").Table(address.place, pool_size=address.pool_size, **place)
     )
 
 
@@ -256,7 +256,7 @@ STORES: Final[tuple[Declared, ...]] = (
         asynchronous=(DriverChoice("sqlite.asynchronous:AsyncSqliteDriver"),),
         store=SqliteStore,
         join=_join_sqlite,
-        tables=_later("sqlite:tables"),
+        tables=_later("databases.sqlite.store:tables"),
     ),
     Declared(
         kind=Kind.POSTGRES,
@@ -276,7 +276,7 @@ STORES: Final[tuple[Declared, ...]] = (
         ),
         store=PostgresStore,
         join=_join_postgres,
-        tables=_later("postgres:tables"),
+        tables=_later("databases.postgres.store:tables"),
     ),
     Declared(
         kind=Kind.REDIS,
@@ -286,8 +286,8 @@ STORES: Final[tuple[Declared, ...]] = (
             f"{base}{mode}" for base in ("redis", "rediss") for mode in ("", "+cluster", "+sentinel")
         ),
         read=_reader("redis"),
-        blocking=(DriverChoice("redis:RedisDriver", needs=("redis",), extra="redis"),),
-        asynchronous=(DriverChoice("redis:AsyncRedisDriver", needs=("redis",), extra="redis"),),
+        blocking=(DriverChoice("redis.driver:RedisDriver", needs=("redis",), extra="redis"),),
+        asynchronous=(DriverChoice("redis.driver:AsyncRedisDriver", needs=("redis",), extra="redis"),),
         store=CellStore,
         join=_join_cells,
         low_stakes=(
@@ -301,8 +301,8 @@ STORES: Final[tuple[Declared, ...]] = (
         forms=("dynamodb://region/table",),
         schemes={"dynamodb": None},
         read=_reader("dynamodb"),
-        blocking=(DriverChoice("dynamodb:DynamoDriver", None, ("boto3",), "dynamodb"),),
-        asynchronous=(DriverChoice("dynamodb:AsyncDynamoDriver", None, ("aiobotocore",), "dynamodb"),),
+        blocking=(DriverChoice("dynamodb.driver:DynamoDriver", None, ("boto3",), "dynamodb"),),
+        asynchronous=(DriverChoice("dynamodb.driver:AsyncDynamoDriver", None, ("aiobotocore",), "dynamodb"),),
         store=DynamoStore,
         join=_join_dynamodb,
     ),
@@ -323,7 +323,7 @@ STORES: Final[tuple[Declared, ...]] = (
         asynchronous=(DriverChoice("mariadb.aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
         store=MariadbStore,
         join=_join_mariadb,
-        tables=_later("mariadb:tables"),
+        tables=_later("databases.mariadb.store:tables"),
     ),
 )
 """Every store that a URL can choose."""
@@ -487,7 +487,7 @@ def _sqlite_module(address: Address) -> ModuleType | None:
 def driver_module(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:
     """The module of a driver, with the command that installs what it needs if that is missing."""
     DriverChoice("", needs=needs, extra=extra).check()
-    return import_module(f"oncekey.drivers.{name}")
+    return import_module(f"oncekey.databases.{name}")
 
 
 def _safely(url: str) -> str:

@@ -7,8 +7,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.drivers import redis_address
-from oncekey.drivers.mariadb import address as mariadb_address
+from oncekey.databases.mariadb import address as mariadb_address
+from oncekey.databases.redis import address as redis_address
 from oncekey.wire import POOL_SIZE, Address, Kind, pool_size
 
 MANY_CONNECTIONS: Final = 50

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
 from oncekey.core.flow import Mode, Statement, Transaction
-from oncekey.drivers.postgres.asyncpg import AsyncpgDriver
-from oncekey.drivers.postgres.asyncpg_transactions import AsyncpgTransaction
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
-from oncekey.drivers.postgres.psycopg_async import AsyncPsycopgDriver
-from oncekey.drivers.postgres.psycopg_async_transactions import AsyncPsycopgTransaction
+from oncekey.databases.postgres.asyncpg import AsyncpgDriver
+from oncekey.databases.postgres.asyncpg_transactions import AsyncpgTransaction
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.psycopg_async import AsyncPsycopgDriver
+from oncekey.databases.postgres.psycopg_async_transactions import AsyncPsycopgTransaction
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine.shell import AsyncEngine
-from oncekey.stores.postgres import PostgresStore
 
 PSYCOPG, ASYNC_PSYCOPG, ASYNCPG = "psycopg", "async psycopg", "asyncpg"
 CLASSES = {PSYCOPG: PsycopgDriver, ASYNC_PSYCOPG: AsyncPsycopgDriver, ASYNCPG: AsyncpgDriver}

@@ -12,9 +12,9 @@ import pytest
 from harness.asgi import until
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError
-from oncekey.drivers.postgres.address import PostgresAddress
-from oncekey.drivers.postgres.asyncpg import MAX_AGE, MAX_IDLE, AsyncpgPool
-from oncekey.drivers.postgres.asyncpg_connections import Wait, Watch
+from oncekey.databases.postgres.address import PostgresAddress
+from oncekey.databases.postgres.asyncpg import MAX_AGE, MAX_IDLE, AsyncpgPool
+from oncekey.databases.postgres.asyncpg_connections import Wait, Watch
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from asyncpg.connresource import ConnectionResource
 from asyncpg.protocol.protocol import BaseProtocol
 from asyncpg.transaction import Transaction, TransactionState
 
-from oncekey.drivers.postgres import asyncpg_connections
+from oncekey.databases.postgres import asyncpg_connections
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "src" / "oncekey"

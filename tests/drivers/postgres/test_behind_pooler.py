@@ -28,7 +28,7 @@ from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Message, Once, Operation
 from oncekey import Reply as Told
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.flow import Mode
-from oncekey.drivers.postgres.address import Pooling
+from oncekey.databases.postgres.address import Pooling
 from oncekey.engine.operation import SyncOperation
 from oncekey.ops import doctor_servers
 from sessions.ways import WAYS

@@ -20,7 +20,7 @@ from oncekey.core.errors import (
 from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import Proceed, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.retries import ConflictError
+from oncekey.databases.retries import ConflictError
 from oncekey.testing.claims import a_claim, again, answered
 
 # A sequence keeps counting when a transaction is rolled back, so this fails so many times and then no more.
@@ -306,7 +306,7 @@ class TestPoolers:
 
 FORKING = """
 import os, sys
-from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
+from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 from oncekey.core.flow import Mode, Statement, Transaction
 
 def body():

@@ -13,11 +13,11 @@ from oncekey.core.errors import (
     StoreUnavailableError,
 )
 from oncekey.core.flow import Mode
-from oncekey.drivers.postgres.address import PostgresAddress
-from oncekey.drivers.postgres.psycopg_connections import PREPARE_AFTER, threshold
-from oncekey.drivers.postgres.server import is_the_end, refused, refused_commit
-from oncekey.drivers.retries import ConflictError, LostError, lost
-from oncekey.drivers.slots import business_share
+from oncekey.databases.postgres.address import PostgresAddress
+from oncekey.databases.postgres.psycopg_connections import PREPARE_AFTER, threshold
+from oncekey.databases.postgres.server import is_the_end, refused, refused_commit
+from oncekey.databases.retries import ConflictError, LostError, lost
+from oncekey.databases.slots import business_share
 
 
 @pytest.mark.parametrize(

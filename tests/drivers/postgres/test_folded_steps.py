@@ -15,9 +15,9 @@ from harness.dsn import through
 from oncekey.core.errors import RolledBackError
 from oncekey.core.model import Effects, EntryKind, MemoEntry, Proceed, Recovery
 from oncekey.core.policy import Policy
-from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions
-from oncekey.drivers.postgres.generated import psycopg_transactions
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.postgres import asyncpg_transactions, psycopg_async_transactions
+from oncekey.databases.postgres.generated import psycopg_transactions
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED
 from oncekey.testing.claims import LEASE, START, ManualClock, a_claim
 from oncekey.testing.contract.world import CHARGE, ORDER, REQUEST

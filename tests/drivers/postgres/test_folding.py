@@ -34,13 +34,13 @@ from oncekey.core.flow import Statement
 from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
-from oncekey.drivers.postgres import asyncpg_transactions, psycopg_async_transactions
-from oncekey.drivers.postgres.generated import psycopg_transactions
-from oncekey.drivers.postgres.server import as_text
+from oncekey.databases.postgres import asyncpg_transactions, psycopg_async_transactions
+from oncekey.databases.postgres.generated import psycopg_transactions
+from oncekey.databases.postgres.server import as_text
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import local
 from oncekey.stores.locks import finished_row
 from oncekey.stores.phases import row_text
-from oncekey.stores.postgres import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED, headers_text
 from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a_claim, again, answered
 

@@ -15,7 +15,7 @@ from harness.cutting import CuttingProxy, Side, edges
 from harness.dsn import through
 from local.databases import lock_for
 from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.stores.postgres import PostgresStore
+from oncekey.databases.postgres.store import PostgresStore
 from oncekey.testing.claims import a_claim
 
 BEGINS, COMMITS = 0, 2

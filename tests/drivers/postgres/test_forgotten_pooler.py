@@ -23,9 +23,9 @@ from harness.dsn import through
 from harness.pgbouncer import PgBouncer
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import Mode
-from oncekey.drivers.postgres.asyncpg_connections import StoreConnection
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
+from oncekey.databases.postgres.asyncpg_connections import StoreConnection
+from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 
 PREPARED = "SELECT count(*) FROM pg_prepared_statements"
 

@@ -33,8 +33,8 @@ from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 from oncekey.core.flow import Mode
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
+from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 from oncekey.testing.claims import a_claim, answered
 from sessions.ways import SQLALCHEMY, WAYS, Shop
 

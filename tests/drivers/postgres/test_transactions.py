@@ -310,7 +310,7 @@ class TestPsycopgHandlers:
     """A blocking handler finds psycopg as it knows it."""
 
     def test_everything_else_passes(self, dsn):
-        from oncekey.drivers.postgres.generated.psycopg import PsycopgDriver
+        from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 
         driver = PsycopgDriver(dsn, pool_size=1)
         transaction, items = driver.begin(), [order() for _ in range(3)]

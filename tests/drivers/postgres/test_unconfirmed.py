@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.drivers.postgres.unconfirmed import AsyncConfirming, Confirming, UnconfirmedCommits
+from oncekey.databases.postgres.unconfirmed import AsyncConfirming, Confirming, UnconfirmedCommits
 
 WAITING = 3
 

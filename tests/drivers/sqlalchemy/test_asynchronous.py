@@ -29,11 +29,11 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.flow import Body, Mode, Statement, Transaction
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
-from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver, SqlalchemyTransaction
+from oncekey.databases.sqlalchemy.errors import BROKEN, ENDED, FAILURES
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.once import Once
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.wire.given import aconnect_sqlalchemy
 
 DIALECTS = ("asyncpg", "psycopg")

@@ -32,13 +32,13 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.flow import Body, Mode, Statement, Transaction
-from oncekey.drivers.handler_sql import LEFT_BEHIND
-from oncekey.drivers.sqlalchemy.blocking import BorrowedEngine
-from oncekey.drivers.sqlalchemy.errors import BROKEN, ENDED, FAILURES
-from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
+from oncekey.databases.handler_sql import LEFT_BEHIND
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlalchemy.blocking import BorrowedEngine
+from oncekey.databases.sqlalchemy.errors import BROKEN, ENDED, FAILURES
+from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.once import Once
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.wire import connect_to
 
 NOWHERE = "postgresql+psycopg://nobody@127.0.0.1:1/nothing"
@@ -436,7 +436,7 @@ def test_an_engine_that_commits_by_itself_is_refused(dsn: str) -> None:
 
 def test_a_thread_that_was_left_behind_is_not_committed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # its statement is under way when the transaction is to be ended
-    monkeypatch.setattr("oncekey.drivers.sqlalchemy.handler_connection.PATIENCE", 0.05)
+    monkeypatch.setattr("oncekey.databases.sqlalchemy.handler_connection.PATIENCE", 0.05)
     with driving(engine_url(dsn)) as (driver, engine):
         tx = driver.begin()
         tx.connection.execute(ADD, {"item": "tea"})

@@ -21,8 +21,8 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.flow import Body, Mode, Statement, Transaction
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyDriver
-from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
+from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver
+from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 
 POSTGRES = ("postgresql+asyncpg", "postgresql+psycopg", "postgresql+psycopg blocking")
 SQLITE = ("sqlite+aiosqlite", "sqlite blocking")

@@ -28,12 +28,12 @@ from oncekey.core.errors import (
     TransactionControlError,
 )
 from oncekey.core.flow import Body, Mode, Statement
-from oncekey.drivers.sqlalchemy import mariadb as sqlalchemy_mariadb
-from oncekey.drivers.sqlalchemy.asynchronous import SqlalchemyTransaction
-from oncekey.drivers.sqlalchemy.errors import ENDED
-from oncekey.drivers.sqlalchemy.mariadb import SqlalchemyMariadbDriver
+from oncekey.databases.mariadb.store import MariadbStore
+from oncekey.databases.sqlalchemy import mariadb as sqlalchemy_mariadb
+from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyTransaction
+from oncekey.databases.sqlalchemy.errors import ENDED
+from oncekey.databases.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.once import Once
-from oncekey.stores.mariadb import MariadbStore
 from oncekey.wire.given import aconnect_sqlalchemy
 
 SLEEPERS = "SELECT count(*) FROM information_schema.processlist WHERE info LIKE 'SELECT SLEEP%'"

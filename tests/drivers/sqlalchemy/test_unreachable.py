@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from drivers.speaking import saying
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.flow import Mode
-from oncekey.drivers.sqlalchemy.flask import Database, FlaskSqlalchemyDriver
-from oncekey.drivers.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
+from oncekey.databases.sqlalchemy.flask import Database, FlaskSqlalchemyDriver
+from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriver
 from oncekey.wire.given import aconnect_sqlalchemy
 
 SQLITE = "the SQLite file cannot be opened"

@@ -14,12 +14,12 @@ from oncekey.core.errors import StoreUnavailableError, TransactionControlError
 from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite.asynchronous import AsyncSqliteDriver
-from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.sqlite.lane import _lanes, lane_of
+from oncekey.databases.sqlite.asynchronous import AsyncSqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.lane import _lanes, lane_of
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine.shell import AsyncEngine
 from oncekey.ports.store import AsyncShares
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, again, answered
 
 INSERT = "INSERT INTO orders (item) VALUES (?)"

@@ -15,10 +15,10 @@ import pytest
 from drivers.speaking import ALL_ITEMS, a_stranger, insert, items, saying
 from oncekey.core.errors import ConfigurationError, SchemaError, StoreError, StoreUnavailableError
 from oncekey.core.flow import Mode, Statement, Transaction
-from oncekey.drivers.memory import MemoryDriver
-from oncekey.drivers.sqlite import files as sqlite_files
-from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.sqlite.files import wal_is_safe
+from oncekey.databases.memory import MemoryDriver
+from oncekey.databases.sqlite import files as sqlite_files
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.files import wal_is_safe
 from oncekey.ports.store import Shares
 
 
@@ -212,7 +212,7 @@ WRITES_TOO_MUCH = """
     import resource, sys
     from importlib import import_module
     from oncekey.core.errors import StoreUnavailableError
-    from oncekey.drivers.sqlite.blocking import SqliteDriver
+    from oncekey.databases.sqlite.blocking import SqliteDriver
     from drivers.speaking import a_stranger, insert, items, saying
     from oncekey.core.flow import Mode
 
@@ -316,7 +316,7 @@ def test_what_was_committed_is_there_after_a_restart(path, module):
 WRITES_UNTIL_KILLED = """
     import itertools, sys
     from importlib import import_module
-    from oncekey.drivers.sqlite.blocking import SqliteDriver
+    from oncekey.databases.sqlite.blocking import SqliteDriver
     from drivers.speaking import a_stranger, insert, saying
     from oncekey.core.flow import Mode
 

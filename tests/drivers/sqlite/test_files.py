@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.drivers.sqlite.files import wal_is_safe
+from oncekey.databases.sqlite.files import wal_is_safe
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError, TransactionControlError
-from oncekey.drivers.sqlite.lane import Crew, Lane, Turn, TurnState
+from oncekey.databases.sqlite.lane import Crew, Lane, Turn, TurnState
 
 
 class Gate:
@@ -74,7 +74,7 @@ async def test_a_crew_has_a_thread_for_each_job_up_to_its_size() -> None:
 
 
 async def test_a_thread_that_went_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncekey.drivers.sqlite.lane.LINGER", 0.001)
+    monkeypatch.setattr("oncekey.databases.sqlite.lane.LINGER", 0.001)
     crew = Crew(asyncio.get_running_loop(), 1, "crew")
     for number in range(5):
         assert await crew.do(lambda number=number: number) == number  # type: ignore[misc]

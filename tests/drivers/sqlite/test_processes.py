@@ -8,9 +8,9 @@ import sys
 from collections import Counter
 
 from harness import flows
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine.shell import Engine
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim
 
 PROCESSES, KEYS = 4, 40
@@ -21,9 +21,9 @@ from importlib import import_module
 from harness import flows
 from oncekey.core.model import Proceed, Refuse, Replay
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.blocking import SqliteDriver
 from oncekey.engine.shell import Engine
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.testing.claims import a_claim, answered
 
 engine = Engine(SqliteStore(), SqliteDriver(sys.argv[1], busy_timeout=30, module=import_module(sys.argv[2])))

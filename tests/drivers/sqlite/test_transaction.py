@@ -13,10 +13,10 @@ from oncekey.core.errors import CommitAmbiguousError, RolledBackError, StoreUnav
 from oncekey.core.flow import Mode
 from oncekey.core.model import Proceed, Replay, State
 from oncekey.core.policy import Policy
-from oncekey.drivers.sqlite.blocking import SqliteDriver
-from oncekey.drivers.sqlite.execute import commit_error
+from oncekey.databases.sqlite.blocking import SqliteDriver
+from oncekey.databases.sqlite.execute import commit_error
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine.shell import Engine
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.claims import a_claim, again, answered
 
 INSERT = "INSERT INTO orders (item) VALUES (?)"

@@ -18,6 +18,7 @@ from oncekey.core import answers, rulings
 from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import UNAVAILABLE, Effects, State
 from oncekey.core.rulings import TakeOver
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import local, request, settle
 from oncekey.engine.deciding import refused
 from oncekey.engine.phases import PhasedRun
@@ -25,7 +26,6 @@ from oncekey.engine.relay import ParcelEnded
 from oncekey.frameworks.asgi import exchange
 from oncekey.runtimes.aio import AsyncRuntime
 from oncekey.stores.phases import PhaseStore
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.statements import execute, load
 from oncekey.wire import Kind
 from oncekey.workers.relay import Relay

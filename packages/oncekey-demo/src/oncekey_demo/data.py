@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.flow import Body, Mode, Row, Rows, Statement, Transaction, Value
-from oncekey.drivers.placeholders import numbered, pyformat
-from oncekey.stores.mariadb import MariadbStore
-from oncekey.stores.postgres import PostgresStore
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.databases.mariadb.store import MariadbStore
+from oncekey.databases.placeholders import numbered, pyformat
+from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.stores.statements import load
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from oncekey.core.errors import OncekeyError
-from oncekey.drivers.sqlite.files import wal_is_safe
+from oncekey.databases.sqlite.files import wal_is_safe
 from oncekey.stores.statements import load
 
 LONGEST_DELAY: Final = 600.0

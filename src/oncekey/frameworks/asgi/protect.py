@@ -24,7 +24,7 @@ from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import UNAVAILABLE, Effects, Refuse
-from oncekey.drivers.handler_sql import running
+from oncekey.databases.handler_sql import running
 from oncekey.engine.deciding import rows_of
 from oncekey.engine.enrolment import SAFE
 from oncekey.engine.operation import Held, Operation, operation_of, unkeyed_operation

@@ -1,0 +1,1 @@
+"""DynamoDB: a record in one item."""

@@ -1,0 +1,202 @@
+# Generated from aiomysql.py by `python -m tools.twins`: edit that one.
+"""The driver for MariaDB and MySQL through PyMySQL, for threads.
+
+What is sent and what the replies mean is in `messages`; how a connection waits for them, in `sessions`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pymysql
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.core.flow import Body, Transaction
+from oncekey.databases.handler_sql import ENDED, OVER, ConnectionUse
+from oncekey.databases.mariadb import messages
+from oncekey.databases.mariadb.address import POOL_SIZE, MariadbAddress
+from oncekey.databases.mariadb.handler_connection import MariadbHandlerConnection
+from oncekey.databases.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, Session, greeting
+from oncekey.databases.retries import ConflictError, LostError, retrying
+from oncekey.databases.slots import Slots, business_share
+
+T = TypeVar("T")
+
+_Connection: Any = pymysql.Connection
+
+
+class StoreConnection(_Connection):  # type: ignore[misc]  # the base is typed for one of the two libraries only
+    """A connection that sends nothing more for a handler once the handler's transaction has ended.
+
+    Every command passes here, also those of `callproc`, `nextset` and `ping`. The server's status comes with each
+    reply but an error, so after an error the server is asked for it before the next command.
+    """
+
+    use: ConnectionUse | None = None
+    """How a handler uses it. None: nobody but the driver does."""
+    _unsure = False
+
+    def ping(self, reconnect: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002  (as PyMySQL takes it)
+        """Ask whether the server is there. It never reconnects: another session has another transaction."""
+        super().ping(reconnect=False)
+
+    def _execute_command(self, command: int, sql: Any) -> None:  # noqa: ANN401  (text or bytes)
+        use = self.use
+        if use is not None and use.used and not use.over:
+            if self._unsure:
+                self._unsure = False
+                self.ping()
+            use.check()
+        super()._execute_command(command, sql)
+
+    def _read_query_result(self, unbuffered: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002  (as PyMySQL)
+        self._unsure = True
+        affected = super()._read_query_result(unbuffered)
+        self._unsure = unbuffered
+        return affected
+
+
+class Pool:
+    """Sessions for threads. The last one that was returned is the first one lent."""
+
+    def __init__(self, address: MariadbAddress, size: int, timeout: float, hello: bytes) -> None:
+        self._address, self._timeout, self._hello = address, timeout, hello
+        self._slots = Slots(size, timeout, "MariaDB")
+        self.business = Slots(business_share(size), timeout, "MariaDB")
+        self._shelf: messages.IdleSessions[Session] = messages.IdleSessions()
+
+    def take(self, *, business: bool) -> Session:
+        """A session, for a moment or for a business transaction."""
+        deadline = time.monotonic() + self._timeout
+        if business and not self.business.taken():
+            self.business.acquire(deadline)
+        try:
+            if not self._slots.taken():
+                self._slots.acquire(deadline)
+            try:
+                return self._shelf.pop() or Session.opened(StoreConnection, self._address, self._timeout, self._hello)
+            except BaseException as error:
+                self._slots.release()
+                if isinstance(error, messages.FAILURES):
+                    raise messages.unreachable(error) from error
+                raise
+        except BaseException:
+            if business:
+                self.business.release()
+            raise
+
+    def give(self, session: Session, *, business: bool) -> None:
+        """Take a session back; one that is in the middle of something is closed."""
+        try:
+            self._shelf.put(session)
+        finally:
+            self._slots.release()
+            if business:
+                self.business.release()
+
+    def close(self) -> None:
+        self._shelf.close()
+
+
+class PymysqlDriver:
+    """Runs transactions on MariaDB or MySQL from any number of threads."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = POOL_SIZE,
+        timeout: float = TIMEOUT,
+        statement_timeout: float = STATEMENT_TIMEOUT,
+        idle_timeout: float = IDLE_TIMEOUT,
+    ) -> None:
+        self._limit = statement_timeout
+        hello = greeting(statement_timeout, idle_timeout)
+        self._pool = Pool(MariadbAddress.parse(url), pool_size, timeout, hello)
+
+    @retrying(ConflictError, LostError)
+    def run(self, transaction: Transaction[T]) -> T:
+        session = self._pool.take(business=False)
+        try:
+            return session.run(transaction, self._limit + messages.GRACE)
+        finally:
+            self._pool.give(session, business=False)
+
+    @property
+    def crowded(self) -> bool:
+        return self._pool.business.full
+
+    def begin(self) -> PymysqlTransaction:
+        return self._begun(messages.begun)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @retrying(LostError)
+    def _begun(self, begin: Callable[[], messages.Talk[None]]) -> PymysqlTransaction:
+        session = self._pool.take(business=True)
+        try:
+            session.talk(begin(), self._limit)
+        except BaseException:
+            session.sever()
+            self._pool.give(session, business=True)
+            raise
+        return PymysqlTransaction(self._pool, session, self._limit)
+
+
+class PymysqlTransaction:
+    """A business transaction that a blocking handler writes through."""
+
+    def __init__(self, pool: Pool, session: Session, limit: float) -> None:
+        self._pool = pool
+        self._session: Session | None = session
+        self._limit = limit
+        self._use = session.raw.use = ConnectionUse(lambda: not session.in_transaction)
+        self._for_handler = MariadbHandlerConnection(session.raw, self._use)
+
+    @property
+    def connection(self) -> MariadbHandlerConnection:
+        return self._for_handler
+
+    def run(self, body: Body[T]) -> T:
+        session = self._session
+        if session is None:
+            raise TransactionControlError(OVER)
+        if not session.in_transaction:
+            body.close()
+            raise TransactionControlError(ENDED)
+        talk = messages.running_body(body)
+        try:
+            return session.talk(talk, self._limit + messages.GRACE)
+        except messages.DemotedError:
+            session.sever()
+            raise
+
+    def commit(self) -> None:
+        session = self._session
+        if session is None:
+            return
+        self._use.over = True
+        try:
+            session.talk(messages.committing(), self._limit)
+        finally:
+            self.rollback()
+
+    def rollback(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        self._use.over, session.raw.use = True, None
+        try:
+            if session.open and session.in_transaction:
+                session.talk(messages.undoing(), self._limit)
+            if session.open and self._use.used:
+                session.clean(self._limit)
+        except BaseException as error:
+            session.sever()
+            if not isinstance(error, messages.FAILURES):
+                raise
+        finally:
+            self._pool.give(session, business=True)

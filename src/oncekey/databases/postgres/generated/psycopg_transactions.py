@@ -1,0 +1,288 @@
+# Generated from psycopg_async_transactions.py by `python -m tools.twins`: edit that one.
+"""Business transactions on psycopg for threads: a handler writes through them, and oncekey ends them (L4, L5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+
+import psycopg
+from psycopg.rows import dict_row
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.core.flow import Mode, run_body
+from oncekey.databases.handler_sql import (
+    AS_HANDLER,
+    AS_OPENED,
+    ENDED,
+    LEFT_BEHIND,
+    LEFT_OPEN,
+    OVER,
+    RESET,
+    ConnectionUse,
+)
+from oncekey.databases.placeholders import pyformat
+from oncekey.databases.postgres import psycopg_connections as connections
+from oncekey.databases.postgres import psycopg_replies as replies
+from oncekey.databases.postgres import server
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+
+    from oncekey.core.flow import Body, Rows, Statement
+    from oncekey.databases.postgres.generated.psycopg import Pool
+
+T = TypeVar("T")
+
+
+class PsycopgTransaction:
+    """A business transaction that a blocking handler writes through."""
+
+    def __init__(
+        self, pool: Pool, connection: connections.StoreConnection, limit: float, *, resets_session: bool
+    ) -> None:
+        self._pool = pool
+        self._resets_session = resets_session
+        self._raw: connections.StoreConnection | None = connection
+        self._limit = limit
+        self._use = ConnectionUse(partial(replies.was_ended, connection))
+        self._for_handler = PsycopgHandlerConnection(connections.lent(connection, self._use), self._use)
+
+    @property
+    def connection(self) -> PsycopgHandlerConnection:
+        return self._for_handler
+
+    def execute_own(self, statement: Statement) -> Rows:
+        """Execute a statement of oncekey's own, before the handler has the connection."""
+        return self.run(_only(statement))
+
+    def run(self, body: Body[T]) -> T:
+        connection = self._raw
+        if connection is None:
+            raise TransactionControlError(OVER)
+        connection.limit = self._limit
+        try:
+            self._refuse_if_used(connection)
+            _refuse_if_ended(connection)
+            connection.handled = self._use.used
+            if not self._use.sets:
+                return run_body(body, partial(execute, connection, Mode.ATOMIC))
+            begin(connection, ";".join(AS_OPENED), server.WHAT)
+            result = run_body(body, partial(execute, connection, Mode.ATOMIC))
+            begin(connection, AS_HANDLER, server.WHAT)
+            return result
+        finally:
+            connection.limit = None
+
+    def commit(self) -> None:
+        if self._raw is None:
+            return
+        try:
+            self._refuse_if_used(self._raw)
+            _refuse_if_ended(self._raw)
+            # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
+            self._use.over = True
+            self._raw.limit = self._limit
+            commit_with(self._raw, server.BEGUN, server.WHAT, resets_session=False, sets=False)
+        finally:
+            self.rollback()
+
+    def commit_with(self, last: Statement) -> Rows | None:
+        connection = self._raw
+        if connection is None:
+            raise TransactionControlError(OVER)
+        try:
+            connection.limit = self._limit
+            self._refuse_if_used(connection)
+            _refuse_if_ended(connection)
+            self._use.over = True
+            connection.handled = self._use.used
+            resets_session = self._use.used and self._resets_session
+            rows = commit_with(connection, last, server.WHAT, resets_session=resets_session, sets=self._use.sets)
+            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
+        finally:
+            self.rollback()
+        return rows
+
+    def rollback(self) -> None:
+        connection, self._raw = self._raw, None
+        if connection is None:
+            return
+        self._use.over = True
+        try:
+            if connection.lock.locked():
+                connection.sever()
+            elif replies.may_be_undone(connection):
+                connection.limit = self._limit
+                undo(connection)
+        finally:
+            # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
+            self._pool.give(connection, used=self._use.used and self._resets_session)
+
+    def _refuse_if_used(self, connection: connections.StoreConnection) -> None:
+        """Refuse to end a transaction in which the handler left a statement, a stream, a COPY or a pipeline open."""
+        if connection.lock.locked() and not connection.is_free(self._limit):
+            raise TransactionControlError(LEFT_BEHIND)
+        if not connection.closed and replies.is_left_open(connection):
+            raise TransactionControlError(LEFT_OPEN)
+
+
+def _refuse_if_ended(connection: connections.StoreConnection) -> None:
+    if replies.was_ended(connection):
+        raise TransactionControlError(ENDED)
+
+
+def _only(statement: Statement) -> Body[Rows]:
+    return (yield statement)
+
+
+class PsycopgHandlerConnection(connections.PsycopgConnectionProxy):
+    """`op.connection` for psycopg in a blocking handler."""
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
+    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
+        return psycopg.Connection
+
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
+        self._check(query)
+        return PsycopgHandlerCursor(self._raw.execute(query, *args, **kwargs), self)
+
+    def cursor(self, *args: Any, **kwargs: Any) -> PsycopgHandlerCursor:  # noqa: ANN401  (as psycopg takes them)
+        """A cursor."""
+        self._use.check()
+        return PsycopgHandlerCursor(self._raw.cursor(*args, **kwargs), self)
+
+    def __enter__(self) -> NoReturn:
+        self._refuse("`with connection:`")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class PsycopgHandlerCursor(connections.PsycopgProxy):
+    """A cursor whose statements cannot end the transaction."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, raw: Any, connection: PsycopgHandlerConnection) -> None:  # noqa: ANN401  (any cursor of psycopg)
+        super().__init__(raw, connection._use)  # noqa: SLF001  (one module, one secret)
+        object.__setattr__(self, "connection", connection)
+
+    @property  # type: ignore[misc]  # isinstance() reads it, and it is never written
+    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
+        return psycopg.Cursor
+
+    def execute(self, query: Any, *args: Any, **kwargs: Any) -> PsycopgHandlerCursor:  # noqa: ANN401  (as psycopg)
+        self._check(query)
+        self._raw.execute(query, *args, **kwargs)
+        return self
+
+    def executemany(self, query: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as psycopg takes them)
+        """Execute a statement for each of many parameters."""
+        self._check(query)
+        self._raw.executemany(query, *args, **kwargs)
+
+    def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:  # noqa: ANN401  (as psycopg)
+        """The rows of a statement as they arrive."""
+        self._check(query)
+        rows: Iterator[Any] = self._raw.stream(query, *args, **kwargs)
+        return rows
+
+    def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as psycopg takes them)
+        """Copy rows in or out."""
+        self._check(statement)
+        return self._raw.copy(statement, *args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._use.check()
+        rows: Iterator[Any] = iter(self._raw)
+        return rows
+
+    def __next__(self) -> Any:  # noqa: ANN401  (a row)
+        self._use.check()
+        return next(self._raw)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
+
+
+def execute(connection: psycopg.Connection[Any], mode: Mode, statement: Statement) -> Rows:
+    """Execute one statement of a transaction of this mode."""
+    assert isinstance(statement.command, str)
+    cursor = psycopg.Cursor(connection, row_factory=dict_row)
+    try:
+        cursor.execute(pyformat(statement.command), statement.params, binary=True)
+        return cursor.fetchall() if replies.has_rows(cursor) else []
+    except replies.FAILURES as error:
+        raise replies.statement_error(error, connection, mode, statement.name) from replies.cause(error)
+
+
+def execute_alone(connection: connections.StoreConnection, mode: Mode, statement: Statement) -> Rows:
+    """Execute a statement that commits by itself: the server may warn that its standby lacks the commit."""
+    connection.unsure = False
+    rows = execute(connection, mode, statement)
+    if connection.unsure and mode is Mode.SINGLE:
+        raise server.unsure_commit(statement.name)
+    return rows
+
+
+def begin(connection: connections.StoreConnection, text: str, what: str) -> None:
+    """Begin a transaction, with the settings in the text if there are any, or only set them."""
+    try:
+        connection.execute(text, prepare=False)  # PostgreSQL prepares one command, and this may be two
+    except psycopg.Error as error:
+        raise replies.statement_error(error, connection, Mode.ATOMIC, what) from error
+
+
+def commit(connection: connections.StoreConnection, what: str) -> None:
+    """Commit, or raise what happened to it."""
+    connection.unsure = False
+    try:
+        cursor = psycopg.Cursor(connection).execute("COMMIT")
+    except psycopg.Error as error:
+        raise replies.commit_error(error, connection, what) from replies.cause(error)
+    replies.check_commit(connection, cursor.statusmessage, what)
+
+
+def begin_with(connection: connections.StoreConnection, first: Statement) -> Rows | None:
+    """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
+    connection.notice = None
+    try:
+        results = execute_text(connection, f"{server.BEGIN};{server.as_text(first)}")
+        replies.refuse_failed(results)
+    except replies.FAILURES as error:
+        raise replies.statement_error(error, connection, Mode.ATOMIC, first.name) from replies.cause(error)
+    return replies.found(connection, results[-1])
+
+
+def commit_with(
+    connection: connections.StoreConnection, last: Statement, what: str, *, resets_session: bool, sets: bool
+) -> Rows | None:
+    """Send a last statement, COMMIT, and the session's clean-up in one message.
+
+    None: another request has stored this record first; nothing was committed.
+    """
+    connection.unsure, connection.notice = False, None
+    try:
+        results = execute_text(connection, server.sealing(last, sets=sets) + (RESET if resets_session else ""))
+    except replies.FAILURES as error:
+        raise replies.commit_error(error, connection, what) from replies.cause(error)
+    return replies.ended(connection, results, last.name, what)
+
+
+def execute_text(connection: connections.StoreConnection, text: str) -> list[PGresult]:
+    """Send several statements in one message; the reply to each, up to the first that failed."""
+    with connection.lock:
+        return connection.wait(connections.answers(connection.pgconn, text))
+
+
+def undo(connection: connections.StoreConnection) -> None:
+    """Roll back if that is still possible; if not, the pool closes the connection."""
+    with suppress(psycopg.Error):
+        psycopg.Cursor(connection).execute("ROLLBACK")

@@ -1,0 +1,485 @@
+"""psycopg's connections, with the time limits that the store needs and a listener for a commit's warnings.
+
+Before an idle one is lent its socket is checked, which costs no round trip: a connection that a restart or a
+`pg_terminate_backend` has ended is thrown away before a statement is lost on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import select
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import psycopg
+from psycopg import generators, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
+
+from oncekey.core.errors import ConfigurationError
+from oncekey.databases.handler_sql import RESET, HandlerProxy, refusal, refuse_transaction_control
+from oncekey.databases.postgres.address import GREETED
+from oncekey.databases.postgres.server import NOTICE, stopped_waiting
+from oncekey.databases.postgres.unconfirmed import UnconfirmedCommits
+from oncekey.databases.slots import IdleStack
+
+if TYPE_CHECKING:
+    from psycopg.abc import PQGen
+    from psycopg.errors import Diagnostic
+    from psycopg.pq.abc import PGconn, PGresult
+
+    from oncekey.databases.handler_sql import ConnectionUse
+    from oncekey.databases.postgres.address import PostgresAddress
+
+T = TypeVar("T")
+C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
+
+GRACE: Final = 1.0
+"""Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
+
+MAX_AGE: Final = 1800.0
+"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
+
+PREPARE_AFTER: Final = 2
+"""How often a statement is executed before it is prepared, if the address promises that there is no pooler."""
+
+NOT_RESET: Final = "the session could not be reset"
+
+_SETTINGS: Final = frozenset({"autocommit", "isolation_level", "read_only", "deferrable"})
+_REFUSED: Final = frozenset(
+    {"commit", "rollback", "close", "tpc_begin", "tpc_prepare", "tpc_commit", "tpc_rollback"}
+    | {f"set_{setting}" for setting in _SETTINGS}
+)
+_FOREIGN_OPTION: Final = re.compile(r'invalid (?:URI query parameter:|connection option) "(\w+)"')
+_KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+
+
+class _State:
+    """What the driver knows about a connection. With a `limit` a reply may take so many seconds."""
+
+    limit: float | None = None
+    use: ConnectionUse | None = None
+    unsure = False
+    notice: str | None = None
+    suspect = False
+    handled = False
+    """Whether a handler used the transaction that is open."""
+    born = 0.0
+    threshold: int | None = None
+    cleaning = False
+    unconfirmed = UnconfirmedCommits()
+
+
+class StoreConnection(_State, psycopg.Connection[Any]):
+    """A connection for blocking code."""
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
+        """Wait for the reply, up to the limit."""
+        if self.use is not None:
+            self.use.check()
+        if self.limit is not None:
+            gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
+        return super().wait(gen, *args, **kwargs)
+
+    def is_clean(self) -> bool:
+        """Whether the session was reset after a handler used it; the reset was sent before."""
+        try:
+            return _all_well(self.wait(generators.execute(self.pgconn)))
+        except psycopg.Error:
+            return False
+        finally:
+            self.cleaning = False
+
+    def is_free(self, seconds: float) -> bool:
+        """Whether no other thread uses it, and no stream that was left open, after a moment if need be."""
+        if not self.lock.acquire(timeout=seconds):
+            return False
+        self.lock.release()
+        return True
+
+    def sever(self) -> bool:
+        """Close it although a statement is under way; False: another thread still waits for the reply."""
+        self._ask_to_stop()
+        cut(self.pgconn)
+        return self.is_free(GRACE)
+
+    def _hang_up(self) -> None:
+        self.suspect = True
+        self.pgconn.finish()
+
+    def _ask_to_stop(self) -> None:
+        with suppress(psycopg.Error):
+            self.cancel_safe(timeout=GRACE)
+
+
+class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
+    """A connection for asyncio."""
+
+    _stopping: asyncio.Task[None] | None = None
+
+    async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (as above)
+        """Wait for the reply, up to the limit."""
+        if self.use is not None:
+            self.use.check()
+        if self.limit is not None:
+            gen = _patiently(gen, self.limit, self._ask_to_stop, self._hang_up)
+        return await super().wait(gen, *args, **kwargs)
+
+    async def is_clean(self) -> bool:
+        """Whether the session was reset after a handler used it; the reset was sent before."""
+        try:
+            return _all_well(await self.wait(generators.execute(self.pgconn)))
+        except psycopg.Error:
+            return False
+        finally:
+            self.cleaning = False
+
+    async def is_free(self, seconds: float) -> bool:
+        """Whether no other task uses it, and no stream that was left open, after a moment if need be."""
+        try:
+            async with asyncio.timeout(seconds), self.lock:
+                return True
+        except TimeoutError:
+            return False
+
+    async def sever(self) -> bool:
+        """Close it although a statement is under way; False: another task still waits for the reply."""
+        return await cancel_and_close(self)
+
+    def _hang_up(self) -> None:
+        self.suspect = True
+        self.pgconn.finish()
+
+    def _ask_to_stop(self) -> None:
+        # Kept, because the event loop holds tasks only weakly.
+        self._stopping = asyncio.get_running_loop().create_task(self._asked_to_stop())
+
+    async def _asked_to_stop(self) -> None:
+        with suppress(psycopg.Error):
+            await self.cancel_safe(timeout=GRACE)
+
+
+def lent(connection: C, use: ConnectionUse) -> C:
+    """The connection as a handler gets it: the same server and lock, but an object of its own.
+
+    A handler can keep cursors, transactions and bound methods of it. When the operation is over all of them are
+    refused, also those that wait for their turn at that moment, while the connection itself goes to the next borrower.
+    """
+    view = copy(connection)
+    view.use = use
+    view.limit = None
+    view._adapters = None  # what a handler registers ends with its object  # noqa: SLF001
+    view._pool = None  # psycopg's mark of a connection that need not be closed before it is forgotten  # noqa: SLF001
+    return view
+
+
+def taken_back(connection: C) -> None:
+    """Undo what a handler changed in the state that its object shares with ours."""
+    connection.limit, connection.prepare_threshold = None, connection.threshold
+    connection.handled = False
+    del connection._notice_handlers[1:]  # the first one is our own  # noqa: SLF001
+    connection._notify_handlers.clear()  # noqa: SLF001
+    if connection._notifies_backlog:  # noqa: SLF001
+        connection._notifies_backlog.clear()  # noqa: SLF001
+
+
+def clean_up(connection: C) -> bool:
+    """Ask the server to reset what a handler may have left in the session; `is_clean` reads the reply."""
+    try:
+        connection.pgconn.send_query(RESET.encode())
+    except psycopg.Error:
+        connection.pgconn.finish()
+        return False
+    connection.cleaning = True
+    return True
+
+
+async def is_pooled(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether a pooler stands before the server: it greets a client with a process number of its own."""
+    async with asyncio.timeout(GRACE), connection.lock:
+        return _has_no_row(await connection.wait(answers(connection.pgconn, _greeted(connection.pgconn))))
+
+
+def is_pooled_blocking(connection: psycopg.Connection[Any]) -> bool:
+    """The same for blocking code."""
+    with connection.lock:
+        return _has_no_row(connection.wait(answers(connection.pgconn, _greeted(connection.pgconn))))
+
+
+def _greeted(pgconn: PGconn) -> str:
+    return GREETED.format(pid=pgconn.backend_pid)
+
+
+def _has_no_row(results: list[PGresult]) -> bool:
+    if not _all_well(results):
+        raise psycopg.OperationalError("the server did not answer which process it is")
+    return not results[0].ntuples
+
+
+async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The same on the application's own connection, waiting for the reply."""
+    async with asyncio.timeout(GRACE), connection.lock:
+        if not _all_well(await connection.wait(answers(connection.pgconn, RESET))):
+            raise psycopg.OperationalError(NOT_RESET)
+
+
+def cleaned_blocking(connection: psycopg.Connection[Any]) -> None:
+    """The same of blocking code, which waits for as long as its other statements would."""
+    with connection.lock:
+        if not _all_well(connection.wait(answers(connection.pgconn, RESET))):
+            raise psycopg.OperationalError(NOT_RESET)
+
+
+@contextmanager
+def limited_blocking(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Inside of it each reply on the application's own connection may take so many seconds."""
+
+    def ask_to_stop() -> None:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=GRACE)
+
+    def wait(gen: PQGen[T], *args: Any, **kwargs: Any) -> T:  # noqa: ANN401  (psycopg's, version by version)
+        limited = _patiently(gen, seconds, ask_to_stop, connection.pgconn.finish)
+        return type(connection).wait(connection, limited, *args, **kwargs)
+
+    vars(connection)["wait"] = wait
+    try:
+        yield
+    finally:
+        del vars(connection)["wait"]
+
+
+def answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
+    """Send several statements in one message; the reply to each, up to the first that failed."""
+    pgconn.send_query(text.encode("ascii"))
+    results: list[PGresult] = yield from generators.execute(pgconn)
+    return results
+
+
+def cut(pgconn: PGconn) -> None:
+    """Shut the socket down without closing it: its poller notices, and an event loop must not poll a closed file."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(pgconn.socket)) as line:
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def cancel_and_close_blocking(connection: psycopg.Connection[Any]) -> None:
+    """End a connection on which a statement of another thread is under way."""
+    try:
+        with suppress(psycopg.Error):
+            connection.cancel_safe(timeout=GRACE)
+    finally:
+        cut(connection.pgconn)
+
+
+async def cancel_and_close(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Close a connection with a statement under way; False: a task still waits for its reply."""
+    try:
+        with suppress(psycopg.Error):
+            await connection.cancel_safe(timeout=GRACE)
+    finally:
+        cut(connection.pgconn)
+    try:
+        async with asyncio.timeout(GRACE), connection.lock:
+            return True
+    except TimeoutError:
+        return False
+
+
+def connect(address: str, threshold: int | None, unconfirmed: UnconfirmedCommits) -> StoreConnection:
+    """Make a connection."""
+    connection = StoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
+    return _ready(connection, threshold, unconfirmed)
+
+
+async def aconnect(address: str, threshold: int | None, unconfirmed: UnconfirmedCommits) -> AsyncStoreConnection:
+    """Make a connection."""
+    connection = await AsyncStoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
+    return _ready(connection, threshold, unconfirmed)
+
+
+def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
+    """After how many executions a statement is prepared; None, never, if that may be unsafe."""
+    match address.pooler:
+        case True if not address.prepares:
+            return None
+        case True | False:
+            return PREPARE_AFTER if asked_for is None else asked_for
+        case None:
+            return asked_for
+
+
+def bounded(dsn: str, timeout: float) -> str:
+    """The address with time limits for the network, if it names none itself."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        # libpq's error repeats what it could not parse, which may be a part of the password. An option's name is none,
+        # unless an @ comes after it: then the password itself has a question mark in it.
+        found = None if "@" in dsn.partition("?")[2] else _FOREIGN_OPTION.match(str(error))
+        what = f"has the option {found[1]}, which libpq does not know" if found else "cannot be read by libpq"
+        raise ConfigurationError(f"the address of PostgreSQL {what}") from None
+    ours = {"connect_timeout": max(2, math.ceil(timeout)), **_KEEPALIVE}
+    return make_conninfo(dsn, **{name: value for name, value in ours.items() if name not in given})
+
+
+def _ready(connection: C, threshold: int | None, unconfirmed: UnconfirmedCommits) -> C:
+    def take_notice(notice: Diagnostic) -> None:
+        if stopped_waiting(notice):
+            connection.unsure = True
+            unconfirmed.add()  # the standby may not have this commit (unconfirmed.py)
+        elif notice.sqlstate == NOTICE and connection.notice is None:
+            connection.notice = notice.message_primary
+
+    connection.add_notice_handler(take_notice)
+    connection.unconfirmed = unconfirmed
+    connection.born = time.monotonic()
+    connection.threshold = threshold
+    return connection
+
+
+def _all_well(results: list[PGresult]) -> bool:
+    return all(result.status in {ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK} for result in results)
+
+
+def _patiently(
+    gen: PQGen[T], limit: float, ask_to_stop: Callable[[], None], hang_up: Callable[[], None]
+) -> Generator[Any, Any, T]:
+    """Pass on what psycopg waits for until the time is up; then ask the server to stop, and then close the connection.
+
+    psycopg resumes what it waits for several times a second even when nothing happens, so the time is checked then.
+    If the server replies that it stopped, nothing happened; after closing the connection the outcome is not known.
+    """
+    deadline, asked = time.monotonic() + limit, False
+    try:
+        wanted = next(gen)
+        while True:
+            wanted = gen.send((yield wanted))
+            if time.monotonic() < deadline:
+                continue
+            if asked:
+                hang_up()
+                raise psycopg.OperationalError("the server gave no answer in time")
+            ask_to_stop()
+            deadline, asked = time.monotonic() + GRACE, True
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer
+
+
+class IdleConnections(IdleStack[C]):
+    """The idle connections of a pool, for threads and for asyncio."""
+
+    def pop(self) -> C | None:
+        """A connection that the server has not closed, if there is one."""
+        with self._lock:
+            self._forget_parents()
+            while self._idle:
+                connection = self._idle.pop(self._nearest())
+                if not connection.closed and (connection.cleaning or is_quiet(connection)):
+                    return connection
+                connection.pgconn.finish()
+        return None
+
+    def put(self, connection: C, *, used: bool = False) -> None:
+        """Take a connection back; one in the middle of something is closed, one that a handler used is reset."""
+        with self._lock:
+            if connection.suspect:
+                # If one server does not answer or takes no writes, the other idle connections are probably no better.
+                self._empty()
+            if connection.lock.locked():
+                # Another thread or task still waits on it. If it were closed now, the event loop might poll another
+                # file with the same number; its socket was shut down, and it ends with its last user.
+                connection._pool = None  # as in `lent`  # noqa: SLF001
+                return
+            if self._closed or not _is_clean(connection):
+                connection.pgconn.finish()
+            else:
+                taken_back(connection)
+                if not used or clean_up(connection):
+                    self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close the idle connections now, and the others when they come back."""
+        with self._lock:
+            self._closed = True
+            self._forget_parents()
+            self._empty()
+
+    def _nearest(self) -> int:
+        """The position of the last returned connection that is ready, if there is one."""
+        last = len(self._idle) - 1
+        ready = (at for at in range(last, -1, -1) if not (one := self._idle[at]).cleaning or not is_quiet(one))
+        return next(ready, last)
+
+    def _empty(self) -> None:
+        while self._idle:
+            connection = self._idle.pop()  # with a name: psycopg warns of one that is dropped before it is closed
+            connection.pgconn.finish()
+
+
+def is_quiet(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    """Whether nothing came in: an idle server sends something only to close the connection."""
+    if connection.closed:
+        return False
+    fileno = connection.fileno()
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(fileno, select.POLLIN)
+        return not poll.poll(0)
+    return not select.select([fileno], [], [], 0)[0]
+
+
+def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
+    return (
+        not connection.closed
+        and not connection.suspect
+        and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and connection.pgconn.pipeline_status == PipelineStatus.OFF
+        and time.monotonic() - connection.born < MAX_AGE
+    )
+
+
+class PsycopgProxy(HandlerProxy):
+    """What a handler gets: everything but the end of the transaction (L5)."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _SETTINGS:
+            raise refusal(f"setting {name}")
+        super().__setattr__(name, value)
+
+    def _check(self, query: Any) -> None:  # noqa: ANN401  (text, bytes, or whatever composes a statement)
+        self._use.check()
+        if refuse_transaction_control(_text(query, self._raw)):
+            self._use.sets = True
+
+
+class PsycopgConnectionProxy(PsycopgProxy):
+    """The refusals of a connection; they are raised when it is called, before anything is awaited."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever psycopg has there)
+        return partial(self._refuse, f"{name}()") if name in _REFUSED else super().__getattr__(name)
+
+    def _refuse(self, what: str, *_: object) -> NoReturn:
+        raise refusal(what)
+
+
+def _text(query: Any, context: Any) -> str:  # noqa: ANN401  (text, bytes, or whatever composes a statement)
+    if isinstance(query, str):
+        return query
+    if isinstance(query, bytes):
+        return query.decode("utf-8", "replace")
+    if isinstance(query, sql.Composable):
+        return query.as_string(context)
+    return sql.as_string(query, context)  # a template string

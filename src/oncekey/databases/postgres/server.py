@@ -1,0 +1,266 @@
+"""What transactions on PostgreSQL have in common, through whichever library: time-outs, reading, and folded statements.
+
+A statement may be folded into the message of a BEGIN or a COMMIT, which can only be text: a message of several
+statements has no parameters, so the values are written into it. Only safe characters are: a number in quotes, bytes in
+hexadecimal, `true`, `false` and `NULL`. No value has a quote or a backslash of its own, so none can end its literal,
+whatever `standard_conforming_strings` and `client_encoding` are; texts are bytes here, and the statement's own function
+decodes them. asyncpg shows no rows of such a message, so the statement sends its row in a notice.
+
+The meaning of the server's errors is here, too, for all libraries; no message repeats a bound value. What a lost
+connection means depends on what was under way: a read may be repeated, a write that commits by itself may or may not
+have happened, and a transaction whose COMMIT was never sent did not happen.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from oncekey.core.errors import CommitAmbiguousError, RolledBackError, SchemaError, StoreError, StoreUnavailableError
+from oncekey.core.flow import Statement
+from oncekey.databases.handler_sql import AS_HANDLER, AS_OPENED
+from oncekey.databases.placeholders import parted
+from oncekey.databases.retries import ConflictError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from oncekey.core.flow import Body
+
+
+POOL_SIZE: Final = 10
+TIMEOUT: Final = 2.0
+"""Seconds to wait for a connection."""
+
+STATEMENT_TIMEOUT: Final = 10.0
+"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
+
+IDLE_TIMEOUT: Final = 300.0
+"""Seconds of silence after which the server ends a business transaction whose process or host is gone (L4)."""
+
+WHAT: Final = "the business transaction"
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+_DECODED: Final = json.JSONDecoder().decode  # what `json.loads` calls after it has checked its argument
+
+NOTICE: Final = "OK001"
+"""The SQLSTATE of a notice that contains a row."""
+
+FOUND: Final = "SELECT 1"
+"""The command tag of a message whose last statement has a row."""
+
+TAKEN: Final = "23505"
+"""The SQLSTATE of a record that finds its place taken."""
+
+NOT_OURS: Final = "OK002"
+"""The SQLSTATE of a step whose record has another owner."""
+
+RECORD: Final = ("oncekey", "record")
+"""The table of the record: a business row that violates a constraint of its own is something else."""
+
+
+def folds_as_text(statement: Statement) -> bool:
+    """Whether it can be sent in a message that is text."""
+    return statement.folds and statement.text is not None
+
+
+def as_text(statement: Statement) -> str:
+    """The statement with its values in it."""
+    assert statement.text is not None
+    params = statement.params
+    text, rest = parted(statement.text)
+    pieces = [text]
+    for name, after in rest:  # two dozen values for a record, so no call for each
+        value = params[name]
+        if type(value) is bytes:
+            # E, because a backslash means the same in it under every setting of the server.
+            pieces += ("E'\\\\x", value.hex(), "'", after)
+        elif value is None:
+            pieces += ("NULL", after)
+        elif type(value) is int:
+            pieces += (f"'{value:d}'", after)
+        elif type(value) is bool:
+            pieces += ("true" if value else "false", after)
+        elif isinstance(value, int):  # a member of an enumeration, as a status may be
+            pieces += (f"'{int(value):d}'", after)
+        else:
+            raise TypeError("a text does not travel in a message of several statements: its bytes do")
+    return "".join(pieces)
+
+
+def row_from_notice(text: str) -> Mapping[str, Any]:
+    """The row in a notice."""
+    row: dict[str, Any] = _DECODED(text)
+    return row
+
+
+def opening(idle: float) -> str:
+    """What is sent with BEGIN: a limit on silence, after which the server ends it, and a mark that no other one has."""
+    limit = f"SET LOCAL idle_in_transaction_session_timeout = {int(idle * 1000):d}"
+    return f"{limit};SET LOCAL oncekey.begun = 0"
+
+
+BEGUN: Final = Statement(
+    "commit",
+    "",
+    folds=True,
+    text="SELECT 1 / length(COALESCE(current_setting('oncekey.begun', true), ''))",
+)
+"""What is sent with COMMIT: it fails in any other transaction than the one that was begun (L5)."""
+
+
+class Begun(Protocol):
+    """A transaction that was begun."""
+
+    async def run(self, body: Body[Any]) -> Any:  # noqa: ANN401  (what the statements come to)
+        """Run statements inside it."""
+
+    async def rollback(self) -> None:
+        """Roll back."""
+
+
+Tx = TypeVar("Tx", bound=Begun)
+
+
+async def only_reading(tx: Tx) -> Tx:
+    """The transaction; from now on the server refuses writes in it."""
+    try:
+        await tx.run(_read_only())
+    except BaseException:
+        await tx.rollback()
+        raise
+    return tx
+
+
+def _read_only() -> Body[None]:
+    yield Statement("read_only", "SET LOCAL transaction_read_only = on")
+
+
+_WARNING: Final = "01000"
+_WAITS_FOR_STANDBY: Final = "SyncRepWaitForLSN"
+
+
+def stopped_waiting(notice: Any) -> bool:  # noqa: ANN401  (asyncpg's message, or psycopg's)
+    """Whether a commit stopped waiting for its standby: it is on this server, and perhaps on no other.
+
+    Its warning has the SQLSTATE of every warning, also of RAISE WARNING; the server's function tells them apart.
+    """
+    if notice.sqlstate != _WARNING:
+        return False
+    function = getattr(notice, "server_source_function", None) or getattr(notice, "source_function", None)
+    return function is None or function == _WAITS_FOR_STANDBY
+
+
+READS_ONLY: Final = "25006"
+"""The error of a server that takes no writes. Another may take them by now, so its connections are not kept."""
+
+ONLY_READS: Final = "the server only reads: it is a standby, or was demoted to one"
+
+_HANDLERS_DOING: Final = {
+    READS_ONLY: "the handler made its transaction read-only, so nothing can be stored in it",
+    "42501": (
+        "the role that the handler acts as may not write oncekey's tables: set it by SET LOCAL ROLE in the handler's "
+        "own text, not in a function, or grant the role what oncekey's user may do"
+    ),
+}
+
+_CONFLICTS: Final = {"40001": "a serialisation failure", "40P01": "a deadlock"}
+_OTHER_SCHEMA: Final = frozenset({"42P01", "42703", "3F000", "42883"})
+_ENDED: Final = frozenset({"57P01", "57P02", "57P03", "57P05"})
+_TOO_SLOW: Final = {
+    "25P03": "the handler sent nothing for longer than its lease, so the server ended its transaction",
+    "25P04": "the handler took longer than its deadline, so the server ended its transaction",
+}
+_ABORTED: Final = "25P02"
+_NOT_BEGUN_HERE: Final = "22012"
+"""Division by zero: only the last statement divides, by what another transaction than the one that was begun lacks."""
+_UNPREPARED: Final = "behind a pooler the address needs ?pgbouncer=1 (=prepared is for PgBouncer from 1.21 on)"
+_SICK: Final = {
+    READS_ONLY: ONLY_READS,
+    "55P03": "a lock was not to be had in time",
+    "57014": "the statement was cancelled",
+    "58030": "the server could not read or write its files",
+    "0A000": "the schema changed while the statement was prepared",
+    "26000": f"a prepared statement is gone: {_UNPREPARED}",
+    "42P05": f"a prepared statement is somebody else's: {_UNPREPARED}",
+}
+_SICK_CLASSES: Final = {
+    "28": "the server did not let us in",
+    "3D": "there is no such database",
+    "53": "the server has run out of room, memory or connections",
+    "XX": "the server failed inside",
+}
+_OF_CONNECTING: Final = frozenset({"28", "3D"})
+"""Only the handler's own triggers raise these in an open transaction."""
+
+_OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
+
+
+def was_too_slow(sqlstate: str | None) -> bool:
+    """Whether the server ended the session because of its handler: the store is not away, and nothing is committed."""
+    return sqlstate in _TOO_SLOW
+
+
+def is_the_end(sqlstate: str | None, severity: str | None) -> bool:
+    """Whether the server closes the connection with this error, so that the outcome of a statement is not known."""
+    if sqlstate is None or was_too_slow(sqlstate):
+        return False
+    return severity in {"FATAL", "PANIC"} or sqlstate in _ENDED or sqlstate.startswith("08")
+
+
+def refused(sqlstate: str | None, what: str, kind: str) -> StoreError:
+    """The meaning of an error after which the connection is still usable: definite, nothing happened."""
+    code = sqlstate or kind
+    if code in _CONFLICTS:
+        return ConflictError(f"{what}: {_CONFLICTS[code]} ({code})")
+    if code in _TOO_SLOW:
+        return RolledBackError(f"{what}: {_TOO_SLOW[code]} ({code})")
+    if code == _ABORTED:
+        return RolledBackError(f"{what}: a statement had failed before, so the transaction was rolled back ({code})")
+    if code == _NOT_BEGUN_HERE:
+        return RolledBackError(f"{what}: the handler ended its transaction, so the next one was rolled back ({code})")
+    if code in _OTHER_SCHEMA:
+        return SchemaError(f"{what}: {_OTHER_VERSION}")
+    why = _SICK.get(code) or _SICK_CLASSES.get(code[:2])
+    if why is not None:
+        return StoreUnavailableError(f"{what}: {why} ({code})")
+    return StoreError(f"{what}: PostgreSQL refused it ({code})")
+
+
+def handlers_doing(sqlstate: str | None, what: str) -> RolledBackError | None:
+    """The meaning of an error under a statement of ours in a transaction that a handler used; None: the usual one.
+
+    When the transaction began it took writes, by the same user. If it does not any more, the handler changed that.
+    """
+    why = _HANDLERS_DOING.get(sqlstate or "")
+    return None if why is None else RolledBackError(f"{what}: {why} ({sqlstate})")
+
+
+def refused_commit(sqlstate: str | None, what: str, kind: str) -> StoreError:
+    """The meaning of an error in reply to COMMIT: it is about the handler's rows, as a deferred constraint is."""
+    error = refused(sqlstate, what, kind)
+    if isinstance(error, StoreUnavailableError) and (sqlstate or "")[:2] not in _OF_CONNECTING:
+        return error
+    return RolledBackError(f"{what}: PostgreSQL refused the commit, so it was rolled back ({sqlstate or kind})")
+
+
+def sealing(last: Statement, *, sets: bool) -> str:
+    """A last statement and COMMIT as one text; as the session's own user, if the handler may have set another role."""
+    if not sets:
+        return f"{as_text(last)};COMMIT;"
+    return f"{';'.join(AS_OPENED)};{as_text(last)};{AS_HANDLER};COMMIT;"
+
+
+def unsure_commit(what: str) -> CommitAmbiguousError:
+    """The meaning of a commit with the warning that it stopped waiting for its standby."""
+    return CommitAmbiguousError(f"{what}: the commit stopped waiting for its standby")
+
+
+def not_committed(tag: str, what: str) -> RolledBackError:
+    """The meaning of a COMMIT that was answered with something else (F20)."""
+    return RolledBackError(f"{what}: a statement had failed, so it was rolled back: {tag or 'nothing'} was the answer")
+
+
+def unreachable(why: str) -> StoreUnavailableError:
+    """The meaning of a connection that could not be made: nothing was sent."""
+    return StoreUnavailableError(f"no connection to PostgreSQL: {why}")

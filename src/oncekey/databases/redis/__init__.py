@@ -1,0 +1,1 @@
+"""Redis and Valkey: a record in one cell of the store of cells."""

@@ -1,0 +1,354 @@
+"""Flask-SQLAlchemy: keys are kept in its database, and its session's own transaction is the business transaction.
+
+A second session would not do: mapped classes choose their engine by the application, whatever connection a session was
+given, and objects that were loaded before (the user, say) belong to the first one. So the session of the request is
+borrowed: it begins a transaction on a connection that is watched, its `commit()` writes what is pending until the
+operation is settled, and then it commits, with the key's record as its last statement. The connection is the
+application's, so what is set in its session stays there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from operator import is_
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakSet, ref
+
+import flask
+from sqlalchemy import event
+
+from oncekey.core.errors import ConfigurationError, TransactionControlError
+from oncekey.core.sqltext import ONLY_READS
+from oncekey.databases.sqlalchemy.blocking import FORKING
+from oncekey.databases.sqlalchemy.errors import AUTOCOMMITS, BUSINESS, FAILURES, meaning, not_connected
+from oncekey.databases.sqlalchemy.execute import committing, raw_of
+from oncekey.databases.sqlalchemy.generated.connections import cancel_and_close, vetted
+from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriver, BlockingTransaction
+from oncekey.databases.sqlalchemy.handler_connection import WATCH, Watch, commits_by_itself, watch_connections, watch_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.orm import Session
+
+    from oncekey.core.flow import Transaction
+
+T = TypeVar("T")
+
+TRANSACTION: Final = "oncekey_transaction"
+STEPPING: Final = "oncekey_stepping"
+LENT: Final = "oncekey_connection"
+
+NO_APP: Final = "oncekey.flask.database(db) has no application: call db.init_app(app), with a SQLALCHEMY_DATABASE_URI"
+WHICH_APP: Final = (
+    "{count} applications with different databases share one Flask-SQLAlchemy, and nothing says whose keys are meant "
+    "here: push an application's context, or give each application a Once of its own"
+)
+WROTE_BEFORE: Final = (
+    "db.session has written something before the handler was entered, and not committed it: commit it where it is "
+    "written, in before_request for example, or write it in the handler"
+)
+REMOVED: Final = (
+    "the handler called remove() or close() of db.session, which gave up the transaction of its key, and now uses "
+    "another session: leave remove() and close() to Flask-SQLAlchemy, which calls them after the request"
+)
+OTHER_BIND: Final = (
+    "the handler wrote to another database, by a model with a __bind_key__, which cannot commit with the key: write "
+    "there from an outbox or in a PHASED handler's op.call"
+)
+
+
+class Database:
+    """A Flask-SQLAlchemy, as `Once` takes it."""
+
+    ambient = True
+    """Handlers write in the transaction of their key without being handed it: `db.session` is in it."""
+
+    def __init__(self, db: Any) -> None:  # noqa: ANN401  (a package that need not be installed)
+        if not hasattr(db, "session") or not hasattr(db, "_app_engines"):
+            raise ConfigurationError("oncekey.flask.database takes the SQLAlchemy() of Flask-SQLAlchemy 3.1 or newer")
+        self.db = db
+        self._watched: WeakSet[Engine] = WeakSet()
+        self._watching = threading.Lock()
+        self.scopes: set[object] = set()
+        """The scopes of `db.session` whose session is an operation's."""
+        self._served: ContextVar[ref[Engine] | None] = ContextVar("oncekey_engine", default=None)
+        event.listen(db.session, "after_begin", self._begun)
+        event.listen(db.session, "before_flush", _refuse_to_flush)
+        FORKING.add(self)
+
+    @property
+    def dialect(self) -> str | None:
+        """Which database it is, once there is an application."""
+        try:
+            return self.engine.dialect.name
+        except ConfigurationError:
+            return None
+
+    @property
+    def title(self) -> str:
+        return "Flask-SQLAlchemy's db"
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The engines of all applications, whose pools a forked process may not use."""
+        return [engine for bound in list(self.db._app_engines.values()) for engine in bound.values()]  # noqa: SLF001
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the application that is served, or was last in this thread, or of the only one there is.
+
+        An error that Flask does not answer is settled when the application's context is gone.
+        """
+        served = self.db._app_engines  # noqa: SLF001
+        app: Any = flask.current_app._get_current_object() if flask.has_app_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
+        last = self._served.get()
+        if app is None and last is not None and (found := last()) is not None:
+            return found
+        bound = [served[app]] if app in served else list(served.values())
+        engines: list[Engine] = [engine for one in bound if (engine := one.get(None)) is not None]
+        if not engines:
+            raise ConfigurationError(NO_APP)
+        if len({str(engine.url) for engine in engines}) > 1:
+            raise ConfigurationError(WHICH_APP.format(count=len(engines)))
+        if app is not None:
+            self._served.set(ref(engines[-1]))
+        return engines[-1]
+
+    def check_entry(self) -> None:
+        """Refuse to enter a handler beside rows that somebody else may or may not commit.
+
+        On SQLite the claim would wait for them, and they for the claim.
+        """
+        scoped = self.db.session
+        if scoped.registry.has():
+            session = scoped()
+            if TRANSACTION not in session.info and session.in_transaction() and _wrote(session):
+                raise TransactionControlError(WROTE_BEFORE)
+
+    def driver(self) -> FlaskSqlalchemyDriver:
+        """A new driver on its engines."""
+        return FlaskSqlalchemyDriver(self)
+
+    def _begun(self, session: Session, _: object, connection: Connection) -> None:
+        """Watch what the session says, whether or not it is an operation's: it may become one's."""
+        engine = connection.engine
+        if engine not in self._watched:
+            with self._watching:
+                if engine not in self._watched:
+                    watch_connections(engine, borrowed=True)
+                    self._watched.add(engine)
+        watch = Watch()
+        connection.execution_options(**{WATCH: watch})
+        begun: list[Connection] | None = session.info.get(TRANSACTION)
+        if begun is not None:
+            begun.append(connection)
+        elif self.scopes and self.db.session.registry.scopefunc() in self.scopes:
+            raise TransactionControlError(REMOVED)
+        else:
+            session.info[LENT] = connection
+            watch.reads = STEPPING in session.info
+
+
+class FlaskSqlalchemyDriver:
+    """Runs transactions on the engine of the application that is served; handlers write through its session."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._drivers: dict[Engine, BlockingSqlalchemyDriver] = {}
+        self._making = threading.Lock()
+
+    def run(self, transaction: Transaction[T]) -> T:
+        """Run one transaction on a connection of its own. A session that only read gives its own back before."""
+        self._rest()
+        return self._inner().run(transaction)
+
+    @property
+    def crowded(self) -> bool:
+        return self._inner().crowded
+
+    def begin(self) -> SessionTransaction:
+        """Make the session's transaction a business transaction; the database hears of it with its first statement."""
+        session = self._session()
+        if STEPPING in session.info:
+            _check(session)
+        inner, scope = self._inner(), self._database.db.session.registry.scopefunc()
+        inner.enter()
+        self._database.scopes.add(scope)
+        ended = partial(self._database.scopes.discard, scope)
+        try:
+            return self._begun(session, inner, ended)
+        except BaseException as error:
+            ended()
+            session.info.pop(TRANSACTION, None)
+            _end_quietly(session)
+            inner.leave()
+            if isinstance(error, FAILURES):
+                raise not_connected(error, session.get_bind().dialect.name) from error
+            raise
+
+    @staticmethod
+    def _begun(session: Session, inner: BlockingSqlalchemyDriver, ended: Callable[[], None]) -> SessionTransaction:
+        begun = session.info[TRANSACTION] = []  # what the session begins on, told by the event
+        connection = session.connection()
+        vetted(connection)
+        if commits_by_itself(connection):
+            raise ConfigurationError(AUTOCOMMITS)
+        return SessionTransaction(session, connection, inner, begun, ended)
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """What a PHASED handler is called in: outside of its phases the session only reads."""
+        session = self._session()
+        _check(session)
+        session.info[STEPPING] = True
+        try:
+            yield
+            _check(session)
+        finally:
+            self._rest()
+            session.info.pop(STEPPING, None)
+
+    def close(self) -> None:
+        """Nothing is ours to give back: the engines are the application's."""
+
+    def _inner(self) -> BlockingSqlalchemyDriver:
+        engine = self._database.engine
+        with self._making:
+            found = self._drivers.get(engine)
+            if found is None:
+                found = self._drivers[engine] = BlockingSqlalchemyDriver(engine)
+        return found
+
+    def _session(self) -> Session:
+        """The request's session, without a transaction."""
+        self._database.check_entry()
+        self._rest()
+        session: Session = self._database.db.session()
+        return session
+
+    def _rest(self) -> None:
+        """Whoever waits for a connection holds none: the request's session gives back one that it only read through.
+
+        Unlike by `rollback()`, objects stay as they are.
+        """
+        scoped = self._database.db.session
+        if flask.has_app_context() and scoped.registry.has():
+            session: Session = scoped()
+            if TRANSACTION not in session.info and session.in_transaction() and not _wrote(session):
+                _end_quietly(session)
+
+
+class SessionTransaction(BlockingTransaction):
+    """The transaction of the request's session, while it is an operation's business transaction."""
+
+    def __init__(
+        self,
+        session: Session,
+        connection: Connection,
+        inner: BlockingSqlalchemyDriver,
+        begun: list[Connection],
+        ended: Callable[[], None],
+    ) -> None:
+        watch = watch_of(connection)
+        assert watch is not None
+        super().__init__(connection, watch, self._end_session, inner.unconfirmed)
+        self._session, self._inner, self._begun, self._ended = session, inner, begun, ended
+        self._before = _pending(session)
+        self._root, self._top = connection.get_transaction(), session.get_transaction()
+        watch.guards = True
+        begin = type(session).begin
+        # What is set on the object is what `db.session.commit()` finds; it is taken away with the end.
+        vars(session).update(commit=session.flush, begin=lambda nested=True: begin(session, nested=True))  # noqa: ARG005
+
+    def flush(self) -> None:
+        """Write what the session still holds back; what the database says to it is the handler's to hear."""
+        if self._goes_on():
+            self._session.flush()
+
+    def commit(self) -> None:
+        """Commit by the session, so that its objects and hooks hear of it."""
+        self._refuse_if_ended()
+        try:
+            try:
+                self._session.flush()
+            except FAILURES as error:
+                raise meaning(error) from error
+            for other in self._begun:
+                watch = watch_of(other)
+                if other is not self._connection and watch is not None and watch.wrote:
+                    raise TransactionControlError(OTHER_BIND)
+            self._check()
+            self._watch.guards = False
+            self._hand_back()
+            with committing(self._connection, self._unconfirmed, BUSINESS):
+                self._session.commit()
+        finally:
+            self.rollback()  # what is committed stays so
+
+    def _end_session(self) -> None:
+        """Roll back what is not committed, and leave the session to the application."""
+        session, watch = self._session, self._watch
+        try:
+            self._hand_back()
+            if watch.running:
+                # The statement under way would become part of the next borrower's transaction.
+                cancel_and_close(raw_of(self._connection))
+                session.invalidate()
+            elif watch.used or not self._goes_on() or self._changed():
+                with suppress(*FAILURES):
+                    session.rollback()
+            else:
+                _end_quietly(session)
+        finally:
+            self._inner.leave()
+
+    def _hand_back(self) -> None:
+        self._ended()
+        self._session.info.pop(TRANSACTION, None)
+        for name in ("commit", "begin"):
+            vars(self._session).pop(name, None)
+
+    def _changed(self) -> bool:
+        """Whether the handler left anything pending, which the session's next commit would write."""
+        pending = _pending(self._session)
+        same = len(pending) == len(self._before) and all(map(is_, pending, self._before))
+        return not same
+
+    def _goes_on(self) -> bool:
+        top = self._top
+        ours = top is not None and self._session.get_transaction() is top and top.is_active
+        return ours and super()._goes_on()
+
+
+def _refuse_to_flush(session: Session, *_: object) -> None:
+    if STEPPING in session.info and TRANSACTION not in session.info:
+        raise TransactionControlError(ONLY_READS)
+
+
+def _wrote(session: Session) -> bool:
+    """Whether the session's transaction has done anything but plain reads."""
+    connection: Connection | None = session.info.get(LENT)
+    watch = None if connection is None or connection.closed else watch_of(connection)
+    return watch is not None and watch.wrote
+
+
+def _check(session: Session) -> None:
+    """Refuse to lose what was changed and is not part of any phase."""
+    if _pending(session):
+        raise TransactionControlError(ONLY_READS)
+
+
+def _pending(session: Session) -> list[object]:
+    """What was added, deleted or changed, and is not written yet."""
+    return [*session.new, *session.deleted, *filter(session.is_modified, session.dirty)]
+
+
+def _end_quietly(session: Session) -> None:
+    transaction = session.get_transaction()
+    if transaction is not None:
+        with suppress(*FAILURES):
+            transaction.close()

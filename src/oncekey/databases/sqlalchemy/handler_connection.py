@@ -1,0 +1,284 @@
+"""What a handler does on its SQLAlchemy connection: everything but the end of the transaction (L5).
+
+The connection's class refuses methods (`async_engines.py`, `engines.py`); listeners on an engine of our own, which
+shares the application's pool, refuse text, and whatever reaches the connection through a session or `run_sync`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+
+from oncekey.core.errors import TransactionControlError
+from oncekey.core.sqltext import Dialect, plainly_reads, refuse_changes
+from oncekey.databases import handler_sql
+from oncekey.databases.handler_sql import ENDED, OVER, refusal, refuse_transaction_control
+from oncekey.databases.sqlalchemy.execute import OWN, alters, is_in_transaction, package_of, raw_of
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext, RootTransaction
+
+PATIENCE: Final = 5.0
+"""Seconds that a statement which a handler left running may take, before the transaction is rolled back."""
+
+WATCH: Final = "oncekey_watch"
+OURS: Final = "oncekey"
+"""The option of engines on the application's pool whose connections oncekey opens."""
+_DIALECTS: Final = {
+    "sqlite": Dialect.SQLITE,
+    "postgresql": Dialect.POSTGRES,
+    "mysql": Dialect.MARIADB,
+    "mariadb": Dialect.MARIADB,
+}
+_PRAGMA: Final = re.compile(r"\s*PRAGMA\b", re.IGNORECASE)
+
+
+class Watch:
+    """What happened on one connection. It guards from the begin of the transaction until oncekey ends it."""
+
+    __slots__ = (
+        "_quiet",
+        "answered",
+        "begun",
+        "ended",
+        "guards",
+        "over",
+        "reads",
+        "released",
+        "running",
+        "sent",
+        "sets",
+        "unsure",
+        "used",
+        "wrote",
+    )
+
+    def __init__(self) -> None:
+        self.guards = False
+        self.over = False
+        self.released = False
+        self.used = False
+        self.begun = False
+        """Whether the transaction has begun in the database, so that its end would be seen."""
+        self.unsure = False
+        """Whether a statement failed since the database was last asked whether the transaction is still open."""
+        self.ended = False
+        """Whether it ended before oncekey committed it: the connection takes no further statement."""
+        self.reads = False
+        """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
+        self.sets = False
+        """Whether the application may have set a role or a time-out for its transaction."""
+        self.wrote = False
+        """Whether anything else than plain reads was said by the application."""
+        self.sent = 0
+        self.answered = 0
+        self.running: set[object] = set()
+        self._quiet: asyncio.Event | threading.Event | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a statement failed: the transaction may be good only for a roll-back."""
+        return self.sent != self.answered
+
+    def begins(self, statement: object) -> None:
+        """Note that a statement is about to be sent."""
+        self.sent += 1
+        self.running.add(statement)
+
+    def ends(self, statement: object) -> None:
+        """Note that it was answered, or failed."""
+        self.running.discard(statement)
+        if self._quiet is not None and not self.running:
+            self._quiet.set()
+
+    async def quiet(self, patience: float) -> bool:
+        """Whether nothing is under way any more, after a moment if need be."""
+        if self.running:
+            self._quiet = quiet = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await quiet.wait()
+        return not self.running
+
+    def quiet_blocking(self, patience: float) -> bool:
+        """The same where threads may have been left behind."""
+        if self.running:
+            self._quiet = quiet = threading.Event()
+            if self.running:  # the last one may have ended in between
+                quiet.wait(patience)
+        return not self.running
+
+    def forget(self) -> None:
+        """Note that a later statement was answered: what failed before was rolled back to a savepoint."""
+        self.answered = self.sent
+
+
+def log_foreign_connections(engine: Engine) -> None:
+    """Log connections of the application's engine that a LOCAL handler opens beside its transaction."""
+    if not event.contains(engine, "engine_connect", _log_if_not_ours):
+        event.listen(engine, "engine_connect", _log_if_not_ours)
+
+
+def _log_if_not_ours(connection: Connection) -> None:
+    if OURS not in connection.get_execution_options():
+        handler_sql.opened()
+
+
+def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
+    """Listen to those connections of an engine that have a watch; a `borrowed` engine is the application's own."""
+    harmless = _checked(_DIALECTS[engine.dialect.name], borrowed=borrowed)
+
+    def before(
+        connection: Connection,
+        _cursor: object,
+        statement: str,
+        _values: object,
+        context: ExecutionContext,
+        _many: object,
+    ) -> None:
+        watch = watch_of(connection)
+        if watch is None:
+            return
+        own = context.execution_options.get(OWN)
+        if watch.over and not own:
+            raise TransactionControlError(OVER)
+        if watch.guards:
+            refuse_if_ended(connection, watch)
+            watch.sets = harmless(statement) or watch.sets
+            watch.used = watch.used or not own
+            if not own:
+                alters(connection, statement)
+        if borrowed and not own:
+            if watch.reads:
+                refuse_changes(statement)
+            watch.wrote = watch.wrote or not plainly_reads(statement)
+        watch.begins(context)
+
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "savepoint", lambda connection, _name: _begin_to_write(connection, "SAVEPOINT"))
+        event.listen(engine, "before_cursor_execute", _begin_before)
+    event.listen(engine, "before_cursor_execute", before)
+    event.listen(engine, "after_cursor_execute", _after)
+    event.listen(engine, "commit", _refuse_commit)
+    event.listen(engine, "rollback", _rolled_back)
+    event.listen(engine, "handle_error", _failed)
+
+
+def _after(
+    connection: Connection, _cursor: object, _statement: str, _values: object, context: object, _many: object
+) -> None:
+    watch = watch_of(connection)
+    if watch is not None:
+        watch.answered += 1
+        watch.ends(context)
+        if watch.guards and not watch.begun:
+            watch.begun = connection.dialect.name != "sqlite" and bool(is_in_transaction(raw_of(connection)))
+
+
+def _failed(error: ExceptionContext) -> None:
+    # This listener is also called for the application's own connections: SQLAlchemy has one for all of an engine's.
+    watch = None if error.connection is None else watch_of(error.connection)
+    if watch is not None:
+        watch.ends(error.execution_context)
+        watch.unsure = True
+        if watch.over:
+            # We closed this connection, which says nothing about the others of the pool.
+            error.invalidate_pool_on_disconnect = False
+
+
+def _refuse_commit(connection: Connection) -> None:
+    watch = watch_of(connection)
+    if watch is not None and watch.guards:
+        # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
+        connection.dialect.do_rollback(connection.connection)
+        raise refusal("commit()")
+
+
+def _rolled_back(connection: Connection) -> None:
+    """Start anew: after a roll-back by SQLAlchemy a handler may read on, in a transaction that is never committed."""
+    watch = watch_of(connection)
+    if watch is not None:
+        watch.begun = watch.unsure = watch.ended = False
+
+
+def _begin_before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+    if not plainly_reads(statement) and not _PRAGMA.match(statement):
+        _begin_to_write(connection, statement)
+
+
+def _begin_to_write(connection: Connection, what: str) -> None:
+    """Begin once, where SQLite's module has not: it only does so before what it takes for a change. Then mark it.
+
+    Without a transaction around it, the release of a savepoint is a commit, and so is the end of `WITH ... INSERT`.
+    """
+    watch, lent = watch_of(connection), cast("Any", connection.connection)
+    if watch is None or not watch.guards:
+        return
+    refuse_if_ended(connection, watch)
+    if watch.begun:
+        return
+    cursor = lent.cursor()
+    try:
+        if not lent.driver_connection.in_transaction:
+            cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("SAVEPOINT oncekey")
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise OperationalError(what, None, error) from error  # as SQLAlchemy raises those of statements
+    finally:
+        cursor.close()
+    watch.begun = True
+
+
+def current_transaction(connection: Connection | None) -> RootTransaction | None:
+    """The transaction that SQLAlchemy takes a connection to be in."""
+    return None if connection is None or connection.closed else connection.get_transaction()
+
+
+def commits_by_itself(connection: Connection | None) -> bool:
+    """Whether the application set its engine to commit every statement; SQLite's own BEGIN looks like that too."""
+    if connection is None:
+        return False
+    dialect = connection.dialect
+    if dialect.name == "sqlite" or not hasattr(dialect, "detect_autocommit_setting"):
+        return False
+    raw = connection.connection.dbapi_connection
+    return raw is not None and dialect.detect_autocommit_setting(raw)
+
+
+def refuse_if_ended(connection: Connection | None, watch: Watch) -> None:
+    """Raise if the transaction has ended in the database, without SQLAlchemy knowing (L5).
+
+    MariaDB and MySQL send their status with every reply but an error, so after one they are asked for it.
+    """
+    raw = raw_of(connection) if watch.begun else None
+    if connection is not None and raw is not None and not watch.ended:
+        if watch.unsure and package_of(raw) == "aiomysql":
+            connection.dialect.do_ping(cast("Any", connection.connection).dbapi_connection)
+        watch.unsure = False
+        watch.ended = is_in_transaction(raw) is False
+    if watch.ended:
+        raise TransactionControlError(ENDED)
+
+
+def watch_of(connection: Connection) -> Watch | None:
+    """What is known about a connection; None: it is none of ours."""
+    watch: Watch | None = connection.get_execution_options().get(WATCH)
+    return watch
+
+
+def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], bool]:
+    """A cached check: the same few texts come again and again, so the lexer parses each one once."""
+
+    @lru_cache(maxsize=512)
+    def harmless(sql: str) -> bool:
+        return refuse_transaction_control(sql, dialect, lent=borrowed)
+
+    return harmless

@@ -1,1 +1,0 @@
-"""All I/O with stores. A driver imports `flow`, errors, values and SQL text from `core`; no store and no engine."""
