@@ -44,8 +44,8 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (
-            "__init__ once frameworks.options once.starting wire databases.postgres.address engine.shell "
-            "engine.migrating frameworks.starlette frameworks.fastapi"
+            "__init__ once frameworks.options once.starting wire databases.address databases.postgres.address "
+            "engine.shell engine.migrating frameworks.starlette frameworks.fastapi"
         ),
         "Packages without code": "core canonical ports engine stores databases databases.postgres frameworks",
     }

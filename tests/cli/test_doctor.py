@@ -18,8 +18,10 @@ from oncekey.core.migrations import MigrationPhase
 from oncekey.core.model import HOUR, MINUTE, SECOND, ParcelKind
 from oncekey.core.policy import Policy
 from oncekey.core.upkeep import Run
+from oncekey.databases.postgres import diagnostics as postgres
+from oncekey.databases.sqlite import diagnostics as sqlite
 from oncekey.engine import migrating
-from oncekey.ops import doctor, doctor_servers
+from oncekey.ops import doctor
 from oncekey.ops.doctor import Level
 from oncekey.ops.stats import Queue, Roll, StoreStats, Waiting, Worker, troubled
 from oncekey.testing.claims import a_claim
@@ -237,14 +239,14 @@ def test_ttls(ttl, levels):
 )
 def test_dead_rows(live, dead, level):
     row = {"name": "record", "live": live, "dead": dead, "bytes": 8192, "last_autovacuum": None}
-    (finding,) = doctor_servers.tables([row], HOUR)
+    (finding,) = postgres.tables([row], HOUR)
     assert finding.level is level
 
 
 def test_old_transactions():
     row = {"idle": 1, "longest_idle": HOUR, "oldest_transaction": 2 * HOUR, "oldest_xmin": 5, "hidden": 1}
     holders = [{"prepared": 1, "slot_xmin": 0}]
-    assert [one.level for one in doctor_servers.sessions([row], holders)] == ["warning", "warning", "note", "warning"]
+    assert [one.level for one in postgres.sessions([row], holders)] == ["warning", "warning", "note", "warning"]
 
 
 def test_settings_that_break_a_promise():
@@ -254,7 +256,7 @@ def test_settings_that_break_a_promise():
         {"name": "transaction_timeout", "value": "10000"},
         {"name": "default_transaction_read_only", "value": "on"},
     ]
-    assert sorted(one.level for one in doctor_servers.settings(rows, 300 * SECOND)) == [
+    assert sorted(one.level for one in postgres.settings(rows, 300 * SECOND)) == [
         "error",
         "error",
         "warning",
@@ -270,11 +272,10 @@ def test_a_pool_of_one_connection_is_looked_over_as_well(postgres_dsn):
 
 def test_standbys():
     found = {
-        value: list(doctor_servers.settings([{"name": "in_hot_standby", "value": value}], SECOND))
-        for value in ("on", "off")
+        value: list(postgres.settings([{"name": "in_hot_standby", "value": value}], SECOND)) for value in ("on", "off")
     }
     assert ([one.level for one in found["on"]], found["off"]) == (["error"], [])
-    (waits,) = doctor_servers.settings([{"name": "synchronous_standby_names", "value": "db2"}], SECOND)
+    (waits,) = postgres.settings([{"name": "synchronous_standby_names", "value": "db2"}], SECOND)
     assert (waits.level, waits.seen) == ("ok", "commits wait for db2")
 
 
@@ -291,7 +292,7 @@ def test_standbys():
 )
 def test_sqlite_files(mode, safe, wal, levels):
     file = [{"version": "3.51.3", "path": "shop.db"}]
-    found = doctor_servers.sqlite(file, [{"journal_mode": mode}], wal, wal_is_safe=safe)
+    found = sqlite.kept(file, [{"journal_mode": mode}], wal, safe=safe)
     assert [one.level for one in found] == levels
 
 

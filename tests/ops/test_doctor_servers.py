@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oncekey.databases.mariadb.diagnostics import server as mariadb
 from oncekey.ops.doctor import Level
-from oncekey.ops.doctor_servers import mariadb
 
 SOUND = {"version": "10.11.9-MariaDB", "innodb_flush_log_at_trx_commit": "1", "log_bin": "OFF", "sync_binlog": "0"}
 

@@ -16,10 +16,10 @@ from oncekey.core.errors import StoreError
 from oncekey.core.flow import drive
 from oncekey.core.model import Completed, Outcome, StoredResponse
 from oncekey.core.onecommit import WriteKind, WriteTarget
+from oncekey.databases.mariadb.diagnostics import server as mariadb
 from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.databases.mariadb.store import MariadbStore
 from oncekey.ops.doctor import Level
-from oncekey.ops.doctor_servers import mariadb
 from oncekey.testing.claims import a_claim
 
 ANSWER = Completed(StoredResponse(201, (), b"{}"), Outcome.SUCCESS)

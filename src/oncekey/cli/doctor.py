@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -19,10 +18,10 @@ from oncekey.core.flow import adrive
 from oncekey.core.migrations import MigrationPhase, MigrationState, MigrationStatus
 from oncekey.core.model import SECOND, Duration, Instant, moment
 from oncekey.core.policy import Policy, micros
-from oncekey.databases.sqlite.files import wal_is_safe
+from oncekey.databases.postgres import diagnostics as postgres
+from oncekey.databases.redis import diagnostics as redis_server
 from oncekey.engine import migrating, operate
 from oncekey.ops import doctor as rules
-from oncekey.ops import doctor_servers as servers
 from oncekey.ops.doctor import Finding, Level
 from oncekey.sealing import from_environment
 from oncekey.stores import rekey
@@ -184,26 +183,10 @@ def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Findi
     current = None if seal is None else seal.current
     yield from rules.seals(checkup.sealed, names, current, checkup.unopened)
     yield from rules.policies(checkup.runs, lease, diagnostics.get("diagnostic_ttl", ()))
-    if "diagnostic_journal" in diagnostics:
-        file = diagnostics.get("diagnostic_file", ())
-        yield from servers.sqlite(
-            file, diagnostics["diagnostic_journal"], _wal_bytes(file), wal_is_safe=wal_is_safe(_version(file))
-        )
-    elif "diagnostic_cells" in diagnostics:
-        about = servers.dynamodb if kind is wire.Kind.DYNAMODB else servers.redis
-        yield from about([row["reported"] for row in diagnostics["diagnostic_cells"]])
-    elif "diagnostic_server" in diagnostics:
-        yield from servers.mariadb(diagnostics["diagnostic_server"], diagnostics.get("diagnostic_cluster", ()))
-    else:
-        if "diagnostic_rows" in diagnostics:
-            yield from rules.records(diagnostics["diagnostic_rows"])
-        yield from servers.tables(diagnostics.get("diagnostic_tables", ()), checkup.stats.now)
-        yield from servers.sessions(
-            diagnostics.get("diagnostic_sessions", ()), diagnostics.get("diagnostic_holders", ())
-        )
-        yield from servers.settings(diagnostics.get("diagnostic_settings", ()), lease)
+    if diagnostics:
+        yield from wire.diagnostics_of(kind).findings(diagnostics, checkup.stats.now, lease)
     if checkup.pooling is not None:
-        yield servers.pooler(**asdict(checkup.pooling))
+        yield postgres.pooler(**asdict(checkup.pooling))
 
 
 def _front(place: str) -> Finding:
@@ -215,8 +198,8 @@ def _front(place: str) -> Finding:
         with redis.Redis.from_url(place, socket_timeout=_PATIENCE, socket_connect_timeout=_PATIENCE) as client:
             memory: Any = client.info("memory")
     except (redis.RedisError, OSError):
-        return servers.front(shown, None)
-    return servers.front(shown, memory)
+        return redis_server.front(shown, None)
+    return redis_server.front(shown, memory)
 
 
 async def _examine(engine: AsyncEngine) -> _Checkup:
@@ -244,16 +227,6 @@ async def _examine(engine: AsyncEngine) -> _Checkup:
 def _may_wait(entry: MigrationStatus) -> bool:
     """Whether this version works without that migration."""
     return entry.state is MigrationState.PENDING and entry.migration.phase is MigrationPhase.POST
-
-
-def _wal_bytes(file: tuple[Mapping[str, Any], ...]) -> int | None:
-    wal = Path(f"{file[0]['path']}-wal") if file else None
-    return wal.stat().st_size if wal is not None and wal.exists() else None
-
-
-def _version(file: tuple[Mapping[str, Any], ...]) -> tuple[int, int, int]:
-    major, minor, patch = (str(file[0]["version"]) if file else "0.0.0").split(".")[:3]
-    return int(major), int(minor), int(patch)
 
 
 def _say(findings: list[Finding]) -> None:

@@ -6,7 +6,9 @@ import threading
 import time
 from typing import Any, TypeVar
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import Rows, Statement, Transaction, run_body
+from oncekey.databases.address import Address, Kind
 
 T = TypeVar("T")
 
@@ -43,3 +45,10 @@ class AsyncMemoryDriver:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+def read(_: str, rest: str, __: str | None) -> Address:
+    """`memory:`, and nothing after it."""
+    if rest.strip("/"):
+        raise ConfigurationError("memory: has no name and no file: say memory:, without anything after it")
+    return Address(Kind.MEMORY)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy
-from oncekey.databases.postgres.address import objection
+from oncekey.databases.address import Address, Kind
 from oncekey.engine.shell import AsyncEngine
 from oncekey.ports.driver import AsyncShares, Borrowed, Shares
 
@@ -34,10 +33,9 @@ if TYPE_CHECKING:
     from oncekey.ports.store import Store
     from oncekey.sealing import Seal
     from oncekey.stores.sql import SqlSchema
-    from oncekey.wire import given, other_addresses
+    from oncekey.wire import given
 else:
     given = Lazy("oncekey.wire.given")
-    other_addresses = Lazy("oncekey.wire.other_addresses")
     blocking_shell = Lazy("oncekey.engine.blocking_shell")
 
 __all__ = [
@@ -72,31 +70,7 @@ Source: TypeAlias = "str | SqlalchemyEngine | Borrowed"
 Given: TypeAlias = "Source | BlockingEngine"
 """What `Once` is given."""
 
-POOL_SIZE: Final = 10
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
-
-
-class Kind(StrEnum):
-    """The stores there are."""
-
-    MEMORY = "memory"
-    SQLITE = "sqlite"
-    POSTGRES = "postgres"
-    MARIADB = "mariadb"
-    REDIS = "redis"
-    DYNAMODB = "dynamodb"
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A store's URL, understood. `place` is the file or the DSN; `package` the driver that was asked for."""
-
-    kind: Kind
-    place: str = ""
-    package: str | None = None
-    pool_size: int = POOL_SIZE
-    options: tuple[tuple[str, str], ...] = ()
-    """What else the URL says, for the store's driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +131,11 @@ class Declared:
     """Why it is only for requests of which a second execution does little harm; None: it is for all."""
 
 
-def _reader(name: str) -> Callable[[str, str, str | None], Address]:
-    """What reads the URLs of a store besides PostgreSQL; imported when it is first called."""
+def _reader(module: str) -> Callable[[str, str, str | None], Address]:
+    """What reads the URLs of a store; its module below `oncekey.databases` is imported when it is first called."""
 
     def read(scheme: str, rest: str, package: str | None) -> Address:
-        understood: Address = getattr(other_addresses, name)(scheme, rest, package)
+        understood: Address = import_module(f"oncekey.databases.{module}").read(scheme, rest, package)
         return understood
 
     return read
@@ -213,27 +187,6 @@ def _join_mariadb(driver: Any, address: Address, clock: Clock) -> tuple[Store, A
     return MariadbStore(clock=clock), driver(address.place, pool_size=address.pool_size)
 
 
-def _postgres(_: str, rest: str, package: str | None) -> Address:
-    """`postgresql://user@host/database?pool_size=10`, and libpq's own options."""
-    # What is not ours is passed on letter by letter: no library for URLs reads them as PostgreSQL does.
-    place, mark, query = rest.partition("?")
-    options = query.split("&") if mark else []
-    sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]
-    kept = "&".join(option for option in options if not option.startswith("pool_size="))
-    dsn = f"postgresql:{place}?{kept}" if kept else f"postgresql:{place}"
-    wrong = objection(dsn)
-    if wrong is not None:
-        raise ConfigurationError(wrong)
-    return Address(Kind.POSTGRES, dsn, package, pool_size(sizes[-1]) if sizes else POOL_SIZE)
-
-
-def pool_size(text: str) -> int:
-    """How many connections `pool_size=` allows."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigurationError(f"pool_size={text} is no number of connections: pool_size=10 is one")
-    return int(text)
-
-
 STORES: Final[tuple[Declared, ...]] = (
     Declared(
         kind=Kind.MEMORY,
@@ -251,7 +204,7 @@ STORES: Final[tuple[Declared, ...]] = (
         title="SQLite",
         forms=("sqlite:///relative.db", "sqlite:////absolute.db"),
         schemes={"sqlite": None, "sqlite+pysqlite3": "pysqlite3"},
-        read=_reader("sqlite"),
+        read=_reader("sqlite.address"),
         blocking=(DriverChoice("sqlite.blocking:SqliteDriver"),),
         asynchronous=(DriverChoice("sqlite.asynchronous:AsyncSqliteDriver"),),
         store=SqliteStore,
@@ -268,7 +221,7 @@ STORES: Final[tuple[Declared, ...]] = (
             "postgresql+psycopg": "psycopg",
             "postgresql+asyncpg": "asyncpg",
         },
-        read=_postgres,
+        read=_reader("postgres.address"),
         blocking=(DriverChoice("postgres.generated.psycopg:PsycopgDriver", "psycopg", ("psycopg",), "postgres"),),
         asynchronous=(
             DriverChoice("postgres.asyncpg:AsyncpgDriver", "asyncpg", ("asyncpg",), "asyncpg"),
@@ -285,7 +238,7 @@ STORES: Final[tuple[Declared, ...]] = (
         schemes=dict.fromkeys(
             f"{base}{mode}" for base in ("redis", "rediss") for mode in ("", "+cluster", "+sentinel")
         ),
-        read=_reader("redis"),
+        read=_reader("redis.address"),
         blocking=(DriverChoice("redis.driver:RedisDriver", needs=("redis",), extra="redis"),),
         asynchronous=(DriverChoice("redis.driver:AsyncRedisDriver", needs=("redis",), extra="redis"),),
         store=CellStore,
@@ -300,7 +253,7 @@ STORES: Final[tuple[Declared, ...]] = (
         title="DynamoDB",
         forms=("dynamodb://region/table",),
         schemes={"dynamodb": None},
-        read=_reader("dynamodb"),
+        read=_reader("dynamodb.address"),
         blocking=(DriverChoice("dynamodb.driver:DynamoDriver", None, ("boto3",), "dynamodb"),),
         asynchronous=(DriverChoice("dynamodb.driver:AsyncDynamoDriver", None, ("aiobotocore",), "dynamodb"),),
         store=DynamoStore,
@@ -318,7 +271,7 @@ STORES: Final[tuple[Declared, ...]] = (
             "mariadb+aiomysql": "aiomysql",
             "mysql+aiomysql": "aiomysql",
         },
-        read=_reader("mariadb"),
+        read=_reader("mariadb.address"),
         blocking=(DriverChoice("mariadb.generated.pymysql:PymysqlDriver", "pymysql", ("pymysql",), "mariadb"),),
         asynchronous=(DriverChoice("mariadb.aiomysql:AiomysqlDriver", "aiomysql", ("aiomysql",), "mariadb"),),
         store=MariadbStore,
@@ -488,6 +441,11 @@ def driver_module(name: str, *, needs: tuple[str, ...] = (), extra: str = "") ->
     """The module of a driver, with the command that installs what it needs if that is missing."""
     DriverChoice("", needs=needs, extra=extra).check()
     return import_module(f"oncekey.databases.{name}")
+
+
+def diagnostics_of(kind: Kind) -> ModuleType:
+    """The module that says what is wrong with the server or file of a store."""
+    return import_module(f"oncekey.databases.{kind}.diagnostics")
 
 
 def _safely(url: str) -> str:

@@ -28,9 +28,9 @@ from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Message, Once, Operation
 from oncekey import Reply as Told
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.flow import Mode
+from oncekey.databases.postgres import diagnostics
 from oncekey.databases.postgres.address import Pooling
 from oncekey.engine.operation import SyncOperation
-from oncekey.ops import doctor_servers
 from sessions.ways import WAYS
 
 PATHS = {"/orders": LOCAL, "/charges": INLINE, "/payments": PHASED, "/transfers": OUTBOX}
@@ -220,7 +220,7 @@ async def test_a_pooler_is_seen_whatever_the_address_says(kind: str, tables_dsn:
     ],
 )
 def test_what_the_doctor_says_of_it(*, stands: bool, per_transaction: bool, told: bool | None, level: str) -> None:
-    assert doctor_servers.pooler(stands=stands, per_transaction=per_transaction, declared=told).level == level
+    assert diagnostics.pooler(stands=stands, per_transaction=per_transaction, declared=told).level == level
 
 
 def test_the_pooler_of_the_tests_has_the_settings_of_the_page() -> None:

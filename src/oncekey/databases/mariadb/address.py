@@ -8,10 +8,10 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.databases.address import POOL_SIZE, Address, Kind, pool_size
 
 PORT: Final = 3306
 FORM: Final = "mariadb://user:password@host:3306/database"
-POOL_SIZE: Final = 10
 _OPTIONS: Final = frozenset({"unix_socket", "ssl", "ssl_ca", "ssl_cert", "ssl_key"})
 
 
@@ -79,3 +79,14 @@ class MariadbAddress:
                 context.load_cert_chain(self.ssl_cert, self.ssl_key)
             found["ssl"] = context
         return found
+
+
+def read(scheme: str, rest: str, package: str | None) -> Address:
+    """`mariadb://user@host/database?pool_size=10`; `mysql://` is the same."""
+    place, mark, query = rest.partition("?")
+    options = query.split("&") if mark else []
+    sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]
+    kept = "&".join(option for option in options if not option.startswith("pool_size="))
+    url = f"{scheme}:{place}?{kept}" if kept else f"{scheme}:{place}"
+    MariadbAddress.parse(url)
+    return Address(Kind.MARIADB, url, package, pool_size(sizes[-1]) if sizes else POOL_SIZE)

@@ -21,6 +21,7 @@ from typing import Final, Self
 from urllib.parse import unquote
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.databases.address import POOL_SIZE, Address, Kind, pool_size
 
 _POOLER: Final = "pgbouncer="
 _TARGET: Final = "target_session_attrs="
@@ -136,3 +137,17 @@ def _wrong_host(host: str) -> str | None:
     if port and not (port.isascii() and port.isdigit() and int(port) in _PORTS):
         return "a port that is no number from 1 to 65535"
     return None
+
+
+def read(_: str, rest: str, package: str | None) -> Address:
+    """`postgresql://user@host/database?pool_size=10`, and libpq's own options."""
+    # What is not ours is passed on letter by letter: no library for URLs reads them as PostgreSQL does.
+    place, mark, query = rest.partition("?")
+    options = query.split("&") if mark else []
+    sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]
+    kept = "&".join(option for option in options if not option.startswith("pool_size="))
+    dsn = f"postgresql:{place}?{kept}" if kept else f"postgresql:{place}"
+    wrong = objection(dsn)
+    if wrong is not None:
+        raise ConfigurationError(wrong)
+    return Address(Kind.POSTGRES, dsn, package, pool_size(sizes[-1]) if sizes else POOL_SIZE)

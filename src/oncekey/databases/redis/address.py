@@ -13,12 +13,12 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from oncekey.core.errors import ConfigurationError
+from oncekey.databases.address import POOL_SIZE, Address, Kind
 
 PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 LAST_PORT: Final = 65535
 WAIT_MS: Final = 1000
-POOL_SIZE: Final = 10
 FORM: Final = (
     "a Redis store is redis://user:password@host:6379/0, redis+cluster://host:7000,host:7001 or "
     "redis+sentinel://host:26379,host:26379/name/0, with rediss for TLS"
@@ -133,3 +133,9 @@ def _number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < least:
         raise ConfigurationError(f"{name} of a Redis store is a number from {least} on")
     return int(text)
+
+
+def read(scheme: str, rest: str, _: str | None) -> Address:
+    """`redis://host:6379/0`, and the forms for clusters and sentinels; the driver reads it once more."""
+    url = f"{scheme}:{rest}"
+    return Address(Kind.REDIS, url, pool_size=parse(url).pool_size)

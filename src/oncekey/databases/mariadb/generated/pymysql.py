@@ -14,9 +14,10 @@ import pymysql
 
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.flow import Body, Transaction
+from oncekey.databases.address import POOL_SIZE
 from oncekey.databases.handler_sql import ENDED, OVER, ConnectionUse
 from oncekey.databases.mariadb import messages
-from oncekey.databases.mariadb.address import POOL_SIZE, MariadbAddress
+from oncekey.databases.mariadb.address import MariadbAddress
 from oncekey.databases.mariadb.handler_connection import MariadbHandlerConnection
 from oncekey.databases.mariadb.sessions import IDLE_TIMEOUT, STATEMENT_TIMEOUT, TIMEOUT, Session, greeting
 from oncekey.databases.retries import ConflictError, LostError, retrying
