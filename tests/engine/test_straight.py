@@ -285,7 +285,7 @@ def test_it_sends_the_statements_of_the_flow(data: st.DataObject) -> None:
         {"tx": Tx()},
         {"dependencies_hold_connections": True},
     ],
-    ids=str,
+    ids=lambda change: next(iter(change)),
 )
 def test_a_request_that_has_more_to_ask_takes_the_flow(change: dict[str, Any]) -> None:
     run = Watched(Case()).run
