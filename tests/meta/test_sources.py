@@ -23,6 +23,10 @@ LONGEST_STORE = 400
 LAYERS = ("cli", "once", "workers", "frameworks", "engine", "ports", "ops", "core")
 
 
+FOR_USERS = {"alembic", "cells", "flask", "litestar", "mcp", "options", "reconcile", "sealing"}
+"""The modules that users import by their names, besides packages and what `oncekey` itself exports."""
+
+
 def _files() -> list[Path]:
     """Return what is tracked or about to be: git's view where there is git, else the folders of a release."""
     if (ROOT / ".git").exists():
@@ -102,6 +106,10 @@ def test_no_package_is_deep() -> None:
     # Django looks for its commands at `management/commands`; what is generated stays beside its source
     deep = {path.parent.relative_to(LIBRARY) for path in LIBRARY.rglob("*.py") if path.parent.name != "generated"}
     assert {str(one) for one in deep if len(one.parts) > DEEPEST_PACKAGE} == {"django/management/commands"}
+
+
+def test_at_the_top_of_the_package_is_what_users_import() -> None:
+    assert {path.stem for path in LIBRARY.glob("*.py")} == {"__init__", *FOR_USERS}
 
 
 def test_no_file_names_a_private_folder() -> None:

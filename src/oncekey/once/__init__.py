@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from wsgiref.types import WSGIApplication
 
-    from oncekey import functions as function_parts
     from oncekey import sealing as seals
     from oncekey.core import resolvers as resolver_parts
     from oncekey.core import topics as topic_parts
@@ -52,14 +51,15 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi import transactions
     from oncekey.frameworks.blocking import ThreadOptions, Threads, WsgiOptions
     from oncekey.frameworks.webhook import Parse, Secrets, Webhook, WebhookOptions, WebhookReceiver, WsgiWebhook
-    from oncekey.functions import FunctionOptions, InboxOptions, Protects, Receives
     from oncekey.observe import measuring
     from oncekey.observe.events import Notify, Observer
+    from oncekey.once import functions as function_parts
+    from oncekey.once.functions import FunctionOptions, InboxOptions, Protects, Receives
     from oncekey.options import InlineOptions, Options, PathOptions, PhasedOptions
     from oncekey.workers import service, serving, tasks
 else:
     fronting = Lazy("oncekey.frameworks.fronting")
-    function_parts = Lazy("oncekey.functions")
+    function_parts = Lazy("oncekey.once.functions")
     measuring = Lazy("oncekey.observe.measuring")
     resolver_parts = Lazy("oncekey.core.resolvers")
     seals = Lazy("oncekey.sealing")

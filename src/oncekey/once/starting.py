@@ -101,18 +101,6 @@ COARSE = "lease={lease} is too short for a store whose clock goes by steps of {s
 log = logging.getLogger("oncekey")
 
 
-class Installed(Protocol):
-    """What is asked of a `Once` here."""
-
-    @property
-    def running(self) -> bool:
-        """Whether it was started in this event loop."""
-
-    @property
-    def apps(self) -> tuple[Any, ...]:
-        """The applications that it is installed in."""
-
-
 def notify_all(observers: tuple[Observer, ...]) -> Notify | None:
     """Calls all observers; None: there are none, and what reports to them is not imported."""
     if not observers:
@@ -234,7 +222,7 @@ def place_in_flask(owner: Once, app: Any, threads: threaded.Threads, *, shows_re
 
 
 def check_routes(
-    owner: Installed,
+    owner: Once,
     app: Any,  # noqa: ANN401  (an application of any kind)
     installation: Installation | None,
     enrolled: Iterable[Callable[..., Any]],
@@ -247,7 +235,7 @@ def check_routes(
     if "starlette" not in sys.modules or (not hasattr(app, "routes") and not hasattr(app, "app")):
         return  # what it serves cannot be seen
     served = list(starlette.routed(app))
-    starlette.check_owners(served, lambda one: cast("Installed", one).apps)
+    starlette.check_owners(served, lambda one: cast("Once", one).apps)
     if installation is None:
         return
     if installation.patterns.patterns:
@@ -303,10 +291,10 @@ def log_protection(owner: Once) -> None:
     log.info("oncekey: %s", surveying.summary(surveying.survey([owner], owner.served)))
 
 
-def check_running(owner: Installed, app: Any) -> None:  # noqa: ANN401
+def check_running(owner: Once, app: Any) -> None:  # noqa: ANN401
     """Refuse to serve before everything that protects a route of an application was started."""
     protecting = [route.enrolment.owner for route in starlette.routed(app) if route.enrolment is not None]
-    if not all(cast("Installed", one).running for one in (owner, *protecting)):
+    if not all(cast("Once", one).running for one in (owner, *protecting)):
         raise ConfigurationError(NO_LIFESPAN)
 
 

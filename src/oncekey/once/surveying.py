@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import CodeType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
@@ -21,7 +21,7 @@ from oncekey.frameworks.taking import writes_apart
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.shared import ApplicationShared
+    from oncekey.once import Once
 
 IDEMPOTENT: Final = frozenset({"PUT", "DELETE"})
 """Methods whose repetition is harmless by definition (RFC 9110, 9.2.2), unless the handler breaks that."""
@@ -86,22 +86,7 @@ class RouteLine:
         return f"{self.method} {self.path}"
 
 
-class Surveyed(Protocol):
-    """What is asked of a `Once` here."""
-
-    @property
-    def served(self) -> Mapping[Any, ApplicationShared]:
-        """The applications that it protects, and how."""
-
-    @property
-    def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Its protected functions and consumers, as they were written."""
-
-    def enrolment_of(self, operation: str) -> Enrolment | None:
-        """The enrolment of an operation."""
-
-
-def survey(onces: Iterable[Surveyed], apps: Iterable[Any], declared: frozenset[str] = frozenset()) -> list[RouteLine]:
+def survey(onces: Iterable[Once], apps: Iterable[Any], declared: frozenset[str] = frozenset()) -> list[RouteLine]:
     """Every method of every route that may change something, in the order of their paths; then functions."""
     onces = list(onces)
     found: dict[tuple[str, str], RouteLine] = {}
@@ -134,7 +119,7 @@ def summary(lines: Iterable[RouteLine]) -> str:
 _NAMED: Final = 5
 
 
-def _of_app(app: Any, onces: list[Surveyed], declared: frozenset[str]) -> Iterator[RouteLine]:  # noqa: ANN401
+def _of_app(app: Any, onces: list[Once], declared: frozenset[str]) -> Iterator[RouteLine]:  # noqa: ANN401
     routes = listed(app)
     if routes is not None:
         for route in routes:

@@ -38,29 +38,6 @@ else:
     given = Lazy("oncekey.wire.given")
     blocking_shell = Lazy("oncekey.engine.blocking_shell")
 
-__all__ = [
-    "FORMS",
-    "STORES",
-    "Address",
-    "Declared",
-    "DriverChoice",
-    "Kind",
-    "Source",
-    "aconnect",
-    "aconnect_to",
-    "called",
-    "check_stakes",
-    "connect",
-    "connect_to",
-    "declared",
-    "driver_module",
-    "has_threads",
-    "migrations_for",
-    "shares",
-    "source_of",
-    "understand",
-]
-
 Clock: TypeAlias = "Callable[[], Instant] | None"
 """Gives every instant, in tests that own time."""
 

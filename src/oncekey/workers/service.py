@@ -13,7 +13,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from math import inf
@@ -30,6 +30,7 @@ from oncekey.workers.calling import CANCELLED_WITHIN, abandon
 if TYPE_CHECKING:
     from oncekey.observe.events import Notify
     from oncekey.workers.calling import Sleep
+    from oncekey.workers.health import Presence
 
 
 log = logging.getLogger("oncekey.worker")
@@ -89,12 +90,6 @@ class Task(Protocol):
         """Begin nothing more, hand back what has not begun, and wait for the rest up to `grace` seconds."""
 
 
-class Heartbeat(Task, Protocol):
-    """The task that tells others how the tasks are."""
-
-    troubles: Callable[[], Mapping[str, str]]
-
-
 @dataclass(slots=True)
 class TaskHealth:
     """The looks of a task: when the last good one ended, and what has been wrong since."""
@@ -128,7 +123,7 @@ class Service:
         self,
         tasks: Iterable[Task],
         *,
-        presence: Heartbeat | None = None,
+        presence: Presence | None = None,
         grace: float = GRACE,
         sleep: Sleep = asyncio.sleep,
         chance: Callable[[], float] = random.random,
