@@ -38,11 +38,7 @@ class CannotOpenError(OncekeyError):
 
 
 class Seal(Protocol):
-    """What seals and opens. It may be called by many threads at once, and in an event loop: it must not wait long.
-
-    It should give the same bytes for the same content and place. Where it cannot, a settlement whose reply was lost in
-    an outage may be taken for another one's when it is said again, and is then kept as evidence beside the record.
-    """
+    """What seals and opens. It may be called by many threads at once, and in an event loop: it must not wait long."""
 
     @property
     def current(self) -> str:
@@ -64,8 +60,8 @@ class AesGcm:
 
     Every place has a key of its own, derived from the named one by HMAC-SHA-256, and the nonce is an HMAC of the place
     and the content. So nonces can only meet among the few forms that one part of one record ever has, however much a
-    store keeps. And the same content in the same place is sealed into the same bytes: an owner that writes
-    its settlement again, because the reply was lost, recognises what is stored. A reader learns only that equality.
+    store keeps. The same content in the same place is sealed into the same bytes, and a reader learns only that
+    equality.
     """
 
     __slots__ = ("_cipher", "_current", "_invalid", "_roots")

@@ -126,7 +126,6 @@ class KeyStore:
         self._statements.require((*STATEMENTS, *PART_STATEMENTS["phases"]))
 
     def seal_with(self, content: SealedContent) -> None:
-        """Seal the content of rows from now on, and open what is sealed."""
         self._statements.content = content
 
     def find(self, record_id: RecordId) -> Flow[Snapshot]:

@@ -215,9 +215,7 @@ def finished_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> by
     kind = _kind_text(claim.operation, claim.effects._value_, claim.recovery._value_)
     spans = _spans_text(claim.entered, claim.deadline, claim.call_timeout, claim.ttl)
     scope, key, method, path, fingerprint, headers = [
-        text.replace("\\", "\\\\").replace(
-            '"', '""'
-        )  # doubled, as PostgreSQL reads a row from text; without a call for each
+        text.replace("\\", "\\\\").replace('"', '""')  # as `row_text` does, without a call for each
         for text in (record_id.scope, record_id.key, claim.method, claim.path, claim.fingerprint, headers)
     ]
     text = (
@@ -236,9 +234,8 @@ def finished_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> by
 
 @lru_cache(maxsize=256)
 def _kind_text(operation: str, effects: str, recovery: str) -> str:
-    return ",".join(
-        '"' + text.replace("\\", "\\\\").replace('"', '""') + '"' for text in (operation, effects, recovery)
-    )
+    texts = [text.replace("\\", "\\\\").replace('"', '""') for text in (operation, effects, recovery)]
+    return '"' + '","'.join(texts) + '"'
 
 
 @lru_cache(maxsize=256)

@@ -268,19 +268,8 @@ def uuid_of(value: object) -> UUID:
     return UUID(int=value.int) if isinstance(value, UUID) else UUID(str(value))
 
 
-_DECODED: Final = {
-    "incarnation",
-    "effects",
-    "recovery",
-    "seed",
-    "state",
-    "outcome",
-    "entered",
-    "memo",
-    "intent",
-    "request",
-}
-_PLAIN: Final = [field.name for field in fields(Record) if field.name in {*COLUMNS} - _DECODED]
+_AS_IT_IS: Final = {column.name for column in TABLE if "decoded" not in column.words}
+_PLAIN: Final = [field.name for field in fields(Record) if field.name in _AS_IT_IS]
 _plain_of: Final = itemgetter(*_PLAIN)
 _GIVEN: Final = [column.name for column in TABLE if "given" in column.words] + ["owner", "lease", "deadline", "request"]
 _given_by: Final = attrgetter(*_GIVEN)
