@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 from harness import flows
 from harness.tables import await_waiters, database_with_tables
 from oncekey import wire
-from oncekey.core.flow import Mode, Within, drive
+from oncekey.core.flow import Mode, drive
 from oncekey.core.model import (
     Code,
     Completed,
@@ -36,6 +36,7 @@ from oncekey.core.policy import Policy
 from oncekey.databases.placeholders import pyformat
 from oncekey.databases.postgres.generated.psycopg_transactions import execute
 from oncekey.databases.postgres.store import PostgresStore
+from oncekey.databases.within import Within
 from oncekey.engine import request
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.stores.keystore import STATEMENTS

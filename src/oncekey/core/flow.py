@@ -3,8 +3,7 @@
 A `Flow` yields named `Transaction`s and is sent the result of each. The body of a transaction is itself a generator:
 it yields `Statement`s and is sent the rows of each. A driver supplies two functions: one that runs a transaction, and
 one that executes a statement. So the same logic serves blocking code, asyncio, a thread, the caller's own connection,
-the simulator and the crasher. Only the four functions below, and the two drivers that run everything inside of the
-caller's own transaction, exist in a blocking and an asyncio version.
+the simulator and the crasher. Only the four functions below exist in a blocking and an asyncio version.
 """
 
 from __future__ import annotations
@@ -150,18 +149,3 @@ async def arun_body(body: Body[T], execute: Callable[[Statement], Awaitable[Rows
         return stop.value  # type: ignore[no-any-return]  # a generator's return value is untyped here
     finally:
         body.close()
-
-
-class Within:
-    """A driver that runs everything in the caller's own connection and open transaction.
-
-    It begins, commits and repeats nothing, and sets no savepoint: the transaction is the caller's, and the result of a
-    flow is provisional until the caller commits. `execute` runs one statement.
-    """
-
-    def __init__(self, execute: Callable[[Statement], Rows]) -> None:
-        self._execute = execute
-
-    def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction's statements in the caller's."""
-        return run_body(transaction.body(), self._execute)

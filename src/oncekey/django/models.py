@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from django.db import connections, migrations, models
 
-from oncekey.core.flow import Mode, Within, drive
+from oncekey.core.flow import Mode, drive
 from oncekey.databases.postgres import store as postgres
 from oncekey.databases.sqlite import store as sqlite
 from oncekey.django.database import Database, execute
 from oncekey.django.project import alias_of_project, once_of_project
+from oncekey.databases.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,15 +14,12 @@ from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import LONGEST_NAME, Effects, Parcel, ParcelKind
-from oncekey.core.policy import micros
-from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from oncekey.core.errors import StoreError
-    from oncekey.core.flow import Body
-    from oncekey.core.model import Claim, Instant, Lease, MemoEntry, Proceed, Record, RecordId, Refuse, Snapshot
+    from oncekey.core.model import Claim, Instant, Lease, Proceed, Record, RecordId, Refuse
     from oncekey.core.onecommit import Lock as KeyLock
     from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
@@ -338,18 +335,3 @@ def _is_storable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
-
-
-def checkpointing(
-    store: Store, phased_run: phases.PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]
-) -> Body[Snapshot | None]:
-    """Write a finished phase and its parcels, as the last statements of its transaction. None: not ours."""
-    snapshot = yield from store.phases.checkpointing(
-        phased_run.lease, phased_run.stored, memo, micros(phased_run.policy.lease)
-    )
-    taken = parcels.take()
-    if snapshot is not None and taken:
-        if store.parcels is None:
-            raise ConfigurationError(NO_OUTBOX)
-        yield from store.parcels.putting(taken)
-    return snapshot

@@ -13,7 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from oncekey.core.errors import CommitAmbiguousError, RejectedError, StoreError, StoreUnavailableError
+from oncekey.core.errors import (
+    CommitAmbiguousError,
+    ConfigurationError,
+    RejectedError,
+    StoreError,
+    StoreUnavailableError,
+)
 from oncekey.core.memo import decode
 from oncekey.core.model import EntryKind
 from oncekey.core.policy import micros
@@ -32,14 +38,14 @@ from oncekey.engine.actions import (
     Sleep,
     Tx,
 )
-from oncekey.engine.run import checkpointing
+from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
 
     from oncekey.core.flow import Body, Flow
-    from oncekey.core.model import Announcement, MemoEntry
+    from oncekey.core.model import Announcement, MemoEntry, Snapshot
     from oncekey.engine.phases import PhasedRun
     from oncekey.engine.run import Parcels
     from oncekey.ports.store import Store
@@ -250,3 +256,18 @@ def _to_its_end(flow: Callable[[], Life[T]]) -> Life[T]:
     except Interrupted:
         yield from flow()
         raise
+
+
+def checkpointing(
+    store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]
+) -> Body[Snapshot | None]:
+    """Write a finished phase and its parcels, as the last statements of its transaction. None: not ours."""
+    snapshot = yield from store.phases.checkpointing(
+        phased_run.lease, phased_run.stored, memo, micros(phased_run.policy.lease)
+    )
+    taken = parcels.take()
+    if snapshot is not None and taken:
+        if store.parcels is None:
+            raise ConfigurationError(NO_OUTBOX)
+        yield from store.parcels.putting(taken)
+    return snapshot

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from oncekey.engine.actions import Drop, Life
     from oncekey.engine.run import Run
 
-TAKEN: Final = "ONCEKEY_TESTS_WITHOUT_STRAIGHT_PATH" not in os.environ
+WITHOUT: Final = "ONCEKEY_TESTS_WITHOUT_STRAIGHT_PATH"
+TAKEN: Final = WITHOUT not in os.environ
 """False only in tests, which run both ways. It is not a setting, because the two ways differ only in their cost."""
 
 

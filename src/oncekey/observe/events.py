@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
 from oncekey.core.keys import key_digest
-from oncekey.core.model import SECOND, Code, Duration, State
+from oncekey.core.model import SECOND, Code, Duration, State, value
 from oncekey.core.scope import tenant_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class About:
     """Which operation of whose key an event is about."""
 
@@ -76,7 +76,7 @@ class How(StrEnum):
 # Events about requests
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reserved:
     """A request, or the completer without its client, got the right to execute.
 
@@ -93,7 +93,7 @@ class Reserved:
     """The time since the previous run began, if there was one."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Replayed:
     """A request was answered with the stored answer."""
 
@@ -101,7 +101,7 @@ class Replayed:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """A request was not executed. Nothing is written for it."""
 
@@ -154,7 +154,7 @@ class Stepped:
     """The class of the exception."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settled:
     """An operation has ended, and its record says so. `to` is None if the claim was taken back."""
 

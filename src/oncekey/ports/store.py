@@ -508,3 +508,10 @@ class Crowds(Protocol):
     @property
     def crowded(self) -> bool:
         """Whether the next one would have to wait for another one to end."""
+
+
+class Interruptible(Protocol):
+    """An operation with which a retry or the completer can go on."""
+
+    def interrupt(self) -> None:
+        """Cancel it, unless it has an open call."""

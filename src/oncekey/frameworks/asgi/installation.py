@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from oncekey.core.lazy import Lazy, load
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks import threaded
     from oncekey.frameworks.asgi import App, Identify, Scope, spelling
     from oncekey.frameworks.shared import Engines
-    from oncekey.ports.store import AsyncOpenTransaction
+    from oncekey.ports.store import AsyncOpenTransaction, Interruptible
     from oncekey.runtimes import threads as blocking
 else:
     blocking = Lazy("oncekey.runtimes.threads")
@@ -44,13 +44,6 @@ SETTLE_THREADS = 16
 
 PATIENT_PART = 0.8
 """The part of the shutdown time that PHASED handlers have before they are interrupted."""
-
-
-class Interruptible(Protocol):
-    """An operation with which a retry or the completer can go on."""
-
-    def interrupt(self) -> None:
-        """Cancel it, unless it has an open call."""
 
 
 class Installation(ApplicationShared):
