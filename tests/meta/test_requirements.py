@@ -17,8 +17,8 @@ LONGEST_RANGE = 13
 PAGES = {
     94: (
         "docs/explanation/limits.md",
-        "## Identical answers are our contract",
-        "is a promise of oncekey, and no part of",
+        "## Identical responses are oncekey's contract",
+        "receives the same status and bytes; that is not part of the standard",
     ),
     109: (
         "docs/explanation/limits.md",
@@ -74,7 +74,7 @@ PAGES = {
     ),
     240: (
         "docs/explanation/README.md",
-        "A network can lose an answer after the work was done.",
+        "A network can lose a response after the work was done.",
         "If it sends again, a `POST` may create a second order",
     ),
 }
