@@ -14,6 +14,7 @@ from oncekey.core.errors import ConfigurationError, StoreUnavailableError
 from oncekey.core.flow import Mode, Statement, Transaction
 from oncekey.core.model import Proceed
 from oncekey.core.policy import Policy
+from oncekey.databases.address import Address, Kind
 from oncekey.databases.memory import AsyncMemoryDriver, MemoryDriver
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.databases.sqlite.asynchronous import AsyncSqliteDriver
@@ -22,7 +23,6 @@ from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.once import Once
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.claims import ManualClock, a_claim
-from oncekey.wire import Address, Kind
 
 NOBODY = "postgresql://nobody:secret@127.0.0.1:1/nothing"
 

@@ -28,6 +28,7 @@ from oncekey.core.model import (
 from oncekey.core.resolution import AnnouncedCall, CallReport
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
+from oncekey.databases.address import Kind
 from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.databases.sqlite.blocking import SqliteDriver
@@ -51,7 +52,7 @@ def opened(url: str) -> Iterator[World]:
     engine.migrate()
     engine.close()
     address = wire.understand(url)
-    if address.kind is wire.Kind.SQLITE:
+    if address.kind is Kind.SQLITE:
         with blocking(SqliteStore, SqliteDriver(address.place)) as world:
             world.clock.now = time.time_ns() // 1000
             yield world

@@ -16,11 +16,11 @@ from oncekey.cli.app import make_app
 from oncekey.cli.stores import abilities
 from oncekey.core.errors import ConfigurationError, SchemaError
 from oncekey.core.policy import Policy
+from oncekey.databases.address import Kind
 from oncekey.databases.dynamodb.diagnostics import tables as dynamodb
 from oncekey.databases.dynamodb.items import sorted_by
 from oncekey.ops.doctor import Level
 from oncekey.testing.claims import a_claim, answered
-from oncekey.wire import Kind
 
 
 @pytest.fixture(params=["moto", "dynalite"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.wire import Kind
+from oncekey.databases.address import Kind
 from proof.crash.__main__ import main
 from proof.crash.mutants import MUTANTS, Mutant
 from proof.crash.page import page

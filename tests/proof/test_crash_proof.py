@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.core.model import Effects
-from oncekey.wire import Kind
+from oncekey.databases.address import Kind
 from proof.crash.crasher import Fault, Manner, Point
 from proof.crash.places import Place, a_place, keys
 from proof.crash.proof import CASES, Case, Stage, Verdict, faults, prove

@@ -16,11 +16,11 @@ from typing import TypeVar
 import pytest
 
 from oncekey.core.model import Code, Effects
+from oncekey.databases.address import Kind
 from oncekey.engine import steps
 from oncekey.engine.actions import Life
 from oncekey.engine.shell import AsyncEngine, Engine
 from oncekey.testing.claims import ManualClock
-from oncekey.wire import Kind
 from proof.crash.crasher import Crasher, Fault, Manner, Point
 from proof.crash.places import Place, a_place, keys
 from proof.crash.runtime import MortalLoop, MortalThreads, Notifier, owned, pass_time, request, wrong

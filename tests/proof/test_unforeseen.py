@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from oncekey.core.model import Effects
+from oncekey.databases.address import Kind
 from oncekey.engine.actions import Action, Beat
 from oncekey.engine.shell import Engine
 from oncekey.testing.claims import ManualClock
-from oncekey.wire import Kind
 from proof.crash.crasher import Crasher
 from proof.crash.places import Place, a_place, keys
 from proof.crash.runtime import MortalThreads, Notifier, name_of, pass_time, request, wrong

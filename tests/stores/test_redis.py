@@ -17,6 +17,7 @@ from oncekey.cells import Index
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreUnavailableError
 from oncekey.core.model import HOUR, Proceed, Replay
 from oncekey.core.policy import Policy
+from oncekey.databases.address import Address, Kind
 from oncekey.databases.redis import driver
 from oncekey.databases.redis.address import Mode, RedisAddress, parse
 from oncekey.databases.redis.driver import AsyncRedisCells, RedisCells
@@ -95,7 +96,7 @@ def settled(engine, body=b"done", **facts):
 )
 def test_every_form_is_understood(url, address):
     assert parse(url) == address
-    assert wire.understand(url) == wire.Address(wire.Kind.REDIS, url, pool_size=address.pool_size)
+    assert wire.understand(url) == Address(Kind.REDIS, url, pool_size=address.pool_size)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from oncekey import INLINE, PHASED, SINGLE_TENANT, Once, wire
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, Code, State
 from oncekey.core.policy import Policy
+from oncekey.databases.address import Kind
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.stores.cells_upkeep import keep_until
 from oncekey.testing.contract.walking import cell_of, records
@@ -203,4 +204,4 @@ def test_the_console_needs_more_than_this_store_has():
 
     with pytest.raises(ConfigurationError, match="nothing for operators to work with"):
         Console("redis://127.0.0.1:1", tokens="ann:read:0123456789abcdef0123456789abcdef")
-    assert wire.declared(wire.Kind.REDIS).store().survey is None
+    assert wire.declared(Kind.REDIS).store().survey is None

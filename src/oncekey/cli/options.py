@@ -35,6 +35,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.results import fitted
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of, shown_scope
 from oncekey.core.transitions import Actor, Mover
+from oncekey.databases.address import Kind
 from oncekey.engine.operate import operations_of
 from oncekey.ops.explain_retry import prospect
 from oncekey.sealing import from_environment
@@ -217,11 +218,11 @@ def store_named(store: str | None, app: str | None) -> str:
 def check_exists(url: str) -> None:
     """Refuse a store in memory, and a SQLite file that opening would create: a look must not change anything."""
     address = wire.understand(url)
-    if address.kind is wire.Kind.MEMORY:
+    if address.kind is Kind.MEMORY:
         raise ConfigurationError(
             "memory: is the store of one process, and no other can look into it: is the --store right?"
         )
-    if address.kind is wire.Kind.SQLITE and not Path(address.place).is_file():
+    if address.kind is Kind.SQLITE and not Path(address.place).is_file():
         raise ConfigurationError(f"there is no file {address.place}: is the --store right?")
 
 

@@ -14,9 +14,9 @@ from django.db import connections, migrations, models
 from oncekey.core.flow import Mode, drive
 from oncekey.databases.postgres import store as postgres
 from oncekey.databases.sqlite import store as sqlite
+from oncekey.databases.within import Within
 from oncekey.django.database import Database, execute
 from oncekey.django.project import alias_of_project, once_of_project
-from oncekey.databases.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,6 +18,7 @@ from oncekey.core import answers, rulings
 from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import UNAVAILABLE, Effects, State
 from oncekey.core.rulings import TakeOver
+from oncekey.databases.address import Kind
 from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import local, request, settle
 from oncekey.engine.deciding import refused
@@ -27,7 +28,6 @@ from oncekey.frameworks.asgi import exchange
 from oncekey.runtimes.aio import AsyncRuntime
 from oncekey.stores.phases import PhaseStore
 from oncekey.stores.statements import execute, load
-from oncekey.wire import Kind
 from oncekey.workers.relay import Relay
 from oncekey_demo.checker import Rule
 from proof.crash.crasher import Fault, Manner, Point

@@ -14,8 +14,8 @@ from harness.databases import DatabaseServer
 from harness.patience import PATIENCE
 from oncekey import wire
 from oncekey.core.flow import Mode, Statement, Transaction
+from oncekey.databases.address import Kind
 from oncekey.stores.statements import load
-from oncekey.wire import Kind
 
 if TYPE_CHECKING:
     from oncekey.core.flow import Body, Rows

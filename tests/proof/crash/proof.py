@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from oncekey.core.flow import Statement
 from oncekey.core.model import HOUR, MINUTE, Code, Effects, State
+from oncekey.databases.address import Kind as Store
 from oncekey.testing.claims import ManualClock
-from oncekey.wire import Kind as Store
 from oncekey_demo.checker import Rule, check
 from oncekey_demo.history import ClientSaw, Operation
 from proof.crash.crasher import Crasher, Fault, Manner, Point, When

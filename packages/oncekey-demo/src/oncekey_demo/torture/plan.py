@@ -18,9 +18,10 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import SECOND
 from oncekey.core.policy import Policy
 from oncekey.core.scope import bound_scope
+from oncekey.databases.address import Kind
 from oncekey.engine.enrolment import NO_NAMESPACE
 from oncekey.once.starting import STEPS
-from oncekey.wire import Kind, declared, understand
+from oncekey.wire import declared, understand
 
 LEASE: Final = 1.0
 CALL_TIMEOUT: Final = 0.8
