@@ -40,8 +40,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
         ),
         "The runtime and the framework": (
             "ports.driver runtimes runtimes.aio frameworks.shared frameworks.asgi frameworks.asgi.middleware "
-            "frameworks.asgi.exchange frameworks.asgi.messages frameworks.asgi.nesting "
-            "frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
+            "frameworks.asgi.requests frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (
             "__init__ once frameworks.options once.starting wire databases.address databases.postgres.address "
@@ -65,15 +64,15 @@ STATEMENTS: Final[Mapping[str, str]] = MappingProxyType(
 FOLLOWED: Final = (
     (
         "{frameworks.asgi.middleware:OncekeyMiddleware.__call__} finds an `Idempotency-Key` and makes an "
-        "{frameworks.asgi.exchange:Exchange}, which stands between the server and the application."
+        "{frameworks.asgi.middleware:Exchange}, which stands between the server and the application."
     ),
     (
         "FastAPI routes, authenticates and validates the request, and calls {frameworks.asgi.protect:protect.awaited} "
         "instead of the handler."
     ),
     (
-        "{frameworks.asgi.exchange:Exchange.claim} reads key, body, fingerprint and tenant "
-        "({frameworks.asgi.messages:read_claim_input}, {engine.claiming:claim_for}) and starts the flow "
+        "{frameworks.asgi.middleware:Exchange.claim} reads key, body, fingerprint and tenant "
+        "({frameworks.asgi.requests:read_claim_input}, {engine.claiming:claim_for}) and starts the flow "
         "{engine.serve:serve}. {runtimes.aio:AsyncRuntime.run} performs the actions that the flow yields."
     ),
     (
@@ -91,8 +90,8 @@ FOLLOWED: Final = (
         "{databases.postgres.asyncpg_transactions:AsyncpgHandlerConnection} on that transaction."
     ),
     (
-        "{frameworks.asgi.exchange:Exchange.send} captures the response. Its last message calls "
-        "{frameworks.asgi.exchange:Exchange.finish}, and {engine.deciding:decided} decides what the ending means: by "
+        "{frameworks.asgi.middleware:Exchange.send} captures the response. Its last message calls "
+        "{frameworks.asgi.middleware:Exchange.finish}, and {engine.deciding:decided} decides what the ending means: by "
         "{core.endings:returned} for an ordinary success, else by {core.endings:decide} and its table."
     ),
     (
@@ -103,15 +102,15 @@ FOLLOWED: Final = (
         "`SELECT oncekey.seal(…); COMMIT; …` in one message: the handler's rows and the record, or neither."
     ),
     (
-        "{frameworks.asgi.exchange:Exchange._conclude} sends the captured response, or the answer of the record if the "
-        "record has another one."
+        "{frameworks.asgi.middleware:Exchange._conclude} sends the captured response, or the answer of the record if "
+        "the record has another one."
     ),
 )
 """One request from the socket to its commit; `{module:name}` is a definition in a listed module."""
 
 REPEATED: Final = (
     "A repeat of a request that this process served needs no lock. On a route without dependencies it is answered in "
-    "step 1, by {frameworks.asgi.exchange:Exchange.recall} and {engine.admit:recall}, otherwise in step 4, by "
+    "step 1, by {frameworks.asgi.middleware:Exchange.recall} and {engine.admit:recall}, otherwise in step 4, by "
     "{engine.local:stored}; {core.rulings:rule_finished} decides. Every other repeat is answered in step 5, where "
     "{core.rulings:rule} decides."
 )

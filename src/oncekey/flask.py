@@ -23,8 +23,8 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.engine.capture import Capture
 from oncekey.engine.enrolment import SAFE, Enrolment
-from oncekey.frameworks.asgi.nesting import layers
 from oncekey.frameworks.asgi.protect import operation_parameter
+from oncekey.frameworks.asgi.requests import layers
 from oncekey.frameworks.blocking import BlockingExchange, Threads
 from oncekey.frameworks.listing import Served, check_patterns
 from oncekey.frameworks.shared import is_served, thread_exchange

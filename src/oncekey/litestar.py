@@ -31,9 +31,20 @@ from litestar.utils.scope.state import ScopeState
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, by_request, caller_of, send_answer, trace_of
 from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
-from oncekey.frameworks.asgi.nesting import UnsettledError, current, enrolment_of, layers, passage_of
+from oncekey.frameworks.asgi.requests import (
+    ClientLeftError,
+    TooSlowError,
+    UnsettledError,
+    by_request,
+    caller_of,
+    current,
+    enrolment_of,
+    layers,
+    passage_of,
+    send_answer,
+    trace_of,
+)
 from oncekey.frameworks.asgi.transactions import transaction_of
 from oncekey.frameworks.consumer_page import documentation
 from oncekey.frameworks.listing import Served, check_served

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.asgi.middleware import Exchange
 
 
 @pytest.fixture(autouse=True)

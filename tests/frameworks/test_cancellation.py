@@ -19,7 +19,7 @@ from harness.patience import PATIENCE
 from oncekey.core.model import INLINE, LOCAL, MINUTE, SECOND
 from oncekey.databases.threads import ThreadedTransaction
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi import exchange
+from oncekey.frameworks.asgi import middleware
 from oncekey.runtimes import aio
 from oncekey.testing.claims import ManualClock
 
@@ -30,7 +30,7 @@ MANY = 60
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aio, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(aio, "LONGEST_PAUSE", 0.002)
-    monkeypatch.setattr(exchange, "SEND_PATIENCE", 0.05)
+    monkeypatch.setattr(middleware, "SEND_PATIENCE", 0.05)
 
 
 def ordering(effects: Any, **options: Any) -> Shop:

@@ -16,7 +16,7 @@ from harness.ledger import Gate
 from harness.patience import PATIENCE
 from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation
-from oncekey.frameworks.asgi.messages import Intake
+from oncekey.frameworks.asgi.requests import Intake
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.frameworks.asgi import messages as intake_module
-from oncekey.frameworks.asgi.messages import Intake, TooSlowError
+from oncekey.frameworks.asgi import requests as intake_module
+from oncekey.frameworks.asgi.requests import Intake, TooSlowError
 
 LAST = {"type": "http.request", "body": b"last", "more_body": False}
 MORE = {"type": "http.request", "body": b"more", "more_body": True}

@@ -12,7 +12,7 @@ from oncekey.core.answers import Answer
 from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.capture import Capture
 from oncekey.engine.operation import Operation
-from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.asgi.middleware import Exchange
 
 
 class BrokenOffError(Exception):

@@ -17,7 +17,7 @@ from harness.patience import PATIENCE
 from oncekey.core.errors import BodyInvalidError
 from oncekey.core.model import INLINE, LOCAL
 from oncekey.engine.operation import Operation
-from oncekey.frameworks.asgi import messages
+from oncekey.frameworks.asgi import requests
 
 
 @pytest.fixture(params=["sqlite", "psycopg", "asyncpg"])
@@ -65,13 +65,13 @@ async def test_a_large_body_is_compared_beside_the_event_loop(database: Any, mon
     """A megabyte of short numbers takes a second: the loop goes on serving others meanwhile."""
     shop = RealShop(database)
     threads: list[int] = []
-    compare = messages.fingerprint_for
+    compare = requests.fingerprint_for
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         threads.append(threading.get_ident())
         return compare(*args, **kwargs)
 
-    monkeypatch.setattr(messages, "fingerprint_for", watched)
+    monkeypatch.setattr(requests, "fingerprint_for", watched)
 
     @shop.app.post("/orders")
     @shop.once.protect(effects=INLINE)
@@ -121,14 +121,14 @@ async def test_the_routes_own_choice_is_made_in_the_event_loop(size: int, tmp_pa
 async def test_a_client_that_leaves_while_its_body_is_compared_claims_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     shop = RealShop(SqliteFile(tmp_path / "shop.db"))
     begun, go_on = threading.Event(), threading.Event()
-    compare = messages.fingerprint_for
+    compare = requests.fingerprint_for
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         begun.set()
         assert go_on.wait(PATIENCE)
         return compare(*args, **kwargs)
 
-    monkeypatch.setattr(messages, "fingerprint_for", slow)
+    monkeypatch.setattr(requests, "fingerprint_for", slow)
 
     @shop.app.post("/orders")
     @shop.once.protect(effects=INLINE)

@@ -38,11 +38,11 @@ def test_a_served_application_loads_what_the_page_lists(postgres_dsn: str) -> No
 
 def test_the_page_follows_a_request_through_functions_that_exist() -> None:
     """A name that is gone fails the generation of the page, and so its comparison with the committed one."""
-    assert PAGE.defined("oncekey.frameworks.asgi.exchange", "Exchange.claim") == PAGE.path_of(
-        "oncekey.frameworks.asgi.exchange"
+    assert PAGE.defined("oncekey.frameworks.asgi.middleware", "Exchange.claim") == PAGE.path_of(
+        "oncekey.frameworks.asgi.middleware"
     )
     for module, name in [
-        ("oncekey.frameworks.asgi.exchange", "Exchange.gone"),
+        ("oncekey.frameworks.asgi.middleware", "Exchange.gone"),
         ("oncekey.engine.local", "gone"),
         ("oncekey.ports.store", "Locks"),
     ]:

@@ -22,7 +22,7 @@ from harness.patience import PATIENCE
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
-from oncekey.frameworks.asgi.nesting import current
+from oncekey.frameworks.asgi.requests import current
 from oncekey.once import Once
 
 

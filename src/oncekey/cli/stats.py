@@ -16,13 +16,12 @@ from oncekey.core.errors import StoreError
 from oncekey.core.flow import adrive
 from oncekey.core.model import SECOND, Instant, moment
 from oncekey.engine import operate
-from oncekey.ops.stats import headline
+from oncekey.ops.stats import Group, Roll, StoreStats, Tally, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.ops.stats import Group, Roll, StoreStats, Tally
 
 UNKNOWABLE: Final = (
     "Duplicates cannot be counted here: a replay writes nothing, so the store does not know of it. "

@@ -18,6 +18,7 @@ from oncekey.observe.measuring import MetricsPage
 from oncekey.ops.tasks import TASKS
 from oncekey.wire import called
 from oncekey.workers.calling import ABANDONED
+from oncekey.workers.health import Metrics
 from oncekey.workers.health import health as serve_health
 from oncekey.workers.relay import CONCURRENCY
 from oncekey.workers.service import GRACE, Service, Task
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from oncekey.once import Once
-    from oncekey.workers.health import Metrics
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NOTHING_TO_DO = "there is nothing to do: the application has no topics, phases or resolvers for the wanted tasks"

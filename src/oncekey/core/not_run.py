@@ -17,11 +17,10 @@ from oncekey.core.errors import (
     RecordUnreadableError,
     StoreUnavailableError,
 )
-from oncekey.core.model import Code
+from oncekey.core.model import Code, Refuse
 from oncekey.core.problems import PROBLEMS, wait_of
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Refuse
     from oncekey.core.policy import Policy
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from oncekey.core.flow import run_body
+from oncekey.core.flow import Rows, Statement, Transaction, run_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.flow import Rows, Statement, Transaction
 
 T = TypeVar("T")
 

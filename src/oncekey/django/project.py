@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 from django.views.generic import RedirectView
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.asgi.requests import layers
 from oncekey.frameworks.listing import Served
 from oncekey.frameworks.openapi import describe
 

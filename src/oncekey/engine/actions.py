@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from oncekey.core.flow import Transaction
+from oncekey.core.flow import Body, Flow, Fold, Transaction
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Fold
     from oncekey.core.fronts import Command
     from oncekey.core.model import RecordId
     from oncekey.ports.store import FrontConnection

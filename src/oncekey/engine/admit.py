@@ -47,7 +47,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.core.onecommit import Holder, Locked
-from oncekey.core.policy import InProgress, StoreErrorPolicy
+from oncekey.core.policy import InProgress, Policy, StoreErrorPolicy
 from oncekey.core.rulings import rule_finished
 from oncekey.engine import local, request
 from oncekey.engine.actions import (
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.flow import Flow
     from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
-    from oncekey.core.policy import Policy
     from oncekey.engine import notifying
     from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput

@@ -24,13 +24,12 @@ from oncekey.core.errors import BodyInvalidError, ConfigurationError, KeyMalform
 from oncekey.core.keys import key_digest, looks_guessable, looks_personal, parse_key
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import Claim, Code, RecordId, Refuse
-from oncekey.core.policy import KeyCheck
+from oncekey.core.policy import KeyCheck, Policy
 from oncekey.core.scope import BindTo, bound_scope, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from oncekey.core.policy import Policy
     from oncekey.engine import kept_request
     from oncekey.engine.enrolment import Enrolment
 else:

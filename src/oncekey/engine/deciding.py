@@ -38,14 +38,13 @@ from oncekey.core.model import (
     Retryable,
     State,
 )
-from oncekey.core.policy import On5xx, micros
+from oncekey.core.policy import On5xx, Policy, micros
 from oncekey.core.scope import names_of, shown_scope
 from oncekey.engine.local import record_as_claimed
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.model import Claim, Record, Verdict
-    from oncekey.core.policy import Policy
     from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.operation import Operation, SyncOperation
     from oncekey.engine.run import Run

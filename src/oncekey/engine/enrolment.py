@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from oncekey.canonical.digests import Seeds
-from oncekey.canonical.fingerprint import Fingerprints
+from oncekey.canonical.fingerprint import Fingerprints, Request
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import Duration, Effects, Recovery
@@ -16,7 +16,6 @@ from oncekey.core.policy import InProgress, Policy, micros
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from oncekey.canonical.fingerprint import Request
     from oncekey.engine import patterns
 else:
     patterns = Lazy("oncekey.engine.patterns")

@@ -30,7 +30,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from oncekey.canonical.digests import frame, raw
-from oncekey.core.checks import LONGEST
+from oncekey.core.checks import LONGEST, Front
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.fronts import (
     DROP,
@@ -47,24 +47,19 @@ from oncekey.core.fronts import (
     held_of,
 )
 from oncekey.core.model import SECOND, Completed, Effects, Finished, Proceed, Replay
-from oncekey.core.policy import InProgress, micros
+from oncekey.core.policy import InProgress, Policy, micros
 from oncekey.core.rulings import rule_finished, rule_held
-from oncekey.engine.actions import Consult, Interrupted
+from oncekey.engine.actions import Consult, Interrupted, Life
 from oncekey.engine.recent import Answers
-from oncekey.engine.run import Breaker
-from oncekey.observe.events import Consulted, Found
+from oncekey.engine.run import Breaker, Run
+from oncekey.observe.events import Consulted, Found, Notify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from oncekey.core.checks import Front
     from oncekey.core.model import Claim, Duration, Instant, RecordId, Refuse, Settlement, Verdict
-    from oncekey.core.policy import Policy
-    from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.run import Run
-    from oncekey.observe.events import Notify
     from oncekey.ports.store import FrontConnection
 
 NEEDS_CRYPTOGRAPHY: Final = (

@@ -32,16 +32,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreError
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Body, Flow, Mode, Transaction
 from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State, value
-from oncekey.core.onecommit import Holder, Stored, WriteKind, WriteTarget, write_target_for
+from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteKind, WriteTarget, write_target_for
 from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, rule_finished, situate
 from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow
     from oncekey.core.model import Claim, Completed, Deferred, Instant, Parcel, Snapshot
-    from oncekey.core.onecommit import Lock, Locked
     from oncekey.core.policy import Policy
     from oncekey.ports.store import Inspect, Locks, ParcelWriter, Recalls
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 from oncekey.canonical.digests import frame
 from oncekey.core import migrations
 from oncekey.core.errors import SchemaError
-from oncekey.core.migrations import MigrationPhase
+from oncekey.core.migrations import Applied, Migration, MigrationPhase, MigrationStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from oncekey.core.flow import Flow
-    from oncekey.core.migrations import Applied, Migration, MigrationStatus
     from oncekey.ports.store import Schema
 
 EARLIEST: Final = 3

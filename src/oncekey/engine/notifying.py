@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, assert_never
 from oncekey.core import model
 from oncekey.core.errors import StoreBusyError, StoreError
 from oncekey.core.rulings import FAILED_BY_LEASE
-from oncekey.core.transitions import Actor
+from oncekey.core.transitions import Actor, Mover, Trigger
 from oncekey.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from oncekey.core.operate import Moved
-    from oncekey.core.transitions import Mover, Trigger
 
 
 def how_of(met: model.Record | None, record: model.Record) -> events.How:

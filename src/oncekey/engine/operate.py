@@ -8,24 +8,20 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Flow, Mode, Transaction
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, Completed, Outcome, ParcelKind, RecordId, State, StoredResponse
-from oncekey.core.operate import Forbidden, Move, Moved, Order, decide, trigger_of
+from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, Order, decide, trigger_of
 from oncekey.core.policy import Policy
 from oncekey.core.problems import render
-from oncekey.core.transitions import Note, Trigger
+from oncekey.core.transitions import Mover, Note, Trigger
 from oncekey.engine.notifying import of_move
 from oncekey.engine.request import KeyView, look
-from oncekey.observe.events import About, Operated
+from oncekey.observe.events import About, Notify, Operated
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Flow
     from oncekey.core.model import DeadLetter, Record, Snapshot
-    from oncekey.core.operate import OperatorCommand
     from oncekey.core.resolution import Evidence
-    from oncekey.core.transitions import Mover
-    from oncekey.observe.events import Notify
     from oncekey.ops.stats import Roll, Tally
     from oncekey.ports.store import Audit, Operate, Outbox, Store, Survey
 

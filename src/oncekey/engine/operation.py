@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, overload
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError, LeaseLostError
 from oncekey.core.lazy import exports
-from oncekey.core.model import Effects
+from oncekey.core.model import Claim, Effects
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar
 
-    from oncekey.core.model import Claim
     from oncekey.engine.phases import PhasedRun
     from oncekey.engine.run import Parcels, Run
     from oncekey.engine.serve import Unkeyed

@@ -36,8 +36,8 @@ from oncekey.core.memo import (
     rejected,
     was_not_sent,
 )
-from oncekey.core.model import Announcement, EntryKind, MemoEntry
-from oncekey.core.policy import micros
+from oncekey.core.model import Announcement, EntryKind, Instant, Intent, Lease, MemoEntry, Record, Snapshot
+from oncekey.core.policy import Policy, micros
 from oncekey.core.results import fitted, plain_of
 from oncekey.engine.actions import Interrupted
 from oncekey.engine.deciding import is_inner, proves_nothing_sent
@@ -46,8 +46,6 @@ from oncekey.engine.operation import LOST
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from oncekey.core.model import Instant, Intent, Lease, Record, Snapshot
-    from oncekey.core.policy import Policy
     from oncekey.engine.notifying import Notifier
 
 log = logging.getLogger("oncekey")

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from oncekey.core.rulings import rule_finished
-from oncekey.observe.events import Consulted, Found
+from oncekey.observe.events import Consulted, Found, Notify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from oncekey.core.policy import Policy
     from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
-    from oncekey.observe.events import Notify
 
 MOST_BYTES: Final = 32 * 1024 * 1024
 """How much memory the answers of one installation may take, counting bodies and headers."""

@@ -20,7 +20,7 @@ from oncekey.core.errors import ConfigurationError, ResultNotStorableError, Stor
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import FINISHED, check_text, decode, is_rejection
 from oncekey.core.model import Completed, Effects, Outcome, State
-from oncekey.core.operate import Forbidden, Moved, Search, decide, trigger_of
+from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, ParcelLocation, Search, decide, trigger_of
 from oncekey.core.resolution import (
     CallReport,
     EvidenceVerdict,
@@ -31,24 +31,20 @@ from oncekey.core.resolution import (
     is_about,
     known_outcome,
 )
-from oncekey.core.resolvers import answered, command_of, from_text, question_of, to_text
+from oncekey.core.resolvers import Resolvers, answered, command_of, from_text, question_of, to_text
 from oncekey.core.topics import Reply
-from oncekey.core.transitions import Note
+from oncekey.core.transitions import Mover, Note
 from oncekey.engine.notifying import of_move
 from oncekey.engine.operate import NOT_HERE, operations_of
-from oncekey.observe.events import About, Contradicted
+from oncekey.observe.events import About, Contradicted, Notify
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.flow import Flow
     from oncekey.core.model import Lease, MemoEntry, Record, RecordId, Settlement, Snapshot
-    from oncekey.core.operate import Move, OperatorCommand, ParcelLocation
     from oncekey.core.policy import Policy
     from oncekey.core.resolution import Evidence, Resolution
-    from oncekey.core.resolvers import Resolvers
-    from oncekey.core.transitions import Mover
-    from oncekey.observe.events import Notify
     from oncekey.ports.store import Reconcile, Store
 
 

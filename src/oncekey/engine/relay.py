@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 from oncekey.core import memo
 from oncekey.core.deferred import DEAD_LETTER, Orphaned, Parked, Postponed, TakenUp
 from oncekey.core.model import SECOND, Announcement, Completed, EntryKind, MemoEntry, Outcome, StoredResponse
-from oncekey.core.policy import micros
+from oncekey.core.policy import Policy, micros
 from oncekey.core.transitions import Trigger
 
 if TYPE_CHECKING:
     from oncekey.core.flow import Flow
     from oncekey.core.model import Duration, HeldParcel, Parcel
-    from oncekey.core.policy import Policy
     from oncekey.ports.store import Outbox
 
 MARGIN: Final[Duration] = 5 * SECOND

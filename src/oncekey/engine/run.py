@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid5
 
 from oncekey.canonical.digests import downstream_key
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import LONGEST_NAME, Effects, Parcel, ParcelKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncekey.core.errors import StoreError
     from oncekey.core.model import Claim, Instant, Lease, Proceed, Record, RecordId, Refuse
     from oncekey.core.onecommit import Lock as KeyLock
     from oncekey.core.onecommit import Locked

@@ -26,23 +26,20 @@ from uuid import uuid4
 
 from oncekey.core.endings import NOT_CALLED, Business, Decision
 from oncekey.core.errors import ConfigurationError, StoreError
-from oncekey.core.model import UNAVAILABLE, Bypass, Effects, Lease, Proceed, RecordId
+from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Effects, Lease, Proceed, RecordId
 from oncekey.core.policy import micros
 from oncekey.engine import request
-from oncekey.engine.actions import INVOKE, Beat, Begin, Commit, Flush, Interrupted, Keep, Rollback
+from oncekey.engine.actions import INVOKE, Beat, Begin, Commit, Drop, Flush, Interrupted, Keep, Life, Rollback, Tx
 from oncekey.engine.admit import admit
 from oncekey.engine.deciding import answer_to, refused
 from oncekey.engine.request import NO_OUTBOX
-from oncekey.engine.run import Parcels
+from oncekey.engine.run import Parcels, Run, Site
 from oncekey.engine.settle import settle
 from oncekey.engine.straight import is_straight, straight
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.flow import Body
-    from oncekey.core.model import Claim
-    from oncekey.engine.actions import Drop, Life, Tx
-    from oncekey.engine.run import Run, Site
 
 
 def serve(run: Run) -> Life[Answer | Bypass | None]:

@@ -37,7 +37,7 @@ import logging
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.canonical.digests import downstream_key
-from oncekey.core.endings import Business
+from oncekey.core.endings import Business, Decision
 from oncekey.core.errors import CommitAmbiguousError, RecordUnreadableError, StoreError, TransactionControlError
 from oncekey.core.keys import key_digest
 from oncekey.core.lazy import Lazy
@@ -59,7 +59,7 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import Stored
 from oncekey.core.rulings import answer_from
 from oncekey.engine import local, request
-from oncekey.engine.actions import Commit, Drop, Interrupted, Keep, Later, Rollback, Sleep
+from oncekey.engine.actions import Commit, Drop, Interrupted, Keep, Later, Life, Rollback, Sleep, Tx
 from oncekey.engine.deciding import answer_to, fields_of, in_doubt, refused
 
 if TYPE_CHECKING:
@@ -67,11 +67,9 @@ if TYPE_CHECKING:
 
     from oncekey.core import resolution
     from oncekey.core.answers import Answer
-    from oncekey.core.endings import Decision
     from oncekey.core.flow import Body, Flow
     from oncekey.core.model import Lease, Parcel, Settlement
     from oncekey.engine import reconcile
-    from oncekey.engine.actions import Life, Tx
     from oncekey.engine.local import LockHeld
     from oncekey.engine.run import Run
 else:

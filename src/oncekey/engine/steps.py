@@ -21,7 +21,7 @@ from oncekey.core.errors import (
     StoreUnavailableError,
 )
 from oncekey.core.memo import decode
-from oncekey.core.model import EntryKind
+from oncekey.core.model import Announcement, EntryKind, MemoEntry, Snapshot
 from oncekey.core.policy import micros
 from oncekey.engine import reconcile
 from oncekey.engine.actions import (
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from oncekey.core.flow import Body, Flow
-    from oncekey.core.model import Announcement, MemoEntry, Snapshot
     from oncekey.engine.phases import PhasedRun
     from oncekey.engine.run import Parcels
     from oncekey.ports.store import Store

@@ -19,18 +19,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.endings import Business
+from oncekey.core.endings import Business, Decision
 from oncekey.core.errors import StoreError
 from oncekey.core.model import Completed, Effects, Outcome
 from oncekey.engine import local
-from oncekey.engine.actions import INVOKE, Begin, Interrupted, Keep
+from oncekey.engine.actions import INVOKE, Begin, Drop, Interrupted, Keep, Life
 from oncekey.engine.settle import note_stored, one_commit_of, settle
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
-    from oncekey.core.endings import Decision
     from oncekey.core.onecommit import Locked
-    from oncekey.engine.actions import Drop, Life
     from oncekey.engine.run import Run
 
 WITHOUT: Final = "ONCEKEY_TESTS_WITHOUT_STRAIGHT_PATH"

@@ -9,18 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oncekey.core.model import Record, State
-from oncekey.core.policy import micros
+from oncekey.core.model import Duration, Record, State
+from oncekey.core.policy import Policy, micros
 from oncekey.core.rulings import lease_error
-from oncekey.core.transitions import Note, Trigger
-from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Reaping, reaping_of, sweep_to, timed_out
+from oncekey.core.transitions import Mover, Note, Trigger
+from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Page, Reaping, Retention, reaping_of, sweep_to, timed_out
 
 if TYPE_CHECKING:
     from oncekey.core.flow import Flow
-    from oncekey.core.model import Duration
-    from oncekey.core.policy import Policy
-    from oncekey.core.transitions import Mover
-    from oncekey.core.upkeep import Page, Retention
     from oncekey.ports.store import Upkeep
 
 

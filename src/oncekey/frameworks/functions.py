@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 from oncekey.core.answers import Answer, accepted_of
 from oncekey.core.errors import KeyMalformedError, MalformedError, OncekeyError, RejectedError, ResultNotStorableError
 from oncekey.core.keys import check_given, looks_personal
-from oncekey.core.model import UNAVAILABLE, Code, Headers, RecordId, Refuse
+from oncekey.core.model import UNAVAILABLE, Claim, Code, Headers, RecordId, Refuse
 from oncekey.core.not_run import InProgressError, error_of
 from oncekey.core.policy import KeyCheck
 from oncekey.core.scope import scope_of
@@ -37,19 +37,17 @@ from oncekey.engine.serve import end_after_bug, serve
 from oncekey.engine.steps import Stepping
 from oncekey.engine.sync_operation import SyncOperation
 from oncekey.frameworks import blocking, threaded
-from oncekey.frameworks.asgi import Receive, Scope, Send, nesting
-from oncekey.frameworks.asgi.exchange import Exchange
+from oncekey.frameworks.asgi import Receive, Scope, Send, requests
+from oncekey.frameworks.asgi.middleware import Exchange
 from oncekey.frameworks.resuming import Resumption
-from oncekey.frameworks.shared import RESUMPTION, thread_exchange
+from oncekey.frameworks.shared import RESUMPTION, ApplicationShared, thread_exchange
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.calls import Shape
     from oncekey.core.endings import Decision
-    from oncekey.core.model import Claim
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.shared import ApplicationShared
 
     Chooser = Callable[[Mapping[str, Any]], Any]
 
@@ -439,10 +437,10 @@ def check_nesting(operation: str) -> None:
 
 def _around() -> Iterator[Run]:
     """What is being run where this is called: functions, and handlers of requests."""
-    threaded, request = thread_exchange.get(), nesting.current.get()
+    threaded, request = thread_exchange.get(), requests.current.get()
     if threaded is not None and threaded.run is not None and threaded.unsettled:
         yield threaded.run
-    if isinstance(request, Exchange) and request.run is not None and request.state is nesting.ExchangeState.RUNNING:
+    if isinstance(request, Exchange) and request.run is not None and request.state is requests.ExchangeState.RUNNING:
         yield request.run
     run = running.get()
     if run is not None:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.engine.enrolment import SAFE, Enrolment, Patterns
-from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.asgi.requests import layers
 
 LISTERS: Final[Mapping[str, str]] = MappingProxyType(
     {

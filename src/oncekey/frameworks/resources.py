@@ -14,18 +14,16 @@ from oncekey.core.answers import Answer, retry_after
 from oncekey.core.envelopes import check_open, key_of_answer, said_of
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.lazy import Lazy
-from oncekey.core.model import SECOND, UNAVAILABLE, Code, RecordId, Refuse, State, moment
+from oncekey.core.model import SECOND, UNAVAILABLE, Code, Record, RecordId, Refuse, State, StoredResponse, moment
 from oncekey.core.onecommit import lock_number
 from oncekey.core.rulings import Situation, situate
-from oncekey.engine.claiming import scope_for
+from oncekey.engine.claiming import Caller, scope_for
 from oncekey.engine.deciding import refusal
 from oncekey.engine.enrolment import NO_NAMESPACE, SCHEMA
 from oncekey.engine.request import look
 
 if TYPE_CHECKING:
-    from oncekey.core.model import Record, StoredResponse
     from oncekey.engine.actions import Life
-    from oncekey.engine.claiming import Caller
     from oncekey.frameworks.shared import ApplicationShared
     from oncekey.observe import events
     from oncekey.ports.store import Store

@@ -22,11 +22,10 @@ from starlette.routing import BaseRoute, Host, Mount, Route
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy, load
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.messages import by_request, caller_of, trace_of
 from oncekey.frameworks.asgi.middleware import OncekeyMiddleware
-from oncekey.frameworks.asgi.nesting import layers
-from oncekey.frameworks.options import SINGLE_TENANT
-from oncekey.frameworks.shared import is_served
+from oncekey.frameworks.asgi.requests import by_request, caller_of, layers, trace_of
+from oncekey.frameworks.options import SINGLE_TENANT, Installing
+from oncekey.frameworks.shared import Engines, is_served
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks import consumer_page, fastapi, fastapi_tenant, listing, resources, starlette_patterns
     from oncekey.frameworks.asgi import App, Identify, Scope
-    from oncekey.frameworks.options import Installing
-    from oncekey.frameworks.shared import Engines
 else:
     consumer_page = Lazy("oncekey.frameworks.consumer_page")
     fastapi = Lazy("oncekey.frameworks.fastapi")

@@ -8,7 +8,7 @@ from starlette.routing import Host, Match, Mount
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.frameworks.listing import NO_ROUTE, TWICE
-from oncekey.frameworks.starlette import contexts, routes_of, unwrapped
+from oncekey.frameworks.starlette import Routed, contexts, routes_of, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from oncekey.engine.patterns import Pattern
     from oncekey.frameworks.asgi import Scope
     from oncekey.frameworks.asgi.installation import Installation
-    from oncekey.frameworks.starlette import Routed
 
 
 def enrol_routes(app: Any, installation: Installation) -> None:  # noqa: ANN401  (an application of any kind)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oncekey.core.errors import StoreError
 from oncekey.databases.handler_sql import running
 from oncekey.databases.threads import ThreadedTransaction
-from oncekey.engine.deciding import rows_of
-from oncekey.engine.operation import unkeyed_operation
-from oncekey.engine.serve import NoConnectionError, serve_unkeyed
+from oncekey.engine.deciding import HandlerEnded, rows_of
+from oncekey.engine.operation import Operation, unkeyed_operation
+from oncekey.engine.serve import NoConnectionError, Unkeyed, serve_unkeyed
 from oncekey.engine.sync_operation import SyncOperation
 from oncekey.runtimes.aio import shielded
 
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from oncekey.core.flow import Body
-    from oncekey.engine.deciding import HandlerEnded
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.operation import Operation
-    from oncekey.engine.serve import Unkeyed
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.ports.store import OpenTransaction
     from oncekey.runtimes.threads import ThreadRuntime

@@ -10,17 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Final,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast, overload
 
 from oncekey.canonical.fingerprint import Selection
 from oncekey.core.calls import Chooses, Shape, operation_name

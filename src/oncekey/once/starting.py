@@ -16,11 +16,11 @@ from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import SECOND, Effects
 from oncekey.core.policy import Policy, micros
 from oncekey.databases import handler_sql
-from oncekey.engine.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
-from oncekey.engine.shell import UNSHARED
-from oncekey.frameworks.asgi.nesting import layers
+from oncekey.engine.shell import UNSHARED, AsyncEngine, Engine
 from oncekey.frameworks.asgi.protect import operation_parameter
+from oncekey.frameworks.asgi.requests import layers
 from oncekey.frameworks.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
 from oncekey.ports.driver import Borrowed
 from oncekey.wire import has_threads, shares
@@ -28,8 +28,6 @@ from oncekey.wire import has_threads, shares
 if TYPE_CHECKING:
     from oncekey import flask
     from oncekey.engine import fronts, kept_request
-    from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.shell import AsyncEngine, Engine
     from oncekey.frameworks import blocking as threaded
     from oncekey.frameworks import fastapi, limits, listing, starlette, starlette_patterns, taking
     from oncekey.frameworks.asgi.installation import Installation

@@ -43,14 +43,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from oncekey.core.errors import StoreError
-from oncekey.core.flow import Transaction, adrive
+from oncekey.core.flow import Body, Transaction, adrive
 from oncekey.engine import actions
 from oncekey.ports.driver import AsyncFlushes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from oncekey.core.flow import Body
     from oncekey.core.model import Glimpse, RecordId
     from oncekey.engine.shell import AsyncEngine
     from oncekey.ports.store import AsyncOpenTransaction, FoldingTransaction, Recalls

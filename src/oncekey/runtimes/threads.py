@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakSet
 
 from oncekey.core.errors import StoreError
-from oncekey.core.flow import Transaction, drive
+from oncekey.core.flow import Body, Flow, Transaction, drive
 from oncekey.engine import actions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.flow import Body, Flow
     from oncekey.engine.shell import Engine
 
 

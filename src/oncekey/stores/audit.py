@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Body, Flow, Mode, Row, Transaction, Value
 from oncekey.core.keys import key_digest
-from oncekey.core.model import State
+from oncekey.core.model import Duration, RecordId, State
 from oncekey.core.transitions import Actor, AuditEntry, Note, Trigger
 from oncekey.stores.keystore import NoteWriter
 from oncekey.stores.statements import PART_STATEMENTS, execute
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Row, Value
-    from oncekey.core.model import Duration, RecordId
     from oncekey.stores.statements import Statements
 
 STATEMENTS = PART_STATEMENTS["audit"]

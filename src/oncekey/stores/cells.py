@@ -14,11 +14,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from oncekey.cells import Diagnostics, Look, Make, Seen, Swap
+from oncekey.cells import Asking, Diagnostics, Look, Make, Seen, Swap
 from oncekey.core.errors import SchemaError, StoreUnavailableError
-from oncekey.core.flow import Mode, Statement, Transaction
+from oncekey.core.flow import Body, Command, Flow, Mode, Rows, Statement, Transaction
 from oncekey.core.migrations import Applied, Migration
-from oncekey.core.model import SECOND
+from oncekey.core.model import SECOND, Instant
 from oncekey.stores.cells_operate import DIAGNOSTICS, OPERATOR_STATEMENTS, LoggedMoves
 from oncekey.stores.cells_reseal import RESEAL, CellReseal
 from oncekey.stores.cells_upkeep import LOST, ROUNDS, UPKEEP, keep_until, resumable
@@ -30,9 +30,6 @@ from oncekey.stores.statements import execute, execute_until_acknowledged
 from oncekey.stores.upkeep import UpkeepStore
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking
-    from oncekey.core.flow import Body, Command, Flow, Rows
-    from oncekey.core.model import Instant
     from oncekey.stores.moves import CellMove
 
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cells import Diagnostics, Index, Look
+from oncekey.cells import Asking, Cell, Diagnostics, Index, Look
 from oncekey.stores.cells_upkeep import FIRST, gathered, nothing, pages
 from oncekey.stores.moves import found
 from oncekey.stores.operate import STANDING
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking, Cell
     from oncekey.core.flow import Body, Flow, Rows
     from oncekey.core.model import Duration, Instant, RecordId
     from oncekey.core.transitions import AuditEntry, Note

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cells import Index, Look, Page, Seen, Swap, indexed, place_of
+from oncekey.cells import Asking, Cell, Index, Look, Page, Place, Seen, Swap, indexed, place_of
 from oncekey.core.envelopes import disclose, key_of_answer, key_of_text
 from oncekey.core.memo import was_not_sent
 from oncekey.stores.cells_upkeep import FIRST, LONGEST_PAGE, gathered, keep_until, nothing
@@ -20,7 +20,6 @@ from oncekey.stores.reseal import ResealStore
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking, Cell, Place
     from oncekey.core.flow import Rows, Value
     from oncekey.core.model import Instant, Record
 

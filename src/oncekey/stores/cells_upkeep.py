@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cells import Index, Page, Seen, Swap, place_of
+from oncekey.cells import Asking, Cell, Index, Page, Place, Seen, Swap, place_of
 from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import HOUR
+from oncekey.core.model import HOUR, Instant
 from oncekey.stores.moves import BLANK, MOVES, is_resumable
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking, Cell, Place
     from oncekey.core.flow import Rows
-    from oncekey.core.model import Instant
 
 
 ROUNDS: Final = 40

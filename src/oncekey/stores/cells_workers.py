@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.cells import Index, Look, Seen, Swap
+from oncekey.cells import Asking, Cell, Index, Look, Seen, Swap
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.core.model import HOUR
+from oncekey.core.model import HOUR, Instant
 from oncekey.stores.cells_upkeep import FIRST, LOST, ROUNDS, gathered
 from oncekey.stores.moves import BLANK
 
 if TYPE_CHECKING:
-    from oncekey.cells import Asking, Cell
     from oncekey.core.flow import Rows
-    from oncekey.core.model import Instant
 
 _ROLL: Final = "workers"
 """The scope of the list of workers. That of a request begins with a digit or with `sha256:`."""

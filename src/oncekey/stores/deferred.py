@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.core import deferred as rules
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Body, Flow, Mode, Rows, Statement, Transaction, Value
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Lease, ParcelKind, Settled, Snapshot, State
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.stores.phases import MARGIN
 from oncekey.stores.rows import memo_text, owner_proof, parcels_text, response_params, snapshot_of, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, execute_until_acknowledged
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute_until_acknowledged
 from oncekey.stores.worker_rows import held_of, parcel_proof
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Rows, Statement, Value
     from oncekey.core.model import Announcement, Completed, Duration, HeldParcel, MemoEntry, Record, RecordId
     from oncekey.ports.store import Audit
-    from oncekey.stores.statements import Statements
 
 STATEMENTS = PART_STATEMENTS["deferred"]
 

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, RecordUnreadableError
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Body, Command, Flow, Mode, Rows, Statement, Transaction, Value
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import (
     Completed,
@@ -41,7 +41,6 @@ from oncekey.stores.rows import (
 from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Command, Flow, Rows, Statement, Value
     from oncekey.core.model import Claim, Duration, Glimpse, Instant, Lease, Parcel, Record, Settlement
     from oncekey.core.transitions import Note
     from oncekey.ports.store import (

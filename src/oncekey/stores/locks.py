@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, StoreError, TransactionControlError
-from oncekey.core.flow import Fold, Mode, Transaction
-from oncekey.core.model import SECOND, Completed, Deferred, Snapshot
-from oncekey.core.onecommit import Holder, Locked, Stored, WriteKind, WriteTarget
+from oncekey.core.flow import Body, Flow, Fold, Mode, Row, Rows, Statement, Transaction, Value
+from oncekey.core.model import SECOND, Claim, Completed, Deferred, Duration, Instant, Outcome, Snapshot, StoredResponse
+from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteKind, WriteTarget
 from oncekey.stores.keystore import NO_OUTBOX
 from oncekey.stores.rows import (
     HALF_A_PAIR,
@@ -24,16 +24,12 @@ from oncekey.stores.rows import (
     snapshot_of,
     version_proof,
 )
-from oncekey.stores.statements import execute
+from oncekey.stores.statements import Statements, execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from oncekey.core.flow import Body, Flow, Row, Rows, Statement, Value
-    from oncekey.core.model import Claim, Duration, Instant, Outcome, StoredResponse
-    from oncekey.core.onecommit import Lock
     from oncekey.ports.store import ParcelWriter
-    from oncekey.stores.statements import Statements
 
 ASKED: tuple[str, ...] = ("lock", "enter", "seal", "was_sealed", "held", "holder")
 """The statements of a database that can report who holds which lock."""

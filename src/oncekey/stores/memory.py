@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from oncekey.stores.audit import AuditStore
 from oncekey.stores.keystore import KeyStore
-from oncekey.stores.moves import MOVES, claimed, found, is_resumable, recalled
+from oncekey.stores.moves import MOVES, Cell, CellMove, claimed, found, is_resumable, recalled
 from oncekey.stores.rows import COLUMNS
 from oncekey.stores.upkeep import UpkeepStore
 
 if TYPE_CHECKING:
     from oncekey.core.flow import Command, Rows
     from oncekey.core.model import Instant
-    from oncekey.stores.moves import Cell, CellMove
 
 
 _EXPIRING = ("completed", "failed_retryable", "pending")

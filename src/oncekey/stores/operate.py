@@ -14,24 +14,20 @@ from uuid import UUID
 
 from oncekey.core.envelopes import key_of_text
 from oncekey.core.errors import StoreError, StoreUnavailableError
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Body, Flow, Mode, Row, Rows, Transaction, Value
 from oncekey.core.memo import is_rejection, was_not_sent
-from oncekey.core.model import Effects, ParcelKind, Record, Snapshot, State
-from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, recovery_point_after
+from oncekey.core.model import DeadLetter, Effects, Instant, MemoEntry, ParcelKind, Record, RecordId, Snapshot, State
+from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, Search, recovery_point_after
 from oncekey.core.upkeep import Page
 from oncekey.ops.stats import Backlog, Group, Letters, Queue, StoreStats, Waiting
 from oncekey.stores.rows import memo_of, memo_text, response_params, snapshot_of, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, execute
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Row, Rows, Value
-    from oncekey.core.model import DeadLetter, Instant, MemoEntry, RecordId
-    from oncekey.core.operate import Search
     from oncekey.core.transitions import Note
     from oncekey.ports.store import Audit
     from oncekey.stores.sealed_content import SealedContent
-    from oncekey.stores.statements import Statements
 
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys", "find_done_keys")
 """The order of searches for a key: the whole key, then as the beginning of unfinished ones, then of finished ones."""

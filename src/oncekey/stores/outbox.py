@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Body, Flow, Mode, Rows, Transaction, Value
 from oncekey.stores.deferred import DeferredCalls
 from oncekey.stores.keystore import ParcelStore
-from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 from oncekey.stores.worker_rows import dead_letter_of, held_of, held_text, ids_of, parcel_proof
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Rows, Value
     from oncekey.core.model import DeadLetter, Duration, HeldParcel
     from oncekey.ports.store import Audit
-    from oncekey.stores.statements import Statements
 
 STATEMENTS = PART_STATEMENTS["outbox"]
 

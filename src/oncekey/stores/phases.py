@@ -9,16 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oncekey.core.errors import StoreError
-from oncekey.core.flow import Fold, Mode, Transaction
+from oncekey.core.flow import Body, Flow, Fold, Mode, Transaction, Value
 from oncekey.core.memo import recovery_point
-from oncekey.core.model import Snapshot, State
+from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record, Snapshot, State
 from oncekey.stores.rows import HALF_A_PAIR, LONGEST_FOLDED, memo_text, owned, owner_proof, snapshot_of
 from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Value
-    from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record
     from oncekey.stores.statements import Statements
 
 STATEMENTS = PART_STATEMENTS["phases"]

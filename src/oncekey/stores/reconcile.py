@@ -9,21 +9,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-from oncekey.core.flow import Mode, Transaction
-from oncekey.core.model import RecordId
+from oncekey.core.flow import Body, Flow, Mode, Row, Rows, Transaction, Value
+from oncekey.core.model import Duration, Instant, Record, RecordId
 from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
 from oncekey.core.upkeep import Page
 from oncekey.stores.rows import record_of, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Row, Rows, Value
-    from oncekey.core.model import Duration, Instant, Record
     from oncekey.core.transitions import Note
     from oncekey.ports.store import Audit
     from oncekey.stores.sealed_content import SealedContent
-    from oncekey.stores.statements import Statements
 
 STATEMENTS = PART_STATEMENTS["reconcile"]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from oncekey.core.envelopes import disclose, key_of_answer, key_of_text
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.memo import was_not_sent
-from oncekey.core.model import Record, State
+from oncekey.core.model import Parcel, Record, State
 from oncekey.stores.sealed_content import SealedContent
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from oncekey.core.enclosing import InUse
     from oncekey.core.flow import Flow
-    from oncekey.core.model import Parcel
     from oncekey.core.resolution import Evidence
     from oncekey.ports.store import Reseal, Store
     from oncekey.sealing import Seal

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from oncekey.core.enclosing import InUse
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Body, Flow, Mode, Rows, Transaction, Value
 from oncekey.stores.reconcile import evidence_of
 from oncekey.stores.rows import memo_text, response_params, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 from oncekey.stores.worker_rows import parcel_of, records_of
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Rows, Value
     from oncekey.core.model import Parcel, Record
     from oncekey.core.resolution import Evidence
-    from oncekey.stores.statements import Statements
 
 
 RESEALING = PART_STATEMENTS["reseal"]

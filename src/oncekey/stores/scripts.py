@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.sqltext import split
+from oncekey.core.sqltext import Dialect, split
 from oncekey.stores.sql import line_of
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from oncekey.core.flow import Value
     from oncekey.core.migrations import Migration
-    from oncekey.core.sqltext import Dialect
 
 _PLACEHOLDER: Final = re.compile(r"(?<!:):(\w+)")
 _HARMLESS: Final = re.compile(r"[a-z0-9_]+")

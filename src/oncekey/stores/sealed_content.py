@@ -24,18 +24,16 @@ from typing import TYPE_CHECKING, Final
 from oncekey.core import enclosing, envelopes
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.memo import was_not_sent
-from oncekey.core.model import SEALED_SCHEMA, Effects, Finished, MemoEntry, Record
-from oncekey.sealing import CannotOpenError
+from oncekey.core.model import SEALED_SCHEMA, Claim, Effects, Finished, MemoEntry, Parcel, Record, StoredResponse
+from oncekey.sealing import CannotOpenError, Seal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from uuid import UUID
 
     from oncekey.core.flow import Value
-    from oncekey.core.model import Claim, Parcel, StoredResponse
     from oncekey.core.resolution import CallReport
     from oncekey.ops.stats import ParcelView
-    from oncekey.sealing import Seal
     from oncekey.stores.rows import ContentOwner
 
 log = logging.getLogger("oncekey")

@@ -13,19 +13,17 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from oncekey.core.errors import SchemaError
-from oncekey.core.flow import Mode, Statement, Transaction
+from oncekey.core.flow import Body, Command, Flow, Mode, Row, Statement, Transaction, Value
 from oncekey.core.lazy import Lazy
 from oncekey.core.migrations import Applied, Migration, MigrationPhase, changed, ordered
-from oncekey.core.sqltext import split
+from oncekey.core.sqltext import Dialect, split
 from oncekey.stores.keystore import KeyStore, NoteWriter, ParcelStore
 from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncekey.core.flow import Body, Command, Flow, Row, Value
     from oncekey.core.model import Instant
-    from oncekey.core.sqltext import Dialect
     from oncekey.stores import audit as auditing
     from oncekey.stores import operate as operating
     from oncekey.stores import outbox as parcels

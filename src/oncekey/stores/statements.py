@@ -11,13 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, StoreError
-from oncekey.core.flow import Statement
-from oncekey.stores.rows import TABLE
+from oncekey.core.flow import Command, Flow, Statement, Transaction, Value
+from oncekey.stores.rows import TABLE, Column
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Command, Flow, Transaction, Value
     from oncekey.core.model import Instant
-    from oncekey.stores.rows import Column
     from oncekey.stores.sealed_content import SealedContent
 
 

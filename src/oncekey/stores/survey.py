@@ -13,24 +13,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from oncekey.core.flow import Mode, Transaction
-from oncekey.core.model import Outcome, ParcelKind, State
+from oncekey.core.flow import Body, Flow, Mode, Row, Rows, Transaction, Value
+from oncekey.core.model import Instant, Outcome, ParcelKind, Record, State
 from oncekey.core.upkeep import Page
 from oncekey.ops.stats import FINISHED, LOOKED, MOST, START, Count, End, Lines, ParcelView, Stretch, Tally, WalkPosition
 from oncekey.stores.audit import entry_of
 from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of
-from oncekey.stores.statements import PART_STATEMENTS, execute
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Row, Rows, Value
-    from oncekey.core.model import Instant, Record
     from oncekey.core.resolution import AnnouncedCall, Evidence
     from oncekey.core.transitions import Actor
     from oncekey.ops.stats import Walk
     from oncekey.stores.sealed_content import SealedContent
-    from oncekey.stores.statements import Statements
 
 
 FINDS: tuple[str, ...] = ("find_key", "find_open_keys")

@@ -15,23 +15,18 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from oncekey.core.errors import StoreUnavailableError
-from oncekey.core.flow import Mode, Transaction
+from oncekey.core.flow import Body, Flow, Mode, Row, Transaction, Value
 from oncekey.core.keys import key_digest
-from oncekey.core.model import State
-from oncekey.core.transitions import Note, Trigger
-from oncekey.core.upkeep import EXPIRED, START, Gone, Page, ReapPosition, Run
+from oncekey.core.model import Completed, Duration, Instant, Record, State
+from oncekey.core.transitions import Mover, Note, Trigger
+from oncekey.core.upkeep import EXPIRED, START, Expired, Gone, Page, ReapPosition, Run
 from oncekey.ops.stats import Roll, Worker
 from oncekey.stores.rows import response_params, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
 from oncekey.stores.worker_rows import records_of
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Flow, Row, Value
-    from oncekey.core.model import Completed, Duration, Instant, Record
-    from oncekey.core.transitions import Mover
-    from oncekey.core.upkeep import Expired
     from oncekey.ports.store import Audit
-    from oncekey.stores.statements import Statements
 
 
 UPKEEP = PART_STATEMENTS["upkeep"]

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from oncekey.core.errors import RecordUnreadableError
-from oncekey.core.model import DeadLetter, HeldParcel, Parcel, ParcelKind, RecordId
+from oncekey.core.model import DeadLetter, HeldParcel, Parcel, ParcelKind, Record, RecordId
 from oncekey.stores.rows import record_of, uuid_of
 
 if TYPE_CHECKING:
     from oncekey.core.flow import Row, Rows, Value
-    from oncekey.core.model import Record
     from oncekey.stores.sealed_content import SealedContent
 
 log = logging.getLogger("oncekey")

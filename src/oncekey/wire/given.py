@@ -10,14 +10,13 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.engine.blocking_shell import Engine
 from oncekey.engine.shell import AsyncEngine
 from oncekey.ports.driver import Borrowed
-from oncekey.wire import MariadbStore, PostgresStore, SqliteStore, driver_module
+from oncekey.wire import Clock, MariadbStore, PostgresStore, SqliteStore, driver_module
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine as BlockingEngine
     from sqlalchemy.ext.asyncio import AsyncEngine as SqlalchemyEngine
 
     from oncekey.ports.store import Store
-    from oncekey.wire import Clock
 
 NO_ENGINE: Final = (
     "a store is a URL or a SQLAlchemy engine, made by create_async_engine(...) for `async def` or by "

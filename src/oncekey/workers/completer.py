@@ -20,7 +20,7 @@ from oncekey.engine.kept_request import UnreadableError
 from oncekey.engine.notifying import notify_failure
 from oncekey.frameworks.resuming import resume
 from oncekey.ops.tasks import COMPLETER
-from oncekey.workers.calling import abandon
+from oncekey.workers.calling import Sleep, abandon
 from oncekey.workers.service import Pace
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks.asgi import App
     from oncekey.observe.events import Notify
-    from oncekey.workers.calling import Sleep
 
 log = logging.getLogger("oncekey")
 

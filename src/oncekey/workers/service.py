@@ -25,11 +25,10 @@ from oncekey.core.topics import contained
 from oncekey.core.upkeep import Trust
 from oncekey.engine.notifying import notify_failure
 from oncekey.runtimes import boottime
-from oncekey.workers.calling import CANCELLED_WITHIN, abandon
+from oncekey.workers.calling import CANCELLED_WITHIN, Sleep, abandon
 
 if TYPE_CHECKING:
     from oncekey.observe.events import Notify
-    from oncekey.workers.calling import Sleep
     from oncekey.workers.health import Presence
 
 

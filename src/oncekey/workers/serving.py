@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from oncekey.core.lazy import Lazy
-from oncekey.frameworks.asgi.nesting import layers
+from oncekey.frameworks.asgi.requests import layers
 from oncekey.frameworks.listing import listed
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from oncekey.engine import local, request, settle
 from oncekey.engine.deciding import refused
 from oncekey.engine.phases import PhasedRun
 from oncekey.engine.relay import ParcelEnded
-from oncekey.frameworks.asgi import exchange
+from oncekey.frameworks.asgi import middleware
 from oncekey.runtimes.aio import AsyncRuntime
 from oncekey.stores.phases import PhaseStore
 from oncekey.stores.statements import execute, load
@@ -229,7 +229,7 @@ _ALL: Final = (
         Fault(Point.parse("before:commit"), Manner.DIE),
         _code(
             (AsyncRuntime, "finish", _answers_first(AsyncRuntime.finish)),
-            (exchange, "end_after_bug", _lets_it_be),
+            (middleware, "end_after_bug", _lets_it_be),
         ),
     ),
     Mutant(

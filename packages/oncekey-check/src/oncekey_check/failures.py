@@ -14,18 +14,7 @@ from itertools import islice
 from typing import Final
 
 from oncekey_check import bodies
-from oncekey_check.clauses import (
-    DRAFT,
-    EVERY,
-    MARKED,
-    Clause,
-    Failed,
-    Need,
-    Passed,
-    Severity,
-    UndecidedError,
-    Verdict,
-)
+from oncekey_check.clauses import DRAFT, EVERY, MARKED, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
 from oncekey_check.judging import BAD_REQUEST, SERVER_ERROR, is_marked, needs_replays, one_operation, shown
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Answer, RawRequest

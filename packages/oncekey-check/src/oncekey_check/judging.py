@@ -7,18 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from oncekey_check.carrier import MARKER
-from oncekey_check.clauses import (
-    EVERY,
-    SAFE,
-    Failed,
-    Harm,
-    Need,
-    Passed,
-    Profile,
-    Skipped,
-    UndecidedError,
-    Verdict,
-)
+from oncekey_check.clauses import EVERY, SAFE, Failed, Harm, Need, Passed, Profile, Skipped, UndecidedError, Verdict
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Answer
 

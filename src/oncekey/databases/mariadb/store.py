@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.flow import Mode, Transaction
-from oncekey.core.model import Deferred
-from oncekey.core.onecommit import Holder, Locked, Stored
+from oncekey.core.flow import Body, Flow, Fold, Mode, Transaction, Value
+from oncekey.core.model import Claim, Completed, Deferred, Instant
+from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteTarget
 from oncekey.core.sqltext import Dialect
 from oncekey.stores.locks import WRITTEN, LockStore
 from oncekey.stores.rows import snapshot_of
@@ -22,10 +22,6 @@ from oncekey.stores.statements import execute, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from oncekey.core.flow import Body, Flow, Fold, Value
-    from oncekey.core.model import Claim, Completed, Instant
-    from oncekey.core.onecommit import Lock, WriteTarget
 
 
 DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

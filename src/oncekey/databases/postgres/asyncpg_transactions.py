@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from oncekey.core.errors import StoreError, TransactionControlError
-from oncekey.core.flow import Mode, Statement, arun_body
+from oncekey.core.flow import Body, Mode, Rows, Statement, arun_body
 from oncekey.databases.handler_sql import (
     AS_HANDLER,
     AS_OPENED,
@@ -24,7 +24,6 @@ from oncekey.databases.postgres import server
 from oncekey.databases.retries import lost_commit
 
 if TYPE_CHECKING:
-    from oncekey.core.flow import Body, Rows
     from oncekey.databases.postgres.asyncpg import AsyncpgPool
 
 T = TypeVar("T")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oncekey.core.model import HOUR, MINUTE, SECOND
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant
 from oncekey.ops.doctor import MANY_ROWS, Finding, Level, Rows, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from oncekey.core.model import Duration, Instant
 
 
 LONG_IDLE: Final = MINUTE

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.core.flow import Mode, arun_body
+from oncekey.core.flow import Body, Mode, Rows, Statement, arun_body
 from oncekey.databases.handler_sql import (
     AS_HANDLER,
     AS_OPENED,
@@ -30,7 +30,6 @@ from oncekey.databases.postgres import server
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-    from oncekey.core.flow import Body, Rows, Statement
     from oncekey.databases.postgres.psycopg_async import AsyncPool
 
 T = TypeVar("T")

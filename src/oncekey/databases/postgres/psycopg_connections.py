@@ -25,8 +25,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.databases.handler_sql import RESET, HandlerProxy, refusal, refuse_transaction_control
-from oncekey.databases.postgres.address import GREETED
+from oncekey.databases.handler_sql import RESET, ConnectionUse, HandlerProxy, refusal, refuse_transaction_control
+from oncekey.databases.postgres.address import GREETED, PostgresAddress
 from oncekey.databases.postgres.server import NOTICE, stopped_waiting
 from oncekey.databases.postgres.unconfirmed import UnconfirmedCommits
 from oncekey.databases.slots import IdleStack
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from psycopg.errors import Diagnostic
     from psycopg.pq.abc import PGconn, PGresult
 
-    from oncekey.databases.handler_sql import ConnectionUse
-    from oncekey.databases.postgres.address import PostgresAddress
 
 T = TypeVar("T")
 C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")

@@ -8,7 +8,7 @@ import psycopg
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from oncekey.core.errors import StoreError
-from oncekey.core.flow import Mode
+from oncekey.core.flow import Mode, Row, Rows
 from oncekey.databases.postgres import server
 from oncekey.databases.postgres.psycopg_connections import AsyncStoreConnection, StoreConnection
 from oncekey.databases.retries import lost, lost_commit
@@ -16,7 +16,6 @@ from oncekey.databases.retries import lost, lost_commit
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-    from oncekey.core.flow import Row, Rows
 
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 

@@ -17,15 +17,13 @@ import json
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from oncekey.core.errors import CommitAmbiguousError, RolledBackError, SchemaError, StoreError, StoreUnavailableError
-from oncekey.core.flow import Statement
+from oncekey.core.flow import Body, Statement
 from oncekey.databases.handler_sql import AS_HANDLER, AS_OPENED
 from oncekey.databases.placeholders import parted
 from oncekey.databases.retries import ConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from oncekey.core.flow import Body
 
 
 POOL_SIZE: Final = 10

@@ -30,14 +30,13 @@ from oncekey.databases.sqlalchemy.execute import (
     was_altered,
 )
 from oncekey.databases.sqlite.execute import TEMPORARIES
-from oncekey.databases.sqlite.files import GONE, REOPENED
+from oncekey.databases.sqlite.files import GONE, REOPENED, OpenedFile
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection  # asyncio only
 
     from oncekey.core.flow import Rows, Statement
     from oncekey.databases.postgres.unconfirmed import UnconfirmedCommits
-    from oncekey.databases.sqlite.files import OpenedFile
 
 
 POOLED: Final = (

@@ -10,24 +10,20 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
-from oncekey.core.flow import Fold
-from oncekey.core.model import Completed, Deferred
-from oncekey.core.onecommit import Holder, Locked, Stored
+from oncekey.core.flow import Body, Flow, Fold, Row, Value
+from oncekey.core.model import Claim, Completed, Deferred, Instant, Snapshot
+from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteTarget
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.sqltext import Dialect
 from oncekey.stores.locks import LockStore
 from oncekey.stores.rows import snapshot_of
 from oncekey.stores.sql import ONE_ROW, SHARED, SqlSchema, SqlStore
-from oncekey.stores.statements import load
+from oncekey.stores.statements import Statements, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from oncekey.core.flow import Body, Flow, Row, Value
-    from oncekey.core.model import Claim, Instant, Snapshot
-    from oncekey.core.onecommit import Lock, WriteTarget
     from oncekey.ports.store import ParcelWriter
-    from oncekey.stores.statements import Statements
 
 
 DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import Effects
-from oncekey.frameworks.shared import ApplicationShared
+from oncekey.frameworks.shared import ApplicationShared, Engines
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
     from oncekey.frameworks import threaded
     from oncekey.frameworks.asgi import App, Identify, Scope, spelling
-    from oncekey.frameworks.shared import Engines
     from oncekey.ports.store import AsyncOpenTransaction, Interruptible
     from oncekey.runtimes import threads as blocking
 else:

@@ -1,4 +1,9 @@
-"""The ASGI middleware. It is the innermost one, and captures only the answers of requests that have a key.
+"""The ASGI middleware, and the exchange that it makes for each keyed, state-changing request.
+
+The middleware is the innermost one, and captures only the responses of requests that have a key. It makes an exchange,
+and the wrapper of the handler finds it by a context variable. Both change the same object, so the wrapper need not pass
+anything back through the context. The exchange makes the claim, captures the response while the handler runs, and sends
+the answer that the engine's flow (`engine/serve.py`) returns.
 
 It remembers where keyed requests were routed, so that it can replay an answer without the application. A framework
 finds a route, reads the body once more, checks it and resolves dependencies before a protected handler is called and
@@ -14,20 +19,30 @@ replay, and after every error, the request goes to the application as usual (`en
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Any
 
-from oncekey.core.errors import SAID_TO_US
+from oncekey.core.answers import Answer
+from oncekey.core.errors import SAID_TO_US, StoreError
 from oncekey.core.lazy import Lazy
-from oncekey.core.model import Code, Refuse
-from oncekey.engine.capture import IncompleteError
-from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.asgi.exchange import Exchange
-from oncekey.frameworks.asgi.messages import ClientLeftError, TooSlowError, send_answer, trace_of
-from oncekey.frameworks.asgi.nesting import (
+from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
+from oncekey.engine.actions import Life, StoppedAtHandler
+from oncekey.engine.admit import recall
+from oncekey.engine.capture import Capture, IncompleteError
+from oncekey.engine.claiming import ClaimInput, claim_for
+from oncekey.engine.deciding import HandlerEnded, decided, is_inner
+from oncekey.engine.enrolment import SAFE, Enrolment
+from oncekey.engine.run import Run
+from oncekey.engine.serve import end_after_bug, serve
+from oncekey.frameworks.asgi.requests import (
+    ClientLeftError,
     ExchangeState,
+    TooLargeError,
+    TooSlowError,
     UnkeyedRequest,
     UnsettledError,
     check_alone,
@@ -35,14 +50,360 @@ from oncekey.frameworks.asgi.nesting import (
     enclosing,
     enrolment_of,
     passage_of,
+    read_claim_input,
+    send_answer,
+    send_captured,
+    trace_of,
 )
+from oncekey.frameworks.shared import RESUMPTION
+from oncekey.runtimes.aio import AsyncRuntime, Changed, shielded
 
 if TYPE_CHECKING:
-    from oncekey.engine.enrolment import Enrolment
-    from oncekey.frameworks.asgi import App, Message, Receive, Scope, Send, lifespans
-    from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.core.policy import Policy
+    from oncekey.frameworks.asgi import App, Message, Receive, Scope, Send, lifespans, transactions
+    from oncekey.frameworks.asgi.installation import Installation, KeyedRoute
+    from oncekey.frameworks.asgi.transactions import RequestTransaction
+    from oncekey.frameworks.resuming import Resumption
+    from oncekey.ports.store import AsyncOpenTransaction
 else:
+    transactions = Lazy("oncekey.frameworks.asgi.transactions")
     lifespans = Lazy("oncekey.frameworks.asgi.lifespans")
+
+
+SEND_PATIENCE = 2.0
+"""How many seconds a cancelled request still tries to send its answer: the server may take no message any more."""
+
+
+class Exchange:
+    """One keyed request, from its claim to its answer."""
+
+    __slots__ = (
+        "_begun",
+        "_capture",
+        "_counted",
+        "_enrolment",
+        "_flow",
+        "_intake",
+        "_key",
+        "_lines",
+        "_root_path",
+        "_send",
+        "_task",
+        "answer",
+        "echo",
+        "ended",
+        "installation",
+        "outer",
+        "passage",
+        "run",
+        "runtime",
+        "scope",
+        "state",
+        "transaction",
+        "unkeyed_tx",
+    )
+
+    def __init__(
+        self, installation: Installation, scope: Scope, receive: Receive, send: Send, lines: list[bytes]
+    ) -> None:
+        self.installation = installation
+        self.scope = scope
+        self.passage = passage_of(scope)
+        self.outer = enclosing(self.passage)
+        self.state = ExchangeState.OPEN
+        self.ended = HandlerEnded()
+        self.transaction: RequestTransaction | None = None
+        self.unkeyed_tx: AsyncOpenTransaction | None = None
+        """The transaction of a handler that runs without a record, because its route fails open."""
+        self.run: Run | None = None
+        self._begun = False
+        self._counted = False
+        self._lines = lines
+        self.echo = lines[0] if len(lines) == 1 else None
+        """The line of the key as the client wrote it."""
+        self._root_path: str = scope.get("root_path", "")  # a mount changes it in place
+        self._send = send
+        self._intake = self.passage.intake(receive, installation.max_request_bytes)
+        self._enrolment: Enrolment | None = None
+        self._capture: Capture | None = None
+        self._flow: Life[Answer | Bypass | None] | None = None
+        self._key: str | None = None
+        self.runtime: AsyncRuntime
+        """Performs the flows of the operation. `claim` sets it."""
+        self.answer: Answer | None = None
+        """The answer that the exchange sends instead of the application's."""
+        self._task: asyncio.Task[Any] | None = None
+
+    # The application gets these instead of the server's `receive` and `send`.
+
+    async def receive(self) -> Message:
+        """The next message of the request. If the body takes too long, the exchange answers BODY_TOO_SLOW itself."""
+        enrolment = enrolment_of(self.scope, self.installation.engines) if self.state is ExchangeState.OPEN else None
+        if enrolment is None:
+            return await self._intake.receive()
+        try:
+            return await self._intake.receive(enrolment.body_patience)
+        except TooSlowError:
+            if not self._begun:
+                self._answered(self._refusal(Refuse(Code.BODY_TOO_SLOW), enrolment))
+            raise
+
+    async def read_ahead(self, policy: Policy) -> None:
+        """Read the whole body before a dependency gets a connection. If that fails, the claim reports the reason."""
+        with suppress(TooLargeError, TooSlowError):
+            await self._intake.body(policy.body_timeout.total_seconds())
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of the application on, capture it or drop it, as the exchange's state says."""
+        state = self.state
+        if state is ExchangeState.RUNNING:
+            capture = self._capture
+            assert capture is not None
+            kind = message["type"]
+            if kind == "http.response.start":
+                capture.start(message["status"], message.get("headers", ()))
+            elif kind == "http.response.body":
+                capture.body(message.get("body", b""), more=message.get("more_body", False))
+                if capture.refused or capture.complete:
+                    await self.finish()
+            else:
+                await self._send(message)  # early hints and debug information do not belong to the answer
+        elif state is ExchangeState.OPEN:
+            self._begun = True
+            await self._send(message)
+        elif (
+            state is ExchangeState.ANSWERED
+            and message["type"] == "http.response.body"
+            and not message.get("more_body", False)
+        ):
+            assert self.answer is not None
+            await self._deliver(self.answer)
+
+    # The claim.
+
+    async def claim(self, enrolment: Enrolment) -> None:
+        """Ask for the right to execute, just before the handler is called.
+
+        Afterwards the state is RUNNING if the handler may run, ANSWERED if the exchange has an answer of its own, or
+        still OPEN if the store is down and the route fails open.
+        """
+        self.passage.claimed = True
+        self._enrolment = enrolment
+        installation, transaction = self.installation, self.transaction
+        resumption: Resumption | None = self.scope.get(RESUMPTION)
+        if resumption is not None:
+            claim = resumption.claim(enrolment.policy)
+        else:
+            claim_input = await read_claim_input(
+                installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
+            )
+            if isinstance(claim_input, Refuse):
+                self._answered(self._refusal(claim_input, enrolment))
+                if transaction is not None:
+                    await transaction.release()
+                return
+            claim = claim_for(claim_input, enrolment, keep_headers=installation.kept_headers)
+        self._key = claim.id.key
+        if transaction is not None:
+            await transaction.before_claim(enrolment)
+        runtime, site = installation.runtime_and_site()
+        limits = None
+        if resumption is None and enrolment.limited:
+            limits = installation.limits.of(site.store, self.scope["headers"], claim, enrolment.policy)
+        self.runtime = runtime if transaction is None else transactions.RequestRuntime(runtime, self)
+        self.run = run = Run(
+            site,
+            claim,
+            enrolment,
+            self,
+            resumed=resumption is not None,
+            limits=limits,
+            tx=None if transaction is None else transaction.business_tx,
+            dependencies_hold_connections=transaction is not None,
+        )
+        self._flow = serve(run)
+        try:
+            result = await self.runtime.run(self._flow)
+        except Changed as changed:
+            raise changed.cancelled from None
+        if type(result) is Answer:
+            self._answered(result)
+            self._remember_route(run)
+        elif type(result) is StoppedAtHandler:
+            installation.running_work.began()
+            self._counted = True
+            self.state = ExchangeState.RUNNING
+            self._intake.hold()
+            self._capture = Capture(enrolment.policy)
+            if run.phased_run is not None:
+                self._task = asyncio.current_task()
+                installation.interruptible.add(self)
+
+    async def recall(self, route: KeyedRoute) -> bool:
+        """Send a stored answer without calling the application. False: the middleware has to call it as usual.
+
+        Errors are dropped here: they occur again inside of the application, where its own error handlers see them.
+        """
+        scope, enrolment, answer = self.scope, route.enrolment, None
+        if self.outer is not None or RESUMPTION in scope or not route.matches(scope, self._root_path):
+            return False
+        if not self.installation.direct(scope, route.endpoint):
+            return False
+        route.enter(scope)
+        with suppress(Exception):
+            claim_input = await read_claim_input(
+                self.installation, enrolment, scope, self._lines, self._intake, root_path=self._root_path
+            )
+            if type(claim_input) is ClaimInput:
+                self._key, self._enrolment = claim_input.id.key, enrolment
+                runtime, site = self.installation.runtime_and_site()
+                answer = await runtime.drive(recall(site, claim_input, enrolment.policy, self))
+        if answer is None:
+            route.leave(scope)
+            self._key = self._enrolment = None
+            return False
+        self.passage.claimed = True
+        await self._deliver(answer)
+        return True
+
+    def interrupt(self) -> None:
+        """Cancel a PHASED handler at shutdown, so that a retry or the completer goes on. An open call is left alone."""
+        phased_run = None if self.run is None else self.run.phased_run
+        if self._task is not None and phased_run is not None and phased_run.intent is None:
+            phased_run.halted = True
+            self._task.cancel()
+
+    async def turn_away(self, error: BaseException) -> bool:
+        """Answer an error from before the claim: the body took too long, or the store was down. False: not ours."""
+        if self.state is ExchangeState.ANSWERED and self.answer is not None:
+            await self._deliver(self.answer)
+            return True
+        early = self.state is ExchangeState.OPEN and not self.passage.claimed and not self._begun
+        if not early or self.transaction is None or not isinstance(error, StoreError):
+            return False
+        if is_inner(error, self.ended.began):
+            return False
+        log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
+        self.installation.failed("lend", error)
+        await self._deliver(self._refusal(UNAVAILABLE, enrolment_of(self.scope, self.installation.engines)))
+        return True
+
+    # What others may read of an exchange.
+
+    @property
+    def enrolment(self) -> Enrolment | None:
+        """The enrolment of the handler that the request was claimed for, if it was."""
+        return self._enrolment
+
+    @property
+    def tx(self) -> AsyncOpenTransaction | None:
+        """The business transaction of the handler that is running."""
+        return self.unkeyed_tx if self.run is None or self.state is not ExchangeState.RUNNING else self.run.tx
+
+    @property
+    def status_url(self) -> str | None:
+        """The address at which the client can read the state of the key."""
+        if self._key is None or self._enrolment is None:
+            return None
+        return self.installation.status_url(self._root_path, self._key, self._enrolment.operation)
+
+    @property
+    def trace_id(self) -> str:
+        """The trace that the client's `traceparent` names."""
+        return trace_of(self.scope)
+
+    # The end.
+
+    async def finish(self, error: BaseException | None = None) -> bool:
+        """Settle, then answer; True if the answer is our own. The state changes before the first await: once only."""
+        run, flow = self.run, self._flow
+        assert run is not None
+        assert flow is not None
+        assert self._capture is not None
+        self.state = ExchangeState.SETTLING
+        self.ended.cancelled = isinstance(self.ended.error or error, asyncio.CancelledError)
+        decision, ours = decided(run, self.ended, self._capture, error)
+        settled, cancelled = await self.runtime.finish(flow, decision)
+        reply = ours if settled is None else settled
+        assert not isinstance(reply, Bypass)
+        if cancelled is not None:
+            await shielded(self._conclude_soon(reply, error))
+            raise cancelled
+        await self._conclude(reply, error)
+        self._leave()  # a background task may still run for long
+        if reply is None:
+            self._remember_route(run)
+        if reply is not None and error is None and not isinstance(decision.settlement, Deferred):
+            raise UnsettledError
+        return reply is not None
+
+    async def close(self) -> None:
+        """End what the request still holds, however it ended: transactions, timers and the spooled file."""
+        if self.state is not ExchangeState.DONE:
+            self._intake.release()
+        if self._capture is not None:
+            self._capture.close()
+        try:
+            if self.transaction is not None:
+                await self.transaction.release()
+            if self._flow is not None and inspect.getgeneratorstate(self._flow) == inspect.GEN_SUSPENDED:
+                assert self.run is not None
+                ending = end_after_bug(self.run, self._flow, entered=self.ended.entered)
+                await shielded(self.runtime.drive(ending))
+        finally:
+            if self._counted or self._task is not None:
+                self._leave()
+            # The run refers to the exchange, too. Without this the cycle would stay until the garbage collector runs.
+            self.run = None
+
+    async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
+        """Send our own answer or the captured one. After an exception the application sends its error page."""
+        self.state = ExchangeState.DONE
+        if reply is not None:
+            await send_answer(self._send, reply)
+        elif error is None:
+            assert self._capture is not None
+            assert self.run is not None
+            until, policy = self.run.expires_at, self.run.policy
+            await send_captured(self._send, self._capture, policy, echo=self.echo, expires_at=until)
+        self._intake.release()
+
+    async def _conclude_soon(self, reply: Answer | None, error: BaseException | None) -> None:
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(SEND_PATIENCE):
+                await self._conclude(reply, error)
+
+    async def _deliver(self, answer: Answer) -> None:
+        self.state = ExchangeState.DONE
+        await send_answer(self._send, answer)
+        self._intake.release()
+
+    def _answered(self, answer: Answer) -> None:
+        self.answer = answer
+        self.state = ExchangeState.ANSWERED
+
+    def _refusal(self, refused: Refuse, enrolment: Enrolment | None) -> Answer:
+        return self.installation.turn_away(
+            refused, enrolment, trace_id=self.trace_id, echo=self.echo, status_url=self.status_url
+        )
+
+    def _remember_route(self, run: Run) -> None:
+        """Remember where the request was routed, if a repeat can be answered without the application."""
+        installation, scope = self.installation, self.scope
+        enrolment, known = run.enrolment, run.claim.id in run.site.settled_keys.known
+        if not known or self.echo is None or enrolment.limited or not enrolment.whole:
+            return
+        if installation.direct(scope, scope.get("endpoint")):
+            installation.keyed_routes.add(self.echo, scope, self._root_path, enrolment)
+
+    def _leave(self) -> None:
+        """Report the end of the operation: a shutdown need not wait for it any more."""
+        if self._task is not None:
+            self.installation.interruptible.discard(self)
+        if self._counted:
+            self._counted = False
+            self.installation.running_work.ended()
+
 
 log = logging.getLogger("oncekey")
 

@@ -23,24 +23,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, cast, g
 from oncekey.core.answers import Answer
 from oncekey.core.errors import ConfigurationError, StoreError
 from oncekey.core.lazy import Lazy
-from oncekey.core.model import UNAVAILABLE, Effects, Refuse
+from oncekey.core.model import UNAVAILABLE, Claim, Effects, Refuse
 from oncekey.databases.handler_sql import running
 from oncekey.engine.deciding import rows_of
-from oncekey.engine.enrolment import SAFE
+from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.operation import Held, Operation, operation_of, unkeyed_operation
 from oncekey.engine.serve import NoConnectionError, Unkeyed, serve_unkeyed
-from oncekey.frameworks.asgi.exchange import Exchange
-from oncekey.frameworks.asgi.messages import trace_of
-from oncekey.frameworks.asgi.nesting import ExchangeState, UnkeyedRequest, current, request_for
+from oncekey.frameworks.asgi.middleware import Exchange
+from oncekey.frameworks.asgi.requests import ExchangeState, UnkeyedRequest, current, request_for, trace_of
 from oncekey.frameworks.shared import thread_exchange
 from oncekey.runtimes.aio import Changed, flush, flushes, shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from oncekey.core.model import Claim
     from oncekey.engine import steps, sync_operation
-    from oncekey.engine.enrolment import Enrolment
     from oncekey.engine.run import Run
     from oncekey.frameworks import threaded
     from oncekey.frameworks.asgi import transactions

@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import Effects
-from oncekey.engine.actions import Call, Flush, ReleaseConnections, ReturnReaders, Rollback
-from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.asgi.nesting import enrolment_of, request_of
+from oncekey.engine.actions import Action, Call, Commit, Drop, Flush, Keep, ReleaseConnections, ReturnReaders, Rollback
+from oncekey.engine.enrolment import SAFE, Enrolment
+from oncekey.frameworks.asgi.requests import enrolment_of, request_of
 from oncekey.ports.driver import AsyncSessions
 from oncekey.runtimes.aio import AsyncRuntime, flush, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.policy import Policy
-    from oncekey.engine.actions import Action, Commit, Drop, Keep
-    from oncekey.engine.enrolment import Enrolment
     from oncekey.frameworks import threaded
     from oncekey.frameworks.asgi import Scope
     from oncekey.frameworks.asgi import following as followers

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
-from oncekey.cells import Swap
+from oncekey.cells import Swap, Verb
 from oncekey.core import model
 from oncekey.core.errors import CommitAmbiguousError, StoreError
 from oncekey.core.flow import Body, Flow, Mode, Statement, Transaction, drive, run_body
@@ -28,7 +28,6 @@ from oncekey.stores.statements import Statements, execute
 from oncekey.testing.claims import DEADLINE, LEASE, ManualClock, a_claim, again, answered
 
 if TYPE_CHECKING:
-    from oncekey.cells import Verb
     from oncekey.core.flow import Command
 
 T = TypeVar("T")

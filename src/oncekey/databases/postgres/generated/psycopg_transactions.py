@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from oncekey.core.errors import TransactionControlError
-from oncekey.core.flow import Mode, run_body
+from oncekey.core.flow import Body, Mode, Rows, Statement, run_body
 from oncekey.databases.handler_sql import (
     AS_HANDLER,
     AS_OPENED,
@@ -31,7 +31,6 @@ from oncekey.databases.postgres import server
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-    from oncekey.core.flow import Body, Rows, Statement
     from oncekey.databases.postgres.generated.psycopg import Pool
 
 T = TypeVar("T")
