@@ -37,11 +37,11 @@ from oncekey.engine.actions import (
     Keep,
     Later,
     Life,
-    Pulse,
     Rollback,
     Sleep,
 )
 from oncekey.engine.shell import Engine
+from oncekey.ports.store import Pulse
 from oncekey.runtimes import threads
 from oncekey.runtimes.threads import ThreadRuntime
 from oncekey.stores.memory import MemoryStore

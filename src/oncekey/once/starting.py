@@ -18,7 +18,7 @@ from oncekey.core.policy import Policy, micros
 from oncekey.databases import handler_sql
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
-from oncekey.engine.shell import UNSHARED, AsyncEngine, Engine
+from oncekey.engine.shell import UNSHARED, AsyncEngine
 from oncekey.frameworks.asgi.protect import operation_parameter
 from oncekey.frameworks.asgi.requests import layers
 from oncekey.frameworks.options import NO_LIFESPAN, NO_WSGI_APP, check_installing
@@ -28,6 +28,7 @@ from oncekey.wire import has_threads, shares
 if TYPE_CHECKING:
     from oncekey import flask
     from oncekey.engine import fronts, kept_request
+    from oncekey.engine.blocking_shell import Engine
     from oncekey.frameworks import blocking as threaded
     from oncekey.frameworks import fastapi, limits, listing, starlette, starlette_patterns, taking
     from oncekey.frameworks.asgi.installation import Installation
