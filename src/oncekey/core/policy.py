@@ -182,8 +182,8 @@ class Policy:
     )
     """Keep answers that were read from the store and give them again without asking it: `"memory"` in this process (a
     span alone is the same, for so long), `redis://…` for all processes. `Front(place, life=…)` says for how long at
-    most, else it is 60 s; a `keys bust` in another process is noticed after that time. None asks every time. See [the
-    guide](../howto/redis.md#redis-as-a-cache-in-front-of-another-store)."""
+    most, else it is 60 s; a `keys bust` in another process is noticed after that time. None asks every time. The
+    guide to Redis has a section on it."""
     lock_hint: Front | None = field(
         default=None, metadata=checks.optional(checks.front(timedelta(seconds=2), memory=False)) | _EVERY
     )

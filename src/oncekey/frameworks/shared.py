@@ -128,7 +128,7 @@ class ApplicationShared:
         if enrolment.fronted:
             _ = self.fronts
         if any(front is not None and front.shared for front in (policy.replay_cache, policy.lock_hint)):
-            load("drivers.redis_line")
+            load("databases.redis.line")
         if enrolment.limited:
             _ = self.limits
         if policy.max_live_keys is not None:
