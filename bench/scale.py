@@ -49,7 +49,7 @@ def statements():
     """What is explained, by name, with its parameters; those that this version does not have are left out."""
     commands = PostgresStore()._statements._commands  # noqa: SLF001  (a measurement looks inside)
     asked = {
-        "claim": claim_params(a_claim()),
+        "claim": claim_params(a_claim(), None),
         "find": {"scope": "shop|tenant-1", "key": "k"},
         "stale": AFTER,
         "resumable": {"after_created": 0, "after_scope": "", "after_key": "", "limit": 100},
