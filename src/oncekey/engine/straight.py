@@ -64,6 +64,9 @@ def straight(run: Run) -> Life[Answer | None]:
     except StoreError as error:
         run.opened = error
         return None
+    if look.snapshot.record is not None:  # its answer may be unreadable, and the flow has a rule for that
+        run.opened = look
+        return None
     entry = local.enter(look, claim, run.policy)
     if type(entry) is not local.LockHeld or entry.target is not local.NEW:
         run.opened = look
