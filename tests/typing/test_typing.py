@@ -47,7 +47,7 @@ def test_the_type_checker_refuses_wrong_use_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("page", "files"),
-    [("README.md", {"shop.py"}), ("docs/howto/fastapi.md", {"shop.py", "payments.py"})],
+    [("README.md", {"shop.py"}), ("docs/howto/fastapi.md", {"shop.py", "payments.py", "blocking.py"})],
 )
 def test_the_first_programs_pass_the_type_checker(
     page: str, files: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
