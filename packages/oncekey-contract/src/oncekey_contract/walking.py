@@ -36,7 +36,7 @@ from oncekey.testing.claims import LEASE, a_claim, again, answered
 
 if TYPE_CHECKING:
     from oncekey.ports.store import Store
-    from oncekey.testing.contract.world import Plant, World
+    from oncekey_contract.world import Plant, World
 
 Try: TypeAlias = "Callable[[Store, model.Record], Flow[bool] | None]"
 """Tries a move, and returns whether the store wrote it; None: this store has no such move."""
@@ -204,7 +204,7 @@ def _claiming(store: Store, seen: model.Record) -> Flow[bool]:
 def _swapping(name: str) -> Try:
     def tried(store: Store, seen: model.Record) -> Flow[bool]:
         swap = getattr(store, name)
-        snapshot = yield from (swap(seen, _NEW) if name == "doubt" else swap(_of(seen), seen))
+        snapshot = yield from (swap(seen, _NEW) if name == "mark_unknown" else swap(_of(seen), seen))
         return _written(snapshot, seen)
 
     return tried
@@ -337,7 +337,7 @@ MOVES: Final = (
     Walked("claim", _rows(1), _claiming),
     Walked("take_over", _rows(13, 16), _swapping("take_over")),
     Walked("supersede", _rows(31, trigger=Trigger.SUPERSEDE), _swapping("supersede")),
-    Walked("doubt", _rows(15), _swapping("doubt")),
+    Walked("mark_unknown", _rows(15), _swapping("mark_unknown")),
     Walked("renew", _rows(4), _renewing),
     Walked("settle as completed", _rows(7, 8), _settling(lambda _: answered(b"walked"))),
     Walked("settle as retryable", _rows(10), _settling(lambda _: model.Retryable(_NEW))),

@@ -3,7 +3,7 @@
 Give it a world, and pytest does the rest:
 
     import pytest
-    from oncekey.testing.contract import StoreContract, blocking, under_asyncio
+    from oncekey_contract import StoreContract, blocking, under_asyncio
 
     class TestMyStore(StoreContract):
         @pytest.fixture
@@ -26,23 +26,23 @@ store accepted with the table; it also tries each move with a proof that does no
 to plant records, `blocking(..., plant=...)`.
 `CellsContract` is for stores that are made of `look`, `swap` and `page`, and wants nothing but those.
 
-For pytest's detailed assertions, say `pytest.register_assert_rewrite("oncekey.testing.contract")` in a
-conftest before importing this.
+For pytest's detailed assertions, call `pytest.register_assert_rewrite("oncekey_contract")` in a conftest before the
+first import.
 """
 
 from __future__ import annotations
 
-from oncekey.testing.contract.cells import CellsContract
-from oncekey.testing.contract.claiming import Claiming, Racing
-from oncekey.testing.contract.expiring import Expiring, Sweeping
-from oncekey.testing.contract.keeping import Keeping, Recalling
-from oncekey.testing.contract.owning import Renewing, Settling, TakingOver
-from oncekey.testing.contract.phases import Announcing, Stepping
-from oncekey.testing.contract.proving import Proving
-from oncekey.testing.contract.resuming import HandingBack, Remembering, Resulting
-from oncekey.testing.contract.rivals import Rivals
-from oncekey.testing.contract.walking import Accepting, planting
-from oncekey.testing.contract.world import World, blocking, under_asyncio
+from oncekey_contract.cells import CellsContract
+from oncekey_contract.claiming import Claiming, Racing
+from oncekey_contract.expiring import Expiring, Sweeping
+from oncekey_contract.keeping import Keeping, Recalling
+from oncekey_contract.owning import Renewing, Settling, TakingOver
+from oncekey_contract.phases import Announcing, Stepping
+from oncekey_contract.proving import Proving
+from oncekey_contract.resuming import HandingBack, Remembering, Resulting
+from oncekey_contract.rivals import Rivals
+from oncekey_contract.walking import Accepting, planting
+from oncekey_contract.world import World, blocking, under_asyncio
 
 __all__ = ["CellsContract", "StoreContract", "Walk", "World", "blocking", "planting", "under_asyncio"]
 

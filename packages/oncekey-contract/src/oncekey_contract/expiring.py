@@ -5,15 +5,17 @@ Records of other scenarios may be there while a store sweeps or reaps.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oncekey.core import model
 from oncekey.core.memo import STARTED
 from oncekey.core.policy import OnExpired, Policy
-from oncekey.core.upkeep import Expired, ReapPosition
+from oncekey.core.transitions import Actor, Mover, Note, Trigger
+from oncekey.core.upkeep import EXPIRED, Expired, ReapPosition, expired_batch
 from oncekey.testing.claims import LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.contract.world import ORDER, SETTLEMENTS, STATES, World, begun, stand
+from oncekey_contract.world import ORDER, SETTLEMENTS, STATES, World, begun, stand
 
 if TYPE_CHECKING:
     from oncekey.ports.store import Upkeep
@@ -336,6 +338,49 @@ class Sweeping:
         assert seen.id in {record.id for record in world.go(upkeep.kept_expired(_MANY, 0)).records}
         assert world.go(upkeep.purge_kept(_due(world), _MANY)).moved >= 1
         assert world.find(seen.id).record is None
+
+    def test_a_batch_has_a_line_per_scope_or_per_record(self, world: World) -> None:
+        """How many, between which instants and by which worker; a line about one record names it (29, 30)."""
+        upkeep = world.store.upkeep
+        if upkeep is None:
+            return
+        mover = Mover(Actor.REAPER, "worker-7")
+        for soft, each in ((False, False), (False, True), (True, False), (True, True)):
+            place = ReapPosition(world.advance(500 * TTL), "", "")  # behind whatever other scenarios left
+            many, one = (f"shop|{uuid.uuid4()}" for _ in range(2))
+            records = []
+            for scope in (many, many, one, many):
+                claim = stand(world, _C, id=model.RecordId(scope, uuid.uuid4().hex)).claim
+                records.append(world.record(claim.id))
+                world.advance(model.SECOND)
+            world.advance(TTL)
+            moves: list[tuple[Trigger, model.State, model.State | None]]
+            if soft:
+                moves = [(Trigger.EXPIRE, _C, model.State.EXPIRED), (Trigger.PURGE, model.State.EXPIRED, None)]
+                marked = world.go(upkeep.mark(_due(world, soft=True), _MANY, place, mover, each=each))
+                assert marked.moved == len(records)
+                gone = world.go(upkeep.purge_kept(_due(world), _MANY, place, mover, each=each))
+            else:
+                moves = [(Trigger.PURGE, _C, None)]
+                gone = world.go(upkeep.purge(_due(world), _MANY, place, mover, each=each))
+            assert gone.moved == len(records)
+            if world.store.audit is None:
+                continue
+            named = [record for record in records if each or record.id.scope == one]
+            for record in records:
+                lines = [entry.note for entry in world.go(world.store.audit.history(record.id))]
+                moved_by = Note.of(record, None, Trigger.PURGE, mover, EXPIRED)
+                whole = [replace(moved_by, trigger=trigger, source=source, to=to) for trigger, source, to in moves]
+                assert lines == (whole if record in named else [])
+            ends = [record.expires_at for record in records if record.id.scope == many]
+            batches = world.go(world.store.audit.deletions(many, 10))
+            assert [(line.note.trigger, line.note.source, line.note.to) for line in batches] == (
+                [] if each else moves[::-1]
+            )
+            for line in batches:
+                assert (line.at, line.note.why) == (world.clock.now, expired_batch(ends))
+                assert (line.note.actor, line.note.who) == (Actor.REAPER, "worker-7")
+            assert world.go(world.store.audit.deletions(one, 10)) == ()
 
     def test_a_purge_leaves_a_key_that_is_used_anew(self, world: World) -> None:
         """The purge checks the row as it is at that moment."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from oncekey.core import model
 from oncekey.testing.claims import DEADLINE, LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.contract.world import World, stand
+from oncekey_contract.world import World, stand
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 from oncekey.core import model
 from oncekey.core.transitions import Proof
 from oncekey.testing.claims import a_claim
-from oncekey.testing.contract.walking import MOVES, Walked, cell_of, facts_of, records
+from oncekey_contract.walking import MOVES, Walked, cell_of, facts_of, records
 
 if TYPE_CHECKING:
     from oncekey.core.flow import Flow
-    from oncekey.testing.contract.world import World
+    from oncekey_contract.world import World
 
 _FEW: Final = 5
 """So many records are tried for each state that a move leaves from."""

@@ -12,7 +12,7 @@ from oncekey.core.rulings import rule_finished
 from oncekey.engine import request
 from oncekey.ops.stats import Worker
 from oncekey.testing.claims import FINGERPRINT, OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.contract.world import STATES, World, stand
+from oncekey_contract.world import STATES, World, stand
 
 BODIES = (
     b"",

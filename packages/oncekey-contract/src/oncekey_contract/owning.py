@@ -11,7 +11,7 @@ from oncekey.core import model
 from oncekey.core.memo import FINISHED
 from oncekey.core.rulings import FAILED_BY_LEASE, LEASE_RAN_OUT
 from oncekey.testing.claims import DEADLINE, LEASE, OTHER_FINGERPRINT, TTL, a_claim, again, answered
-from oncekey.testing.contract.world import SETTLEMENTS, STATES, World, forgeries, stand
+from oncekey_contract.world import SETTLEMENTS, STATES, World, forgeries, stand
 
 _C, _F, _U = model.State.COMPLETED, model.State.FAILED_RETRYABLE, model.State.UNKNOWN
 
@@ -151,7 +151,7 @@ class Settling:
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(LEASE)
-        assert world.go(world.store.doubt(world.record(claim.id), "swept")) is not None
+        assert world.go(world.store.mark_unknown(world.record(claim.id), "swept")) is not None
 
         assert world.settle(lease, answered()).ours
 
@@ -355,7 +355,7 @@ class TakingOver:
                 ours = again(standing.claim)
                 assert world.go(world.store.take_over(ours, absent)) is None, state
                 assert world.go(world.store.supersede(ours, absent)) is None, state
-                assert world.go(world.store.doubt(absent, "lost")) is None, state
+                assert world.go(world.store.mark_unknown(absent, "lost")) is None, state
             assert world.find(standing.claim.id).record == now, state
 
     def test_a_heartbeat_beats_a_taker_that_looked_before_it(self, world: World) -> None:

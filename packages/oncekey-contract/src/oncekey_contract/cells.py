@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.cells import Cells, Index, Place, Seen, indexed, place_of
 from oncekey.core.model import Effects, State
 from oncekey.testing.claims import START
-from oncekey.testing.contract.walking import cell_of, records
+from oncekey_contract.walking import cell_of, records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from oncekey.core import model
 from oncekey.testing.claims import LEASE, TTL
-from oncekey.testing.contract.proving import STEPS, by_owner
-from oncekey.testing.contract.walking import MOVES, Walked, facts_of
-from oncekey.testing.contract.world import ORDER, REPEATABLE, announced, begun, stand
+from oncekey_contract.proving import STEPS, by_owner
+from oncekey_contract.walking import MOVES, Walked, facts_of
+from oncekey_contract.world import ORDER, REPEATABLE, announced, begun, stand
 
 if TYPE_CHECKING:
-    from oncekey.testing.contract.world import World
+    from oncekey_contract.world import World
 
 Start: TypeAlias = "Callable[[World], model.RecordId]"
 
@@ -67,7 +67,7 @@ STARTS: Final[Mapping[str, tuple[Start, tuple[str, ...]]]] = MappingProxyType(
         ),
         "in progress for too long": (
             _stood(model.State.IN_PROGRESS, *_LOCAL, later=LEASE),
-            ("renew", "take_over", "doubt", "sweep to retryable"),
+            ("renew", "take_over", "mark_unknown", "sweep to retryable"),
         ),
         "a step done": (_stepped, ("checkpoint", "take_over")),
         "a call announced": (_called, ("renew", "result", "settle as unknown")),

@@ -8,7 +8,7 @@ from oncekey.core.errors import CommitAmbiguousError
 from oncekey.core.memo import FINISHED, STARTED
 from oncekey.core.model import LONGEST_NAME, SECOND, Doubtful, Effects, HandedBack, Intent, Recovery, State
 from oncekey.testing.claims import DEADLINE, LEASE, answered
-from oncekey.testing.contract.world import (
+from oncekey_contract.world import (
     BUSY,
     CALL,
     CHARGE,

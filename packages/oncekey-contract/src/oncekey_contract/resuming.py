@@ -7,7 +7,7 @@ from typing import Any
 
 from oncekey.core.model import SECOND, Discarded, Doubtful, Effects, HandedBack, Recovery, Retryable, State
 from oncekey.testing.claims import DEADLINE, LEASE, TTL, a_claim, again, answered
-from oncekey.testing.contract.world import (
+from oncekey_contract.world import (
     CALL,
     CHARGE,
     ORDER,
