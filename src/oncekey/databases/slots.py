@@ -138,7 +138,7 @@ class AsyncSlots:
         if not self.taken() and not await self._waiting.woken(deadline - time.monotonic(), lost=self.release):
             raise _exhausted(self._count, self._patience, self._server)
 
-    async def room(self, seconds: float) -> bool:
+    async def wait_for_slot(self, seconds: float) -> bool:
         """Wait a moment for a free place, without taking it: whether there is one now.
 
         Another task may take the place before the woken one goes on; then that one waits on, as the first.

@@ -166,7 +166,7 @@ class SharingThreadedDriver(ThreadedDriver):
         self._free = asyncio.Semaphore(threads)
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         return self._free.locked()
 
     async def begin(self) -> ThreadedTransaction:

@@ -1,4 +1,4 @@
-"""What is wrong with a table of DynamoDB: what it keeps, and what it can write. Pure."""
+"""Diagnoses a DynamoDB table: its backups, expiry and write capacity. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def findings(diagnostics: Mapping[str, Rows], now: Instant, lease: Duration) -> Iterator[Finding]:  # noqa: ARG001
-    """What the service reports."""
+    """The service's report."""
     yield from tables([row["reported"] for row in diagnostics["diagnostic_cells"]])
 
 
 def tables(rows: Rows) -> Iterator[Finding]:
-    """Whether DynamoDB keeps records, expires what may go, and has the capacity to write. None: it does not say."""
+    """Whether DynamoDB keeps records, expires old ones, and has the capacity to write. None: not reported."""
     for table in rows:
         name = table["table"]
         if table["expiry"] is False:
@@ -26,7 +26,7 @@ def tables(rows: Rows) -> Iterator[Finding]:
                 Level.WARNING,
                 "dynamodb",
                 f"time to live is off on {name}",
-                "what has expired is removed by the reaper alone, item by item",
+                "only the reaper removes expired records, item by item",
                 f"aws dynamodb update-time-to-live --table-name {name} "
                 "--time-to-live-specification Enabled=true,AttributeName=forget_at",
             )
@@ -35,7 +35,7 @@ def tables(rows: Rows) -> Iterator[Finding]:
                 Level.WARNING,
                 "dynamodb",
                 f"point-in-time recovery is off on {name}",
-                "a table that is deleted or overwritten by mistake forgets every key, and retries execute again",
+                "a table that is deleted or overwritten by mistake loses every key, and retries execute again",
                 f"aws dynamodb update-continuous-backups --table-name {name} "
                 "--point-in-time-recovery-specification PointInTimeRecoveryEnabled=true",
             )
@@ -44,7 +44,7 @@ def tables(rows: Rows) -> Iterator[Finding]:
                 Level.NOTE,
                 "dynamodb",
                 f"{name} has provisioned {table['writes']} writes a second",
-                "above that DynamoDB throttles, and requests are answered 503; each takes about three writes",
-                "see that it scales by itself, or make it pay per request",
+                "above that DynamoDB throttles, and requests receive 503; each request takes about three writes",
+                "turn on auto scaling, or switch the table to on-demand billing",
             )
         yield Finding(Level.OK, "dynamodb", f"{name} is {table['status'].lower()}, billed as {table['billing']}")

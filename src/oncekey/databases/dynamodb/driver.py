@@ -1,8 +1,8 @@
-"""DynamoDB: cells in one table, by boto3 for threads and by aiobotocore for asyncio.
+"""DynamoDB: cells in one table, through boto3 for threads and aiobotocore for asyncio.
 
-A handler with effects=LOCAL, and a phase, stages its own items (`op.connection.put(...)`); they are written with the
+A handler with effects=LOCAL, or a phase, stages its own items (`op.connection.put(...)`); they are written with the
 record in one `TransactWriteItems`, or not at all. The transaction is only that list: nothing is sent before the handler
-is done, nothing is locked, and a process that dies has written nothing.
+returns, nothing is locked, and a process that dies has written nothing.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POOL_SIZE: Final = 50
-"""The most connections of a process. They are cheap, and each carries one request at a time."""
+"""The maximum number of connections of a process. They are cheap, and each carries one request at a time."""
 PAUSES: Final = (0.05, 0.2)
-"""Seconds, at most, before a throttled request is sent again."""
+"""The maximum delay in seconds before a throttled request is sent again."""
 ROUNDS: Final = 40
-"""How often a transaction is sent if its record moves meanwhile, by a heartbeat for example."""
+"""How many times a transaction is sent if its record changes meanwhile, for example by a heartbeat."""
 TOO_MANY: Final = (
     f"DynamoDB writes at most {MOST_ITEMS} items in one transaction, and one of them is the key's: stage "
     f"{MOST_ITEMS - 1} at most"
 )
-OVER: Final = "the transaction is over: items are staged while the handler or the phase runs"
-OUR_TABLE: Final = "{table} is oncekey's own table: keep the application's items in tables of their own"
-MOVED_ON: Final = "the record moved on before the transaction was sent: nothing was written"
+OVER: Final = "the transaction is over: stage items while the handler or the phase runs"
+OUR_TABLE: Final = "{table} is oncekey's own table: use another table for the application's items"
+MOVED_ON: Final = "the record changed before the transaction was sent: nothing was written"
 
 _making = threading.Lock()
-"""A session of boto3 makes one client at a time."""
+"""A boto3 session creates one client at a time."""
 
 
 def _forked() -> None:
-    """Make a new lock after a fork: its holder is not in this process."""
+    """Create a new lock after a fork: its holder is not in this process."""
     global _making  # noqa: PLW0603  (one for the process)
     _making = threading.Lock()
 
@@ -61,7 +61,7 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def _session() -> Any:  # noqa: ANN401  (boto3 has no types)
-    """One session for the process: it has loaded the service's description, which takes long."""
+    """One session for the process: loading the service's description is slow."""
     import boto3  # noqa: PLC0415  (asyncio alone can do without)
 
     return boto3.session.Session()
@@ -76,7 +76,7 @@ def _asyncio_session() -> Any:  # noqa: ANN401  (aiobotocore has no types)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The address of a table. Credentials come from where the SDK looks for them, never from here."""
+    """The address of a table. The SDK finds the credentials; they are never in the URL."""
 
     name: str
     region: str | None = None
@@ -85,7 +85,7 @@ class Table:
 
     @property
     def client(self) -> dict[str, Any]:
-        """The options of both SDKs' clients for connecting."""
+        """The connection options of both SDKs' clients."""
         return {"region_name": self.region, "endpoint_url": self.endpoint}
 
     @property
@@ -100,7 +100,7 @@ class Table:
 
 
 class DynamoCells(TalkingCells[Request]):
-    """The verbs, blocking. One client, made when it is first needed, serves all threads."""
+    """The verbs, blocking. One client, created on first use, serves all threads."""
 
     def __init__(self, table: Table) -> None:
         self._dialogue = Dialogue(table.name)
@@ -113,11 +113,11 @@ class DynamoCells(TalkingCells[Request]):
         return drive(self._dialogue.transact(swaps, items), self.send)
 
     def make(self) -> bool:
-        """Make the table."""
+        """Create the table."""
         return drive(self._dialogue.make(), self.send)
 
     def send(self, request: Request) -> Reply | Refused:
-        """Send a request, and twice more where that is safe: it reads, or the service says that nothing was done."""
+        """Send a request; retry it twice if that is safe: it reads, or the service reports that nothing was done."""
         time.sleep(request.pause)
         for pause in PAUSES:
             described = self._sent(request)
@@ -162,7 +162,7 @@ class AsyncDynamoCells(AsyncTalkingCells[Request]):
         return await adrive(self._dialogue.transact(swaps, items), self.send)
 
     async def make(self) -> bool:
-        """Make the table."""
+        """Create the table."""
         return await adrive(self._dialogue.make(), self.send)
 
     async def send(self, request: Request) -> Reply | Refused:
@@ -201,7 +201,7 @@ class AsyncDynamoCells(AsyncTalkingCells[Request]):
 
 
 def _reply(described: Reply | Refused | Failed) -> Reply | Refused:
-    """What the service answered, if it did."""
+    """The service's reply, if there was one."""
     if isinstance(described, Failed):
         raise described.error
     return described
@@ -210,9 +210,9 @@ def _reply(described: Reply | Refused | Failed) -> Reply | Refused:
 class Items:
     """The items that a handler stages: written with the key in one transaction, or not at all (`op.connection`).
 
-    Each method takes what the service's `TransactWriteItems` takes for such an item, with the types of its low-level
-    interface: `put(TableName="orders", Item={"id": {"S": "7"}}, ConditionExpression="attribute_not_exists(id)")`. To
-    read, use a client of your own, and confirm what was read by a condition: nothing is locked.
+    Each method takes the arguments of `TransactWriteItems` for such an item, with the types of the low-level interface:
+    `put(TableName="orders", Item={"id": {"S": "7"}}, ConditionExpression="attribute_not_exists(id)")`. To read, use
+    your own client, and confirm the read with a condition: nothing is locked.
     """
 
     __slots__ = ("_actions", "_over", "_table")
@@ -235,7 +235,7 @@ class Items:
         self._stage("Delete", parameters)
 
     def check(self, **parameters: Any) -> None:  # noqa: ANN401
-        """Write nothing, but require an item to fulfil the condition."""
+        """Write nothing, but require an item to meet the condition."""
         self._stage("ConditionCheck", parameters)
 
     def _stage(self, kind: str, parameters: dict[str, Any]) -> None:
@@ -250,7 +250,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class _Transact:
-    """Write what was gathered; False: a record is not the one that was read."""
+    """Write the gathered items; False if a record has changed since it was read."""
 
     swaps: tuple[Swap, ...]
     items: tuple[Mapping[str, Any], ...]
@@ -262,8 +262,8 @@ _Asked: TypeAlias = "Verb | _Transact"
 class _Gathered:
     """The writes of an open transaction: pure, for both kinds of drivers.
 
-    Its own looks see its own writes. A statement is kept with what it wrote: if the record moves before the
-    transaction is sent, by a heartbeat for example, the statement runs again on the record as it is then.
+    Its looks see its own writes. A statement is kept with its writes: if the record changes before the transaction is
+    sent, for example by a heartbeat, the statement runs again on the new record.
     """
 
     def __init__(self, table: str) -> None:
@@ -273,7 +273,7 @@ class _Gathered:
         self._now: Instant = 0
 
     def saying(self, statement: Statement) -> Generator[_Asked, Any, Rows]:
-        """Run a statement: its looks are answered from what is gathered, and its swaps are gathered."""
+        """Run a statement: its looks read the gathered writes, and its swaps are gathered."""
         verbs = cast("Generator[Verb, Any, Rows]", asking(statement))
         answer: Any = None
         writes = False
@@ -298,7 +298,7 @@ class _Gathered:
             return cast("Rows", stop.value)
 
     def committing(self) -> Generator[_Asked, Any, None]:
-        """Send all writes. They are sent again only if the service says that nothing was written."""
+        """Send all writes. They are sent again only if the service reports that nothing was written."""
         for _ in range(ROUNDS):
             swaps, items = tuple(self._swaps.values()), tuple(self.items._actions)  # noqa: SLF001
             self.over()
@@ -314,7 +314,7 @@ class _Gathered:
         raise StoreUnavailableError(MOVED_ON)
 
     def over(self) -> None:
-        """Refuse further items."""
+        """Reject further items."""
         self.items._over = True  # noqa: SLF001
 
     def _gather(self, swap: Swap) -> None:
@@ -324,7 +324,7 @@ class _Gathered:
 
 
 class DynamoTransaction:
-    """A business transaction for blocking code: a list of items, which is sent at its end."""
+    """A business transaction for blocking code: a list of items that is sent at its end."""
 
     def __init__(self, driver: DynamoDriver) -> None:
         self._driver = driver

@@ -1,13 +1,13 @@
-"""A record as items of a DynamoDB table: its name, its attributes, and the parts of one that is too long for one item.
+"""A record as items of a DynamoDB table: its name, its attributes, and the parts of a record too long for one item.
 
-Every column is an attribute of its own name, so that a record can be read in the service's own console. Beside them
+Every column is an attribute of the same name, so that a record can be read in the service's console. In addition there
 are `pk`, the digest of scope and key (a name of fixed length, so that the service's reports about hot keys show no
-client's key), `forget_at`, the second from which on the service may delete the item, and, if pages list the record,
+client's key), `forget_at`, the second from which the service may delete the item, and, if pages list the record,
 `page_shard` and `page_place`, by which the index `pages` finds it.
 
-An item has at most 400 KB. The long columns of a longer record (an answer, a kept request, a memo) are stored in parts:
-items under a name that is random for each write and never written twice. They are written before the record names them,
-so a reader of a record either finds its parts, or the record has moved on meanwhile. Nothing here does I/O.
+An item has at most 400 KB. The long columns of a longer record (a response, a stored request, a memo) are stored in
+parts: items whose name is random for each write and never reused. They are written before the record names them, so a
+reader either finds a record's parts, or the record has changed meanwhile. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from oncekey.core.errors import StoreError, StoreUnavailableError
 from oncekey.core.model import SECOND, Instant
 
 Item: TypeAlias = dict[str, dict[str, Any]]
-"""Attributes with their types, as DynamoDB's own interface has them: `{"version": {"N": "7"}}`."""
+"""Attributes with their types, as in DynamoDB's low-level interface: `{"version": {"N": "7"}}`."""
 
 INDEX: Final = "pages"
 EXPIRY: Final = "forget_at"
 SHARDS: Final = 4
-"""The number of partitions of each list of the index: one takes about 1,000 writes a second. Never change it."""
+"""The number of partitions of each list of the index: one takes about 1,000 writes per second. Never change it."""
 ITEM_BYTES: Final = 380_000
-"""The most that is written in one item; the service takes 400 KB, and counts names and numbers in its own way."""
+"""The maximum size of one item; the service takes 400 KB, and counts names and numbers differently."""
 LONG: Final = ("response_body", "request", "memo", "response_headers", "last_error", "path")
 """The columns that can be long, in the order in which they are moved to parts."""
 
-NO_DATE: Final = "DynamoDB's reply has no Date header: without the service's clock no lease can be judged"
+NO_DATE: Final = "DynamoDB's reply has no Date header: leases need the service's clock"
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 _OURS: Final = frozenset({"pk", EXPIRY, "page_shard", "page_place", "parts"})
 _BEFORE_ALL: Final = 1 << 63
@@ -46,12 +46,12 @@ _LONGEST_PLACE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts with the long columns of a record: one sequence of bytes, cut in pieces."""
+    """The parts with the long columns of a record: one sequence of bytes, cut into pieces."""
 
     name: str
     count: int
     columns: tuple[tuple[str, str, int], ...]
-    """Name, type and length of each column, in the order in which they are stored."""
+    """Name, type and length of each column, in storage order."""
 
     @property
     def keys(self) -> tuple[Item, ...]:
@@ -61,7 +61,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The items that a cell is written as: the record's item, and the items that have to be written before it."""
+    """The items of a cell: the record's item, and the items that must be written before it."""
 
     item: Item
     parts: Parts | None
@@ -119,7 +119,7 @@ def _divided(item: Item) -> Written:
 
 
 def parts_of(item: Item) -> Parts | None:
-    """The parts with the long columns of a record's item; None: it has none."""
+    """The parts with the long columns of a record's item; None if it has none."""
     if "parts" not in item:
         return None
     name, count, columns = json.loads(item["parts"]["S"])
@@ -127,12 +127,12 @@ def parts_of(item: Item) -> Parts | None:
 
 
 def may_be_gone(item: Item, now: Instant) -> bool:
-    """Whether the service may have deleted the item and its parts by now, in any order."""
+    """Whether the service may already have deleted the item and its parts, in any order."""
     return EXPIRY in item and int(item[EXPIRY]["N"]) * SECOND <= now
 
 
 def cell_of(item: Item, pieces: Sequence[Item] | None = ()) -> Cell:
-    """The cell of a record's item and its parts in order; None: the parts are gone, and their columns with them."""
+    """The cell of a record's item and its parts in order; None if the parts are gone."""
     cell = {name: _value(attribute) for name, attribute in item.items() if name not in _OURS}
     parts = parts_of(item)
     if parts is None:
@@ -147,7 +147,7 @@ def cell_of(item: Item, pieces: Sequence[Item] | None = ()) -> Cell:
 
 
 def proof(seen: Seen | None) -> dict[str, Any]:
-    """The condition of a write: there is no record, or the one that was read."""
+    """The condition of a write: no record exists, or it is the one that was read."""
     if seen is None:
         return {"ConditionExpression": "attribute_not_exists(#p)", "ExpressionAttributeNames": {"#p": "pk"}}
     return {
@@ -158,7 +158,7 @@ def proof(seen: Seen | None) -> dict[str, Any]:
 
 
 def page_query(table: str, index: Index, shard: int, after: bytes, limit: int) -> dict[str, Any]:
-    """The query for some cells of one shard of a list, after a place."""
+    """The query for cells of one shard of a list, after a place."""
     return {
         "TableName": table,
         "IndexName": INDEX,
@@ -170,12 +170,12 @@ def page_query(table: str, index: Index, shard: int, after: bytes, limit: int) -
 
 
 def is_at(item: Item, found: Item) -> bool:
-    """Whether a record still has the place at which the index, which may be out of date, has found it."""
+    """Whether a record is still at the place where the index, which may be stale, found it."""
     return all(item.get(name) == found[name] for name in ("page_shard", "page_place"))
 
 
 def sorted_by(place: Place) -> bytes:
-    """A place as bytes that sort as places do; a scope ends with a byte that is smaller than all of its own."""
+    """A place as bytes that sort like places; a scope ends with a byte that is smaller than all of its own."""
     instant, scope, key = place
     name = scope.encode().replace(b"\0", b"\0\xff") + b"\0\0" + key.encode()
     if len(name) > _LONGEST_PLACE:
@@ -184,7 +184,7 @@ def sorted_by(place: Place) -> bytes:
 
 
 def table_of(name: str) -> dict[str, Any]:
-    """The table, as it is made."""
+    """The definition of the table."""
     return {
         "TableName": name,
         "BillingMode": "PAY_PER_REQUEST",
@@ -208,7 +208,7 @@ def table_of(name: str) -> dict[str, Any]:
 
 
 def instant_of(reply: Mapping[str, Any]) -> Instant:
-    """The service's clock when it replied, rounded down to the second: it is up to a second behind, never ahead."""
+    """The service's clock when it replied, rounded down to the second: up to a second behind, never ahead."""
     date = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     try:
         return int(parsedate_to_datetime(date).timestamp()) * SECOND
@@ -255,7 +255,7 @@ def _value(attribute: Mapping[str, Any]) -> Any:  # noqa: ANN401  (a column of a
 
 
 def _bytes_of(name: str, attribute: Mapping[str, Any]) -> int:
-    """At least as many bytes as the service counts for an attribute."""
+    """An upper bound of the bytes that the service counts for an attribute."""
     (value,) = attribute.values()
     if isinstance(value, bytes):
         return len(name) + len(value)

@@ -1,16 +1,16 @@
-"""The requests to DynamoDB for each verb, and the meaning of its replies and failures, for threads and for asyncio.
+"""The requests to DynamoDB for each verb, and the meaning of its replies and failures, for threads and asyncio.
 
-A talk is a generator. It yields requests and is sent their replies, or a `Refused` if the service refuses in a way that
-decides something. The module that sends the requests (`oncekey.databases.dynamodb.driver`) has no rules of its own.
+A talk is a generator. It yields requests and is sent their replies, or a `Refused` if a refusal of the service decides
+something. The module that sends the requests (`oncekey.databases.dynamodb.driver`) has no rules of its own.
 
-What a failure means is the core of this module. If the service answers with a client's error, nothing was written. If
-the connection could not be made, nothing was written. Every other failure of a write (a time-out, a broken connection,
-a server's error) is ambiguous, and the flows look again: they know their own writes by owner, fence and version. So the
-retries of the SDK have to be off. If it repeated a conditional write whose reply was lost, the condition would fail,
-and the caller would conclude that the first write was not executed.
+The meaning of failures is the core of this module. If the service returns a client error, nothing was written. If no
+connection was made, nothing was written. Every other failure of a write (a timeout, a broken connection, a server
+error) is ambiguous, and the flows read again: they recognise their own writes by owner, fence and version. So the SDK's
+retries must be off. If it repeated a conditional write whose reply was lost, the condition would fail, and the caller
+would conclude that the first write was not executed.
 
-Only throttling is waited for here, twice and shortly: the service says that nothing was done. A read is repeated once
-after any failure.
+Only throttling is retried here, twice and after a short delay: the service reports that nothing was done. A read is
+repeated once after any failure.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ Reply: TypeAlias = Mapping[str, Any]
 Talk: TypeAlias = "Generator[Request, Reply | Refused, T]"
 
 MOST_ITEMS: Final = 100
-"""What the service takes in one transaction."""
+"""The service's limit for one transaction."""
 LOOKS: Final = 5
-"""How often a record is read if its parts are gone when they are read: each time it has moved on."""
+"""How many times a record is read if its parts are gone when they are read: it has changed each time."""
 KEYS_AT_ONCE: Final = 25
 REMEMBERED: Final = 1024
 WAITS: Final = 600
-"""How often, half a second apart, a new table is asked for until it is ready."""
+"""How many times, half a second apart, a new table is polled until it is ready."""
 
-NO_TABLE: Final = "there is no table {table} in DynamoDB: run `oncekey migrate up`"
-NO_PARTS: Final = "the record of a key names parts of its answer that are not there"
+NO_TABLE: Final = "the table {table} does not exist in DynamoDB: run `oncekey migrate up`"
+NO_PARTS: Final = "the record of a key names parts of its response that do not exist"
 REFUSED: Final = "DynamoDB refused {operation}: {code}"
-FAILED: Final = "DynamoDB did not answer {operation}: {code}"
-LOST: Final = "the reply to {operation} was lost ({code}): nobody knows whether it was done"
+FAILED: Final = "DynamoDB did not reply to {operation}: {code}"
+LOST: Final = "the reply to {operation} was lost ({code}): its outcome is unknown"
 ITEMS_REFUSED: Final = "DynamoDB refused the items that the handler staged: {why}"
 
 _THROTTLED: Final = frozenset(
@@ -81,13 +81,13 @@ _NEVER_SENT: Final = (
     exceptions.TokenRetrievalError,
 )
 _NEVER_CONNECTED: Final = frozenset({"NewConnectionError", "ClientConnectorError", "gaierror"})
-"""The names of the errors of urllib3, aiohttp and the resolver if no connection was made."""
+"""The names of errors of urllib3, aiohttp and the resolver that mean that no connection was made."""
 _SERVERS_FAULT: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, by the name of the client's method."""
+    """One request, with the name of the client's method."""
 
     operation: str
     parameters: Mapping[str, Any]
@@ -102,19 +102,19 @@ class Refused:
 
     code: str
     reasons: tuple[str, ...] = ()
-    """For a transaction: the code of each item, in their order, `None` for those without an error."""
+    """For a transaction: the error code of each item, in order; `None` for those without an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No reply, or one that decides nothing; `again` says whether the request may be repeated here."""
+    """No reply, or one that decides nothing; `again`: whether the request may be repeated here."""
 
     error: errors.StoreError
     again: bool
 
 
 def understood(error: exceptions.BotoCoreError | exceptions.ClientError, request: Request) -> Refused | Failed:
-    """The meaning of an error of the SDK for this request. It may contain a client's data, so it is not quoted."""
+    """The meaning of an SDK error for this request. Its text may contain client data, so it is not quoted."""
     operation = request.operation
     if isinstance(error, exceptions.ClientError):
         code = str(error.response.get("Error", {}).get("Code", "")) or "an unnamed error"
@@ -134,7 +134,7 @@ def understood(error: exceptions.BotoCoreError | exceptions.ClientError, request
         return _unanswered(request, code)
     if operation == "transact_write_items" and isinstance(error, exceptions.ParamValidationError):
         return Failed(
-            errors.RolledBackError(ITEMS_REFUSED.format(why="they are not what TransactWriteItems takes")), again=False
+            errors.RolledBackError(ITEMS_REFUSED.format(why="TransactWriteItems does not accept them")), again=False
         )
     if isinstance(error, _NEVER_SENT) or _never_connected(error):
         certain = errors.StoreUnavailableError(FAILED.format(operation=operation, code=type(error).__name__))
@@ -181,7 +181,7 @@ class Dialogue:
     def swap(
         self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> Talk[bool]:
-        """One conditional write; False: the record is not the one that was read, or another request is writing it."""
+        """One conditional write; False if the record has changed, or another request is writing it."""
         swap = Swap(scope, key, seen, cell, keep_until)
         action, made = self._prepared(swap)
         yield from self._put(made)
@@ -197,7 +197,7 @@ class Dialogue:
         raise errors.StoreUnavailableError(REFUSED.format(operation=operation, code=reply.code))
 
     def transact(self, swaps: Sequence[Swap], items: Sequence[Mapping[str, Any]]) -> Talk[bool]:
-        """Write records and the handler's items, all or none; False: a record is not the one that was read."""
+        """Write records and the handler's items, all or none; False if a record has changed since it was read."""
         prepared = [self._prepared(swap) for swap in swaps]
         for _, made in prepared:
             yield from self._put(made)
@@ -212,7 +212,7 @@ class Dialogue:
         return _cancelled(reply, len(swaps))
 
     def page(self, index: Index, after: Place, limit: int) -> Talk[tuple[list[Cell], Instant]]:
-        """Lines of a list, each as it is now; entries of the service's index that are out of date are left out."""
+        """Entries of a list, each as it is now; stale entries of the service's index are left out."""
         place, now = dynamodb_items.sorted_by(after), 0
         cells: list[Cell] = []
         while len(cells) < limit:
@@ -238,7 +238,7 @@ class Dialogue:
         return cells, now
 
     def diagnostics(self, pause: float = 0.0) -> Talk[tuple[dict[str, Any], ...]]:
-        """What the service reports about the table; no rows if there is none."""
+        """The service's report about the table; no rows if there is no table."""
         try:
             reply = yield Request("describe_table", {"TableName": self.table}, pause=pause)
         except errors.SchemaError:
@@ -263,7 +263,7 @@ class Dialogue:
         )
 
     def make(self) -> Talk[bool]:
-        """Make the table, wait for it, and let the service delete expired items; False: it was there."""
+        """Create the table, wait for it, and turn on expiry; False if it existed."""
         reply = yield Request("create_table", dynamodb_items.table_of(self.table), writes=True)
         made = not isinstance(reply, Refused)
         if isinstance(reply, Refused) and reply.code != "ResourceInUseException":
@@ -273,14 +273,14 @@ class Dialogue:
             if rows and rows[0]["status"] == "ACTIVE" and rows[0]["index"] in {None, "ACTIVE"}:
                 break
         else:
-            raise errors.StoreUnavailableError(f"the table {self.table} does not become active")
+            raise errors.StoreUnavailableError(f"the table {self.table} has not become active")
         if rows[0]["expiry"] is False:
             wanted = {"Enabled": True, "AttributeName": dynamodb_items.EXPIRY}
             yield self._request("update_time_to_live", TimeToLiveSpecification=wanted)
         return made
 
     def _asked(self, operation: str) -> Talk[Reply | None]:
-        """Ask for something that may be forbidden, or unknown to an emulator; only `oncekey doctor` needs it."""
+        """Send a request that may be forbidden, or unsupported by an emulator; only `oncekey doctor` needs it."""
         try:
             reply = yield self._request(operation)
         except errors.StoreUnavailableError:
@@ -291,7 +291,7 @@ class Dialogue:
         return Request(operation, {"TableName": self.table, **parameters})
 
     def _prepared(self, swap: Swap) -> tuple[dict[str, Any], dynamodb_items.Written]:
-        """A swap as a part of a transaction, and the parts that have to be written before it."""
+        """A swap as part of a transaction, and the parts that must be written before it."""
         key, condition = dynamodb_items.key_of(swap.scope, swap.key), dynamodb_items.proof(swap.seen)
         if swap.cell is None:
             return {"Delete": {"TableName": self.table, "Key": key, **condition}}, dynamodb_items.Written(key, None, ())
@@ -299,12 +299,12 @@ class Dialogue:
         return {"Put": {"TableName": self.table, "Item": made.item, **condition}}, made
 
     def _put(self, made: dynamodb_items.Written) -> Talk[None]:
-        """Write parts. They have unique names, so one whose reply is lost is just not named by any record."""
+        """Write parts. Their names are unique, so a part whose reply is lost is never named by a record."""
         for piece in made.pieces:
             _answered((yield Request("put_item", {"TableName": self.table, "Item": piece})))
 
     def _delete(self, parts: dynamodb_items.Parts | None) -> Talk[None]:
-        """Delete parts. The result of the record's own write is known by now, so a failure only leaves them there."""
+        """Delete parts. The record's own write has succeeded, so a failure only leaves them behind."""
         with suppress(errors.StoreError):
             for key in () if parts is None else parts.keys:
                 yield self._request("delete_item", Key=key)
@@ -315,7 +315,7 @@ class Dialogue:
             yield from self._delete(old[1])
 
     def _whole(self, item: dynamodb_items.Item, now: Instant) -> Talk[Cell | None]:
-        """The cell of an item, with its parts; None: some are gone, so the record has moved on."""
+        """The cell of an item, with its parts; None if some are gone: the record has changed."""
         parts = dynamodb_items.parts_of(item)
         if parts is None:
             return dynamodb_items.cell_of(item)
@@ -330,7 +330,7 @@ class Dialogue:
         return dynamodb_items.cell_of(item, [one for one in pieces if one is not None]) if None not in pieces else None
 
     def _batch(self, keys: list[dynamodb_items.Item]) -> Talk[dict[bytes, dynamodb_items.Item]]:
-        """Items by their keys, as they are now; those that are not there are left out."""
+        """Items by their keys, as they are now; missing ones are left out."""
         there: dict[bytes, dynamodb_items.Item] = {}
         while keys:
             asked, keys = keys[:KEYS_AT_ONCE], keys[KEYS_AT_ONCE:]
@@ -345,14 +345,14 @@ class Dialogue:
 
 
 def _answered(reply: Reply | Refused) -> Reply:
-    """The reply to a request that only a fault can refuse."""
+    """The reply to a request that only a fault can make fail."""
     if isinstance(reply, Refused):
         raise errors.StoreUnavailableError(f"DynamoDB refused: {reply.code}")
     return reply
 
 
 def _cancelled(refused: Refused, records: int) -> bool:
-    """Why a transaction was cancelled: False if a record, or another transaction, was in the way."""
+    """Why a transaction was cancelled: False if a changed record, or another transaction, prevented it."""
     ours, theirs = refused.reasons[:records], refused.reasons[records:]
     to_blame = sorted({one for one in (*ours, *theirs) if one != "None"})
     if any(one in _THROTTLED for one in to_blame):
@@ -366,7 +366,7 @@ def _cancelled(refused: Refused, records: int) -> bool:
 
 
 def _expiry(reply: Reply | None) -> bool | None:
-    """Whether the service deletes expired items; None: it cannot be asked."""
+    """Whether the service deletes expired items; None if it cannot be queried."""
     if reply is None:
         return None
     described = reply["TimeToLiveDescription"]
@@ -375,7 +375,7 @@ def _expiry(reply: Reply | None) -> bool | None:
 
 
 def _recovery(reply: Reply | None) -> bool | None:
-    """Whether the table can be restored to an earlier state; None: it cannot be asked."""
+    """Whether the table can be restored to an earlier state; None if it cannot be queried."""
     if reply is None:
         return None
     described = reply["ContinuousBackupsDescription"].get("PointInTimeRecoveryDescription", {})

@@ -1,1 +1,1 @@
-"""MariaDB and MySQL, through aiomysql and through PyMySQL: one set of messages, and two drivers that wait."""
+"""MariaDB and MySQL, through aiomysql and PyMySQL: one set of messages, and two drivers that do the I/O."""

@@ -1,4 +1,4 @@
-"""The address of a MariaDB or MySQL server: `mariadb://user:password@host:3306/database?ssl=true`, parsed offline."""
+"""The URL of a MariaDB or MySQL server, `mariadb://user:password@host:3306/database?ssl=true`, parsed offline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIONS: Final = frozenset({"unix_socket", "ssl", "ssl_ca", "ssl_cert", "ssl_ke
 
 @dataclass(frozen=True, slots=True)
 class MariadbAddress:
-    """The parts of an address that a client library asks for."""
+    """The parts of a URL that a client library needs."""
 
     host: str
     port: int
@@ -32,16 +32,16 @@ class MariadbAddress:
 
     @classmethod
     def parse(cls, url: str) -> MariadbAddress:
-        """Parse a URL, or raise what it should be; the error repeats nothing of it, because it may hold a password."""
+        """Parse a URL, or raise ConfigurationError, which does not quote the URL because it may contain a password."""
         try:
             parts = urlsplit(url)
             port = parts.port or PORT
             options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
         except ValueError:
-            raise ConfigurationError(f"that is no address of a MariaDB: say {FORM}") from None
+            raise ConfigurationError(f"not a MariaDB URL: use {FORM}") from None
         database = unquote(parts.path.removeprefix("/"))
         if not database or "/" in database:
-            raise ConfigurationError(f"a MariaDB store needs the name of a database: say {FORM}")
+            raise ConfigurationError(f"a MariaDB URL needs the name of a database: use {FORM}")
         strange = sorted(set(options) - _OPTIONS)
         if strange:
             raise ConfigurationError(
@@ -49,7 +49,7 @@ class MariadbAddress:
             )
         secure = options.get("ssl", "false").lower()
         if secure not in {"true", "false"}:
-            raise ConfigurationError("ssl= is true or false; ssl_ca= names the file of the authority")
+            raise ConfigurationError("ssl= is true or false; ssl_ca= is the file of the certificate authority")
         return cls(
             host=unquote(parts.hostname or "127.0.0.1"),
             port=port,
@@ -64,7 +64,7 @@ class MariadbAddress:
         )
 
     def options(self) -> dict[str, Any]:
-        """The options for PyMySQL and aiomysql; with encryption the server has to show its certificate."""
+        """The options for PyMySQL and aiomysql; with TLS, the server's certificate is verified."""
         found: dict[str, Any] = {
             "host": self.host,
             "port": self.port,

@@ -1,6 +1,6 @@
 """The driver for MariaDB and MySQL through aiomysql, for asyncio.
 
-What is sent and what the replies mean is in `messages`; how a connection waits for them, in `sessions`.
+`messages` has the messages and the meaning of replies; `sessions` sends them over a connection.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _Connection: Any = aiomysql.Connection
 
 
 class StoreConnection(_Connection):  # type: ignore[misc]  # the base is typed for one of the two libraries only
-    """A connection that sends nothing more for a handler once the handler's transaction has ended.
+    """A connection that sends nothing for a handler after the handler's transaction has ended.
 
-    Every command passes here, also those of `callproc`, `nextset` and `ping`. The server's status comes with each
-    reply but an error, so after an error the server is asked for it before the next command.
+    Every command passes here, including those of `callproc`, `nextset` and `ping`. The server's status comes with each
+    reply except an error, so after an error the status is queried before the next command.
     """
 
     use: ConnectionUse | None = None
-    """How a handler uses it. None: nobody but the driver does."""
+    """The handler's use of the connection; None if only the driver uses it."""
     _unsure = False
 
     async def ping(self, reconnect: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002  (as aiomysql takes it)
-        """Ask whether the server is there. It never reconnects: another session has another transaction."""
+        """Ping the server. It never reconnects: a new session would have another transaction."""
         await super().ping(reconnect=False)
 
     async def _execute_command(self, command: int, sql: Any) -> None:  # noqa: ANN401  (text or bytes)
@@ -59,7 +59,7 @@ class StoreConnection(_Connection):  # type: ignore[misc]  # the base is typed f
 
 
 class Pool:
-    """Sessions for one event loop. The last one that was returned is the first one lent."""
+    """The sessions of one event loop. The session that was returned last is lent first."""
 
     def __init__(self, address: MariadbAddress, size: int, timeout: float, hello: bytes) -> None:
         self._address, self._timeout, self._hello = address, timeout, hello
@@ -68,7 +68,7 @@ class Pool:
         self._shelf: messages.IdleSessions[AsyncSession] = messages.IdleSessions()
 
     async def take(self, *, business: bool) -> AsyncSession:
-        """A session, for a moment or for a business transaction."""
+        """A session, for a single transaction or a business transaction."""
         deadline = time.monotonic() + self._timeout
         if business and not self.business.taken():
             await self.business.acquire(deadline)
@@ -90,7 +90,7 @@ class Pool:
             raise
 
     def give(self, session: AsyncSession, *, business: bool) -> None:
-        """Take a session back; one that is in the middle of something is closed."""
+        """Return a session to the pool; one with unfinished work is closed."""
         try:
             self._shelf.put(session)
         finally:
@@ -103,7 +103,7 @@ class Pool:
 
 
 class AiomysqlDriver:
-    """Runs transactions on MariaDB or MySQL under asyncio. One for each event loop."""
+    """Runs transactions on MariaDB or MySQL under asyncio; one per event loop."""
 
     def __init__(
         self,
@@ -127,11 +127,11 @@ class AiomysqlDriver:
             self._pool.give(session, business=False)
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         return self._pool.business.full
 
-    async def room(self, seconds: float) -> bool:  # asyncio only
-        return await self._pool.business.room(seconds)
+    async def wait_for_slot(self, seconds: float) -> bool:  # asyncio only
+        return await self._pool.business.wait_for_slot(seconds)
 
     async def begin(self) -> AiomysqlTransaction:
         return await self._begun(messages.begun)
@@ -155,7 +155,7 @@ class AiomysqlDriver:
 
 
 class AiomysqlTransaction:
-    """A business transaction that an `async def` handler writes through."""
+    """A business transaction of an `async def` handler."""
 
     def __init__(self, pool: Pool, session: AsyncSession, limit: float) -> None:
         self._pool = pool

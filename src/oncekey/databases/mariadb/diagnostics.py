@@ -1,4 +1,4 @@
-"""What is wrong with a MariaDB or MySQL server: what it could lose, and whether it is the only one. Pure."""
+"""Diagnoses a MariaDB or MySQL server: durability, and whether it is the only writer. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def findings(diagnostics: Mapping[str, Rows], now: Instant, lease: Duration) -> Iterator[Finding]:  # noqa: ARG001
-    """What the statements of the store found."""
+    """The results of the store's statements."""
     yield from server(diagnostics["diagnostic_server"], diagnostics.get("diagnostic_cluster", ()))
 
 
 def server(own: Rows, cluster: Rows) -> Iterator[Finding]:
-    """Whether a MariaDB or MySQL keeps what it acknowledged, and whether it is the only one that is written to."""
+    """Whether a MariaDB or MySQL server keeps acknowledged commits, and is the only one that takes writes."""
     values = {str(row["Variable_name"]).lower(): str(row["Value"]) for row in (*own, *cluster)}
     found = [*_aged(values.get("version", "")), *_flushing(values), *_clustered(values)]
     if values.get("read_only", "OFF").upper() == "ON":
@@ -29,7 +29,7 @@ def server(own: Rows, cluster: Rows) -> Iterator[Finding]:
                 "settings",
                 "read_only is ON",
                 "no request can be claimed",
-                "name the primary in the address",
+                "use the primary's host in the URL",
             )
         )
     if values.get("innodb_rollback_on_timeout", "OFF").upper() == "ON":
@@ -39,16 +39,16 @@ def server(own: Rows, cluster: Rows) -> Iterator[Finding]:
                 "settings",
                 "innodb_rollback_on_timeout is ON",
                 "a handler whose statement waited too long for a lock loses its whole transaction",
-                "let handlers raise what they cannot deal with; OFF is the default",
+                "let handlers raise errors that they cannot handle; OFF is the default",
             )
         )
     yield from found
     if not found:
-        yield Finding(Level.OK, "settings", f"{values.get('version', 'the server')} flushes what it commits")
+        yield Finding(Level.OK, "settings", f"{values.get('version', 'the server')} flushes each commit to disk")
 
 
 def _aged(version: str) -> Iterator[Finding]:
-    """Whether the server is older than the statements need: SKIP LOCKED, and checks that are checked."""
+    """Whether the server is too old for the statements: they need SKIP LOCKED and enforced CHECK constraints."""
     name, least = ("MariaDB", (10, 6)) if "mariadb" in version.lower() else ("MySQL", (8, 0, 16))
     declared = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     numbers = () if declared is None else tuple(int(one) for one in declared.groups() if one is not None)
@@ -57,8 +57,8 @@ def _aged(version: str) -> Iterator[Finding]:
             Level.ERROR,
             "version",
             f"{version} is older than {name} {'.'.join(map(str, least))}",
-            "workers and checks of the tables need statements that it does not know",
-            f"run {name} {'.'.join(map(str, least))} or newer",
+            "workers and table checks use statements that it does not support",
+            f"upgrade to {name} {'.'.join(map(str, least))} or newer",
         )
 
 
@@ -69,7 +69,7 @@ def _flushing(values: Mapping[str, str]) -> Iterator[Finding]:
             Level.ERROR,
             "settings",
             f"innodb_flush_log_at_trx_commit is {values['innodb_flush_log_at_trx_commit']}",
-            "a power failure takes back what was acknowledged, and the retry of such a request is executed again",
+            "a power failure loses acknowledged commits, and retries of those requests execute again",
             todo.format("innodb_flush_log_at_trx_commit"),
         )
     if values.get("log_bin", "OFF").upper() == "ON" and values.get("sync_binlog", "1") != "1":
@@ -77,7 +77,7 @@ def _flushing(values: Mapping[str, str]) -> Iterator[Finding]:
             Level.WARNING,
             "settings",
             f"sync_binlog is {values['sync_binlog']}",
-            "after a power failure the binary log, and with it every replica, may lack what was acknowledged here",
+            "after a power failure the binary log, and so every replica, may lack acknowledged commits",
             todo.format("sync_binlog"),
         )
     if values.get("innodb_doublewrite", "ON").upper() == "OFF":
@@ -85,8 +85,8 @@ def _flushing(values: Mapping[str, str]) -> Iterator[Finding]:
             Level.WARNING,
             "settings",
             "innodb_doublewrite is OFF",
-            "a crash in the middle of a page may leave it torn",
-            "switch it on, unless the file system writes pages as a whole",
+            "a crash during a page write may leave the page torn",
+            "turn it on, unless the file system writes pages atomically",
         )
 
 
@@ -99,15 +99,15 @@ def _clustered(values: Mapping[str, str]) -> Iterator[Finding]:
             Level.WARNING,
             "cluster",
             f"this is a node of a Galera cluster of {size}",
-            "a duplicate on another node is not refused early: both execute, one commits and the other is rolled back; "
-            "and lost updates between healthy writers are reported (MDEV-38974, MDEV-38976)",
-            "let all processes write to one node, and fail over as a whole; keep calls out of LOCAL handlers",
+            "a duplicate on another node is not rejected early: both execute, one commits and the other is rolled "
+            "back; lost updates between healthy writers are reported (MDEV-38974, MDEV-38976)",
+            "send all writes to one node, and fail over as a whole; make no calls in LOCAL handlers",
         )
     if values.get("wsrep_cluster_status", "Primary") != "Primary":
         yield Finding(
             Level.ERROR,
             "cluster",
             f"the node is {values['wsrep_cluster_status']}",
-            "it has lost the majority of its cluster and refuses to write",
-            "name a node of the primary component",
+            "it has lost the majority of its cluster and rejects writes",
+            "use a node of the primary component in the URL",
         )

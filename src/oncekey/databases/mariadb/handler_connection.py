@@ -1,4 +1,4 @@
-"""The connection that a handler gets: everything but the end of the transaction (L5)."""
+"""The connection that a handler gets: it may do everything but end the transaction (L5)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _MariadbHandlerConnection(_MariadbProxy):
 
 
 class MariadbHandlerConnection(_MariadbHandlerConnection):
-    """`op.connection` in a blocking handler: a connection of PyMySQL."""
+    """`op.connection` in a blocking handler: a PyMySQL connection."""
 
     __slots__ = ()
 
@@ -52,7 +52,7 @@ class MariadbHandlerCursor(_MariadbProxy):
         return self._raw.execute(query, *args, **kwargs)
 
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as PyMySQL takes them)
-        """Execute a statement for each of many parameters."""
+        """Execute a statement once for each set of parameters."""
         self._check(query)
         return self._raw.executemany(query, *args, **kwargs)
 
@@ -68,18 +68,18 @@ class MariadbHandlerCursor(_MariadbProxy):
 
 
 class AsyncMariadbHandlerConnection(_MariadbHandlerConnection):
-    """`op.connection` in an `async def` handler: a connection of aiomysql."""
+    """`op.connection` in an `async def` handler: an aiomysql connection."""
 
     __slots__ = ()
 
     def cursor(self, *args: Any, **kwargs: Any) -> _Opening:  # noqa: ANN401  (as aiomysql takes them)
-        """A cursor, awaited or entered."""
+        """A cursor, to be awaited or entered."""
         self._use.check()
         return _Opening(self._raw.cursor(*args, **kwargs), self._use)
 
 
 class _Opening:
-    """A cursor that is to be awaited or entered, as aiomysql's are."""
+    """A cursor to be awaited or entered, as in aiomysql."""
 
     __slots__ = ("_cursor", "_opening", "_use")
 
@@ -113,7 +113,7 @@ class AsyncMariadbHandlerCursor(_MariadbProxy):
         return await self._raw.execute(query, *args, **kwargs)
 
     async def executemany(self, query: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as aiomysql takes them)
-        """Execute a statement for each of many parameters."""
+        """Execute a statement once for each set of parameters."""
         self._check(query)
         return await self._raw.executemany(query, *args, **kwargs)
 

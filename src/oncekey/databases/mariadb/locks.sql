@@ -3,8 +3,8 @@
 
 -- name: lock
 -- Lock a key for a LOCAL request without waiting, and read its record.
--- The time-out is MariaDB's: without one, it refuses at once. MySQL reads that as a comment, and looks before it inserts: if two
--- requests come at the very same moment, both find nothing, and the second one waits for the first.
+-- The timeout is MariaDB syntax: without one, it refuses at once. MySQL reads that as a comment, and looks before it
+-- inserts: if two requests come at the very same moment, both find nothing, and the second one waits for the first.
 SELECT held.number FROM oncekey_lock AS held WHERE held.number = :lock FOR UPDATE NOWAIT;
 /*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ INSERT INTO oncekey_lock (number, mark) VALUES (:lock, :mark)
 ON DUPLICATE KEY UPDATE mark = :mark;

@@ -1,15 +1,15 @@
-"""The messages to MariaDB and the meaning of its replies and errors: everything of both drivers except the waiting.
+"""The messages to MariaDB and the meaning of its replies and errors: everything both drivers share except I/O.
 
-A statement may be several sentences (see `spelling.sql`). They are sent in one message; the server stops at the first
-that fails. A conversation is a generator that yields messages and is sent their results, or has the error
-thrown in; a driver only sends the messages, blocking or not.
+One operation may be several SQL statements (see `spelling.sql`). They are sent in one message; the server stops at the
+first that fails. A conversation is a generator that yields messages and receives their results, or has the error thrown
+in; a driver only sends the messages, blocking or not.
 
 PyMySQL and aiomysql raise the same errors. Numbers from 2000 on are the client's: the connection is lost. All others
-are the server's reply to a statement, after which nothing of that statement is there. Some of them end the whole
-transaction (a deadlock, or a time-out where the server is set so), and no list of numbers is complete. So a business
-transaction sets a savepoint with its first message, and its COMMIT follows the release of that savepoint: the server
-refuses both in any other transaction. Sessions do not commit by themselves (`autocommit = 0`), so statements after such
-an end are never committed. No message of ours repeats a bound value.
+are the server's reply to a statement, none of whose changes remain. Some of them end the whole transaction (a deadlock,
+or a timeout if the server is configured so), and no list of numbers is complete. So the first message of a business
+transaction sets a savepoint, and its COMMIT follows the release of that savepoint: the server rejects both in any other
+transaction. Sessions have `autocommit = 0`, so statements after such an end are never committed. oncekey's messages
+never repeat a bound value.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from oncekey.databases.slots import IdleStack
 T = TypeVar("T")
 
 RESET: Final = 0x1F
-"""COM_RESET_CONNECTION: resets the session to how it was when it was opened."""
+"""COM_RESET_CONNECTION: resets the session to its initial state."""
 
 GRACE: Final = 1.0
-"""Seconds more that the reply to a statement may take, so that the server's own time-out comes first."""
+"""Extra seconds for the reply to a statement, so that the server's own timeout comes first."""
 
 MIGRATE: Final = "migrate"
-"""The transaction that may take long, and whose lock belongs to its session."""
+"""The migration: it may take long, and its lock belongs to the session."""
 
 WHAT: Final = "the business transaction"
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
@@ -51,47 +51,47 @@ PROVE: Final = b"RELEASE SAVEPOINT oncekey"
 COMMIT: Final = b"COMMIT"
 ROLLBACK: Final = b"ROLLBACK"
 IN_TRANSACTION: Final = 1
-"""The bit of the server's status (SERVER_STATUS_IN_TRANS)."""
+"""The transaction bit of the server's status (SERVER_STATUS_IN_TRANS)."""
 _BYTES: Final = frozenset({"seed", "response_body", "request"})
-"""Columns that hold bytes. All others hold text, compared byte by byte; MySQL calls some of those a BLOB in a UNION."""
+"""Columns that hold bytes. Others hold text with binary collation; MySQL reports some of those as BLOB in a UNION."""
 
 _SPECIAL: Final = re.compile(rb"['\\\x00\x1a\x80-\xff]")
-"""Bytes that may end or change a quoted literal."""
+"""Bytes that can end or change a quoted literal."""
 
 log = logging.getLogger("oncekey")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The reply to one sentence: its columns and its rows; no columns if it returns none."""
+    """The reply to one statement: its columns and rows; no columns if it returns no rows."""
 
     columns: Sequence[Sequence[Any]] | None
     rows: Sequence[Sequence[Any]]
 
 
 def result_of(raw: Any) -> Result:  # noqa: ANN401  (a connection of either library)
-    """The reply that was read last; a cursor would hide what was answered to each sentence."""
+    """The last reply; a cursor would hide the reply to each single statement."""
     result = raw._result  # noqa: SLF001
     return Result(result.description, result.rows or ())
 
 
 Talk: TypeAlias = Generator[bytes, list[Result], T]
-"""A conversation on one connection."""
+"""A sequence of messages on one connection."""
 
 
 THEIRS: Final = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED;" + BEGIN
-"""How a transaction is begun in an application's session, which is left as it is; a greeted one needs only `BEGIN`."""
+"""Begins a transaction in an application's session without changing it; oncekey's own session needs only `BEGIN`."""
 
 
 def running(transaction: Transaction[T], begin: bytes = BEGIN) -> Talk[T]:
-    """One transaction of ours."""
+    """One of oncekey's transactions."""
     mode, body = transaction.mode, transaction.body()
     if mode is not Mode.ATOMIC:
         return (yield from _running_body(body, mode, begin))
     try:
         yield from _executed_text(begin, mode, transaction.name)
         result = yield from _running_body(body, mode, begin)
-    except Exception:  # a driver that is interrupted closes the connection
+    except Exception:  # an interrupted driver closes the connection
         body.close()
         yield from undoing()
         raise
@@ -105,22 +105,22 @@ def running(transaction: Transaction[T], begin: bytes = BEGIN) -> Talk[T]:
 
 
 def begun(begin: bytes = BEGIN) -> Talk[None]:
-    """Begin a business transaction, and mark it."""
+    """Begin a business transaction, and set its mark."""
     yield from _executed_text(begin + b";" + MARK, Mode.ATOMIC, WHAT)
 
 
 def only_reading(begin: bytes = BEGIN) -> Talk[None]:
-    """Begin one in which the server itself refuses to write."""
+    """Begin a read-only transaction, enforced by the server."""
     yield from _executed_text(begin + b" READ ONLY;" + MARK, Mode.ATOMIC, WHAT)
 
 
 def running_body(body: Body[T], begin: bytes = BEGIN) -> Talk[T]:
-    """Statements of ours in a business transaction."""
+    """Run oncekey's statements in a business transaction."""
     return _running_body(body, Mode.ATOMIC, begin)
 
 
 def asking() -> Talk[None]:
-    """Read the server's status, and nothing else: the reply to a statement that failed came without it."""
+    """Read the server's status flags only: the reply to a failed statement lacks them."""
     yield from _executed_text(b"DO 0", Mode.ATOMIC, WHAT)
 
 
@@ -133,7 +133,7 @@ def proving() -> Talk[None]:
 
 
 def committing() -> Talk[None]:
-    """Commit the transaction that `begun` marked, and no other: the server stops where the mark is missing."""
+    """Commit the transaction that `begun` marked, and no other: the message fails where the mark is missing."""
     try:
         yield PROVE + b";" + COMMIT
     except FAILURES as error:
@@ -145,7 +145,7 @@ def _unproven(error: BaseException) -> errors.TransactionControlError | None:
 
 
 def undoing() -> Talk[None]:
-    """Roll back if that is still possible; if not, the pool closes the connection."""
+    """Roll back if still possible; otherwise the pool closes the connection."""
     with suppress(*FAILURES):
         yield ROLLBACK
 
@@ -162,13 +162,13 @@ def _running_body(body: Body[T], mode: Mode, begin: bytes) -> Talk[T]:
 
 
 def _executed(statement: Statement, mode: Mode, begin: bytes) -> Talk[Rows]:
-    """One statement. Outside of a transaction the message ends what it began: no session commits by itself."""
+    """Send one statement. Outside a transaction the message ends what it began: no session is in autocommit mode."""
     texts = [rendered(sentence, statement.params) for sentence in split(_text(statement), Dialect.MARIADB)]
     alone = mode is not Mode.ATOMIC
     if alone:
         texts = [*texts, ROLLBACK] if mode is Mode.READ else [begin, *texts, COMMIT]
     try:
-        results = yield b"\n;\n".join(texts)  # a sentence may end with a comment
+        results = yield b"\n;\n".join(texts)  # a statement may end with a comment
     except FAILURES as error:
         number = number_of(error)
         if alone and number is not None:
@@ -176,7 +176,8 @@ def _executed(statement: Statement, mode: Mode, begin: bytes) -> Talk[Rows]:
         if is_answer(number, _text(statement), at_once=statement.at_once):
             return []
         if number == DEADLOCK and statement.at_once and mode is Mode.ATOMIC:
-            # The other side wants the same lock. The server has rolled this transaction back, so it is begun again.
+            # Deadlock: another session wants the same lock. The server has rolled this transaction back; begin it
+            # again.
             yield from _executed_text(begin, mode, statement.name)
             return []
         raise statement_error(error, mode, statement.name) from cause(error)
@@ -192,13 +193,13 @@ def _executed_text(message: bytes, mode: Mode, what: str) -> Talk[None]:
 
 
 def cause(error: BaseException) -> BaseException | None:
-    """The original error, if it may be shown with ours: the server's error about a value repeats the value."""
+    """The original error if it is safe to chain: the server's error about a value repeats the value."""
     number = number_of(error)
     return error if number is None or number not in {1062, 1264, 1265, 1366, 1406} else None
 
 
 def named(result: Result) -> list[Row]:
-    """The rows by their columns' names."""
+    """The rows as dicts by column name."""
     columns = result.columns or ()
     names = [str(column[0]) for column in columns]
     texts = [index for index, name in enumerate(names) if name not in _BYTES]
@@ -213,7 +214,7 @@ def named(result: Result) -> list[Row]:
 
 
 def rendered(sentence: str, params: Mapping[str, Value]) -> bytes:
-    """The sentence with its values in it, as both client libraries send them."""
+    """The statement with its values inlined, as both client libraries send it."""
     first, rest = parted(sentence)
     pieces = [first.encode()]
     for name, text in rest:
@@ -239,7 +240,7 @@ def _literal(value: Value) -> bytes:
 
 
 def _quoted(kind: bytes, value: bytes) -> bytes:
-    """A literal that means the same in every sql_mode and character set that a handler may have chosen."""
+    """A literal that is valid in every sql_mode and character set that a handler may have set."""
     return kind + (b" X'" + value.hex().encode() + b"'" if _SPECIAL.search(value) else b"'" + value + b"'")
 
 
@@ -249,27 +250,27 @@ def _text(statement: Statement) -> str:
 
 
 class Idle(Protocol):
-    """What a pool keeps: a session of either library."""
+    """The interface of a pooled session, of either library."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether the next borrower may have it."""
+        """Whether the next borrower may use it."""
 
     def sever(self) -> None:
         """Close it at once."""
 
     def close(self) -> None:
-        """Close it while nothing is under way."""
+        """Close it; no statement is running."""
 
 
 S = TypeVar("S", bound=Idle)
 
 
 class IdleSessions(IdleStack[S]):
-    """The idle sessions of a pool, for threads and for tasks."""
+    """The idle sessions of a pool, for threads and tasks."""
 
     def pop(self) -> S | None:
-        """A session that the server has not closed, if there is one."""
+        """An idle session that the server has not closed, if there is one."""
         while True:
             with self._lock:
                 self._forget_parents()
@@ -296,26 +297,26 @@ class IdleSessions(IdleStack[S]):
             session.close()
 
 
-# What its errors mean.
+# The meaning of errors.
 
 
 class DemotedError(errors.StoreUnavailableError):
-    """The server takes no writes: nothing happened, and another one may take them, so this connection is given up."""
+    """Errors of a read-only server: nothing happened; the connection is closed, as another server may take writes."""
 
 
 FAILURES: Final = (pymysql.MySQLError, OSError, asyncio.IncompleteReadError, RuntimeError)
-"""What sending can raise. A time-out is an `OSError`; a closed connection is reported by one of the others."""
+"""Errors that sending can raise. A timeout is an `OSError`; the others report a closed connection."""
 
 UNLESS_TAKEN: Final = "/* unless taken */"
 DEADLOCK: Final = 1213
 NO_SAVEPOINT: Final = 1305
 _TAKEN: Final = 1062
 _HELD: Final = frozenset({1205, 3572})
-_LAST_WORDS: Final = frozenset({1053, 1152, 1153, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
+_FATAL_CODES: Final = frozenset({1053, 1152, 1153, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
 _CLIENT: Final = range(2000, 3000)
 _CONFLICTS: Final = {
-    1020: "somebody changed the row",
-    DEADLOCK: "a deadlock, or another node of the cluster was first",
+    1020: "another request changed the row",
+    DEADLOCK: "a deadlock, or another cluster node committed first",
 }
 _OTHER_SCHEMA: Final = frozenset({1146, 1054, 1305, 1091})
 _DEMOTED: Final = frozenset({1290, 1836})
@@ -325,38 +326,38 @@ _SICK: Final = {
     1037: "the server has run out of memory",
     1040: "the server has too many connections",
     1041: "the server has run out of memory",
-    1044: "the server did not let us in",
-    1045: "the server did not let us in",
+    1044: "the server refused the login",
+    1045: "the server refused the login",
     1047: "the node is not part of its cluster",
-    1049: "there is no such database",
-    1105: "the server failed inside",
+    1049: "the database does not exist",
+    1105: "internal error of the server",
     1114: "the table is full",
     1180: "the server could not commit",
     1203: "the server has too many connections",
-    1205: "a lock was not to be had in time",
+    1205: "a lock was not available in time",
     1206: "the server has too many locks",
-    1226: "the user has used up its resources",
-    1290: "the server only reads: it is a replica, or was demoted to one",
+    1226: "the user has exceeded its resource limits",
+    1290: "the server is read-only: it is a replica, or was demoted to one",
     1317: "the statement was cancelled",
-    1792: "the transaction only reads",
-    1836: "the server only reads: it is a replica, or was demoted to one",
+    1792: "the transaction is read-only",
+    1836: "the server is read-only: it is a replica, or was demoted to one",
     1969: "the statement took too long",
     3024: "the statement took too long",
-    3572: "a lock was not to be had in time",
+    3572: "a lock was not available in time",
 }
-_OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
+_OTHER_VERSION: Final = "the tables are missing or have another version: run `oncekey migrate up --store URL`"
 
 
 def number_of(error: BaseException) -> int | None:
-    """The server's number of an error; None: the connection is lost."""
+    """The server's error number; None if the connection was lost."""
     code = error.args[0] if isinstance(error, pymysql.MySQLError) and error.args else None
-    if not isinstance(code, int) or code == 0 or code in _CLIENT or code in _LAST_WORDS:
+    if not isinstance(code, int) or code == 0 or code in _CLIENT or code in _FATAL_CODES:
         return None
     return code
 
 
 def is_answer(number: int | None, text: str, *, at_once: bool) -> bool:
-    """Whether the error only means no rows: the place is taken, or another has the lock."""
+    """Whether the error only means no rows: the name is taken, or another session has the lock."""
     return UNLESS_TAKEN in text if number == _TAKEN else at_once and number in _HELD
 
 
@@ -365,12 +366,12 @@ def statement_error(error: BaseException, mode: Mode, what: str) -> errors.Store
     number = number_of(error)
     if number is None:
         return lost(mode, what)
-    # A statement that commits by itself may have been refused by its COMMIT.
+    # A statement that commits by itself may have failed in its COMMIT.
     return _unsure(number, what) if mode is Mode.SINGLE and number in _UNSURE else refused(number, what)
 
 
 def refused(number: int, what: str) -> errors.StoreError:
-    """The meaning of an error after which the connection is still usable: definite, nothing happened."""
+    """The meaning of an error that leaves the connection usable: definite, nothing happened."""
     if number in _CONFLICTS:
         return ConflictError(f"{what}: {_CONFLICTS[number]} ({number})")
     if number in _OTHER_SCHEMA:
@@ -382,7 +383,7 @@ def refused(number: int, what: str) -> errors.StoreError:
 
 
 def commit_error(error: BaseException, what: str) -> errors.StoreError:
-    """The store's error for a COMMIT: a missing reply is ambiguous, and so is that of a node that lost its cluster."""
+    """The store's error for a COMMIT: a missing reply is ambiguous, also from a node that lost its cluster."""
     number = number_of(error)
     if number is None:
         return lost_commit(what)
@@ -399,9 +400,9 @@ def _unsure(number: int, what: str) -> errors.CommitAmbiguousError:
 
 
 def unreachable(error: BaseException) -> errors.StoreUnavailableError:
-    """The meaning of a connection that could not be made: nothing was sent."""
+    """The meaning of a failed connection attempt: nothing was sent."""
     number = error.args[0] if error.args and isinstance(error.args[0], int) else None
     why = _SICK.get(number) if number is not None else None
     return errors.StoreUnavailableError(
-        f"no connection to MariaDB: {why or 'it does not answer'} ({number or type(error).__name__})"
+        f"no connection to MariaDB: {why or 'no reply'} ({number or type(error).__name__})"
     )

@@ -1,7 +1,7 @@
 -- How MariaDB and MySQL page over records, and read the name of a key (oncekey.stores.onerow has the statements).
 
 -- part: behind_record
--- Neither server looks into an index by a comparison of rows, and this is the same.
+-- Neither server uses an index for a comparison of rows; this is equivalent.
 (record.scope > :after_scope OR (record.scope = :after_scope AND record.`key` > :after_key))
 
 -- part: first_header(text)

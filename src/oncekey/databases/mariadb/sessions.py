@@ -1,8 +1,7 @@
-"""A session on MariaDB or MySQL, how it is set up and used: of aiomysql for asyncio, and of PyMySQL for threads.
+"""Setup and use of a session on MariaDB or MySQL: aiomysql for asyncio, PyMySQL for threads.
 
-aiomysql uses PyMySQL's own codec and raises PyMySQL's own errors, so both share one set of rules. They differ in how
-they wait: one has a time limit around a task, the other one on a socket. Who uses the other one alone need not have
-aiomysql installed.
+aiomysql uses PyMySQL's codec and raises PyMySQL's errors, so both share one set of rules. They differ in how they wait:
+one has a timeout around a task, the other on a socket. The blocking session does not need aiomysql.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ TIMEOUT: Final = 2.0
 """Seconds to wait for a connection."""
 
 STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of oncekey's own messages may take, and that any statement waits for a lock."""
+"""Timeout in seconds for one of oncekey's messages, and for any statement's lock wait."""
 
 IDLE_TIMEOUT: Final = 300.0
-"""Seconds of silence after which the server ends a session, and with it the transaction of a host that is gone (L4)."""
+"""Idle seconds after which the server ends a session, and with it the transaction of a dead host (L4)."""
 
 MAX_AGE: Final = 1800.0
-"""Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
+"""Seconds after which a connection is replaced, so that a new or moved server receives load."""
 
 
 def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
-    """The first message of a session: read what is committed, commit nothing by itself, be strict, end when idle."""
+    """The first message of a session: READ COMMITTED, no autocommit, strict mode, idle timeout."""
     return (
         "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
         "SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', autocommit = 0, "
@@ -45,7 +44,7 @@ def greeting(lock_timeout: float, idle_timeout: float) -> bytes:
 
 
 class _AnySession:
-    """A connection of either library, and what the driver knows of it without asking the server."""
+    """A connection of either library, with the state that the driver tracks locally."""
 
     def __init__(self, raw: Any, hello: bytes) -> None:  # noqa: ANN401  (aiomysql's or PyMySQL's)
         self.raw = raw
@@ -54,17 +53,17 @@ class _AnySession:
 
     @property
     def in_transaction(self) -> bool:
-        """Whether the server's last reply said so; an error comes without the server's status."""
+        """Whether the server's last reply reported a transaction; an error comes without status flags."""
         return bool(self.raw.server_status & messages.IN_TRANSACTION)
 
     @property
     def has_to_go(self) -> bool:
-        """Whether no other borrower may have it: a transaction is open, or it is too old."""
+        """Whether the pool must close it: a transaction is open, or it is too old."""
         return self.in_transaction or time.monotonic() - self._born > MAX_AGE
 
 
 class AsyncSession(_AnySession):
-    """A connection of aiomysql, with what the driver does on it."""
+    """An aiomysql connection with the driver's operations."""
 
     @classmethod
     async def opened(
@@ -74,7 +73,7 @@ class AsyncSession(_AnySession):
         timeout: float,  # noqa: ASYNC109
         hello: bytes,
     ) -> AsyncSession:
-        """Connect by a class that extends aiomysql's, and set the session up."""
+        """Connect with a subclass of aiomysql's connection, and set up the session."""
         raw = kind(**address.options(), db=address.database, autocommit=None, client_flag=CLIENT.FOUND_ROWS)
         session = cls(raw, hello)
         async with asyncio.timeout(timeout):
@@ -98,11 +97,11 @@ class AsyncSession(_AnySession):
         return not (reader.at_eof() or reader._buffer or reader.exception())  # noqa: SLF001
 
     async def clean(self, limit: float | None) -> None:
-        """Reset what a handler may have left in the session."""
+        """Reset the state that a handler may have left in the session."""
         await self.hold(limit, self._clean())
 
     async def hold(self, limit: float | None, action: Awaitable[T]) -> T:
-        """Await something with a time limit; if it takes too long, the connection is closed."""
+        """Await with a time limit; on timeout the connection is closed."""
         try:
             async with asyncio.timeout(limit):
                 return await action
@@ -112,7 +111,7 @@ class AsyncSession(_AnySession):
             raise
 
     async def talk(self, conversation: messages.Talk[T], limit: float | None) -> T:
-        """Run a conversation; each message has so long to be answered."""
+        """Send messages in sequence; `limit` is the timeout of each reply."""
         try:
             return await adrive(
                 conversation, lambda message: self.hold(limit, self.execute_text(message)), messages.FAILURES
@@ -126,7 +125,7 @@ class AsyncSession(_AnySession):
             return await self.talk(messages.running(transaction, begin), None if migrates else limit)
         except BaseException as error:
             if migrates or isinstance(error, messages.DemotedError):
-                self.sever()  # a migration's lock is the session's
+                self.sever()  # the migration lock belongs to the session
             raise
 
     async def execute_text(self, message: bytes) -> list[messages.Result]:
@@ -152,11 +151,11 @@ class AsyncSession(_AnySession):
 
 
 class Session(_AnySession):
-    """A connection of PyMySQL, with what the driver does on it."""
+    """A PyMySQL connection with the driver's operations."""
 
     @classmethod
     def opened(cls, kind: type[Any], address: MariadbAddress, timeout: float, hello: bytes) -> Session:
-        """Connect by a class that extends PyMySQL's, and set the session up."""
+        """Connect with a subclass of PyMySQL's connection, and set up the session."""
         raw = kind(
             **address.options(),
             database=address.database,
@@ -184,11 +183,11 @@ class Session(_AnySession):
         return not select.select([fileno], [], [], 0)[0]
 
     def clean(self, limit: float) -> None:
-        """Reset what a handler may have left in the session."""
+        """Reset the state that a handler may have left in the session."""
         self._hold(limit, self._clean)
 
     def talk(self, conversation: messages.Talk[T], limit: float | None) -> T:
-        """Run a conversation; each message has so long to be answered."""
+        """Send messages in sequence; `limit` is the timeout of each reply."""
         return self._hold(limit, lambda: drive(conversation, self._executed_text, messages.FAILURES))
 
     def run(self, transaction: Transaction[T], limit: float) -> T:
@@ -197,7 +196,7 @@ class Session(_AnySession):
             return self.talk(messages.running(transaction), None if migrates else limit)
         except BaseException as error:
             if migrates or isinstance(error, messages.DemotedError):
-                self.sever()  # a migration's lock is the session's
+                self.sever()  # the migration lock belongs to the session
             raise
 
     def sever(self) -> None:
@@ -209,7 +208,7 @@ class Session(_AnySession):
             self.raw.close()
 
     def _hold(self, limit: float | None, action: Callable[[], T]) -> T:
-        """Do something with a time limit for each reply; without one, that of a caller's connection stays."""
+        """Set a time limit for each reply inside the block; without one, the connection's own applies."""
         if limit is None:
             return action()
         self.raw._read_timeout = limit  # noqa: SLF001  (PyMySQL takes it only when it connects)
@@ -240,12 +239,12 @@ class Session(_AnySession):
 
 
 async def cancel_and_close(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
-    """End a connection of somebody else's, whatever is under way on it."""
+    """Close a connection that the application owns, even while a statement is running."""
     raw.close()
 
 
 async def cleaned(raw: Any) -> None:  # noqa: ANN401  (aiomysql's)
-    """Make a session of somebody else's what it was when aiomysql had opened it."""
+    """Reset a session that the application owns to the state in which aiomysql opened it."""
     statements = [f"SET NAMES {raw.charset}"]
     if raw.sql_mode is not None:
         statements.append(f"SET sql_mode={raw.sql_mode}")

@@ -1,8 +1,8 @@
-"""MariaDB and MySQL: tables `oncekey_*` in the application's own database, a record in one row.
+"""MariaDB and MySQL: tables `oncekey_*` in the application's own database, one row per record.
 
-LOCAL in one commit: a row that is inserted first, without waiting, is the lock of its key. A request that finds the row
+LOCAL in one commit: the lock of a key is a row that is inserted first, without waiting. A request that finds the row
 locked is refused at once. InnoDB releases it with the transaction, even if the process dies. A named lock (GET_LOCK)
-would not do: it belongs to the session, survives a COMMIT, and a proxy may give the session to another client.
+would not work: it belongs to the session, survives a COMMIT, and a proxy may give the session to another client.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "diagnostic_ttl": ("shortest_ttl", "longest_call"),
     }
 )
-"""What `oncekey doctor` reads: the statements, and the columns of each."""
+"""The statements of `oncekey doctor`, with their columns."""
 
 
 def tables() -> SqlSchema:
@@ -51,17 +51,17 @@ class MariadbStore(SqlStore):
 
 
 def sealed(statements: Mapping[str, str]) -> dict[str, str]:
-    """Each last statement once more, joined with the end of the lock: one message in the ordinary case."""
+    """Each final statement, joined with the release of the lock: one message in the common case."""
     return {f"sealed_{name}": f"{statements['unlock']};\n{statements[name]}" for name in WRITTEN}
 
 
 class MariadbLocks(LockStore):
-    """Locks, and records that are written once, in MariaDB."""
+    """Locks and write-once records in MariaDB."""
 
     asked = ("lock", "refused", "unlock", "holder", "left_over")
 
     def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
-        """Insert the lock's row, then read; a request that is refused first reads who has the lock (L1)."""
+        """Insert the lock's row, then read the record; a refused request first reads the lock's holder (L1)."""
         where: dict[str, Value] = {
             "lock": lock.number,
             "mark": lock.mark,
@@ -78,7 +78,7 @@ class MariadbLocks(LockStore):
     def completing(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int | None
     ) -> Body[Stored | None]:
-        """Write the finished record and end the lock, as the last statement before the commit (L3). None: not ours."""
+        """Write the finished record and release the lock, as the last statement before the commit (L3)."""
         last = self._finished(claim, target, settlement)
         rows = yield self._statements.statement(
             last.name, {**last.params, "lock": begun or 0}, form=f"sealed_{last.name}"
@@ -95,21 +95,21 @@ class MariadbLocks(LockStore):
         settlement: Completed | Deferred,  # noqa: ARG002
         begun: int,  # noqa: ARG002
     ) -> Fold[Stored] | None:
-        """None: the driver proves with the COMMIT that the transaction is its own, so that is sent alone."""
+        """None: the driver sends the COMMIT separately, with a check that the transaction is its own."""
         return None
 
     def held(self, number: int) -> Flow[bool]:
         return (yield from self._mark(number)) is not None
 
     def holder(self, lock: Lock) -> Flow[Holder]:
-        """Which request holds the lock; asking does not take it (L8)."""
+        """The request that holds the lock; reading it does not take the lock (L8)."""
         mark = yield from self._mark(lock.number)
         if mark is None:
             return Holder.NOBODY
         return Holder.SOMEBODY if mark == lock.mark else Holder.OTHER
 
     def _mark(self, number: int) -> Flow[int | None]:
-        """The mark of a lock's holder, read before it is committed; a row that is not locked does not count."""
+        """The mark of the lock's holder, read before its commit; an unlocked row does not count."""
 
         def body() -> Body[int | None]:
             rows = yield self._statements.statement("holder", {"lock": number})

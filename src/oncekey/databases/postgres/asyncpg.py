@@ -97,11 +97,11 @@ class AsyncpgDriver:
             await self._pool.give_back(connection)
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         return self._pool.business.full
 
-    async def room(self, seconds: float) -> bool:
-        return await self._pool.business.room(seconds)
+    async def wait_for_slot(self, seconds: float) -> bool:
+        return await self._pool.business.wait_for_slot(seconds)
 
     async def begin(self) -> transactions.AsyncpgTransaction:
         return await self._opened(None)

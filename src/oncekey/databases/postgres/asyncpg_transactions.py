@@ -161,7 +161,7 @@ class AsyncpgTransaction:
 
 def _was_ended(connection: connections.StoreConnection) -> bool:
     """Whether the handler ended the transaction (F16)."""
-    return not connection.is_closed() and not connection.is_in_transaction()
+    return not connection.is_in_transaction() and not connection.is_closed()
 
 
 class AsyncpgHandlerConnection:

@@ -1,19 +1,19 @@
--- Listings for operators. Every list walks one index from a place on and reads no more than :looked of its entries: those that
--- do not match are skipped, and the edge is the place to go on from. Lists return the clock even if they are empty, and no
--- answers: bodies may be large.
---
--- The walks differ in their states, and in what they are ordered by: when a record began, or when it expires. A state is
--- written into the statement and is no parameter: only so does the planner find the index of that state.
+-- Listings for operators. Every list walks one index from a place on and reads no more than :looked of its entries:
+-- those that do not match are skipped, and the edge is where to continue. Lists return the clock even if they are
+-- empty, and no responses: bodies may be large. -- The walks differ in their states, and in what they are ordered by:
+-- when a record began, or when it expires. A state is written into the statement and is no parameter: only so does the
+-- planner find the index of that state.
 
 -- part: walked
 entry.scope, entry.key, entry.created_at, entry.expires_at, entry.operation, entry.effects, entry.last_error,
-            entry.lease_until
+            entry.lease_until, entry.incarnation
 
 -- part: fitting
 (:scope::text IS NULL OR seen.scope = :scope::text)
           AND (:beginning::text IS NULL OR starts_with(seen.key, :beginning::text))
           AND (:operation::text IS NULL OR seen.operation = :operation::text)
           AND (:effects::text IS NULL OR seen.effects = :effects::text)
+          AND (:incarnation::uuid IS NULL OR seen.incarnation = :incarnation::uuid)
           AND (:error::text IS NULL OR seen.last_error = :error::text)
           AND (:older::bigint = 0 OR seen.created_at <= (SELECT clock.now FROM clock) - :older::bigint)
           AND (:younger::bigint = 0 OR seen.created_at > (SELECT clock.now FROM clock) - :younger::bigint)
@@ -23,7 +23,7 @@ entry.scope, entry.key, entry.created_at, entry.expires_at, entry.operation, ent
 {all_but_content}, record.memo, record.response_status,
     '[]' AS response_headers, NULL::bytea AS response_body, 1 AS response_schema, NULL::bytea AS request
 
--- part: walk(at; fits)
+-- part: walk(at; fits; side; direction)
 WITH {clock}
 SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
 FROM clock
@@ -31,8 +31,8 @@ LEFT JOIN (
     SELECT entry.{at} AS edge_at, entry.scope AS edge_scope, entry.key AS edge_key
     FROM oncekey.record AS entry
     WHERE {fits}
-      AND (entry.{at}, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
-    ORDER BY entry.{at} DESC, entry.scope DESC, entry.key DESC
+      AND (entry.{at}, entry.scope, entry.key) {side} (:place_at::bigint, :place_scope::text, :place_key::text)
+    ORDER BY entry.{at} {direction}, entry.scope {direction}, entry.key {direction}
     OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
 LEFT JOIN (
     SELECT {shown}
@@ -42,44 +42,82 @@ LEFT JOIN (
             SELECT {walked}
             FROM oncekey.record AS entry
             WHERE {fits}
-              AND (entry.{at}, entry.scope, entry.key) < (:before_at::bigint, :before_scope::text, :before_key::text)
-            ORDER BY entry.{at} DESC, entry.scope DESC, entry.key DESC
+              AND (entry.{at}, entry.scope, entry.key) {side} (:place_at::bigint, :place_scope::text, :place_key::text)
+            ORDER BY entry.{at} {direction}, entry.scope {direction}, entry.key {direction}
             LIMIT :looked::bigint) AS seen
         WHERE {fitting}
-        ORDER BY seen.{at} DESC, seen.scope DESC, seen.key DESC
+        ORDER BY seen.{at} {direction}, seen.scope {direction}, seen.key {direction}
         LIMIT :limit::bigint) AS page
     JOIN oncekey.whole AS record ON record.scope = page.scope AND record.key = page.key) AS record ON true
-ORDER BY record.{at} DESC, record.scope DESC, record.key DESC
+ORDER BY record.{at} {direction}, record.scope {direction}, record.key {direction}
 
 -- name: walk_pending
 -- List pending records, newest first.
 -- Served by record_waiting.
-{walk(created_at; entry.state = 'pending')};
+{walk(created_at; entry.state = 'pending'; <; DESC)};
 
 -- name: walk_in_progress
 -- List records in progress, newest first.
 -- Served by record_running.
-{walk(created_at; entry.state = 'in_progress')};
+{walk(created_at; entry.state = 'in_progress'; <; DESC)};
 
 -- name: walk_failed_retryable
 -- List retryable records, newest first.
 -- Served by record_waiting.
-{walk(created_at; entry.state = 'failed_retryable')};
+{walk(created_at; entry.state = 'failed_retryable'; <; DESC)};
 
 -- name: walk_unknown
 -- List unknown records, newest first.
 -- Served by record_waiting.
-{walk(created_at; entry.state = 'unknown')};
+{walk(created_at; entry.state = 'unknown'; <; DESC)};
+
+-- name: walk_unknown_oldest
+-- List unknown records, oldest first.
+-- Served by record_waiting.
+{walk(created_at; entry.state = 'unknown'; >; ASC)};
 
 -- name: walk_completed
 -- List completed records, those that expire last first.
 -- Served by record_expiring.
-{walk(expires_at; entry.state = 'completed')};
+{walk(expires_at; entry.state = 'completed'; <; DESC)};
 
 -- name: walk_expired
 -- List records that are marked as expired, those that expired last first.
 -- Served by record_expired.
-{walk(expires_at; entry.state = 'expired')};
+{walk(expires_at; entry.state = 'expired'; <; DESC)};
+
+-- name: walk_letters
+-- List dead letters, oldest first.
+-- Served by dead_letter_died.
+WITH {clock}
+SELECT clock.now, edge.edge_at, edge.edge_id, letter.*
+FROM clock
+LEFT JOIN (
+    SELECT dead.died_at AS edge_at, dead.id AS edge_id
+    FROM oncekey.dead_letter AS dead
+    WHERE (dead.died_at, dead.id) > (:place_at::bigint, :id::uuid)
+    ORDER BY dead.died_at, dead.id
+    OFFSET :looked::bigint - 1 LIMIT 1) AS edge ON true
+LEFT JOIN (
+    SELECT letter.*
+    FROM (
+        SELECT seen.id
+        FROM (
+            SELECT dead.id, dead.died_at, dead.scope, dead.aggregatetype, dead.kind, dead.last_error
+            FROM oncekey.dead_letter AS dead
+            WHERE (dead.died_at, dead.id) > (:place_at::bigint, :id::uuid)
+            ORDER BY dead.died_at, dead.id
+            LIMIT :looked::bigint) AS seen
+        WHERE (:scope::text IS NULL OR seen.scope = :scope::text)
+          AND (:topic::text IS NULL OR seen.aggregatetype = :topic::text)
+          AND (:kind::text IS NULL OR seen.kind = :kind::text)
+          AND (:error::text IS NULL OR strpos(seen.last_error, :error::text) > 0)
+          AND (:older::bigint = 0 OR seen.died_at <= (SELECT clock.now FROM clock) - :older::bigint)
+          AND (:younger::bigint = 0 OR seen.died_at > (SELECT clock.now FROM clock) - :younger::bigint)
+        ORDER BY seen.died_at, seen.id
+        LIMIT :limit::bigint) AS page
+    JOIN oncekey.dead_letter AS letter ON letter.id = page.id) AS letter ON true
+ORDER BY letter.died_at, letter.id;
 
 -- part: tallied(state)
 SELECT clock.now, '{state}' AS what, count(*) AS found, min(seen.created_at) AS oldest
@@ -150,7 +188,7 @@ FROM (
     LIMIT :limit::bigint) AS doubted;
 
 -- name: calls_of_record
--- List the outside calls of one incarnation.
+-- List the external calls of one incarnation.
 SELECT call.* FROM oncekey.call AS call WHERE call.incarnation = :incarnation::uuid ORDER BY call.at, call.phase
 LIMIT :limit::bigint;
 

@@ -1,5 +1,6 @@
--- How PostgreSQL notes its migrations. The lock's number is arbitrary and ours; it ends with the transaction.
--- A migration that waits for a lock on a table stops every statement behind it, so it waits for five seconds only.
+-- How PostgreSQL records its migrations. The lock's number is arbitrary and reserved for oncekey; it ends with the
+-- transaction. A migration that waits for a lock on a table stops every statement behind it, so it waits for five
+-- seconds only.
 
 -- name: lock
 -- Lock the migrations, so that one process at a time applies them.

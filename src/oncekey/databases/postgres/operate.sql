@@ -1,5 +1,5 @@
 -- The reads and writes of operators. Writes prove the version that was read; the record is locked before its parcels,
--- as workers do it. Lists return the clock even if they are empty, and no answers: bodies may be large.
+-- as workers do it. Lists return the clock even if they are empty, and no responses: bodies may be large.
 
 -- part: listed(schema)
 {all_but_content}, record.memo, record.response_status,

@@ -19,12 +19,12 @@ ORDER BY given.position
 RETURNING id;
 
 -- name: due
--- Claim the parcels that a worker delivers next, those that wait longest first.
--- The first parcel of each order is looked up among the first thousand that are due. Only if nearly all of those wait for others
--- is the rest read, one step per order: a long order must neither hide the parcels behind it, nor be searched to its end.
--- At most `careful` of the parcels are taken that are a request's own call or were tried before.
--- A parcel that was found is locked by its row address (`spot`), and skipped if it has moved since.
--- A planner that sees the limit, and has no statistics yet, takes it for more rows than there are: it would read and sort all due
+-- Claim the parcels that a worker delivers next, longest waiting first.
+-- The first parcel of each order is looked up among the first thousand that are due. Only if nearly all of those wait
+-- for others is the rest read, one step per order: a long order must neither hide the parcels behind it, nor be
+-- searched to its end. At most `careful` of the parcels are taken that are a request's own call or were attempted
+-- before. A parcel that was found is locked by its row address (`spot`), and skipped if it has moved since. A planner
+-- that sees the limit, and has no statistics yet, takes it for more rows than there are: it would read and sort all due
 -- parcels for every claim. So the limit is hidden from it; then it uses the index, and stops.
 WITH RECURSIVE {clock}, known AS MATERIALIZED (
     SELECT ARRAY(SELECT json_array_elements_text(:topics::json)) AS topics
@@ -310,12 +310,14 @@ SELECT dead.id, aggregatetype, aggregateid, type, payload, kind, scope, key, inc
        'ready', :attempts::integer, fence, clock.now, created_at, first_error, last_error
 FROM oncekey.dead_letter AS dead CROSS JOIN clock
 WHERE clock.durable = 'on' AND dead.id = :id::uuid AND dead.kind = :kind::text
+  AND (:died_at::bigint IS NULL OR dead.died_at = :died_at::bigint)
 RETURNING id;
 
 -- name: drop_dead_letter
 -- Delete one dead letter.
 DELETE FROM oncekey.dead_letter AS dead
 WHERE dead.id = :id::uuid AND dead.kind = :kind::text
+  AND (:died_at::bigint IS NULL OR dead.died_at = :died_at::bigint)
 RETURNING dead.id;
 
 -- name: find_dead_letter

@@ -30,7 +30,7 @@ WHERE {begun_here};
 SELECT oncekey.was_kept(:given::bytea) AS committed;
 
 -- name: announce
--- Record that the owner is about to make an outside call, with its downstream key (row 5).
+-- Record that the owner is about to make an external call, with its downstream key (row 5).
 -- The call can be looked up from the moment it is announced.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
@@ -67,7 +67,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: result
--- Store the result of the owner's outside call (row 6).
+-- Store the result of the owner's external call (row 6).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'in_progress', version = record.version + 1, recovery_point = :recovery_point, owner = :owner,
@@ -104,8 +104,8 @@ SELECT written.* FROM written;
 
 -- name: resumable
 -- List the PHASED records that the completer may resume, oldest first.
--- Served by record_resumable. The cursor goes on from the last row that was read, so that a page of rows that
--- no worker can resume does not hide the others.
+-- Served by record_resumable. The cursor continues from the last row that was read, so that a page of rows that no
+-- worker can resume does not hide the others.
 WITH {clock}
 SELECT clock.now, record.*
 FROM clock, oncekey.whole AS record

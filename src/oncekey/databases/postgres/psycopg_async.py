@@ -76,11 +76,11 @@ class AsyncPsycopgDriver:
                 assert_never(mode)
 
     @property
-    def crowded(self) -> bool:
-        return self._pool.crowded
+    def is_full(self) -> bool:
+        return self._pool.is_full
 
-    async def room(self, seconds: float) -> bool:  # asyncio only
-        return await self._pool.room(seconds)
+    async def wait_for_slot(self, seconds: float) -> bool:  # asyncio only
+        return await self._pool.wait_for_slot(seconds)
 
     async def begin(self) -> transactions.AsyncPsycopgTransaction:
         tx, _ = await self._opened(None)
@@ -165,12 +165,12 @@ class AsyncPool:
             self._give(connection)
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Whether business transactions hold all connections that they may."""
         return self._business.full
 
-    async def room(self, seconds: float) -> bool:  # asyncio only
-        return await self._business.room(seconds)
+    async def wait_for_slot(self, seconds: float) -> bool:  # asyncio only
+        return await self._business.wait_for_slot(seconds)
 
     async def take(self) -> connections.AsyncStoreConnection:
         """A connection for a business transaction."""
@@ -185,9 +185,9 @@ class AsyncPool:
             self._business.release()
             raise
 
-    def give(self, connection: connections.AsyncStoreConnection, *, used: bool = False) -> None:
+    def give(self, connection: connections.AsyncStoreConnection, *, used: bool = False, undo: bool = False) -> None:
         """Return a business transaction's connection."""
-        self._give(connection, used=used)
+        self._give(connection, used=used, undo=undo)
         self._business.release()
 
     def close(self) -> None:
@@ -234,8 +234,8 @@ class AsyncPool:
             self._give(connection)
         return not connection.unsure
 
-    def _give(self, connection: connections.AsyncStoreConnection, *, used: bool = False) -> None:
-        self._shelf.put(connection, used=used)
+    def _give(self, connection: connections.AsyncStoreConnection, *, used: bool = False, undo: bool = False) -> None:
+        self._shelf.put(connection, used=used, undo=undo)
         self._slots.release()
 
 

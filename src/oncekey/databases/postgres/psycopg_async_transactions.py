@@ -119,6 +119,13 @@ class AsyncPsycopgTransaction:
             # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
             self._pool.give(connection, used=self._use.used and self._resets_session)
 
+    def leave(self) -> None:
+        """Roll back without waiting for the reply: the next borrower of the connection does."""
+        connection, self._raw = self._raw, None
+        if connection is not None:
+            self._use.over = True
+            self._pool.give(connection, undo=True)
+
     async def _refuse_if_used(self, connection: connections.AsyncStoreConnection) -> None:
         """Refuse to end a transaction in which the handler left a statement, a stream, a COPY or a pipeline open."""
         if connection.lock.locked() and not await connection.is_free(self._limit):

@@ -189,10 +189,10 @@ def taken_back(connection: C) -> None:
         connection._notifies_backlog.clear()  # noqa: SLF001
 
 
-def clean_up(connection: C) -> bool:
+def clean_up(connection: C, text: str = RESET) -> bool:
     """Ask the server to reset what a handler may have left in the session; `is_clean` reads the reply."""
     try:
-        connection.pgconn.send_query(RESET.encode())
+        connection.pgconn.send_query(text.encode())
     except psycopg.Error:
         connection.pgconn.finish()
         return False
@@ -386,8 +386,11 @@ class IdleConnections(IdleStack[C]):
                 connection.pgconn.finish()
         return None
 
-    def put(self, connection: C, *, used: bool = False) -> None:
-        """Take a connection back; one in the middle of something is closed, one that a handler used is reset."""
+    def put(self, connection: C, *, used: bool = False, undo: bool = False) -> None:
+        """Take a connection back; one in the middle of something is closed, one that a handler used is reset.
+
+        `undo`: its transaction is rolled back, and no handler has used it.
+        """
         with self._lock:
             if connection.suspect:
                 # If one server does not answer or takes no writes, the other idle connections are probably no better.
@@ -397,11 +400,11 @@ class IdleConnections(IdleStack[C]):
                 # file with the same number; its socket was shut down, and it ends with its last user.
                 connection._pool = None  # as in `lent`  # noqa: SLF001
                 return
-            if self._closed or not _is_clean(connection):
+            if self._closed or not _is_clean(connection, TransactionStatus.INTRANS if undo else TransactionStatus.IDLE):
                 connection.pgconn.finish()
             else:
                 taken_back(connection)
-                if not used or clean_up(connection):
+                if clean_up(connection, "ROLLBACK") if undo else not used or clean_up(connection):
                     self._idle.append(connection)
 
     def close(self) -> None:
@@ -435,11 +438,11 @@ def is_quiet(connection: StoreConnection | AsyncStoreConnection) -> bool:
     return not select.select([fileno], [], [], 0)[0]
 
 
-def _is_clean(connection: StoreConnection | AsyncStoreConnection) -> bool:
+def _is_clean(connection: StoreConnection | AsyncStoreConnection, status: TransactionStatus) -> bool:
     return (
         not connection.closed
         and not connection.suspect
-        and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        and connection.pgconn.transaction_status == status
         and connection.pgconn.pipeline_status == PipelineStatus.OFF
         and time.monotonic() - connection.born < MAX_AGE
     )

@@ -1,13 +1,12 @@
--- The statements for PostgreSQL, one block each. Every one is served by record_pkey (scope, key).
--- `:now` is NULL outside of tests: clock_timestamp(), because now() stands still in a transaction.
--- {durable} makes the commit durable whatever the server's default is, inside the statement's own transaction.
--- Statements run at READ COMMITTED; after a serialisation failure under another default the driver repeats the statement.
---
--- A record is two rows: `record`, which every key has, and `work`, for what only unfinished, failed or phased work has. They
--- are read together, as the view `whole`, and written by one statement: the record first, which locks it, then the row in
--- `work`, if the record was written. A statement that had to wait for the record goes on with the record as it is then, but with
--- the other row as it was before. A write that proves the version notices, because every write raises it. For an owner,
--- which proves the fence only, `memo_version` says whether the two belong together ({fits}).
+-- The statements for PostgreSQL, one block each. Every one is served by record_pkey (scope, key). `:now` is NULL
+-- outside of tests: clock_timestamp(), because now() is constant in a transaction. {durable} makes the commit durable
+-- whatever the server's default is, inside the statement's own transaction. Statements run at READ COMMITTED; after a
+-- serialisation failure under another default the driver repeats the statement. -- A record is two rows: `record`,
+-- which every key has, and `work`, for what only unfinished, failed or phased work has. They are read together, as the
+-- view `whole`, and written by one statement: the record first, which locks it, then the row in `work`, if the record
+-- was written. A statement that had to wait for the record continues with the current record, but with the other row as
+-- it was before. A write that proves the version notices, because every write raises it. For an owner, which proves the
+-- fence only, `memo_version` says whether the two belong together ({fits}).
 
 -- part: now
 -- The instant of the statement, in microseconds since 1970.
@@ -87,8 +86,8 @@ WHERE clock.durable = 'on' AND record.scope = :scope AND record.key = :key
   AND seen.scope = record.scope AND seen.key = record.key;
 
 -- part: as_unknown
--- The end of every statement that begins with {doubted}.
--- A failed lease (on_lease_expired="fail") is an operator's at once: no resolver is asked about it.
+-- The end of every statement that begins with {doubted}. A failed lease (on_lease_expired="fail") goes to an operator
+-- at once: no resolver checks it.
 RETURNING clock.now, {hot}, record.memo_version, seen.memo, seen.intent, seen.request,
     CASE WHEN record.last_error = 'failed_lock_expired' THEN NULL ELSE clock.now END AS reconcile_after,
     seen.reconcile_tries
@@ -219,7 +218,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 ), {kept}, {forgotten}
 SELECT written.* FROM written;
 
--- name: doubt
+-- name: mark_unknown
 -- Mark a record unknown whose lease is over and that must not run again (row 15).
 {doubted}
   AND record.state = 'in_progress' AND record.lease_until <= clock.now

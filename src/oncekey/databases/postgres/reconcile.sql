@@ -1,7 +1,7 @@
 -- The reads and writes of resolvers and webhooks, besides the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
--- List the unknown records whose provider is to be asked now, longest due first.
+-- List the unknown records to check with their provider now, longest due first.
 -- Served by work_due, and record_pkey for each. A record that the reconciler gave up has no instant, and only operators find it.
 -- OFFSET 0 keeps the planner from joining the tables as a whole: it expects one row of a join by three columns, and a page would
 -- read every unknown record there is, which in an outage of a provider are many.
@@ -22,7 +22,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.reconcile_after, page.scope, page.key;
 
 -- name: still_unknown
--- Set when the provider of an unknown record is asked again (row 23).
+-- Set when an unknown record is checked with its provider again (row 23).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1,
@@ -99,7 +99,7 @@ WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id::text AND
 LIMIT 2;
 
 -- name: add_call
--- Insert the call of an INLINE handler, which announces none.
+-- Insert the call of an INLINE handler, which does not announce it.
 INSERT INTO oncekey.call (incarnation, phase, downstream_key, scope, key, operation, at)
 VALUES (:incarnation::uuid, :phase::text, :downstream_key::text, :scope::text, :key::text, :operation::text,
         {now})

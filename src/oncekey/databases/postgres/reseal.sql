@@ -1,4 +1,4 @@
--- What `oncekey rekey` and `oncekey doctor` ask about sealed content, and the one write that changes its key.
+-- The queries of `oncekey rekey` and `oncekey doctor` about sealed content, and the one write that changes its key.
 
 -- name: content_records
 -- List the records that have content which can be sealed.
@@ -12,7 +12,8 @@ LIMIT :limit::bigint;
 
 -- name: reseal_record
 -- Store a record's content under another key; the record does not move.
--- The write proves the version. An owner compares the memo that it has read byte by byte, so an owned record is left alone.
+-- The write proves the version. An owner compares the memo that it has read byte by byte, so an owned record is not
+-- changed.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, response_headers = :response_headers, response_body = :response_body::bytea,

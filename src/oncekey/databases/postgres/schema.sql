@@ -251,7 +251,7 @@ CREATE TYPE oncekey.sealed AS (
     response_schema integer
 );
 
-CREATE OR REPLACE FUNCTION oncekey.enter(lock bigint, family integer, mark integer, in_scope bytea, in_key bytea, at bigint, lease_ms integer, deadline_ms integer)
+CREATE OR REPLACE FUNCTION oncekey.enter_2(lock bigint, family integer, mark integer, in_scope bytea, in_key bytea, at bigint, lease_ms integer, deadline_ms integer)
  RETURNS boolean
  LANGUAGE plpgsql
 AS $function$
@@ -259,6 +259,7 @@ DECLARE
     look record;
     marked boolean;
     locked boolean := false;
+    answer text;
 BEGIN
     IF current_setting('transaction_read_only') = 'off'
        AND set_config('idle_in_transaction_session_timeout', lease_ms::text, true) IS NOT NULL
@@ -276,7 +277,23 @@ BEGIN
         marked := pg_try_advisory_xact_lock(family, mark);
         PERFORM FROM oncekey.record AS record WHERE record.scope = convert_from(in_scope, 'UTF8') COLLATE "default"
           AND record.key = convert_from(in_key, 'UTF8') COLLATE "default";
-        RETURN NOT FOUND;
+        IF NOT FOUND THEN
+            RETURN true;
+        END IF;
+        IF current_setting('log_min_messages') IN ('notice', 'warning', 'error', 'log', 'fatal', 'panic')
+           AND current_setting('bytea_output') = 'hex' AND current_setting('server_encoding') = 'UTF8'
+        THEN
+            SELECT row_to_json(record) INTO answer FROM oncekey.record AS record
+            WHERE record.scope = convert_from(in_scope, 'UTF8') COLLATE "default"
+              AND record.key = convert_from(in_key, 'UTF8') COLLATE "default"
+              AND record.state = 'completed' AND COALESCE(octet_length(record.response_body), 0) <= 8192;
+            IF octet_length(answer) = length(answer) THEN
+                RAISE INFO USING ERRCODE = 'OK001', MESSAGE = format(
+                    '{"locked":true,"other":false,"begun":%s,"now":%s,"record":%s}', lock,
+                    COALESCE(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), answer);
+            END IF;
+        END IF;
+        RETURN false;
     END IF;
     look := oncekey.lock_request_2(
         lock, family, mark, convert_from(in_scope, 'UTF8'), convert_from(in_key, 'UTF8'), at, lease_ms, deadline_ms);

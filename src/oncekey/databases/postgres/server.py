@@ -39,6 +39,9 @@ IDLE_TIMEOUT: Final = 300.0
 WHAT: Final = "the business transaction"
 BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
+_NO_WORK: Final = {"memo": None, "intent": None, "request": None, "reconcile_after": None, "reconcile_tries": 0}
+"""The columns of a record that has no row in `work`, or whose row does not count because it is completed."""
+
 _DECODED: Final = json.JSONDecoder().decode  # what `json.loads` calls after it has checked its argument
 
 NOTICE: Final = "OK001"
@@ -70,25 +73,31 @@ def as_text(statement: Statement) -> str:
     pieces = [text]
     for name, after in rest:  # two dozen values for a record, so no call for each
         value = params[name]
-        if type(value) is bytes:
+        if type(value) is int:
+            pieces.append(f"'{value}'{after}")
+        elif type(value) is bytes:
             # E, because a backslash means the same in it under every setting of the server.
-            pieces += ("E'\\\\x", value.hex(), "'", after)
+            pieces.append(f"E'\\\\x{value.hex()}'{after}")
         elif value is None:
-            pieces += ("NULL", after)
-        elif type(value) is int:
-            pieces += (f"'{value:d}'", after)
+            pieces.append(f"NULL{after}")
         elif type(value) is bool:
-            pieces += ("true" if value else "false", after)
+            pieces.append(f"{'true' if value else 'false'}{after}")
         elif isinstance(value, int):  # a member of an enumeration, as a status may be
-            pieces += (f"'{int(value):d}'", after)
+            pieces.append(f"'{int(value)}'{after}")
         else:
             raise TypeError("a text does not travel in a message of several statements: its bytes do")
     return "".join(pieces)
 
 
 def row_from_notice(text: str) -> Mapping[str, Any]:
-    """The row in a notice."""
+    """The row in a notice; a completed record is an object in it, with its bytes in hexadecimal."""
     row: dict[str, Any] = _DECODED(text)
+    record = row.get("record")
+    if record is not None:
+        row.update(record, **_NO_WORK)
+        row["seed"] = bytes.fromhex(record["seed"][2:])
+        if record["response_body"] is not None:
+            row["response_body"] = bytes.fromhex(record["response_body"][2:])
     return row
 
 

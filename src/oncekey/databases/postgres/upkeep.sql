@@ -1,5 +1,5 @@
--- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no answers: bodies may be
--- large. Writes prove the version that was read, so a record that another actor moved first is left alone.
+-- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no responses: bodies
+-- may be large. Writes prove the version that was read, so a record that another actor moved first is not changed.
 
 -- name: stale
 -- List the records in progress whose lease is over, oldest first.
@@ -97,18 +97,31 @@ AND record.expires_at <= LEAST(:until::bigint, (SELECT clock.now - :age::bigint 
 
 -- part: moved
 WHERE record.ctid = ANY (ARRAY(SELECT due.spot FROM due))
-    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state;
+    RETURNING record.scope, record.key, record.incarnation, record.operation, record.fence, record.state, record.expires_at;
 
--- part: notes
+-- part: rfc3339(instant)
+to_char(to_timestamp({instant} / 1000000.0) AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"');
+
+-- part: noted(source; target)
+-- One line for the records of a scope and a state, or for each of them. A line about one record names it.
 INSERT INTO oncekey.audit (
         at, scope, key_digest, incarnation, operation, fence, source, target, trigger, actor, who, why)
-    SELECT clock.now, moved.scope, left(encode(sha256(convert_to(moved.key, 'UTF8')), 'hex'), 16), moved.incarnation,
-           moved.operation, moved.fence;
-
--- part: noted
-:trigger::text, :actor::text, :who::text, :why::text
-    FROM moved CROSS JOIN clock
-    WHERE :noted::boolean
+    SELECT clock.now, batch.scope,
+           CASE WHEN batch.keys = 1 THEN left(encode(sha256(convert_to(batch.key, 'UTF8')), 'hex'), 16) ELSE '' END,
+           CASE WHEN batch.keys = 1 THEN batch.incarnation ELSE '00000000-0000-0000-0000-000000000000' END,
+           CASE WHEN batch.keys = 1 THEN batch.operation ELSE '' END,
+           CASE WHEN batch.keys = 1 THEN batch.fence ELSE 0 END,
+           {source}, {target}, :trigger::text, :actor::text, :who::text,
+           CASE WHEN batch.keys = 1 THEN :why::text
+                ELSE format('%s: %s keys, expiry %s to %s', :why::text, batch.keys,
+                            {rfc3339(batch.first)}, {rfc3339(batch.last)}) END
+    FROM clock CROSS JOIN (
+        SELECT moved.scope, moved.state, count(*) AS keys, min(moved.expires_at) AS first, max(moved.expires_at) AS last,
+               (array_agg(moved.key))[1] AS key, (array_agg(moved.incarnation))[1] AS incarnation,
+               (array_agg(moved.operation))[1] AS operation, min(moved.fence) AS fence
+        FROM moved
+        WHERE :noted::boolean
+        GROUP BY moved.scope, moved.state, CASE WHEN :each::boolean THEN moved.key END) AS batch
 )
 SELECT clock.now, (SELECT count(*) FROM due) AS looked, (SELECT count(*) FROM moved) AS moved,
        last.expires_at, last.scope, last.key
@@ -136,7 +149,7 @@ FROM clock LEFT JOIN (
 ), forgotten AS (
     DELETE FROM oncekey.work AS work USING moved WHERE work.incarnation = moved.incarnation
 ), noted AS (
-    {notes}, moved.state, NULL, {noted};
+    {noted(batch.state; NULL)};
 
 -- name: purge_kept
 -- Delete a batch of records that are marked as expired (row 30).
@@ -149,7 +162,7 @@ FROM clock LEFT JOIN (
 ), forgotten AS (
     DELETE FROM oncekey.work AS work USING moved WHERE work.incarnation = moved.incarnation
 ), noted AS (
-    {notes}, moved.state, NULL, {noted};
+    {noted(batch.state; NULL)};
 
 -- name: mark_expired
 -- Mark a batch of completed records as expired (row 29).
@@ -162,7 +175,7 @@ FROM clock LEFT JOIN (
     SET state = 'expired', version = version + 1
     {moved}
 ), noted AS (
-    {notes}, 'completed', moved.state, {noted};
+    {noted('completed'; batch.state)};
 
 -- name: drop_unclaimed
 -- Delete the parcel of a deferred request, if no worker ever claimed it.
@@ -218,6 +231,14 @@ SELECT line.*
 FROM oncekey.audit AS line
 WHERE line.scope = :scope AND line.key_digest = :key_digest AND line.id > :after::bigint
 ORDER BY line.id
+LIMIT :limit::bigint;
+
+-- name: deletions
+-- Read the latest audit lines that are about several keys of a scope, newest first.
+SELECT line.*
+FROM oncekey.audit AS line
+WHERE line.scope = :scope AND line.key_digest = ''
+ORDER BY line.id DESC
 LIMIT :limit::bigint;
 
 -- name: forget_notes

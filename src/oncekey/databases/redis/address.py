@@ -1,8 +1,8 @@
 """The URLs of Redis and Valkey, parsed without a client.
 
-`redis://user:password@host:6379/0` is one server, `redis+cluster://a:7000,b:7000` a cluster, of which some nodes are
-named, and `redis+sentinel://a:26379,b:26379/name/0` the primary of this name, which the sentinels know. `rediss` is the
-same with TLS.
+`redis://user:password@host:6379/0` is one server, `redis+cluster://a:7000,b:7000` a cluster with some of its nodes, and
+`redis+sentinel://a:26379,b:26379/name/0` the primary of that name, which the sentinels look up. `rediss` is the same
+with TLS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SENTINEL_PORT: Final = 26379
 LAST_PORT: Final = 65535
 WAIT_MS: Final = 1000
 FORM: Final = (
-    "a Redis store is redis://user:password@host:6379/0, redis+cluster://host:7000,host:7001 or "
+    "a Redis URL is redis://user:password@host:6379/0, redis+cluster://host:7000,host:7001 or "
     "redis+sentinel://host:26379,host:26379/name/0, with rediss for TLS"
 )
 _NUMBERS: Final = ("wait", "wait_ms", "pool_size")
@@ -48,16 +48,16 @@ class RedisAddress:
     service: str = ""
     """The sentinels' name for the primary."""
     wait: int = 0
-    """How many replicas have to acknowledge a write before it counts as made."""
+    """How many replicas must acknowledge a write."""
     wait_ms: int = WAIT_MS
-    """How many milliseconds they may take."""
+    """How many milliseconds the replicas may take."""
     pool_size: int = POOL_SIZE
     files: tuple[tuple[str, str], ...] = ()
-    """Certificates and keys, by the names of the client's settings."""
+    """Certificates and keys, by the names of the client library's settings."""
 
 
 def parse(url: str) -> RedisAddress:
-    """Parse a URL, or raise a sentence about what it should be; it repeats no password."""
+    """Parse a URL, or raise ConfigurationError, which repeats no password."""
     scheme, _, rest = url.partition(":")
     base, _, mode = scheme.partition("+")
     if not rest.startswith("//"):
@@ -87,17 +87,17 @@ def parse(url: str) -> RedisAddress:
         known = ", ".join((*_NUMBERS, *_FILES))
         raise ConfigurationError(f"a Redis store has no option {min(options)[:30]}: there are {known}")
     if made.mode is Mode.SINGLE and len(made.hosts) > 1:
-        raise ConfigurationError("redis:// names one server: say redis+cluster:// or redis+sentinel:// for several")
+        raise ConfigurationError("redis:// takes one server: use redis+cluster:// or redis+sentinel:// for several")
     if made.files and not made.tls:
-        raise ConfigurationError(f"{made.files[0][0]} is for TLS: say rediss, with two s")
+        raise ConfigurationError(f"{made.files[0][0]} is for TLS: use rediss://, with two s")
     return made
 
 
 def _place(mode: Mode, path: str) -> tuple[str, int]:
-    """The service's name and the database's number."""
+    """The name of the service and the number of the database."""
     if mode is Mode.CLUSTER:
         if path.strip("/") not in {"", "0"}:
-            raise ConfigurationError("a Redis cluster has no databases: leave out what follows the hosts")
+            raise ConfigurationError("a Redis cluster has no numbered databases: remove the path after the hosts")
         return "", 0
     if mode is Mode.SENTINEL:
         service, _, database = path.partition("/")
@@ -111,7 +111,7 @@ def _host(text: str, default: int) -> tuple[str, int]:
     if text.startswith("["):
         host, bracket, port = text[1:].partition("]")
         if not bracket or (port and not port.startswith(":")):
-            raise ConfigurationError(f"a host of the Redis store has no closing bracket: {FORM}")
+            raise ConfigurationError(f"a host of the Redis URL has no closing bracket: {FORM}")
         port = port[1:]
     else:
         host, _, port = text.partition(":")
@@ -120,7 +120,7 @@ def _host(text: str, default: int) -> tuple[str, int]:
     if not port:
         return host, default
     if not port.isascii() or not port.isdigit() or not 0 < int(port) <= LAST_PORT:
-        raise ConfigurationError(f"the Redis store has a port that is no number: {FORM}")
+        raise ConfigurationError(f"the Redis URL has a port that is not a number: {FORM}")
     return host, int(port)
 
 
@@ -131,11 +131,11 @@ def _options(query: str) -> dict[str, str]:
 def _number(name: str, text: str) -> int:
     least = 0 if name in {"wait", "the database"} else 1
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise ConfigurationError(f"{name} of a Redis store is a number from {least} on")
+        raise ConfigurationError(f"{name} of a Redis store is a number of at least {least}")
     return int(text)
 
 
 def read(scheme: str, rest: str, _: str | None) -> Address:
-    """`redis://host:6379/0`, and the forms for clusters and sentinels; the driver reads it once more."""
+    """`redis://host:6379/0`, and the forms for clusters and sentinels; the driver parses it again."""
     url = f"{scheme}:{rest}"
     return Address(Kind.REDIS, url, pool_size=parse(url).pool_size)

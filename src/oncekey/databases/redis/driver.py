@@ -1,11 +1,11 @@
-"""The connections to Redis or Valkey, blocking and under asyncio. `redis_talk` has the commands.
+"""The connections to Redis or Valkey, blocking and asyncio; `talk` has the commands.
 
 A script runs alone on its server, so comparing and writing are one step. An acknowledged write is as durable as the
-server is configured (`appendfsync always`), and a fail-over to a replica that had not received it loses it: the next
-retry then executes again. So this is a store for requests of which a second execution does little harm.
+server is configured (`appendfsync always`), and a failover to a replica that had not received it loses it: the next
+retry then executes again. So use this store for requests whose second execution does little harm.
 
-A connection is closed after an error or a cancellation: a reply that is still on its way would be taken for the reply
-to the next command. Nothing is repeated here, and the client library is configured to repeat nothing.
+A connection is closed after an error or a cancellation: a late reply would be taken for the reply to the next command.
+Nothing is retried here, and the client library is configured not to retry.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PATIENCE: Final = 5.0
-"""Seconds that a reply may take, besides the wait for replicas."""
+"""Timeout in seconds for a reply, in addition to the wait for replicas."""
 UNREACHED: Final = "Redis cannot be reached: {}"
-UNANSWERED: Final = "Redis did not answer: {}"
+UNANSWERED: Final = "Redis did not reply: {}"
 
 
 class RedisCells(TalkingCells[Say]):
@@ -43,7 +43,7 @@ class RedisCells(TalkingCells[Say]):
         self._pools = _Pools(address, redis, Retry(NoBackoff(), 0))
 
     def send(self, request: Say) -> list[Any]:
-        """Send the commands, and read the reply to each; an error reply is returned, too."""
+        """Send the commands, and read the reply to each; error replies are returned too."""
         pool = self._pools.to(request.node)
         try:
             connection = pool.get_connection()
@@ -79,7 +79,7 @@ class AsyncRedisCells(AsyncTalkingCells[Say]):
         self._pools = _Pools(address, redis.asyncio, redis.asyncio.retry.Retry(NoBackoff(), 0))
 
     async def send(self, request: Say) -> list[Any]:
-        """Send the commands, and read the reply to each; an error reply is returned, too."""
+        """Send the commands, and read the reply to each; error replies are returned too."""
         pool = self._pools.to(request.node)
         try:
             connection = await pool.get_connection()
@@ -121,7 +121,7 @@ class AsyncRedisDriver(AsyncCellDriver):
 
 
 class _Pools:
-    """A pool of connections to each node, of one half of the client library: `redis`, or `redis.asyncio`."""
+    """A pool of connections to each node, with one half of the client library: `redis` or `redis.asyncio`."""
 
     def __init__(self, address: RedisAddress, library: ModuleType, retry: object) -> None:
         self.made: dict[Node, Any] = {}
@@ -130,7 +130,7 @@ class _Pools:
         self._retry = retry
 
     def to(self, node: Node) -> Any:  # noqa: ANN401  (untyped in the client library)
-        """The pool of a node. Sentinels get no password: it is that of the servers."""
+        """The pool of a node. Sentinels get no password: the URL's password is for the servers."""
         if node not in self.made:
             address = self._address
             ours = node not in address.hosts or not address.service
@@ -153,6 +153,6 @@ class _Pools:
 
 
 def _silence(request: Say, error: Exception) -> Exception:
-    """The meaning of a missing reply: whether it was written is not known."""
+    """The meaning of a missing reply: the write may or may not have happened."""
     kind = CommitAmbiguousError if request.writes else StoreUnavailableError
     return kind(UNANSWERED.format(type(error).__name__))

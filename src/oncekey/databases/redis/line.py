@@ -1,13 +1,13 @@
-"""The connection to a Redis or Valkey in front of the store, under asyncio and in threads.
+"""The connection to a Redis or Valkey cache in front of the store, under asyncio and in threads.
 
-It must never cost a request more than a moment. So there is one short time-out and no second try, and after a few
-failures in a row the breaker stops all questions, except one probe in each pause. If the server is unavailable the
-result is None, never an exception: the request goes on to the store.
+It must never delay a request noticeably. So there is one short timeout and no retry, and after a few failures in a row
+the breaker stops all queries except one probe per pause. If the server is unavailable the result is None, never an
+exception: the request continues with the store.
 
-In an event loop one pipeline is under way at a time. Requests that come meanwhile wait, and the next pipeline is for
-all of them: under load they share one round trip. This also keeps the order: commands arrive in the order in which they
-were given, so no removal can overtake the write that it removes. A pipeline is a task of its own; a request that is
-cancelled leaves, and the others still get their replies.
+An event loop has one pipeline in flight at a time. Requests that arrive meanwhile wait, and share the next pipeline:
+under load they share one round trip. This also keeps the order: commands arrive in the order in which they were given,
+so no removal can overtake the write that it removes. A pipeline runs in its own task; a cancelled request leaves, and
+the others still get their replies.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from oncekey.core.fronts import GET, Command
 log = logging.getLogger("oncekey")
 
 MOST: Final = 64
-"""The most commands of one pipeline: their values are in memory together, and each may be large."""
+"""The maximum number of commands in one pipeline: their values are in memory together, and each may be large."""
 
 Replies = list[bytes | None] | None
 
 
 class Breaks(Protocol):
-    """A breaker: stops questions to a server that does not answer."""
+    """A circuit breaker: stops queries to a server that does not reply."""
 
     @property
     def closed(self) -> bool:
-        """Whether the server answered the last question."""
+        """Whether the server replied to the last query."""
 
     def allows(self) -> bool:
-        """Whether a question may be sent."""
+        """Whether a query may be sent."""
 
     def failed(self) -> None:
-        """Note that the server did not answer."""
+        """Record that the server did not reply."""
 
     def worked(self) -> None:
-        """Note that the server answered."""
+        """Record that the server replied."""
 
 
 class RedisLine:
@@ -63,7 +63,7 @@ class RedisLine:
         self._blocking: Any = None
 
     async def ask(self, commands: tuple[Command, ...]) -> Replies:
-        """The server's reply to each command; None: it did not reply."""
+        """The server's reply to each command; None if it did not reply."""
         if not self._breaker.allows():
             return None
         return await self._here().ask(commands)
@@ -103,7 +103,7 @@ class RedisLine:
         loop = asyncio.get_running_loop()
         pipelines = self._loops.get(loop)
         if pipelines is None:
-            # One time-out around everything is cheaper than one for each read.
+            # One timeout around everything is cheaper than one per read.
             client = redis.asyncio.Redis.from_url(self._url, **{**_settings(self._seconds), "socket_timeout": None})
             pipelines = self._loops[loop] = _Pipelines(client, self._seconds, self._breaker)
         return pipelines
@@ -169,7 +169,7 @@ class _Pipelines:
                     place += len(commands)
         finally:
             self._task = None
-            for _, reply in (*under_way, *self._waiting):  # an event loop that ends cancels its tasks
+            for _, reply in (*under_way, *self._waiting):  # the end of an event loop cancels its tasks
                 if reply is not None and not reply.done():
                     reply.cancel()
 
@@ -178,7 +178,7 @@ class _Pipelines:
             return []
         try:
             async with asyncio.timeout(self._seconds):
-                if all(command.verb == GET for command in commands):  # most are, and this is the cheapest to parse
+                if all(command.verb == GET for command in commands):  # the common case, and the cheapest to parse
                     replies = await self._client.execute_command(b"MGET", *[command.name for command in commands])
                 else:
                     pipeline = self._client.pipeline(transaction=False)
@@ -193,7 +193,7 @@ class _Pipelines:
 
 
 def _value(replies: object) -> bytes | None:
-    """A value, if it is one: a server that is full, or holds another type there, replies with an error."""
+    """A value, if the reply is one: a full server, or one with another type under the name, replies with an error."""
     return replies if isinstance(replies, bytes) else None
 
 
@@ -202,6 +202,6 @@ def _failed(breaker: Breaks, error: Exception) -> None:
     breaker.failed()
     if closed and not breaker.closed:
         log.warning(
-            "oncekey: what stands in front of the store does not answer (%s): the store is asked until it does",
+            "oncekey: the cache in front of the store does not respond (%s): requests read the store until it does",
             type(error).__name__,
         )

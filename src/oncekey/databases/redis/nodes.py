@@ -1,8 +1,8 @@
-"""Which node of Redis has a record: the one server, a node of a cluster, or the primary that sentinels name.
+"""Finds the Redis node of a record: the one server, a node of a cluster, or the primary that sentinels name.
 
-Talks without I/O: they yield `Say` and are sent the replies, in which an error is a value. They follow a cluster that
-moves a bucket, and ask sentinels for the primary when the one they knew is gone. A command whose outcome is open is
-never repeated: after MOVED and ASK it was not executed.
+Generators without I/O: they yield `Say` and are sent the replies, in which an error is a value. They follow a bucket
+that moves in a cluster, and query the sentinels when the known primary is gone. A command whose outcome is unknown is
+never repeated; after MOVED and ASK it was not executed.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ Node: TypeAlias = tuple[str, int]
 Command: TypeAlias = tuple[Any, ...]
 
 BUCKETS: Final = 256
-"""How many buckets the records are in. A bucket's number is its hash tag, and in every name, so this never changes."""
+"""The number of buckets of records. A bucket's number is its hash tag and part of every name, so this never changes."""
 HOPS: Final = 8
-"""How often a bucket is looked for elsewhere before it counts as unreachable."""
-ASTRAY: Final = "Redis sends this key from node to node"
+"""How many times a bucket is looked up before it counts as unreachable."""
+ASTRAY: Final = "Redis redirects this key from node to node"
 _SLOTS: Final = tuple(key_slot(b"%d" % bucket) for bucket in range(BUCKETS))
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Commands for one connection to one node, one after the other."""
+    """Commands for one connection to one node, in order."""
 
     node: Node
     commands: tuple[Command, ...]
     writes: bool = False
-    """Whether a missing reply leaves the outcome open."""
+    """Whether a missing reply leaves the outcome unknown."""
 
 
 Saying: TypeAlias = Talk[Say, T]
 
 
 class Nodes:
-    """Which node has which bucket, as far as this process knows."""
+    """Which node has which bucket, as known to this process."""
 
     def __init__(self, address: RedisAddress) -> None:
         self._address = address
         self.known: dict[int, Node] = {}
         self._met: dict[Node, None] = dict.fromkeys(address.hosts)
-        """All nodes that were ever named: one of them may know where the others are."""
+        """All nodes that were ever named: one of them may know the others."""
 
     def of(self, bucket: int) -> Saying[Node]:
         """The node of a bucket."""
@@ -63,14 +63,14 @@ class Nodes:
         try:
             return self.known[bucket]
         except KeyError:
-            raise StoreUnavailableError("no node of the Redis cluster serves this key now") from None
+            raise StoreUnavailableError("no node of the Redis cluster serves this key") from None
 
     def forget(self) -> None:
-        """Ask anew before the next use: a node did not answer, or is no primary any more."""
+        """Look the nodes up again before the next use: a node did not reply, or is no longer a primary."""
         self.known = {}  # a new dictionary, because threads may be reading the old one
 
     def ask(self, bucket: int, *commands: Command, writes: bool = False) -> Saying[Sequence[Any]]:
-        """Send commands to the bucket's node, wherever that is now; a redirected command was not executed."""
+        """Send commands to the bucket's current node; a redirected command was not executed."""
         for _ in range(HOPS):
             node = yield from self.of(bucket)
             try:
@@ -91,7 +91,7 @@ class Nodes:
         raise StoreUnavailableError(ASTRAY)
 
     def ask_all(self, asked: Mapping[K, tuple[int, Command]]) -> Saying[tuple[dict[K, Any], Instant]]:
-        """Commands that only read, each for a bucket, in one message to every node; and a clock."""
+        """Read commands, each for a bucket, in one message to every node; and a clock."""
         replies: dict[K, Any] = {}
         now: Instant = 0
         for _ in range(HOPS):
@@ -134,11 +134,11 @@ class Nodes:
                 self.known = _served(reply, node)
                 self._met |= dict.fromkeys(self.known.values())
             return
-        raise StoreUnavailableError(f"no {'sentinel' if by_sentinels else 'node'} of Redis answers")
+        raise StoreUnavailableError(f"no {'sentinel' if by_sentinels else 'node'} of Redis replies")
 
 
 def _served(slots: Sequence[Any], asked: Node) -> dict[int, Node]:
-    """The nodes of all buckets, by the reply of one node of a cluster; an empty host means that node itself."""
+    """The nodes of all buckets, from the reply of one cluster node; an empty host means that node itself."""
     return {
         bucket: (decoded(node[0]) or asked[0], int(node[1]))
         for first, last, node, *_ in slots
@@ -148,14 +148,14 @@ def _served(slots: Sequence[Any], asked: Node) -> dict[int, Node]:
 
 
 def replied(reply: Any) -> Any:  # noqa: ANN401  (a reply)
-    """A reply that is no refusal."""
+    """Return the reply, or raise if it is an error."""
     if isinstance(reply, Exception):
         raise StoreUnavailableError(f"Redis refused: {str(reply)[:100]}") from reply
     return reply
 
 
 def instant(seconds: bytes, micros: bytes) -> Instant:
-    """The server's clock, by its two numbers."""
+    """The server's clock, from the two numbers of TIME."""
     return int(seconds) * 1_000_000 + int(micros)
 
 

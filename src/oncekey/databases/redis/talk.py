@@ -1,11 +1,11 @@
 """The store in Redis: scripts, names, values, and the commands of look, swap and page. No I/O.
 
-One hash is one record; its name is a digest of scope and key in one of 256 buckets. The number of the bucket is the
-hash tag, so that a record and the pages of its bucket are in one slot of a cluster. All pages of a bucket are one
-sorted set without scores: a member is the letter of its index, the instant with leading noughts, scope and key, so that
-the order of bytes is the order of places.
+One hash is one record; its name is a digest of scope and key in one of 256 buckets. The bucket's number is the hash
+tag, so that a record and its bucket's pages are in one slot of a cluster. All pages of a bucket are one sorted set
+without scores: a member is the letter of its index, the zero-padded timestamp, scope and key, so that byte order is the
+order of places.
 
-`redis_nodes` finds the node of a bucket, and `redis` has the connections.
+`nodes` finds the node of a bucket, and `driver` has the connections.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from oncekey.databases.redis.address import RedisAddress
 
 MOST_UNCONFIRMED: Final = 10_000
-"""How many writes without a full acknowledgement are remembered by name; beyond that, every look is confirmed."""
+"""How many incompletely acknowledged writes are remembered by name; beyond that, every look is confirmed."""
 MINUTE: Final = 60_000_000
 
-# Lua's numbers are doubles, so instants are only compared there, except in a rough "long ago".
+# Lua's numbers are doubles, so timestamps are only compared, except in a rough "long ago".
 LOOK: Final = "local t = redis.call('TIME') return {t[1], t[2], redis.call('HGETALL', KEYS[1])}"
 
 # KEYS: the record, the bucket's pages. ARGV: incarnation and version as read, or two empty strings; when it may expire
@@ -77,7 +77,8 @@ class RedisTalks:
         self._wait = address.wait
         self._waits: tuple[Command, ...] = (("WAIT", address.wait, address.wait_ms),) if address.wait else ()
         self._unconfirmed: set[bytes] = set()
-        """The writes of this process that too few replicas acknowledged; once there are too many, it stays as it is."""
+        """Writes of this process that too few replicas acknowledged; when there are too many, it is no longer updated.
+        """
 
     def look(self, scope: str, key: str) -> Saying[tuple[Cell | None, Instant]]:
         """The cell of a key, and the server's clock."""
@@ -89,14 +90,14 @@ class RedisTalks:
             if self._needs_proof(names[0], cell):
                 yield from self._confirm(bucket, names[0])
                 if self.nodes.known.get(bucket) != node:
-                    continue  # the reply came from a node that is no primary any more
+                    continue  # the reply came from a node that is no longer a primary
             return cell, instant(seconds, micros)
         raise StoreUnavailableError(ASTRAY)
 
     def swap(
         self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> Saying[bool]:
-        """Replace the cell that was read by another."""
+        """Replace the cell that was read with another."""
         bucket, names = names_of(scope, key)
         replies = yield from self._run(SWAP, bucket, names, arguments_of(seen, cell, keep_until), *self._waits)
         if replies[0] != 1:
@@ -105,12 +106,12 @@ class RedisTalks:
             if len(self._unconfirmed) <= MOST_UNCONFIRMED:
                 self._unconfirmed.add(names[0])
             raise CommitAmbiguousError(
-                f"Redis wrote it, and {acknowledged} of {self._wait} replicas acknowledged it in time"
+                f"Redis wrote it, but {acknowledged} of {self._wait} replicas acknowledged it in time"
             )
         return True
 
     def page(self, index: Index, after: Place, limit: int) -> Saying[tuple[Sequence[Cell], Instant]]:
-        """Lines of an index, in order, merged from all buckets; members whose record is gone are removed."""
+        """Entries of an index, in order, merged from all buckets; members without a record are removed."""
         letter = _LETTERS[index]
         found: list[Cell] = []
         lower = b"(" + _member(letter, *after)
@@ -130,7 +131,7 @@ class RedisTalks:
             lower = b"(" + members[-1]
 
     def diagnostics(self) -> Saying[tuple[Mapping[str, Any], ...]]:
-        """What every primary reports about its persistence, its memory and its replicas."""
+        """Each primary's report on persistence, memory and replicas."""
         yield from self.nodes.of(0)
         rows = []
         for node in dict.fromkeys(self.nodes.known.values()):
@@ -146,8 +147,8 @@ class RedisTalks:
     def _members(self, letter: bytes, lower: bytes, wanted: int) -> Saying[tuple[list[bytes], bool, Instant]]:
         """The first members after a place, whether there are more, and the clock.
 
-        Each bucket is asked for a few. If one has more than it was asked for, only members up to its last are certain;
-        so it is asked for twice as many until there are enough.
+        Each bucket is queried for a few. If one has more than were requested, only members up to its last are certain;
+        so the request is doubled until there are enough.
         """
         each = max(4, wanted // 32)
         while True:
@@ -162,25 +163,25 @@ class RedisTalks:
             each *= 2
 
     def _needs_proof(self, name: bytes, cell: Cell | None) -> bool:
-        """Whether the read must not be lost with its primary: an answer, or a write this process was not sure of."""
+        """Whether the read must survive a failover: it has a response, or an unconfirmed write of this process."""
         if not self._wait:
             return False
         answered = cell is not None and cell["state"] == "completed"
         return answered or name in self._unconfirmed or len(self._unconfirmed) > MOST_UNCONFIRMED
 
     def _confirm(self, bucket: int, name: bytes) -> Saying[None]:
-        """Confirm earlier writes: a write that replicas have acknowledged proves all that were made before it."""
+        """Confirm earlier writes: a write that replicas have acknowledged proves all writes before it."""
         barrier = ("SET", b"oncekey:{%d}:barrier" % bucket, b"1")
         replies = yield from self.nodes.ask(bucket, barrier, *self._waits)
         if isinstance(replies[0], Exception) or _acknowledged(replies[1]) < self._wait:
-            raise StoreUnavailableError("too few replicas of Redis confirm what was read")
+            raise StoreUnavailableError("too few replicas of Redis confirm the record that was read")
         if len(self._unconfirmed) <= MOST_UNCONFIRMED:
             self._unconfirmed.discard(name)
 
     def _run(
         self, script: str, bucket: int, names: list[bytes], arguments: list[bytes], *behind: Command
     ) -> Saying[Sequence[Any]]:
-        """Run a script by its digest, or as a whole if the server does not know it: then it was not executed."""
+        """Run a script by its digest, or send its text if the server does not have it; it was not executed then."""
         rest = (len(names), *names, *arguments)
         writes = script is SWAP
         replies = yield from self.nodes.ask(bucket, ("EVALSHA", _DIGESTS[script], *rest), *behind, writes=writes)
@@ -199,7 +200,7 @@ def _acknowledged(reply: Any) -> int:  # noqa: ANN401  (a reply)
 
 
 def names_of(scope: str, key: str) -> tuple[int, list[bytes]]:
-    """The bucket of a record, its name, and that of its bucket's pages; the length keeps scopes and keys apart."""
+    """The bucket and name of a record, and the name of its bucket's pages; the length separates scope and key."""
     first, second = _encoded(scope), _encoded(key)
     digest = blake2b(b"%d:%b%b" % (len(first), first, second), digest_size=20)
     bucket = int.from_bytes(digest.digest()[:4], "big") % BUCKETS
@@ -211,7 +212,7 @@ def _pages(bucket: int) -> bytes:
 
 
 def _member(letter: bytes, instant: int, scope: str, key: str) -> bytes:
-    """A place as bytes in its own order: no byte of a scope is below the separator, and instants sort as digits."""
+    """A place as bytes that sort like places: scopes have no byte below the separator, and timestamps are digits."""
     return b"%b%020d%b\x00%b" % (letter, instant, _encoded(scope), _encoded(key))
 
 
@@ -242,13 +243,13 @@ def arguments_of(seen: Seen | None, cell: Cell | None, keep_until: Instant | Non
 
 
 def cell_of(fields: Sequence[bytes]) -> Cell | None:
-    """The cell of a hash, by its names and values in turn; None: there is no hash."""
+    """The cell of a hash, from its alternating names and values; None if there is no hash."""
     pairs = zip(fields[::2], fields[1::2], strict=True)
     return {name.decode(): _value(text) for name, text in pairs if name != b"@"} or None
 
 
 def _text(value: object) -> bytes:
-    """A value with a letter for its type."""
+    """A value with a prefix letter for its type."""
     match value:
         case None:
             return b"n"
@@ -261,7 +262,7 @@ def _text(value: object) -> bytes:
         case bytes():
             return b"b" + value
         case _:
-            raise TypeError(f"a cell has no {type(value).__name__}")
+            raise TypeError(f"a cell cannot store a {type(value).__name__}")
 
 
 def _value(text: bytes) -> object:

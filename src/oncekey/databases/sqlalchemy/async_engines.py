@@ -1,4 +1,4 @@
-"""The application's `AsyncEngine` as the driver borrows it, and the connection that a handler gets (L5)."""
+"""The application's `AsyncEngine` as the driver uses it, and the connection that a handler gets (L5)."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ def borrowed_engine(engine: AsyncEngine) -> AsyncEngine:
     """The engine for oncekey itself; connections of the given one are logged if a LOCAL handler opens them."""
     if engine.dialect.name not in DIALECTS:
         raise ConfigurationError(
-            f"the records of keys cannot be kept in {engine.dialect.name}: use an engine for PostgreSQL, SQLite, "
-            "MariaDB or MySQL"
+            f"records cannot be stored in {engine.dialect.name}: use an engine for PostgreSQL, SQLite, MariaDB or MySQL"
         )
     log_foreign_connections(engine.sync_engine)
     return engine.execution_options(**{OURS: True})
 
 
 def limited(_connection: AsyncConnection, seconds: float | None) -> asyncio.Timeout:
-    """Inside of it statements may take so many seconds together."""
+    """Limit the total time of the statements inside the block, in seconds."""
     return asyncio.timeout(seconds)
 
 
 class SqlalchemyHandlerConnection(AsyncConnection):
-    """`op.connection` for SQLAlchemy: an `AsyncConnection` inside of the operation's transaction."""
+    """`op.connection` for SQLAlchemy: an `AsyncConnection` inside the operation's transaction."""
 
     __slots__ = ("watch",)
 
@@ -51,7 +50,7 @@ class SqlalchemyHandlerConnection(AsyncConnection):
 
     @property
     def _proxied(self) -> Connection:
-        """SQLAlchemy's own connection; after the operation it raises our error."""
+        """SQLAlchemy's own connection; raises oncekey's error after the operation."""
         if self.watch.released:
             raise TransactionControlError(OVER)
         return super()._proxied
@@ -91,14 +90,14 @@ class SqlalchemyHandlerConnection(AsyncConnection):
 
 
 def engine_for_handlers(engine: AsyncEngine) -> AsyncEngine:
-    """An engine on the same pool whose connections, once watched, only oncekey can end."""
+    """An engine on the same pool; only oncekey can end the transactions of its watched connections."""
     ours = engine.execution_options(**{OURS: True})
     watch_connections(ours.sync_engine)
     return ours
 
 
 async def open_for_handler(engine: AsyncEngine) -> SqlalchemyHandlerConnection:
-    """A connection of the engine for handlers, which is watched."""
+    """A watched connection for handlers."""
     watch = Watch()
     connection = SqlalchemyHandlerConnection(engine, watch)
     await connection.start()

@@ -1,4 +1,4 @@
-"""The driver for applications with a SQLAlchemy `AsyncEngine`: their engine, their pool, their sessions."""
+"""The driver for a SQLAlchemy `AsyncEngine`, with the application's own pool and sessions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from oncekey.databases.sqlalchemy.execute import (
     sure,
 )
 from oncekey.databases.sqlalchemy.handler_connection import Watch, current_transaction
-from oncekey.databases.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, placed
+from oncekey.databases.sqlalchemy.sessions import OrdinarySession, SteppingSession, only_reading, reserved
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RootTransaction
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
+"""Timeout in seconds for one of oncekey's own statements: a row may be locked by a commit that hangs."""
 
 OURS: Final = "READ COMMITTED"
 GRACE: Final = 1.0
@@ -65,10 +65,10 @@ GRACE: Final = 1.0
 
 
 class SqlalchemyDriver:
-    """Runs transactions on the application's own engine, which is never disposed here.
+    """Runs transactions on the application's own engine, and never disposes of it.
 
-    While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So a
-    fifth of the pool is never given to handlers: a handler with a connection must not wait for one without.
+    While a handler holds one connection, its key's record briefly needs another, to be claimed or renewed. So a fifth
+    of the pool is never lent to handlers: a handler with a connection must not wait for one without.
     """
 
     def __init__(self, engine: AsyncEngine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
@@ -77,10 +77,10 @@ class SqlalchemyDriver:
         self._sqlite = engine.dialect.name == "sqlite"
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
-        # After waiting for a lock it must see what the holder committed, whatever the application's isolation level is.
+        # After waiting for a lock it must see the holder's commit, whatever isolation level the application has set.
         self._atomic = engine if self._sqlite else engine.execution_options(isolation_level=OURS)
         self._for_handler = engine_for_handlers(engine)
-        self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes what is returned to it
+        self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes connections that are returned to it
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         places = places_in(engine.pool, MAKE)
         self._places = None if places is None else AsyncSlots(places, self._patience, engine.dialect.name)
@@ -88,8 +88,8 @@ class SqlalchemyDriver:
         self._confirming = AsyncConfirming(self.unconfirmed, self._confirmed)
         reader = only_reading(engine)  # asyncio only
         self._reader_for_handlers = engine_for_handlers(reader)  # asyncio only
-        self._placed = placed(engine, self._take_place, self.leave, cleans=self._cleans)  # asyncio only
-        self._placed_reader = placed(reader, self._take_place, self.leave, cleans=self._cleans)  # asyncio only
+        self._reserved = reserved(engine, self._take_place, self.leave, cleans=self._cleans)  # asyncio only
+        self._reserved_reader = reserved(reader, self._take_place, self.leave, cleans=self._cleans)  # asyncio only
         self._returns: set[asyncio.Task[None]] = set()  # asyncio only
 
     @aretrying(ConflictError, LostError)
@@ -110,7 +110,7 @@ class SqlalchemyDriver:
             return result
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         return self._places is not None and self._places.full
 
     async def begin(self) -> SqlalchemyTransaction:
@@ -143,19 +143,19 @@ class SqlalchemyDriver:
         return SqlalchemyTransaction(connection, connection.watch, end, self.unconfirmed)
 
     def session(self) -> OrdinarySession:  # asyncio only
-        """An ordinary session, which the application commits; it takes a connection when it is first used."""
-        return OrdinarySession(self._placed, expire_on_commit=False)
+        """An ordinary session, which the application commits; it takes a connection on first use."""
+        return OrdinarySession(self._reserved, expire_on_commit=False)
 
     def stepping_session(self) -> SteppingSession:  # asyncio only
-        return SteppingSession(self._placed_reader)
+        return SteppingSession(self._reserved_reader)
 
     async def close(self) -> None:
-        """Wait for the connections that are being returned to the pool; the engine is not ours."""
+        """Wait for the connections that are being returned to the pool; the engine belongs to the application."""
         if self._returns:  # asyncio only
             await asyncio.wait(self._returns)
 
     def _end(self, connection: SqlalchemyHandlerConnection, session: AsyncSession | None) -> asyncio.Task[None]:
-        """Roll back what is not committed, and return a business transaction's connection."""
+        """Roll back uncommitted work, and return a business transaction's connection."""
         return self._in_background(self._ended(connection, session))
 
     async def _stepped(self, connection: AsyncConnection, transaction: Transaction[T], limit: float | None) -> T:
@@ -180,7 +180,7 @@ class SqlalchemyDriver:
             await asyncio.shield(self._in_background(connections.closed(connection)))
 
     async def _confirmed(self) -> bool:
-        """Whether the standby has everything that was committed so far; a file has none."""
+        """Whether the standby has everything that was committed so far; a file has no standby."""
         if self._sqlite:
             return True
         question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
@@ -193,7 +193,7 @@ class SqlalchemyDriver:
         return True
 
     async def enter(self) -> None:
-        """Wait for one of the places that handlers have in the pool; nothing may be unconfirmed then."""
+        """Wait for one of the handlers' slots in the pool; commits must be confirmed first."""
         self._file.refuse_if_gone()
         if self.unconfirmed:
             await self._confirming.confirm_all()
@@ -204,12 +204,12 @@ class SqlalchemyDriver:
             await self._places.acquire(time.monotonic() + self._patience)
 
     def leave(self) -> None:
-        """Return the place."""
+        """Release the slot."""
         if self._places is not None:
             self._places.release()
 
     async def _begin_to_write(self, connection: AsyncConnection, what: str) -> None:
-        """Begin at once: SQLite's module would begin with the first change, after what was read."""
+        """Begin at once: Python's sqlite3 module would begin at the first write, after earlier reads."""
         try:
             await connection.begin()
             if not is_in_transaction(raw_of(connection.sync_connection)):  # the application's engine may have begun
@@ -232,16 +232,16 @@ class SqlalchemyDriver:
             self.leave()
 
     async def _hushed(self, connection: SqlalchemyHandlerConnection) -> bool:
-        """Whether a connection with a statement under way can be used again, once that has ended.
+        """Whether a connection with a running statement is usable again after the statement ends.
 
-        A statement that was sent to PostgreSQL, or waits to be, would become part of the next borrower's transaction,
-        so the connection is closed. SQLite runs one statement after the other in one thread, so it ends soon.
+        A statement that was sent to PostgreSQL, or is queued, would become part of the next borrower's transaction, so
+        the connection is closed. SQLite runs statements one after the other in one thread, so it ends soon.
         """
         await connections.cancel_and_close(raw_of(connection.sync_connection))
         return await connection.watch.quiet(GRACE) and self._sqlite
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:  # asyncio only
-        """Return a connection to its pool in a task of its own, which a cancellation of the caller does not reach."""
+        """Return a connection to its pool in a separate task, so that cancelling the caller does not interrupt it."""
         task = asyncio.get_running_loop().create_task(work)
         self._returns.add(task)
         task.add_done_callback(self._returns.discard)
@@ -253,11 +253,11 @@ def _confirming() -> Body[None]:
 
 
 End: TypeAlias = Callable[[AsyncSession | None], "asyncio.Task[None]"]
-"""Rolls back what is not committed and returns the connection, in a task that is never cancelled."""
+"""Rolls back uncommitted work and returns the connection, in a task that is never cancelled."""
 
 
 class SqlalchemyTransaction:
-    """A business transaction that a handler writes through, as a connection or as a session, and that oncekey ends."""
+    """A business transaction that a handler writes to, through a connection or a session; oncekey ends it."""
 
     _session: AsyncSession | None = None  # asyncio only
     _ending: asyncio.Task[None] | None = None  # asyncio only
@@ -269,7 +269,7 @@ class SqlalchemyTransaction:
         self._over = False
 
     async def start(self) -> None:
-        """Begin. Listeners of the application may execute statements at once, to set a tenant for example."""
+        """Begin. Listeners of the application may execute statements immediately, for example to set a tenant."""
         if handler_connection.commits_by_itself(self._connection.sync_connection):
             raise ConfigurationError(AUTOCOMMITS)
         try:
@@ -285,7 +285,7 @@ class SqlalchemyTransaction:
 
     @property
     def session(self) -> AsyncSession:  # asyncio only
-        """The session that writes through it: its `commit()` only flushes."""
+        """The session inside the transaction: its `commit()` only flushes."""
         if self._session is None:
             self._session = AsyncSession(
                 bind=self._connection, join_transaction_mode="rollback_only", expire_on_commit=False
@@ -296,8 +296,8 @@ class SqlalchemyTransaction:
         self._session = session
 
     async def flush(self) -> None:  # asyncio only
-        """Write the session's pending changes; the handler gets the database's errors."""
-        if self._session is not None and self._goes_on():
+        """Write the session's pending changes; database errors are raised to the handler."""
+        if self._session is not None and self._is_same():
             await self._session.flush()
 
     async def run(self, body: Body[T]) -> T:
@@ -326,7 +326,8 @@ class SqlalchemyTransaction:
             raise
         session = self._session  # asyncio only
         if session is not None:  # asyncio only
-            # Now, and not with the connection: a phased handler goes on with it, and what it adds must not be lost.
+            # Expire objects now, not with the connection: a phased handler keeps using it, and its additions must not
+            # be lost.
             self._session = None
             with suppress(*FAILURES):
                 await session.close()
@@ -338,16 +339,16 @@ class SqlalchemyTransaction:
             await asyncio.shield(self._ending)
 
     def _finish(self) -> None:
-        """Return the connection, once."""
+        """Return the connection, at most once."""
         if not self._over:
             self._over = self._watch.over = True
             self._watch.guards = False
             self._ending = self._end(self._session)
 
     async def _check(self) -> None:
-        """Refuse further statements, and a transaction that cannot be committed.
+        """Reject further statements, and a transaction that cannot be committed.
 
-        Statements that a handler left running belong to the transaction, so they are waited for.
+        Statements that a handler left running belong to the transaction, so they are awaited.
         """
         self._watch.over = True
         if not await self._watch.quiet(handler_connection.PATIENCE):
@@ -360,7 +361,7 @@ class SqlalchemyTransaction:
         await self._prove()
 
     async def _prove(self) -> None:
-        """Raise unless the database is still in the transaction that was begun: no other one is committed (L5)."""
+        """Raise unless the database is still in the transaction that was begun; no other one is committed (L5)."""
         handler_connection.refuse_if_ended(self._connection.sync_connection, self._watch)
         if self._watch.begun and self._connection.dialect.name == "sqlite":
             try:
@@ -371,10 +372,10 @@ class SqlalchemyTransaction:
     def _refuse_if_ended(self) -> None:
         if self._over:
             raise TransactionControlError(OVER)
-        if not self._goes_on():
+        if not self._is_same():
             raise TransactionControlError(ENDED)
 
-    def _goes_on(self) -> bool:
-        """Whether it is still the transaction that we began, and not one that came after it."""
+    def _is_same(self) -> bool:
+        """Whether it is still the transaction that oncekey began, and not a later one."""
         root = self._root
         return root is not None and root.is_active and current_transaction(self._connection.sync_connection) is root

@@ -1,4 +1,4 @@
-"""A blocking SQLAlchemy `Engine` in the place of a URL.
+"""A blocking SQLAlchemy `Engine` in place of a URL.
 
 A pool that was created before a fork belongs to the parent process: the child's engines get an empty one.
 """
@@ -16,7 +16,7 @@ from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriv
 
 
 class BorrowedEngine:
-    """The application's engine, as `Once` takes it."""
+    """Wraps the application's engine for `Once`."""
 
     def __init__(self, engine: Engine) -> None:
         check_engine(engine)
@@ -25,7 +25,7 @@ class BorrowedEngine:
 
     @property
     def dialect(self) -> str:
-        """Which database it is."""
+        """The database's dialect."""
         return self._engine.dialect.name
 
     @property
@@ -34,16 +34,16 @@ class BorrowedEngine:
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """The engines whose pools a forked process may not use."""
+        """The engines whose pools a forked process must not use."""
         return (self._engine,)
 
     def driver(self) -> BlockingSqlalchemyDriver:
-        """A new driver on it."""
+        """A new driver on the engine."""
         return BlockingSqlalchemyDriver(self._engine)
 
 
 FORKING: Final[WeakSet[Any]] = WeakSet()
-"""Everything that has `engines`."""
+"""Every object that has `engines`."""
 _parents: Final[list[Any]] = []
 """The pools of a parent process. Closing or collecting them here would end the parent's sessions."""
 

@@ -1,4 +1,4 @@
-"""The application's blocking `Engine` as the driver borrows it, and the connection that a handler gets (L5)."""
+"""The application's blocking `Engine` as the driver uses it, and the connection that a handler gets (L5)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from oncekey.databases.sqlalchemy.handler_connection import (
 MAKE: Final = "create_engine"
 DRIVERS: Final = frozenset({"psycopg", "pysqlite"})
 NO_DRIVER: Final = (
-    "the records of keys cannot be kept by way of {dialect}+{driver}: make the engine for postgresql+psycopg:// or "
-    "sqlite:///"
+    "records cannot be stored through {dialect}+{driver}: create the engine for postgresql+psycopg:// or sqlite:///"
 )
 
 
 def check_engine(engine: Engine) -> None:
-    """Refuse an engine for another database, or with another driver."""
+    """Raise for an engine with an unsupported database or driver."""
     dialect = engine.dialect
     if dialect.driver not in DRIVERS:
         raise ConfigurationError(NO_DRIVER.format(dialect=dialect.name, driver=dialect.driver))
@@ -43,7 +42,7 @@ def borrowed_engine(engine: Engine) -> Engine:
 
 
 def limited(connection: Connection, seconds: float | None) -> AbstractContextManager[None]:
-    """Inside of it each reply may take so many seconds; SQLite has a time limit of its own, for locks."""
+    """Limit each reply inside the block, in seconds; SQLite has its own time limit for locks."""
     raw = raw_of(connection)
     package = None if seconds is None else package_of(raw)
     if package is None:
@@ -53,11 +52,11 @@ def limited(connection: Connection, seconds: float | None) -> AbstractContextMan
 
 
 class _OverError(TransactionControlError, DontWrapMixin):
-    """Refuses a connection that a handler kept; SQLAlchemy raises it as it is."""
+    """Rejects a connection that a handler kept; SQLAlchemy raises it unchanged."""
 
 
 class BlockingHandlerConnection(Connection):
-    """`op.connection` for a blocking engine: a `Connection` inside of the operation's transaction."""
+    """`op.connection` for a blocking engine: a `Connection` inside the operation's transaction."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as an engine makes it)
         super().__init__(*args, **kwargs)
@@ -65,7 +64,7 @@ class BlockingHandlerConnection(Connection):
         super().execution_options(**{WATCH: self.watch})
 
     def _revalidate_connection(self) -> Any:  # noqa: ANN401  (as its parent's)
-        """Called by SQLAlchemy for a closed connection; after the operation it raises our error."""
+        """Called by SQLAlchemy for a closed connection; after the operation it raises oncekey's error."""
         if self.watch.released:
             raise _OverError(OVER)
         return super()._revalidate_connection()
@@ -80,7 +79,7 @@ class BlockingHandlerConnection(Connection):
         raise refusal("close()")
 
     def invalidate(self, exception: BaseException | None = None) -> None:
-        """Refused, unless SQLAlchemy calls it for a connection that was lost."""
+        """Refused, unless SQLAlchemy calls it for a lost connection."""
         if exception is None:
             raise refusal("invalidate()")
         super().invalidate(exception)
@@ -103,20 +102,20 @@ class BlockingHandlerConnection(Connection):
 
 
 class _HandlerEngine(OptionEngine):
-    """An engine on the application's pool whose connections only oncekey ends."""
+    """An engine on the application's pool; only oncekey ends the transactions of its connections."""
 
     _connection_cls = BlockingHandlerConnection
 
 
 def engine_for_handlers(engine: Engine) -> Engine:
-    """An engine on the same pool whose connections only oncekey can end."""
+    """An engine on the same pool; only oncekey can end the transactions of its connections."""
     ours = _HandlerEngine(engine, {})
     watch_connections(ours)
     return ours
 
 
 def open_for_handler(engine: Engine) -> BlockingHandlerConnection:
-    """A connection of the engine for handlers, which is watched."""
+    """A watched connection for handlers."""
     connection = engine.connect()
     assert isinstance(connection, BlockingHandlerConnection)
     return connection

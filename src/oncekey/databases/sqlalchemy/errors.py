@@ -1,4 +1,4 @@
-"""The meaning of SQLAlchemy's errors: it wraps those of the library below, and lets the network's through."""
+"""The meaning of SQLAlchemy's errors: it wraps those of the driver, and passes network errors through."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oncekey.databases.sqlite.execute import commit_error, store_error
 
 
 def _goodbyes() -> tuple[type[Exception], ...]:
-    """The error of asyncpg when its server closes the connection; SQLAlchemy 2.0 passes it on as it is."""
+    """The error of asyncpg when the server closes the connection; SQLAlchemy 2.0 does not wrap it."""
     if find_spec("asyncpg") is None:
         return ()
     from asyncpg.exceptions import InternalClientError  # noqa: PLC0415  (an optional package)
@@ -33,17 +33,16 @@ FAILURES: Final[tuple[type[Exception], ...]] = (SQLAlchemyError, OSError, EOFErr
 BUSINESS: Final = "the business transaction"
 
 ENDED: Final = (
-    "the handler's transaction was rolled back before its end, by session.rollback() or by a flush that failed: its "
-    "rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
-    "`session.begin_nested()`"
+    "the handler's transaction was rolled back before its end, by session.rollback() or a failed flush: its rows are "
+    "gone, so a success cannot be stored. Raise instead, or wrap statements that may fail in `session.begin_nested()`"
 )
 BROKEN: Final = (
-    "a statement of the handler failed and the handler went on, but the database refuses the rest of the transaction: "
-    "its rows are gone, so a success cannot be stored. Raise instead, or put what may fail into "
-    "`session.begin_nested()`"
+    "a statement of the handler failed and the handler continued, but the database rejects the rest of the "
+    "transaction: its rows are gone, so a success cannot be stored. Raise instead, or wrap statements that may fail "
+    "in `session.begin_nested()`"
 )
 AUTOCOMMITS: Final = (
-    "the engine commits every statement by itself, so a handler's rows could not be undone: create it without "
+    "the engine commits every statement by itself, so a handler's rows could not be rolled back: create it without "
     'isolation_level="AUTOCOMMIT"'
 )
 
@@ -52,7 +51,7 @@ _NO_SAVEPOINT: Final = "no such savepoint"
 
 
 def is_aborted(error: BaseException) -> bool:
-    """Whether the transaction failed before, and takes no more statements."""
+    """Whether the transaction failed earlier and rejects further statements."""
     return sqlstate(error) == _ABORTED or isinstance(error, PendingRollbackError)
 
 
@@ -81,7 +80,7 @@ def failed(error: BaseException, mode: Mode, what: str) -> StoreError:
 
 
 def commit_failed(error: BaseException, what: str) -> StoreError:
-    """The meaning of an error of a COMMIT: the server's own is a roll-back, a lost connection is ambiguous (L5)."""
+    """The meaning of an error of a COMMIT: one from the server is a rollback, a lost connection is ambiguous (L5)."""
     if _is_sqlite(error):
         return commit_error(_origin(error), what)
     if _is_mysql(error):
@@ -92,14 +91,14 @@ def commit_failed(error: BaseException, what: str) -> StoreError:
 
 
 def meaning(error: BaseException) -> OncekeyError:
-    """The meaning of an error under a statement of ours in a business transaction, which a handler used."""
+    """The meaning of an error of one of oncekey's statements in a business transaction that a handler used."""
     if is_aborted(error):
         return TransactionControlError(BROKEN)
     return postgres_errors.handlers_doing(sqlstate(error), BUSINESS) or failed(error, Mode.ATOMIC, BUSINESS)
 
 
 def unproven(error: BaseException) -> OncekeyError:
-    """The meaning of an error of SQLite's under the release of the savepoint that marks a business transaction."""
+    """The meaning of a SQLite error on release of the savepoint that marks a business transaction."""
     if _NO_SAVEPOINT in str(_origin(error)):
         return TransactionControlError(handler_sql.ENDED)
     return meaning(error)
@@ -130,7 +129,7 @@ def _is_mysql(error: BaseException) -> bool:
 
 
 def _mariadb() -> Any:  # noqa: ANN401  (a module)
-    """What its errors mean; asked for only by those who have PyMySQL."""
+    """The meaning of PyMySQL's errors; imported only if PyMySQL is installed."""
     return import_module("oncekey.databases.mariadb.messages")
 
 

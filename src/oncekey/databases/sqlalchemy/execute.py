@@ -1,8 +1,8 @@
-"""Statements and commits of oncekey's own on a connection of SQLAlchemy, and the driver's connection below it.
+"""Oncekey's own statements and commits on a SQLAlchemy connection, and access to the driver's connection below it.
 
-The pool belongs to the application, and so do its listeners for "connect". What they set in a session is reset with
-everything else after a handler, so they are called once more. PostgreSQL itself keeps what the address or
-`connect_args` asked for.
+The pool belongs to the application, and so do its "connect" listeners. Their session settings are reset with everything
+else after a handler, so the listeners are called again. PostgreSQL itself keeps the settings of the URL and
+`connect_args`.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     from oncekey.databases.postgres.unconfirmed import UnconfirmedCommits
 
 VETTED: Final = "oncekey_vetted"
-"""Marks a connection of the pool that was checked (`vetted`); on SQLite its value is the file that it has opened."""
+"""Marks a pooled connection that was checked (`vetted`); on SQLite its value is the opened file."""
 
 ALTERED: Final = "oncekey_altered"
-"""Marks a connection of SQLite whose settings were changed by a handler."""
+"""Marks a SQLite connection whose settings a handler has changed."""
 
 OWN: Final = "oncekey_own"
-"""The option of statements that are oncekey's own, and not the handler's."""
+"""The execution option of oncekey's own statements."""
 
 
 @lru_cache(maxsize=16)
 def own_text(sql: str) -> Executable:
-    """A statement of oncekey's own without parameters."""
+    """One of oncekey's statements, without parameters."""
     return text(sql).execution_options(**{OWN: True})
 
 
 PROBE: Final = own_text("SELECT 1")
 PROVE: Final = own_text("RELEASE SAVEPOINT oncekey")
-"""What SQLite refuses in any other transaction than the one that was begun."""
+"""A statement that SQLite accepts only in the transaction that was begun."""
 
 _MODULES: Final = {
     "asyncpg": "postgres.asyncpg_connections",
@@ -56,8 +56,8 @@ _MODULES: Final = {
 }
 
 TOO_SMALL: Final = (
-    "the engine's pool has only one connection, but while a handler holds one, its key's record needs another: use "
-    "{make}(..., pool_size=2) or more"
+    "the engine's pool has only one connection, but while a handler holds it, its key's record needs a second one: "
+    "use {make}(..., pool_size=2) or more"
 )
 
 _ONE_CONNECTION: Final = (StaticPool, SingletonThreadPool, AssertionPool)
@@ -77,10 +77,10 @@ def rows_of(own: OwnStatement, result: CursorResult[Any]) -> Rows:
 
 
 class OwnStatement:
-    """A statement of oncekey's own, and the names of its columns, once they are known.
+    """One of oncekey's statements, and the names of its columns once they are known.
 
-    SQLAlchemy reads the description of all columns anew each time that a text is executed, unless it was given them.
-    A migration may have run since. So rows are read by the names that the database sent with them, not by those.
+    SQLAlchemy reads the description of all columns on every execution of a text unless it is given them. A migration
+    may have run since, so rows are read by the names that the database sent with them.
     """
 
     __slots__ = ("_text", "executable", "names")
@@ -91,7 +91,7 @@ class OwnStatement:
         self.executable: Executable = self._text.execution_options(**{OWN: True})
 
     def learn(self, names: list[str]) -> None:
-        """Execute it with these columns from now on."""
+        """Use these columns from now on."""
         self.names = names
         self.executable = self._text.columns(*map(column, names)).execution_options(**{OWN: True})
 
@@ -107,9 +107,9 @@ def prepared(statement: Statement) -> OwnStatement:
 
 @contextmanager
 def sure(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: str) -> Iterator[None]:
-    """Raise if a commit here stopped waiting for its standby: only the driver's own connection gets that warning.
+    """Raise if a commit stopped waiting for its standby: only the driver's own connection gets that warning.
 
-    Every other end that leaves the commit open counts as unconfirmed, too, because the server was asked to stop.
+    Every other end that leaves the commit open also counts as unconfirmed, because the server was told to stop.
     """
     raw, opened, notices = raw_of(connection), opened_by(connection), []
 
@@ -133,7 +133,7 @@ def sure(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: s
 
 @contextmanager
 def committing(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: str) -> Iterator[None]:
-    """Inside of it a commit is made, by the connection or by a session on it; raises what happened to it."""
+    """Run a commit inside the block, by the connection or a session on it; raises if it failed."""
     with sure(connection, unconfirmed, what):
         try:
             yield
@@ -161,7 +161,7 @@ def _listening(raw: Any, take_notice: Callable[..., None]) -> Iterator[None]:  #
 
 
 def note_file(connection: Any, record: ConnectionPoolEntry) -> None:  # noqa: ANN401  (as a pool hands it to listeners)
-    """Note which file a new connection of SQLite has opened; a database in memory has none."""
+    """Record which file a new SQLite connection has opened; an in-memory database has none."""
     cursor = connection.cursor()
     try:
         cursor.execute("PRAGMA database_list")
@@ -172,7 +172,7 @@ def note_file(connection: Any, record: ConnectionPoolEntry) -> None:  # noqa: AN
 
 
 class EngineFile:
-    """The file that the connections of an engine for SQLite have opened, as far as they were watched."""
+    """The file that the watched connections of a SQLite engine have opened."""
 
     __slots__ = ("_last",)
 
@@ -182,7 +182,7 @@ class EngineFile:
             event.listen(engine, "connect", self._note)
 
     def refuse_if_gone(self) -> None:
-        """Raise if the file was deleted: a new connection would create it, without any table."""
+        """Raise if the file was deleted: a new connection would create an empty one."""
         if self._last is not None and self._last.is_gone:
             raise StoreUnavailableError(GONE)
 
@@ -192,7 +192,7 @@ class EngineFile:
 
 
 def opened_by(connection: Connection | None) -> OpenedFile | None:
-    """The file of SQLite that a connection has opened, if it is one and was vetted."""
+    """The SQLite file that a vetted connection has opened; None for others."""
     if raw_of(connection) is None:
         return None
     assert connection is not None
@@ -201,7 +201,7 @@ def opened_by(connection: Connection | None) -> OpenedFile | None:
 
 
 def mixes_statements_up(connection: Connection) -> bool:
-    """Whether it keeps prepared statements under names that another client of a pooler may use for others."""
+    """Whether it keeps prepared statements under names that another client of a pooler may use."""
     adapted: Any = connection.connection.dbapi_connection
     raw = raw_of(connection)
     match package_of(raw):
@@ -215,7 +215,7 @@ def mixes_statements_up(connection: Connection) -> bool:
 
 
 def places_in(pool: Pool, make: str) -> int | None:
-    """How many connections of a pool handlers may hold; None where it has no limit. `make` makes an engine."""
+    """How many connections of a pool handlers may hold; None if unlimited. `make` names the engine's factory."""
     if isinstance(pool, _ONE_CONNECTION):
         raise ConfigurationError(TOO_SMALL.format(make=make))
     if not isinstance(pool, QueuePool):
@@ -229,7 +229,7 @@ def places_in(pool: Pool, make: str) -> int | None:
 
 
 def alters(connection: Connection, statement: str) -> None:
-    """Note a statement that may change a setting of SQLite, which has no statement that resets them."""
+    """Record a statement that may change a setting of SQLite, which has no statement to reset them."""
     if connection.dialect.name == "sqlite" and "pragma" in statement.casefold():
         connection.info[ALTERED] = True
 
@@ -247,7 +247,7 @@ def raw_of(connection: Connection | None) -> Any:  # noqa: ANN401  (asyncpg's, p
 
 
 def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (of any of the drivers)
-    """Whether the driver's own connection is in a transaction. None: it does not say."""
+    """Whether the driver's own connection is in a transaction; None if it does not report that."""
     if hasattr(raw, "is_in_transaction"):
         return bool(raw.is_in_transaction())
     if hasattr(raw, "get_transaction_status"):
@@ -259,30 +259,30 @@ def is_in_transaction(raw: Any) -> bool | None:  # noqa: ANN401  (of any of the 
 
 
 def package_of(raw: object) -> str | None:
-    """Whose connection it is, or extends: asyncpg's, psycopg's or aiomysql's. None: SQLite's, or there is none."""
+    """The package of a connection: asyncpg, psycopg or aiomysql; None for SQLite or no connection."""
     packages = {kind.__module__.partition(".")[0] for kind in type(raw).__mro__}
     return next((one for one in _MODULES if one in packages), None)
 
 
 def module_of(package: str) -> Any:  # noqa: ANN401  (a module)
-    """Where is written how a connection of a package is ended and cleaned; imported only by those who have it."""
+    """The module that ends and cleans connections of a package; imported only if the package is installed."""
     return import_module(f"oncekey.databases.{_MODULES[package]}")
 
 
 def listeners(connection: Connection, *, all_of_them: bool = False) -> list[Callable[..., Any]]:
-    """The listeners for new connections: the application's, or SQLAlchemy's own, too."""
+    """The listeners for new connections: the application's, and optionally SQLAlchemy's own."""
     return [one for one in connection.engine.pool.dispatch.connect if all_of_them or _is_the_applications(one)]
 
 
 def connected(connection: Connection, found: list[Callable[..., Any]]) -> None:
-    """Call listeners as the pool does with a new connection."""
+    """Call listeners as the pool does for a new connection."""
     lent: Any = connection.connection
     for listener in found:
         listener(lent.dbapi_connection, lent._connection_record)  # noqa: SLF001  (what the pool itself hands them)
-    # Most listeners leave it to the first user to commit what they set.
+    # Most listeners leave the commit of their settings to the first user.
     lent.dbapi_connection.commit()
 
 
 def _is_the_applications(listener: Callable[..., Any]) -> bool:
-    """Whether it is not SQLAlchemy's own listener: those set up the client's side, which a reset does not touch."""
+    """Whether it is not SQLAlchemy's own listener, which sets up the client side that a reset does not touch."""
     return not (getattr(listener, "__module__", None) or "").startswith("sqlalchemy.")

@@ -1,10 +1,10 @@
-"""Flask-SQLAlchemy: keys are kept in its database, and its session's own transaction is the business transaction.
+"""Flask-SQLAlchemy: keys are stored in its database, and its session's transaction is the business transaction.
 
-A second session would not do: mapped classes choose their engine by the application, whatever connection a session was
-given, and objects that were loaded before (the user, say) belong to the first one. So the session of the request is
-borrowed: it begins a transaction on a connection that is watched, its `commit()` writes what is pending until the
-operation is settled, and then it commits, with the key's record as its last statement. The connection is the
-application's, so what is set in its session stays there.
+A second session would not work: mapped classes choose their engine by the application, whatever connection a session
+was given, and objects loaded earlier (such as the user) belong to the first one. So oncekey borrows the session of the
+request: the session begins a transaction on a watched connection; during the operation its `commit()` only flushes; at
+the end it commits, with the key's record as its last statement. The connection belongs to the application, so its
+session settings are kept.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ LENT: Final = "oncekey_connection"
 
 NO_APP: Final = "oncekey.flask.database(db) has no application: call db.init_app(app), with a SQLALCHEMY_DATABASE_URI"
 WHICH_APP: Final = (
-    "{count} applications with different databases share one Flask-SQLAlchemy, and nothing says whose keys are meant "
-    "here: push an application's context, or give each application a Once of its own"
+    "{count} applications with different databases share one Flask-SQLAlchemy, and it is not clear whose keys are "
+    "meant: push an application context, or give each application its own Once"
 )
 WROTE_BEFORE: Final = (
-    "db.session has written something before the handler was entered, and not committed it: commit it where it is "
-    "written, in before_request for example, or write it in the handler"
+    "db.session has uncommitted writes from before the handler: commit them where they are written, for example in "
+    "before_request, or write them in the handler"
 )
 REMOVED: Final = (
-    "the handler called remove() or close() of db.session, which gave up the transaction of its key, and now uses "
+    "the handler called remove() or close() of db.session, which discarded the transaction of its key, and now uses "
     "another session: leave remove() and close() to Flask-SQLAlchemy, which calls them after the request"
 )
 OTHER_BIND: Final = (
-    "the handler wrote to another database, by a model with a __bind_key__, which cannot commit with the key: write "
-    "there from an outbox or in a PHASED handler's op.call"
+    "the handler wrote to another database through a model with a __bind_key__, which cannot commit with the key: "
+    "write there from an outbox or in op.call of a PHASED handler"
 )
 
 
 class Database:
-    """A Flask-SQLAlchemy, as `Once` takes it."""
+    """Wraps a Flask-SQLAlchemy for `Once`."""
 
     ambient = True
-    """Handlers write in the transaction of their key without being handed it: `db.session` is in it."""
+    """`db.session` is in the key's transaction, so handlers write in it without `op.connection`."""
 
     def __init__(self, db: Any) -> None:  # noqa: ANN401  (a package that need not be installed)
         if not hasattr(db, "session") or not hasattr(db, "_app_engines"):
@@ -74,7 +74,7 @@ class Database:
         self._watched: WeakSet[Engine] = WeakSet()
         self._watching = threading.Lock()
         self.scopes: set[object] = set()
-        """The scopes of `db.session` whose session is an operation's."""
+        """The scopes of `db.session` whose session belongs to an operation."""
         self._served: ContextVar[ref[Engine] | None] = ContextVar("oncekey_engine", default=None)
         event.listen(db.session, "after_begin", self._begun)
         event.listen(db.session, "before_flush", _refuse_to_flush)
@@ -82,7 +82,7 @@ class Database:
 
     @property
     def dialect(self) -> str | None:
-        """Which database it is, once there is an application."""
+        """The database's dialect, once there is an application."""
         try:
             return self.engine.dialect.name
         except ConfigurationError:
@@ -94,14 +94,14 @@ class Database:
 
     @property
     def engines(self) -> list[Engine]:
-        """The engines of all applications, whose pools a forked process may not use."""
+        """The engines of all applications, whose pools a forked process must not use."""
         return [engine for bound in list(self.db._app_engines.values()) for engine in bound.values()]  # noqa: SLF001
 
     @property
     def engine(self) -> Engine:
-        """The engine of the application that is served, or was last in this thread, or of the only one there is.
+        """The engine of the current application, of this thread's last one, or of the only one.
 
-        An error that Flask does not answer is settled when the application's context is gone.
+        An error that Flask does not handle is settled after the application context is gone.
         """
         served = self.db._app_engines  # noqa: SLF001
         app: Any = flask.current_app._get_current_object() if flask.has_app_context() else None  # type: ignore[attr-defined]  # noqa: SLF001
@@ -119,9 +119,9 @@ class Database:
         return engines[-1]
 
     def check_entry(self) -> None:
-        """Refuse to enter a handler beside rows that somebody else may or may not commit.
+        """Raise if the session has uncommitted rows before the handler is called.
 
-        On SQLite the claim would wait for them, and they for the claim.
+        On SQLite the claim and those rows would block each other.
         """
         scoped = self.db.session
         if scoped.registry.has():
@@ -134,7 +134,7 @@ class Database:
         return FlaskSqlalchemyDriver(self)
 
     def _begun(self, session: Session, _: object, connection: Connection) -> None:
-        """Watch what the session says, whether or not it is an operation's: it may become one's."""
+        """Watch the session's statements even outside operations: it may become an operation's."""
         engine = connection.engine
         if engine not in self._watched:
             with self._watching:
@@ -154,7 +154,7 @@ class Database:
 
 
 class FlaskSqlalchemyDriver:
-    """Runs transactions on the engine of the application that is served; handlers write through its session."""
+    """Runs transactions on the engine of the current application; handlers write through its session."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -162,16 +162,16 @@ class FlaskSqlalchemyDriver:
         self._making = threading.Lock()
 
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction on a connection of its own. A session that only read gives its own back before."""
+        """Run one transaction on a separate connection. A session that has only read releases its own first."""
         self._rest()
         return self._inner().run(transaction)
 
     @property
-    def crowded(self) -> bool:
-        return self._inner().crowded
+    def is_full(self) -> bool:
+        return self._inner().is_full
 
     def begin(self) -> SessionTransaction:
-        """Make the session's transaction a business transaction; the database hears of it with its first statement."""
+        """Make the session's transaction a business transaction; the first statement begins it in the database."""
         session = self._session()
         if STEPPING in session.info:
             _check(session)
@@ -192,7 +192,7 @@ class FlaskSqlalchemyDriver:
 
     @staticmethod
     def _begun(session: Session, inner: BlockingSqlalchemyDriver, ended: Callable[[], None]) -> SessionTransaction:
-        begun = session.info[TRANSACTION] = []  # what the session begins on, told by the event
+        begun = session.info[TRANSACTION] = []  # the connection that the session begins on, from the event
         connection = session.connection()
         vetted(connection)
         if commits_by_itself(connection):
@@ -201,7 +201,7 @@ class FlaskSqlalchemyDriver:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """What a PHASED handler is called in: outside of its phases the session only reads."""
+        """The context of a PHASED handler: outside its phases the session is read-only."""
         session = self._session()
         _check(session)
         session.info[STEPPING] = True
@@ -213,7 +213,7 @@ class FlaskSqlalchemyDriver:
             session.info.pop(STEPPING, None)
 
     def close(self) -> None:
-        """Nothing is ours to give back: the engines are the application's."""
+        """No-op: the engines belong to the application."""
 
     def _inner(self) -> BlockingSqlalchemyDriver:
         engine = self._database.engine
@@ -231,9 +231,9 @@ class FlaskSqlalchemyDriver:
         return session
 
     def _rest(self) -> None:
-        """Whoever waits for a connection holds none: the request's session gives back one that it only read through.
+        """Release the connection of a session that only read, so that no request waits for one while it holds one.
 
-        Unlike by `rollback()`, objects stay as they are.
+        Unlike `rollback()`, it keeps the state of objects.
         """
         scoped = self._database.db.session
         if flask.has_app_context() and scoped.registry.has():
@@ -261,16 +261,16 @@ class SessionTransaction(BlockingTransaction):
         self._root, self._top = connection.get_transaction(), session.get_transaction()
         watch.guards = True
         begin = type(session).begin
-        # What is set on the object is what `db.session.commit()` finds; it is taken away with the end.
+        # `db.session.commit()` finds this attribute of the object; it is removed at the end.
         vars(session).update(commit=session.flush, begin=lambda nested=True: begin(session, nested=True))  # noqa: ARG005
 
     def flush(self) -> None:
-        """Write what the session still holds back; what the database says to it is the handler's to hear."""
-        if self._goes_on():
+        """Flush the session's pending changes; database errors are raised to the handler."""
+        if self._is_same():
             self._session.flush()
 
     def commit(self) -> None:
-        """Commit by the session, so that its objects and hooks hear of it."""
+        """Commit through the session, so that its objects and hooks are updated."""
         self._refuse_if_ended()
         try:
             try:
@@ -287,18 +287,18 @@ class SessionTransaction(BlockingTransaction):
             with committing(self._connection, self._unconfirmed, BUSINESS):
                 self._session.commit()
         finally:
-            self.rollback()  # what is committed stays so
+            self.rollback()  # the commit is final
 
     def _end_session(self) -> None:
-        """Roll back what is not committed, and leave the session to the application."""
+        """Roll back uncommitted work, and leave the session to the application."""
         session, watch = self._session, self._watch
         try:
             self._hand_back()
             if watch.running:
-                # The statement under way would become part of the next borrower's transaction.
+                # The running statement would become part of the next borrower's transaction.
                 cancel_and_close(raw_of(self._connection))
                 session.invalidate()
-            elif watch.used or not self._goes_on() or self._changed():
+            elif watch.used or not self._is_same() or self._changed():
                 with suppress(*FAILURES):
                     session.rollback()
             else:
@@ -313,15 +313,15 @@ class SessionTransaction(BlockingTransaction):
             vars(self._session).pop(name, None)
 
     def _changed(self) -> bool:
-        """Whether the handler left anything pending, which the session's next commit would write."""
+        """Whether the handler left pending changes, which the session's next commit would write."""
         pending = _pending(self._session)
         same = len(pending) == len(self._before) and all(map(is_, pending, self._before))
         return not same
 
-    def _goes_on(self) -> bool:
+    def _is_same(self) -> bool:
         top = self._top
         ours = top is not None and self._session.get_transaction() is top and top.is_active
-        return ours and super()._goes_on()
+        return ours and super()._is_same()
 
 
 def _refuse_to_flush(session: Session, *_: object) -> None:
@@ -330,20 +330,20 @@ def _refuse_to_flush(session: Session, *_: object) -> None:
 
 
 def _wrote(session: Session) -> bool:
-    """Whether the session's transaction has done anything but plain reads."""
+    """Whether the session's transaction has executed anything but plain reads."""
     connection: Connection | None = session.info.get(LENT)
     watch = None if connection is None or connection.closed else watch_of(connection)
     return watch is not None and watch.wrote
 
 
 def _check(session: Session) -> None:
-    """Refuse to lose what was changed and is not part of any phase."""
+    """Raise if there are changes that belong to no phase and would be lost."""
     if _pending(session):
         raise TransactionControlError(ONLY_READS)
 
 
 def _pending(session: Session) -> list[object]:
-    """What was added, deleted or changed, and is not written yet."""
+    """Objects that were added, deleted or changed and are not yet flushed."""
     return [*session.new, *session.deleted, *filter(session.is_modified, session.dirty)]
 
 

@@ -1,7 +1,7 @@
-"""What a handler does on its SQLAlchemy connection: everything but the end of the transaction (L5).
+"""Guards a handler's SQLAlchemy connection: it may do everything but end the transaction (L5).
 
-The connection's class refuses methods (`async_engines.py`, `engines.py`); listeners on an engine of our own, which
-shares the application's pool, refuse text, and whatever reaches the connection through a session or `run_sync`.
+The connection's class rejects methods (`async_engines.py`, `engines.py`); listeners on a separate engine, which shares
+the application's pool, reject SQL text and anything that reaches the connection through a session or `run_sync`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext, RootTransaction
 
 PATIENCE: Final = 5.0
-"""Seconds that a statement which a handler left running may take, before the transaction is rolled back."""
+"""Seconds that a handler's unfinished statement may take before the transaction is rolled back."""
 
 WATCH: Final = "oncekey_watch"
 OURS: Final = "oncekey"
@@ -42,7 +42,7 @@ _PRAGMA: Final = re.compile(r"\s*PRAGMA\b", re.IGNORECASE)
 
 
 class Watch:
-    """What happened on one connection. It guards from the begin of the transaction until oncekey ends it."""
+    """The state of one connection, from the beginning of the transaction until oncekey ends it."""
 
     __slots__ = (
         "_quiet",
@@ -67,17 +67,17 @@ class Watch:
         self.released = False
         self.used = False
         self.begun = False
-        """Whether the transaction has begun in the database, so that its end would be seen."""
+        """Whether the transaction has begun in the database, so that its end would be noticed."""
         self.unsure = False
-        """Whether a statement failed since the database was last asked whether the transaction is still open."""
+        """Whether a statement failed since the database was last checked for an open transaction."""
         self.ended = False
-        """Whether it ended before oncekey committed it: the connection takes no further statement."""
+        """Whether it ended before oncekey committed it: the connection rejects further statements."""
         self.reads = False
-        """Whether nothing may be written: the handler writes step by step, and this is between two of them."""
+        """Whether writes are rejected: a phased handler is between two phases."""
         self.sets = False
-        """Whether the application may have set a role or a time-out for its transaction."""
+        """Whether the application may have set a role or a timeout for its transaction."""
         self.wrote = False
-        """Whether anything else than plain reads was said by the application."""
+        """Whether the application executed anything but plain reads."""
         self.sent = 0
         self.answered = 0
         self.running: set[object] = set()
@@ -85,22 +85,22 @@ class Watch:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a statement failed: the transaction may be good only for a roll-back."""
+        """Whether a statement failed: the transaction may only be good for a rollback."""
         return self.sent != self.answered
 
     def begins(self, statement: object) -> None:
-        """Note that a statement is about to be sent."""
+        """Record that a statement is about to be sent."""
         self.sent += 1
         self.running.add(statement)
 
     def ends(self, statement: object) -> None:
-        """Note that it was answered, or failed."""
+        """Record that it completed or failed."""
         self.running.discard(statement)
         if self._quiet is not None and not self.running:
             self._quiet.set()
 
     async def quiet(self, patience: float) -> bool:
-        """Whether nothing is under way any more, after a moment if need be."""
+        """Wait briefly for running statements; returns whether none is left."""
         if self.running:
             self._quiet = quiet = asyncio.Event()
             with suppress(TimeoutError):
@@ -109,20 +109,20 @@ class Watch:
         return not self.running
 
     def quiet_blocking(self, patience: float) -> bool:
-        """The same where threads may have been left behind."""
+        """The same for threads that may have been left behind."""
         if self.running:
             self._quiet = quiet = threading.Event()
-            if self.running:  # the last one may have ended in between
+            if self.running:  # the last one may have ended in the meantime
                 quiet.wait(patience)
         return not self.running
 
     def forget(self) -> None:
-        """Note that a later statement was answered: what failed before was rolled back to a savepoint."""
+        """Record that a later statement succeeded: the failed one was rolled back to a savepoint."""
         self.answered = self.sent
 
 
 def log_foreign_connections(engine: Engine) -> None:
-    """Log connections of the application's engine that a LOCAL handler opens beside its transaction."""
+    """Log connections of the application's engine that a LOCAL handler opens outside its transaction."""
     if not event.contains(engine, "engine_connect", _log_if_not_ours):
         event.listen(engine, "engine_connect", _log_if_not_ours)
 
@@ -133,7 +133,7 @@ def _log_if_not_ours(connection: Connection) -> None:
 
 
 def watch_connections(engine: Engine, *, borrowed: bool = False) -> None:
-    """Listen to those connections of an engine that have a watch; a `borrowed` engine is the application's own."""
+    """Listen to the watched connections of an engine; a `borrowed` engine is the application's own."""
     harmless = _checked(_DIALECTS[engine.dialect.name], borrowed=borrowed)
 
     def before(
@@ -184,26 +184,26 @@ def _after(
 
 
 def _failed(error: ExceptionContext) -> None:
-    # This listener is also called for the application's own connections: SQLAlchemy has one for all of an engine's.
+    # This listener is also called for the application's own connections: SQLAlchemy registers it per engine.
     watch = None if error.connection is None else watch_of(error.connection)
     if watch is not None:
         watch.ends(error.execution_context)
         watch.unsure = True
         if watch.over:
-            # We closed this connection, which says nothing about the others of the pool.
+            # oncekey closed this connection, which does not concern the other connections of the pool.
             error.invalidate_pool_on_disconnect = False
 
 
 def _refuse_commit(connection: Connection) -> None:
     watch = watch_of(connection)
     if watch is not None and watch.guards:
-        # SQLAlchemy takes a commit that raised for the end, and would lend the open transaction to others.
+        # SQLAlchemy takes a failed commit for the end, and would lend the open transaction to others.
         connection.dialect.do_rollback(connection.connection)
         raise refusal("commit()")
 
 
 def _rolled_back(connection: Connection) -> None:
-    """Start anew: after a roll-back by SQLAlchemy a handler may read on, in a transaction that is never committed."""
+    """Reset the state: after a rollback by SQLAlchemy a handler may keep reading, but cannot commit."""
     watch = watch_of(connection)
     if watch is not None:
         watch.begun = watch.unsure = watch.ended = False
@@ -215,9 +215,9 @@ def _begin_before(connection: Connection, _cursor: object, statement: str, *_: o
 
 
 def _begin_to_write(connection: Connection, what: str) -> None:
-    """Begin once, where SQLite's module has not: it only does so before what it takes for a change. Then mark it.
+    """Begin once if Python's sqlite3 module has not, which begins only before a write; then set the mark.
 
-    Without a transaction around it, the release of a savepoint is a commit, and so is the end of `WITH ... INSERT`.
+    Outside a transaction, the release of a savepoint is a commit, and so is the end of `WITH ... INSERT`.
     """
     watch, lent = watch_of(connection), cast("Any", connection.connection)
     if watch is None or not watch.guards:
@@ -238,12 +238,12 @@ def _begin_to_write(connection: Connection, what: str) -> None:
 
 
 def current_transaction(connection: Connection | None) -> RootTransaction | None:
-    """The transaction that SQLAlchemy takes a connection to be in."""
+    """The transaction that SQLAlchemy assumes for a connection."""
     return None if connection is None or connection.closed else connection.get_transaction()
 
 
 def commits_by_itself(connection: Connection | None) -> bool:
-    """Whether the application set its engine to commit every statement; SQLite's own BEGIN looks like that too."""
+    """Whether the application set its engine to autocommit; SQLite's own BEGIN looks the same."""
     if connection is None:
         return False
     dialect = connection.dialect
@@ -254,9 +254,9 @@ def commits_by_itself(connection: Connection | None) -> bool:
 
 
 def refuse_if_ended(connection: Connection | None, watch: Watch) -> None:
-    """Raise if the transaction has ended in the database, without SQLAlchemy knowing (L5).
+    """Raise if the transaction has ended in the database without SQLAlchemy noticing (L5).
 
-    MariaDB and MySQL send their status with every reply but an error, so after one they are asked for it.
+    MariaDB and MySQL send their status with every reply except an error, so it is queried after an error.
     """
     raw = raw_of(connection) if watch.begun else None
     if connection is not None and raw is not None and not watch.ended:
@@ -269,13 +269,13 @@ def refuse_if_ended(connection: Connection | None, watch: Watch) -> None:
 
 
 def watch_of(connection: Connection) -> Watch | None:
-    """What is known about a connection; None: it is none of ours."""
+    """The watch of a connection; None if oncekey did not open it."""
     watch: Watch | None = connection.get_execution_options().get(WATCH)
     return watch
 
 
 def _checked(dialect: Dialect, *, borrowed: bool) -> Callable[[str], bool]:
-    """A cached check: the same few texts come again and again, so the lexer parses each one once."""
+    """Cached check: the same few texts recur, so each is parsed once."""
 
     @lru_cache(maxsize=512)
     def harmless(sql: str) -> bool:

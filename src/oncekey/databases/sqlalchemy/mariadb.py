@@ -1,8 +1,8 @@
-"""SQLAlchemy on MariaDB and MySQL: the application's engine, pool and sessions, and what is ours said below them.
+"""SQLAlchemy on MariaDB and MySQL: the application's engine, pool and sessions, with oncekey's messages below them.
 
-A statement of ours may be several sentences, which travel in one message, and a session of the application's commits
-nothing by itself. So what is ours is said to the connection below SQLAlchemy's, by the rules of the driver that needs
-no SQLAlchemy (`databases/mariadb`); what a handler says goes through SQLAlchemy, as on every other database.
+One of oncekey's operations may be several SQL statements in one message, and the application's sessions are not in
+autocommit mode. So oncekey's messages go to the connection below SQLAlchemy's, by the rules of the driver without
+SQLAlchemy (`databases/mariadb`); a handler's statements go through SQLAlchemy, as on every other database.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DRIVER: Final = "aiomysql"
-NO_DRIVER: Final = (
-    "oncekey talks to MariaDB and MySQL through aiomysql: use create_async_engine('mysql+aiomysql://...')"
-)
+NO_DRIVER: Final = "MariaDB and MySQL need the aiomysql driver: use create_async_engine('mysql+aiomysql://...')"
 _SETTINGS: Final = b"SELECT @@sql_mode, @@character_set_client, @@character_set_results"
 _STRICT: Final = ("STRICT_TRANS_TABLES", "STRICT_ALL_TABLES")
 LAX: Final = (
-    "the engine's sessions are not strict, so the server would cut what does not fit and say nothing: let sql_mode "
-    "have STRICT_TRANS_TABLES in it"
+    "the engine's sessions are not in strict mode, so the server would silently truncate values that do not fit: add "
+    "STRICT_TRANS_TABLES to sql_mode"
 )
 NOT_UTF8: Final = (
-    "the engine's sessions speak {charset}, which has not every character: say ?charset=utf8mb4 in its URL"
+    "the engine's sessions use {charset}, which cannot store every character: add ?charset=utf8mb4 to its URL"
 )
 
 
@@ -74,7 +72,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
                     await discarded(connection)
 
     async def _check(self, session: AsyncSession) -> None:
-        """Refuse sessions in which a record could not be kept as it is."""
+        """Raise for sessions that could not store a record unchanged."""
         try:
             [settings] = await session.hold(self._statement_timeout, session.execute_text(_SETTINGS))
         except messages.FAILURES as error:
@@ -88,12 +86,12 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
         self._checked = True
 
     async def _confirmed(self) -> bool:
-        """No standby is waited for here."""
+        """No-op: MariaDB has no synchronous standby to wait for."""
         return True
 
     @aretrying(LostError)
     async def _opened(self, engine: AsyncEngine) -> SqlalchemyTransaction:
-        """A connection that has ended in the pool says so when the transaction begins: then another one is taken."""
+        """Retry with another connection if a pooled one turns out to be dead at the beginning of the transaction."""
         return await super()._opened(engine)
 
     def _begun(self, connection: SqlalchemyHandlerConnection, engine: AsyncEngine) -> MariadbTransaction:
@@ -109,7 +107,7 @@ class SqlalchemyMariadbDriver(SqlalchemyDriver):
 
 
 class MariadbTransaction(SqlalchemyTransaction):
-    """A business transaction that a handler writes through, as a connection or as a session, and that we end."""
+    """A business transaction that a handler writes to, through a connection or a session; oncekey ends it."""
 
     def __init__(
         self,
@@ -126,18 +124,18 @@ class MariadbTransaction(SqlalchemyTransaction):
         self._limit = limit
 
     async def start(self) -> None:
-        """Begin, before listeners of the application speak: the isolation is chosen outside of a transaction."""
+        """Begin before the application's listeners run: the isolation level must be set outside a transaction."""
         await _session_of(self._connection).talk(self._begin(), self._limit)
         self._watch.begun = True
         await super().start()
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements inside it, once what a handler left under way is answered: one is said after the other."""
+        """Run statements inside it, after any statement that a handler left running: the protocol is sequential."""
         self._refuse_if_ended()
         if not await self._watch.quiet(PATIENCE):
             raise TransactionControlError(LEFT_BEHIND)
         session, watch = _session_of(self._connection), self._watch
-        if watch.unsure:  # an error comes without the server's status
+        if watch.unsure:  # an error comes without the server's status flags
             await session.talk(messages.asking(), self._limit)
             watch.unsure = False
         handler_connection.refuse_if_ended(self._connection.sync_connection, watch)
@@ -152,12 +150,12 @@ class MariadbTransaction(SqlalchemyTransaction):
         return result
 
     async def _prove(self) -> None:
-        """Raise unless the server is still in the transaction that was begun: no other one is committed (L5)."""
+        """Raise unless the server is still in the transaction that was begun; no other one is committed (L5)."""
         await _session_of(self._connection).talk(messages.proving(), self._limit)
 
 
 def _session_of(connection: AsyncConnection) -> AsyncSession:
-    """The connection below SQLAlchemy's; who has lost it can only be rolled back."""
+    """The connection below SQLAlchemy's; if it was lost, only a rollback is possible."""
     raw = raw_of(connection.sync_connection)
     if raw is None:
         raise TransactionControlError(BROKEN)
@@ -165,6 +163,6 @@ def _session_of(connection: AsyncConnection) -> AsyncSession:
 
 
 def _begin_with(engine: AsyncEngine) -> bytes:
-    """An isolation that the application has chosen is kept for what its handlers write; else it is READ COMMITTED."""
+    """Keep the application's isolation level for its handlers; otherwise use READ COMMITTED."""
     chosen = getattr(engine.dialect, "_on_connect_isolation_level", None)
     return messages.BEGIN if chosen or "isolation_level" in engine.get_execution_options() else messages.THEIRS

@@ -1,7 +1,7 @@
-"""The sessions that an application gets: ordinary ones, and those of a handler that writes step by step.
+"""The sessions that an application gets: ordinary ones, and the session of a phased handler.
 
-Each connection that they use takes one of the places that handlers have in the pool, so that a share of it stays free
-for claims, settlements and heartbeats however many sessions are open.
+Each of their connections takes one of the handlers' slots in the pool, so that part of it stays free for claims,
+settlements and heartbeats however many sessions are open.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ JOINED: Final = "oncekey_joined"
 
 
 class PlacedConnection(Connection):
-    """A connection that returns its place when it is closed, and knows whether it only read."""
+    """A connection that releases its slot when it is closed, and tracks whether it only read."""
 
-    placed = False
+    reserved = False
     used = False
     only_read = True
 
     def close(self) -> None:
-        """Reset what was left in its session, and return it."""
+        """Reset the state left in its session, and return it."""
         try:
             if self.used and cast("PlacedEngine", self.engine).cleans and not self.closed:
                 self._clean()
@@ -56,14 +56,14 @@ class PlacedConnection(Connection):
                 self.invalidate()
 
     def leave(self) -> None:
-        """Return the place, once."""
-        if self.placed:
-            self.placed = False
+        """Release the slot, at most once."""
+        if self.reserved:
+            self.reserved = False
             cast("PlacedEngine", self.engine).leave()
 
 
 class PlacedEngine(OptionEngine):
-    """An engine on the application's pool, whose connections each take one of the places for handlers."""
+    """An engine on the application's pool whose connections each take one of the handlers' slots."""
 
     _connection_cls = PlacedConnection
 
@@ -76,7 +76,7 @@ class PlacedEngine(OptionEngine):
         self.cleans = cleans
 
     def connect(self) -> Connection:
-        """Wait for a place, then for a connection; a session does so where it can wait."""
+        """Wait for a slot, then for a connection, at a point where the session can wait."""
         await_only(self._enter())
         try:
             connection = super().connect()
@@ -84,14 +84,14 @@ class PlacedEngine(OptionEngine):
             self.leave()
             raise
         assert isinstance(connection, PlacedConnection)
-        connection.placed = True
+        connection.reserved = True
         return connection
 
 
-def placed(
+def reserved(
     engine: AsyncEngine, enter: Callable[[], Awaitable[None]], leave: Callable[[], None], *, cleans: bool
 ) -> AsyncEngine:
-    """The engine of the sessions; `cleans` if its pool would pass on what they leave in a database session."""
+    """The engine of the sessions; `cleans` if its pool would pass their session state to others."""
     sync = PlacedEngine(engine.sync_engine, enter, leave, cleans=cleans)
 
     def before(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
@@ -107,7 +107,7 @@ def placed(
 
 
 def only_reading(engine: AsyncEngine) -> AsyncEngine:
-    """An engine on the same pool through which nothing is written: PostgreSQL itself refuses it, too."""
+    """A read-only engine on the same pool; PostgreSQL enforces it too."""
     options = {"postgresql_readonly": True} if engine.dialect.name == "postgresql" else {}
     ours = engine.execution_options(oncekey_reads=True, **options)
 
@@ -119,11 +119,11 @@ def only_reading(engine: AsyncEngine) -> AsyncEngine:
 
 
 class _Session(Session):
-    """Remembers the connection that it has begun on."""
+    """Remembers the connection that it began on."""
 
 
 class _SteppingSession(_Session):
-    """Refuses writes while it has joined no transaction."""
+    """Rejects writes while it has joined no transaction."""
 
 
 @event.listens_for(_Session, "after_begin", propagate=True)
@@ -138,12 +138,12 @@ def _refuse_to_flush(session: Session, *_: object) -> None:
 
 
 class _RequestSession(AsyncSession):
-    """A session that returns its connection to the pool even if the caller is cancelled meanwhile."""
+    """A session that returns its connection to the pool even if the caller is cancelled."""
 
     _ending: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Return the connection, and forget all objects."""
+        """Return the connection, and expunge all objects."""
         await self._to_its_end(super().close)
 
     async def _give_back(self) -> None:
@@ -162,17 +162,17 @@ class OrdinarySession(_RequestSession):
     sync_session_class = _Session
 
     async def rest(self) -> None:
-        """Return the connection before the request waits for another one, if the session only read."""
+        """Return the connection of a session that only read, before the request waits for another one."""
         connection = self.sync_session.info.get(CONNECTION)
         if self.in_transaction() and getattr(connection, "only_read", False):
             await self._give_back()
 
 
 class SteppingSession(_RequestSession):
-    """A session that reads by itself, and writes only in the transactions that it has joined.
+    """A session that reads on its own connection, and writes only in transactions that it has joined.
 
-    A phase begins and ends without objects: a resumed handler has none of an earlier phase either. The session
-    remembers what was read before, so that a change to it, which would never be written, is refused and not lost.
+    A phase begins and ends without objects: a resumed handler has none of an earlier phase either. The session keeps
+    track of objects that were read outside a phase, so that a change to one raises instead of being lost.
     """
 
     sync_session_class = _SteppingSession
@@ -183,12 +183,12 @@ class SteppingSession(_RequestSession):
         self._read_before: list[ref[Any]] = []
 
     async def rest(self) -> None:
-        """Return the connection; objects stay as they are."""
+        """Return the connection; objects keep their state."""
         if self.in_transaction() and not self.sync_session.info.get(JOINED):
             await self._give_back()
 
     async def commit(self) -> None:
-        """In a step: write what is pending. Anywhere else there is nothing to commit, and changes are refused."""
+        """Inside a phase, flush pending changes; outside, there is nothing to commit, and changes are rejected."""
         if self.sync_session.info.get(JOINED):
             await super().commit()
         else:
@@ -209,12 +209,12 @@ class SteppingSession(_RequestSession):
         self._remember()
 
     def part(self) -> None:
-        """Leave the transaction, which has ended and closed the session: from now on it reads by itself again."""
+        """Leave the transaction, which has ended and closed the session; it reads on its own connection again."""
         self.sync_session.info[JOINED] = False
         self.sync_session.bind = self._reader
 
     def check(self) -> None:
-        """Raise if there are changes that belong to no transaction, and would be lost."""
+        """Raise if there are changes that belong to no transaction and would be lost."""
         session = self.sync_session
         pending = bool(session.new or session.deleted) or any(map(session.is_modified, session.dirty))
         if pending or any(session.is_modified(was) for was in self._known()):
@@ -229,7 +229,7 @@ class SteppingSession(_RequestSession):
 
 
 def _end(session: Session) -> None:
-    """Roll back a transaction that only read. Unlike `rollback()` it leaves objects as they are."""
+    """Roll back a read-only transaction. Unlike `rollback()`, it keeps the state of objects."""
     transaction = session.get_transaction()
     if transaction is not None:
         transaction.close()

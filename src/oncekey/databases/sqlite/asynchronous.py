@@ -55,8 +55,8 @@ class AsyncSqliteDriver:
         return self._driver.writer
 
     @property
-    def crowded(self) -> bool:
-        return self._lane.taken or self._driver.crowded
+    def is_full(self) -> bool:
+        return self._lane.taken or self._driver.is_full
 
     async def begin(self) -> AsyncSqliteTransaction:
         return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)

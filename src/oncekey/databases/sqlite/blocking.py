@@ -66,7 +66,7 @@ class SqliteDriver:
         return self._writer
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         return self._writer.busy
 
     def run(self, transaction: Transaction[T]) -> T:

@@ -46,7 +46,7 @@ def kept(file: Rows, journal: Rows, wal_bytes: int | None, *, safe: bool) -> Ite
             "sqlite",
             seen,
             "this version can lose commits in write-ahead mode, so a rollback journal is used, which is slower",
-            "pip install 'oncekey[sqlite]' and use sqlite+pysqlite3:// everywhere",
+            "use SQLite 3.51.3 or newer; without Django: pip install 'oncekey[sqlite]' and sqlite+pysqlite3://",
         )
     else:
         yield Finding(Level.OK, "sqlite", seen)

@@ -1,4 +1,4 @@
--- How SQLite notes its migrations. BEGIN IMMEDIATE admits one migrator at a time.
+-- How SQLite records its migrations. BEGIN IMMEDIATE admits one migrator at a time.
 
 -- name: table
 -- Create the table of applied migrations.

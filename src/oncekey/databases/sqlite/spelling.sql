@@ -1,6 +1,6 @@
--- How SQLite spells what it shares with MariaDB (oncekey.stores.onerow).
--- `:now` is NULL outside of tests: the machine's clock, in SQLite's own resolution of a millisecond.
--- Within one statement SQLite's clock stands still, so every `now` is the same instant.
+-- SQLite's syntax for the statements that it shares with MariaDB (oncekey.stores.onerow). `:now` is NULL outside of
+-- tests: the machine's clock, in SQLite's own resolution of a millisecond. Within one statement SQLite's clock is
+-- constant, so every `now` is the same instant.
 
 -- part: now
 COALESCE(:now, (SELECT now FROM oncekey_clock))
@@ -50,7 +50,7 @@ WHERE {condition}
 RETURNING {now} AS now, *
 
 -- part: announced
--- A trigger of SQLite's keeps the calls.
+-- A SQLite trigger records the calls.
 
 -- part: materialized
 MATERIALIZED
@@ -59,4 +59,4 @@ MATERIALIZED
 SELECT entry.`key` FROM oncekey_record AS entry ORDER BY entry.scope, entry.`key` LIMIT 100000
 
 -- part: locked
--- SQLite has one writer, so nothing needs a lock of its own.
+-- SQLite has one writer, so nothing needs a separate lock.

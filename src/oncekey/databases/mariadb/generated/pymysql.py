@@ -1,7 +1,7 @@
 # Generated from aiomysql.py by `python -m tools.twins`: edit that one.
 """The driver for MariaDB and MySQL through PyMySQL, for threads.
 
-What is sent and what the replies mean is in `messages`; how a connection waits for them, in `sessions`.
+`messages` has the messages and the meaning of replies; `sessions` sends them over a connection.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _Connection: Any = pymysql.Connection
 
 
 class StoreConnection(_Connection):  # type: ignore[misc]  # the base is typed for one of the two libraries only
-    """A connection that sends nothing more for a handler once the handler's transaction has ended.
+    """A connection that sends nothing for a handler after the handler's transaction has ended.
 
-    Every command passes here, also those of `callproc`, `nextset` and `ping`. The server's status comes with each
-    reply but an error, so after an error the server is asked for it before the next command.
+    Every command passes here, including those of `callproc`, `nextset` and `ping`. The server's status comes with each
+    reply except an error, so after an error the status is queried before the next command.
     """
 
     use: ConnectionUse | None = None
-    """How a handler uses it. None: nobody but the driver does."""
+    """The handler's use of the connection; None if only the driver uses it."""
     _unsure = False
 
     def ping(self, reconnect: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002  (as PyMySQL takes it)
-        """Ask whether the server is there. It never reconnects: another session has another transaction."""
+        """Ping the server. It never reconnects: a new session would have another transaction."""
         super().ping(reconnect=False)
 
     def _execute_command(self, command: int, sql: Any) -> None:  # noqa: ANN401  (text or bytes)
@@ -60,7 +60,7 @@ class StoreConnection(_Connection):  # type: ignore[misc]  # the base is typed f
 
 
 class Pool:
-    """Sessions for threads. The last one that was returned is the first one lent."""
+    """The sessions for threads. The session that was returned last is lent first."""
 
     def __init__(self, address: MariadbAddress, size: int, timeout: float, hello: bytes) -> None:
         self._address, self._timeout, self._hello = address, timeout, hello
@@ -69,7 +69,7 @@ class Pool:
         self._shelf: messages.IdleSessions[Session] = messages.IdleSessions()
 
     def take(self, *, business: bool) -> Session:
-        """A session, for a moment or for a business transaction."""
+        """A session, for a single transaction or a business transaction."""
         deadline = time.monotonic() + self._timeout
         if business and not self.business.taken():
             self.business.acquire(deadline)
@@ -89,7 +89,7 @@ class Pool:
             raise
 
     def give(self, session: Session, *, business: bool) -> None:
-        """Take a session back; one that is in the middle of something is closed."""
+        """Return a session to the pool; one with unfinished work is closed."""
         try:
             self._shelf.put(session)
         finally:
@@ -126,7 +126,7 @@ class PymysqlDriver:
             self._pool.give(session, business=False)
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         return self._pool.business.full
 
     def begin(self) -> PymysqlTransaction:
@@ -148,7 +148,7 @@ class PymysqlDriver:
 
 
 class PymysqlTransaction:
-    """A business transaction that a blocking handler writes through."""
+    """A business transaction of a blocking handler."""
 
     def __init__(self, pool: Pool, session: Session, limit: float) -> None:
         self._pool = pool

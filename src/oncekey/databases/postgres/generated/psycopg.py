@@ -76,8 +76,8 @@ class PsycopgDriver:
                 assert_never(mode)
 
     @property
-    def crowded(self) -> bool:
-        return self._pool.crowded
+    def is_full(self) -> bool:
+        return self._pool.is_full
 
     def begin(self) -> transactions.PsycopgTransaction:
         tx, _ = self._opened(None)
@@ -149,7 +149,7 @@ class Pool:
             self._give(connection)
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Whether business transactions hold all connections that they may."""
         return self._business.full
 
@@ -166,9 +166,9 @@ class Pool:
             self._business.release()
             raise
 
-    def give(self, connection: connections.StoreConnection, *, used: bool = False) -> None:
+    def give(self, connection: connections.StoreConnection, *, used: bool = False, undo: bool = False) -> None:
         """Return a business transaction's connection."""
-        self._give(connection, used=used)
+        self._give(connection, used=used, undo=undo)
         self._business.release()
 
     def close(self) -> None:
@@ -215,8 +215,8 @@ class Pool:
             self._give(connection)
         return not connection.unsure
 
-    def _give(self, connection: connections.StoreConnection, *, used: bool = False) -> None:
-        self._shelf.put(connection, used=used)
+    def _give(self, connection: connections.StoreConnection, *, used: bool = False, undo: bool = False) -> None:
+        self._shelf.put(connection, used=used, undo=undo)
         self._slots.release()
 
 

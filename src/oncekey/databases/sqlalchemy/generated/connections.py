@@ -1,5 +1,5 @@
 # Generated from connections.py by `python -m tools.twins`: edit that one.
-"""What oncekey does on a connection of a blocking `Engine`: executes, commits, resets, and returns it to the pool."""
+"""oncekey's operations on a connection of a blocking `Engine`: execute, commit, reset, return to the pool."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 
 POOLED: Final = (
-    "a pooler stands before PostgreSQL, and the engine keeps prepared statements under names that other clients of the "
-    "pooler use for other statements: create it with ?prepared_statement_cache_size=0 in its URL and "
+    "a connection pooler is in front of PostgreSQL, and the engine keeps prepared statements under names that other "
+    "clients of the pooler use for other statements: create it with ?prepared_statement_cache_size=0 in its URL and "
     'connect_args={"statement_cache_size": 0, "prepared_statement_name_func": str} for asyncpg, or with '
     'connect_args={"prepare_threshold": None} for psycopg'
 )
-NOT_RESET: Final = "oncekey: a connection could not be reset and is closed: %s"
+NOT_RESET: Final = "oncekey: a connection could not be reset; it was closed: %s"
 _DEAD: Final[tuple[type[Exception], ...]] = (*FAILURES, RuntimeError)
-"""What a connection that is gone can raise; RuntimeError is uvloop's for a closed transport, by way of aiomysql."""
+"""Errors of a lost connection; uvloop raises RuntimeError for a closed transport, through aiomysql."""
 
 _log = logging.getLogger("oncekey")
 
 
 def vetted(connection: Connection) -> None:
-    """Refuse a connection that must not be used for keys.
+    """Raise for a connection that must not be used for keys.
 
-    Once in its life it is asked whether a pooler stands before the server. Each time its file has to be the one that is
-    at its path. A connection is dropped if a new one would open another file, or this one for writing at last.
+    The check for a pooler in front of the server runs once per connection; the check that its file is still the one at
+    its path runs each time. A connection is dropped if a new one would open another file, or would open it writable.
     """
     sync = connection
     assert sync is not None
@@ -100,23 +100,23 @@ def execute(connection: Connection, statement: Statement) -> Rows:
 
 
 def committed(connection: Connection, unconfirmed: UnconfirmedCommits, what: str) -> None:
-    """Commit. SQLAlchemy does not show the reply, so the caller has to know that there is something to commit."""
+    """Commit. SQLAlchemy does not expose the reply, so the caller must ensure that there is something to commit."""
     with committing(connection, unconfirmed, what):
         Connection.commit(connection)
 
 
 def forsaken(connection: Connection, error: BaseException) -> None:
-    """Drop the connections to a server that takes no writes: another server may take them by now."""
+    """Drop the connections to a server that rejects writes: another server may be the primary now."""
     if sqlstate(error) == READS_ONLY:
         with suppress(*FAILURES):
             Connection.invalidate(connection)
 
 
 def closed(connection: Connection, *, clean: Callable[[], bool] | None = None) -> None:
-    """Roll back what is open, reset the session if asked, and return the connection to its pool."""
+    """Roll back what is open, optionally reset the session, and return the connection to its pool."""
     try:
         if connection.get_transaction() is not None:
-            # Closing alone skips the roll-back if SQLAlchemy believes that a failed commit ended the transaction.
+            # Closing alone skips the rollback if SQLAlchemy assumes that a failed commit ended the transaction.
             Connection.rollback(connection)
         if clean is not None and not clean():
             discarded(connection)
@@ -135,7 +135,7 @@ def discarded(connection: Connection) -> None:
 
 
 def cancel_and_close(raw: Any) -> None:  # noqa: ANN401  (the driver's)
-    """Close the driver's own connection although a statement is under way and its reply may be waited for."""
+    """Close the driver's own connection even while a statement is running and its reply is awaited."""
     package = package_of(raw)
     if package is not None:
         module_of(package).cancel_and_close_blocking(raw)
@@ -144,7 +144,7 @@ def cancel_and_close(raw: Any) -> None:  # noqa: ANN401  (the driver's)
 
 
 def as_opened(connection: Connection | None) -> bool:
-    """Reset the session to how it was opened, with what the application's listeners set; whether that worked.
+    """Reset the session to its initial state, including the application's listeners; returns whether it worked.
 
     If not, the connection must not be used again.
     """
@@ -156,7 +156,7 @@ def as_opened(connection: Connection | None) -> bool:
         if package is None:
             return not (was_altered(connection) or _has_temporaries(raw))
         module_of(package).cleaned_blocking(raw)
-        # MariaDB resets what SQLAlchemy itself has set for a session, too.
+        # MariaDB also resets what SQLAlchemy itself has set for a session.
         found = listeners(connection, all_of_them=package == "aiomysql")
         if found:
             connected(connection, found)
@@ -167,7 +167,7 @@ def as_opened(connection: Connection | None) -> bool:
 
 
 def _has_temporaries(raw: Any) -> bool:  # noqa: ANN401  (SQLite's)
-    """Whether a handler left temporary tables: SQLite has no statement that removes them all, so it is closed then."""
+    """Whether a handler left temporary tables: SQLite cannot remove them all in one statement, so it is closed."""
     cursor = raw.execute(TEMPORARIES)
     try:
         return cursor.fetchone() is not None

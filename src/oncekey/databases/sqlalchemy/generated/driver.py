@@ -1,5 +1,5 @@
 # Generated from asynchronous.py by `python -m tools.twins`: edit that one.
-"""The driver for applications with a blocking SQLAlchemy `Engine`."""
+"""The driver for a blocking SQLAlchemy `Engine`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STATEMENT_TIMEOUT: Final = 10.0
-"""Seconds that one of oncekey's own statements may take: a row may be locked by a commit that hangs."""
+"""Timeout in seconds for one of oncekey's own statements: a row may be locked by a commit that hangs."""
 
 OURS: Final = "READ COMMITTED"
 GRACE: Final = 1.0
@@ -65,10 +65,10 @@ GRACE: Final = 1.0
 
 
 class BlockingSqlalchemyDriver:
-    """Runs transactions on the application's own engine, which is never disposed here.
+    """Runs transactions on the application's own engine, and never disposes of it.
 
-    While a handler holds one connection, its key's record needs another for a moment, to be claimed or renewed. So a
-    fifth of the pool is never given to handlers: a handler with a connection must not wait for one without.
+    While a handler holds one connection, its key's record briefly needs another, to be claimed or renewed. So a fifth
+    of the pool is never lent to handlers: a handler with a connection must not wait for one without.
     """
 
     def __init__(self, engine: Engine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
@@ -77,10 +77,10 @@ class BlockingSqlalchemyDriver:
         self._sqlite = engine.dialect.name == "sqlite"
         self._statement_timeout = statement_timeout
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
-        # After waiting for a lock it must see what the holder committed, whatever the application's isolation level is.
+        # After waiting for a lock it must see the holder's commit, whatever isolation level the application has set.
         self._atomic = engine if self._sqlite else engine.execution_options(isolation_level=OURS)
         self._for_handler = engine_for_handlers(engine)
-        self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes what is returned to it
+        self._cleans = not isinstance(engine.pool, NullPool)  # a NullPool closes connections that are returned to it
         self._patience = float(getattr(engine.pool, "_timeout", 30.0))
         places = places_in(engine.pool, MAKE)
         self._places = None if places is None else Slots(places, self._patience, engine.dialect.name)
@@ -105,7 +105,7 @@ class BlockingSqlalchemyDriver:
             return result
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         return self._places is not None and self._places.full
 
     def begin(self) -> BlockingTransaction:
@@ -135,10 +135,10 @@ class BlockingSqlalchemyDriver:
         return BlockingTransaction(connection, connection.watch, end, self.unconfirmed)
 
     def close(self) -> None:
-        """Does nothing: the engine belongs to the application."""
+        """No-op: the engine belongs to the application."""
 
     def _end(self, connection: BlockingHandlerConnection) -> None:
-        """Roll back what is not committed, and return a business transaction's connection."""
+        """Roll back uncommitted work, and return a business transaction's connection."""
         self._ended(connection)
 
     def _stepped(self, connection: Connection, transaction: Transaction[T], limit: float | None) -> T:
@@ -163,7 +163,7 @@ class BlockingSqlalchemyDriver:
             connections.closed(connection)
 
     def _confirmed(self) -> bool:
-        """Whether the standby has everything that was committed so far; a file has none."""
+        """Whether the standby has everything that was committed so far; a file has no standby."""
         if self._sqlite:
             return True
         question: Transaction[None] = Transaction(WHAT, Mode.SINGLE, _confirming)
@@ -176,7 +176,7 @@ class BlockingSqlalchemyDriver:
         return True
 
     def enter(self) -> None:
-        """Wait for one of the places that handlers have in the pool; nothing may be unconfirmed then."""
+        """Wait for one of the handlers' slots in the pool; commits must be confirmed first."""
         self._file.refuse_if_gone()
         if self.unconfirmed:
             self._confirming.confirm_all()
@@ -187,12 +187,12 @@ class BlockingSqlalchemyDriver:
             self._places.acquire(time.monotonic() + self._patience)
 
     def leave(self) -> None:
-        """Return the place."""
+        """Release the slot."""
         if self._places is not None:
             self._places.release()
 
     def _begin_to_write(self, connection: Connection, what: str) -> None:
-        """Begin at once: SQLite's module would begin with the first change, after what was read."""
+        """Begin at once: Python's sqlite3 module would begin at the first write, after earlier reads."""
         try:
             connection.begin()
             if not is_in_transaction(raw_of(connection)):  # the application's engine may have begun
@@ -212,10 +212,10 @@ class BlockingSqlalchemyDriver:
             self.leave()
 
     def _hushed(self, connection: BlockingHandlerConnection) -> bool:
-        """Whether a connection with a statement under way can be used again, once that has ended.
+        """Whether a connection with a running statement is usable again after the statement ends.
 
-        A statement that was sent to PostgreSQL, or waits to be, would become part of the next borrower's transaction,
-        so the connection is closed. SQLite runs one statement after the other in one thread, so it ends soon.
+        A statement that was sent to PostgreSQL, or is queued, would become part of the next borrower's transaction, so
+        the connection is closed. SQLite runs statements one after the other in one thread, so it ends soon.
         """
         connections.cancel_and_close(raw_of(connection))
         return connection.watch.quiet_blocking(GRACE) and self._sqlite
@@ -226,11 +226,11 @@ def _confirming() -> Body[None]:
 
 
 End: TypeAlias = Callable[[], None]
-"""Rolls back what is not committed and returns the connection."""
+"""Rolls back uncommitted work and returns the connection."""
 
 
 class BlockingTransaction:
-    """A business transaction that a handler writes through, and that oncekey ends."""
+    """A business transaction that a handler writes to; oncekey ends it."""
 
     def __init__(self, connection: Connection, watch: Watch, end: End, unconfirmed: UnconfirmedCommits) -> None:
         self._connection, self._watch = connection, watch
@@ -239,7 +239,7 @@ class BlockingTransaction:
         self._over = False
 
     def start(self) -> None:
-        """Begin. Listeners of the application may execute statements at once, to set a tenant for example."""
+        """Begin. Listeners of the application may execute statements immediately, for example to set a tenant."""
         if handler_connection.commits_by_itself(self._connection):
             raise ConfigurationError(AUTOCOMMITS)
         try:
@@ -283,16 +283,16 @@ class BlockingTransaction:
         self._finish()
 
     def _finish(self) -> None:
-        """Return the connection, once."""
+        """Return the connection, at most once."""
         if not self._over:
             self._over = self._watch.over = True
             self._watch.guards = False
             self._end()
 
     def _check(self) -> None:
-        """Refuse further statements, and a transaction that cannot be committed.
+        """Reject further statements, and a transaction that cannot be committed.
 
-        Statements that a handler left running belong to the transaction, so they are waited for.
+        Statements that a handler left running belong to the transaction, so they are awaited.
         """
         self._watch.over = True
         if not self._watch.quiet_blocking(handler_connection.PATIENCE):
@@ -305,7 +305,7 @@ class BlockingTransaction:
         self._prove()
 
     def _prove(self) -> None:
-        """Raise unless the database is still in the transaction that was begun: no other one is committed (L5)."""
+        """Raise unless the database is still in the transaction that was begun; no other one is committed (L5)."""
         handler_connection.refuse_if_ended(self._connection, self._watch)
         if self._watch.begun and self._connection.dialect.name == "sqlite":
             try:
@@ -316,10 +316,10 @@ class BlockingTransaction:
     def _refuse_if_ended(self) -> None:
         if self._over:
             raise TransactionControlError(OVER)
-        if not self._goes_on():
+        if not self._is_same():
             raise TransactionControlError(ENDED)
 
-    def _goes_on(self) -> bool:
-        """Whether it is still the transaction that we began, and not one that came after it."""
+    def _is_same(self) -> bool:
+        """Whether it is still the transaction that oncekey began, and not a later one."""
         root = self._root
         return root is not None and root.is_active and current_transaction(self._connection) is root

@@ -1,0 +1,1 @@
+-- Nothing to do here: SQLite is in the same process, so there is no message to save. The number is PostgreSQL's.
