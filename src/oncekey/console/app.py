@@ -25,6 +25,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from oncekey.console.access import Attempts, Operator, Role, Session, Sessions, Tokens
+from oncekey.console.letters import LetterPages
 from oncekey.console.moves import Moves
 from oncekey.console.pages import Pages
 from oncekey.console.views import HEADERS, Handler, Refused, Views, Visit, base_of, readable
@@ -61,8 +62,8 @@ NO_TRACE: Final = (
     "trace_url is where a trace is looked at, with {trace} in the place of its id: https://traces.example/trace/{trace}"
 )
 ONLY_HERE: Final = (
-    "This console answers this machine only. If others may reach it, behind TLS, its owner says so: "
-    "Console(public=True), or oncekey console --public."
+    "This console accepts requests from this machine only. To open it to others, behind TLS, set "
+    "Console(public=True) or run oncekey console --public."
 )
 _INSIDE: Final = re.compile(r"/(?:[\w.~%-][\w.~%/-]*)?(?:\?[\w.~%=&+-]*)?")
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -119,12 +120,14 @@ class Console:
         self._attempts = Attempts()
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
         pages = Pages(self)
-        moves = Moves(self, pages)
+        letters = LetterPages(self)
+        moves = Moves(self, pages, letters)
+        parts = (pages, letters, moves)
         self._app = Starlette(
             routes=[
                 *self._own_routes(),
-                *(self._route(path, handler, role) for path, handler, role in (*pages.reads, *moves.reads)),
-                *(self._route(path, handler, role, "POST") for path, handler, role in (*pages.writes, *moves.writes)),
+                *(self._route(*read) for part in parts for read in part.reads),
+                *(self._route(*write, "POST") for part in parts for write in part.writes),
             ],
             exception_handlers={
                 HTTPException: self._on_refusal,
@@ -234,15 +237,15 @@ class Console:
                 if not _from_here(request) or not self.sessions.proves(session, form.get("proof", "")):
                     raise Refused(
                         403,
-                        "This form is not from here",
-                        "It did not carry the proof of a page of yours, perhaps because you logged in again since. "
-                        "Nothing was changed. Go back, load the page anew and try again.",
+                        "The form was rejected",
+                        "Its token does not belong to your session, perhaps because you logged in again. Nothing was "
+                        "changed. Go back, reload the page and try again.",
                     )
             if not session.operator.role.covers(role):
                 raise Refused(
                     403,
-                    "You may only look",
-                    f"{session.operator.name} has the role {session.operator.role}, and this needs {role}. "
+                    "Read-only access",
+                    f"{session.operator.name} has the role {session.operator.role}; this page needs {role}. "
                     "Nothing was changed.",
                 )
             answer = await handler(Visit(request, session, form))
@@ -263,7 +266,7 @@ class Console:
         authenticated = self._authenticate(request)
         operator = await authenticated if inspect.isawaitable(authenticated) else authenticated
         if operator is None:
-            raise Refused(403, "You may not be here", "The application does not know you as one of its operators.")
+            raise Refused(403, "No access", "The application does not list you as an operator.")
         same = self.sessions.read(cookie, lambda _, name: operator if name == operator.name else None)
         return same or self.sessions.begin(operator)
 
@@ -283,7 +286,7 @@ class Console:
         if request.headers.get("hx-request") == "true":
             return Response(status_code=401, headers={"hx-redirect": f"{base}/login"})
         if request.method != "GET":
-            raise Refused(401, "You are not logged in any more", "Nothing was changed. Log in, and try again.")
+            raise Refused(401, "Your session has ended", "Nothing was changed. Log in and try again.")
         wanted = request.url.path.removeprefix(base)
         wanted += f"?{request.url.query}" if request.url.query else ""
         suffix = f"?next={quote(wanted)}" if wanted not in {"", "/"} else ""
@@ -301,11 +304,11 @@ class Console:
         source = request.client.host if request.client else "-"
         form = await _form(request)
         if not _from_here(request):
-            raise Refused(403, "This form is not from here", "Another site sent it. You were not logged in.")
+            raise Refused(403, "The form was rejected", "Another site sent it. You were not logged in.")
         # Nothing is awaited from here until the attempt is counted: others were judged while the form was read.
         wait = self._attempts.wait(source)
         if wait:
-            answer = await self._show_login(request, f"Too many wrong tokens. Try again in {wait} seconds.", 429)
+            answer = await self._show_login(request, f"Too many invalid tokens. Try again in {wait} seconds.", 429)
             answer.headers["retry-after"] = str(wait)
             return answer
         ticket = self.tokens.ticket(form.get("token", "").strip())
@@ -313,7 +316,7 @@ class Console:
         if ticket is None or operator is None:
             self._attempts.failed(source)
             log.warning("console: a wrong token was given from %s", source)
-            return await self._show_login(request, "This token is not known.", 401)
+            return await self._show_login(request, "The token is not valid.", 401)
         self._attempts.forget(source)
         wanted = form.get("next", "")
         inside = wanted if _INSIDE.fullmatch(wanted) else "/"
@@ -337,35 +340,35 @@ class Console:
             raise HTTPException(404)
         return found
 
-    # What is said when something is wrong
+    # Errors
 
     async def _on_refusal(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         heading = getattr(error, "heading", "There is no such page" if error.status_code == 404 else error.detail)  # noqa: PLR2004
-        sentence = error.detail if isinstance(error, Refused) else "The address may be from an older page."
+        sentence = error.detail if isinstance(error, Refused) else "The address may be outdated."
         return self._message(request, error.status_code, heading, sentence)
 
     async def _on_silence(self, request: Request, error: Exception) -> Response:
         log.error("console: the store does not answer (%s)", type(error).__name__)
-        sentence = "Nothing was changed. Requests are refused meanwhile, and nothing is executed twice. Try again."
-        return self._message(request, 503, "The store does not answer", sentence)
+        sentence = "Nothing was changed. Protected requests are rejected until the store is back. Try again."
+        return self._message(request, 503, "The store does not respond", sentence)
 
     async def _on_ambiguity(self, request: Request, _: Exception) -> Response:
         sentence = (
-            "The connection was lost while the change was committed, so it may have been made. Look at the timeline of "
-            "the record before you repeat it."
+            "The connection was lost during the commit, so the change may have been made. Check the timeline of the "
+            "record before you repeat it."
         )
-        return self._message(request, 503, "It may have been changed", sentence)
+        return self._message(request, 503, "The change may have been made", sentence)
 
     async def _on_mistake(self, request: Request, error: Exception) -> Response:
         log.error("console: %s", type(error).__name__)
-        return self._message(request, 500, "This does not work", f"{error}")
+        return self._message(request, 500, "The console cannot show this", f"{error}")
 
     async def _on_fault(self, request: Request, error: Exception) -> Response:
         """A bug in the console: the server's log has it, and the timeline shows whether a move was made."""
         log.error("console: %s on %s", type(error).__name__, request.method)
-        sentence = "It is a mistake in the console. If you were about to change something, look whether it was."
-        return self._message(request, 500, "Something broke here", sentence)
+        sentence = "This is a bug in the console. If you were making a change, check the audit before you repeat it."
+        return self._message(request, 500, "Internal error", sentence)
 
     def _message(self, request: Request, status: int, heading: str, sentence: str) -> Response:
         context = {"heading": heading, "sentence": sentence, "status_code": status}
@@ -396,14 +399,14 @@ def _from_here(request: Request) -> bool:
 async def _form(request: Request) -> dict[str, str]:
     """The fields of a form; of several with one name the last counts."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
-        raise Refused(415, "This is no form", "Nothing was changed.")
+        raise Refused(415, "Not a form", "Nothing was changed.")
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > LARGEST_FORM:
-            raise Refused(413, "This is too much", f"A form may have {LARGEST_FORM} bytes. Nothing was changed.")
+            raise Refused(413, "The form is too large", f"The limit is {LARGEST_FORM} bytes. Nothing was changed.")
     try:
         fields = dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict"))
     except UnicodeDecodeError:
-        raise Refused(400, "This is no form", "It is not UTF-8. Nothing was changed.") from None
+        raise Refused(400, "Not a form", "It is not UTF-8. Nothing was changed.") from None
     return {name: readable(value) for name, value in fields.items()}

@@ -1,27 +1,30 @@
-"""Gathers all that is known of one record for its page: what its state means, what to do, and what happened to it."""
+"""Gathers everything about one record for its page: what its state means, what to do, and what happened to it."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from oncekey.console.orders import FOR_LETTERS, Words, refusal_of, runbook_of, words_of
 from oncekey.core.enclosing import shown_text
-from oncekey.core.envelopes import key_of_answer, key_of_text, said_of
+from oncekey.core.envelopes import described, key_of_answer, key_of_text
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, Instant, MemoEntry, Record, RecordId, State, StoredResponse
-from oncekey.core.operate import PROVIDER_LAG, Move, Order, Possibility, believed_from, possible
+from oncekey.core.operate import PROVIDER_LAG, Forbidden, Move, Order, Possibility, believed_from, possible, refusals
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Actor, AuditEntry, Trigger
 from oncekey.engine.operate import operations_of, survey_of
 from oncekey.engine.request import look
-from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
+from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, why
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from oncekey.core.flow import Flow
     from oncekey.core.resolution import AnnouncedCall, Evidence
     from oncekey.ops.stats import ParcelView
@@ -30,39 +33,42 @@ if TYPE_CHECKING:
 TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(
     {
         Trigger.TAKE_OVER: "taken over",
-        Trigger.SWEEP: "released: its owner did not come back",
-        Trigger.DOUBT: "put in doubt",
-        Trigger.EXPIRE: "its time was over",
-        Trigger.EXECUTED: "settled: it was executed",
-        Trigger.NOT_EXECUTED: "settled: it was not executed",
-        Trigger.STILL_UNKNOWN: "asked about, still unknown",
-        Trigger.DLQ_RETRY: "sent back to the outbox",
-        Trigger.DEAD_LETTER: "its parcel became a dead letter",
-        Trigger.TRY_AGAIN: "to be tried again",
-        Trigger.ABANDON: "ended: no worker ever took its parcel",
+        Trigger.SWEEP: "released: its lease ended without a response",
+        Trigger.DOUBT: "outcome became unknown",
+        Trigger.EXPIRE: "expired",
+        Trigger.EXECUTED: "resolved: executed",
+        Trigger.NOT_EXECUTED: "resolved: not executed",
+        Trigger.STILL_UNKNOWN: "checked with the provider: still unknown",
+        Trigger.DLQ_RETRY: "dead letter retried",
+        Trigger.DEAD_LETTER: "call became a dead letter",
+        Trigger.TRY_AGAIN: "returned to the outbox",
+        Trigger.ABANDON: "ended: no worker claimed its call",
         Trigger.PURGE: "deleted",
-        Trigger.SUPERSEDE: "begun anew after it expired",
-        Trigger.BUST: "its answer was taken away",
-        Trigger.EXTEND: "kept for longer",
-        Trigger.REPLACE: "a result given by hand was replaced",
-        Trigger.DISCARD: "given up",
-        Trigger.DISCLOSE: "its contents were shown",
+        Trigger.SUPERSEDE: "executed again after it expired",
+        Trigger.BUST: "stored response removed",
+        Trigger.EXTEND: "expiry postponed",
+        Trigger.REPLACE: "result entered by hand replaced",
+        Trigger.DISCARD: "dead letter discarded",
+        Trigger.DISCLOSE: "contents shown",
         Trigger.LOG_OUT: "logged out of the console",
-        Trigger.SETTLE: "settled",
-        Trigger.HAND_BACK: "handed back",
+        Trigger.SETTLE: "response stored",
+        Trigger.HAND_BACK: "interrupted; to be resumed",
     }
 )
-"""Moves in a few words; the others keep their names from the table."""
+"""Moves in a few words; the others have their names from the table."""
 
 _WAIT: Final[Mapping[Situation, str]] = MappingProxyType(
     {
-        Situation.STALE: "A worker releases it soon after its lease ended. If no worker lives, release it yourself.",
-        Situation.PENDING: "Nothing: a worker makes the call. If it stays like this, see whether a worker lives.",
-        Situation.LIVE: "Nothing: wait for it. It is not to be touched while its owner is alive.",
-        Situation.COMPLETED: "Nothing.",
-        Situation.EXPIRED: "Nothing.",
+        Situation.STALE: "Nothing, if a worker is alive: it releases the key soon after the lease ended.",
+        Situation.PENDING: "Nothing: a worker makes the call. If it stays pending, check that a worker is alive.",
+        Situation.LIVE: "Wait until its lease ends: its owner may be running.",
+        Situation.COMPLETED: "Nothing: the request has its response.",
+        Situation.EXPIRED: "Nothing: the key has expired.",
     }
 )
+
+NOT_NOW: Final = "it does not apply to a record in this state"
+MAY_BE_MADE: Final = "a call may have been made. Check with the provider, then choose one of the actions above"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,27 @@ class Event:
     to: State | None = None
     operator: bool = False
     other_life: bool = False
+    times: int = 1
+    """How often it happened, one after the other; `at` is the first time."""
+    last: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An order that the operator may give now."""
+
+    order: Order
+    words: Words
+    letter: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An order that would be refused now, and why."""
+
+    label: str
+    why: str
+    runbook: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +123,7 @@ class Dossier:
     inline: tuple[str, ...] = ()
     """The calls of an INLINE handler, as workers name them."""
     possible: tuple[Possibility, ...] = ()
+    refusals: Mapping[Order, Forbidden] = field(default_factory=dict)
 
     @property
     def means(self) -> str:
@@ -109,7 +137,7 @@ class Dossier:
 
     @property
     def retry(self) -> str:
-        """How a client's retry is answered."""
+        """What a client's retry gets."""
         return prospect(self.record, self.now)
 
     @property
@@ -117,18 +145,18 @@ class Dossier:
         """What the operator should do, in a sentence or two."""
         record, situation = self.record, situate(self.record, self.now)
         if situation is Situation.RETRYABLE:
-            who = "a client's retry or a worker's completer" if record.request else "a client's retry"
-            return f"Nothing: {who} does the rest."
+            who = "a client's retry, or a worker," if record.request else "a client's retry"
+            return f"Nothing: {who} executes the rest."
         if situation is not Situation.UNKNOWN:
             return _WAIT.get(situation, "")
         if record.intent is None and record.effects is not Effects.INLINE:
-            return "No call is open. Mend what is wrong, then let it go on."
+            return "No call is open. Fix the cause, then resume the request."
         asked, tries = "", record.reconcile_tries
         if tries or record.reconcile_after is None:
             often = "once" if tries == 1 else f"{tries} times"
-            later = "asks no more" if record.reconcile_after is None else "will ask again"
-            asked = f" A resolver has asked {often}, and {later}."
-        return f"Look at the provider, then say what you found.{asked}"
+            later = "will not check again" if record.reconcile_after is None else "will check again"
+            asked = f" A resolver has checked {often} and {later}."
+        return f"Look up the call at the provider, then choose what you found.{asked}"
 
     @property
     def references(self) -> dict[str, str]:
@@ -137,18 +165,41 @@ class Dossier:
 
     @property
     def believed(self) -> Instant | None:
-        """From when on "it did not happen" is believed; None if the record is not unknown."""
+        """From when on "not executed" is accepted without closing the reference; None if the record is not unknown."""
         return believed_from(self.record, PROVIDER_LAG) if self.record.state is State.UNKNOWN else None
 
     @property
-    def choices(self) -> tuple[Possibility, ...]:
+    def choices(self) -> tuple[Choice, ...]:
         """The orders that an operator may give now; of two that do the same the plainer one."""
         released = {one.row for one in self.possible if one.order is Order.RELEASE}
-        return tuple(one for one in self.possible if not (one.order is Order.NOT_EXECUTED and one.row in released))
+        return tuple(
+            Choice(one.order, self.words(one.order), one.letter if one.order in FOR_LETTERS else None)
+            for one in self.possible
+            if not (one.order is Order.NOT_EXECUTED and one.row in released)
+        )
 
-    def purpose(self, order: Order) -> str:
-        """What an operator who gives this order has found out."""
-        return purpose(order, self.record)
+    @property
+    def refused(self) -> tuple[Refusal, ...]:
+        """The orders for such a record that would be refused now."""
+        return tuple(
+            Refusal(self.words(order).label, self.objection(order), runbook_of(order, self.record))
+            for order in self.refusals
+        )
+
+    def objection(self, order: Order) -> str:
+        """Why an order would be refused now; empty if it would not."""
+        if any(one.order is order for one in self.possible):
+            return ""
+        if order not in self.refusals:
+            return NOT_NOW
+        if order is Order.RELEASE and self.record.state is State.UNKNOWN and self.refusals[order].rule:
+            return MAY_BE_MADE
+        return refusal_of(order, self.refusals[order])
+
+    def words(self, order: Order) -> Words:
+        """What an order does to this record."""
+        to = next((one.to for one in self.possible if one.order is order), None)
+        return words_of(order, self.record, to)
 
     @property
     def outline(self) -> str:
@@ -159,31 +210,43 @@ class Dossier:
 
     @property
     def timeline(self) -> list[Event]:
-        """Everything that is known to have happened, in order."""
-        return sorted(self._events(), key=lambda event: event.at)
+        """Everything that is known to have happened, in order; repeated checks with the provider are one event."""
+        events: list[Event] = []
+        for event in sorted(self._events(), key=lambda one: one.at):
+            last = events[-1] if events else None
+            same = last is not None and (last.what, last.other_life) == (event.what, event.other_life)
+            if last is None or not same or event.what != TRIGGERS[Trigger.STILL_UNKNOWN]:
+                events.append(event)
+            else:
+                events[-1] = replace(event, at=last.at, times=last.times + 1, last=event.at)
+        return events
 
     def _events(self) -> Iterator[Event]:
         record = self.record
-        yield Event(record.created_at, "claimed", "this life of the key began", to=State.IN_PROGRESS)
+        yield Event(record.created_at, "request received", to=State.IN_PROGRESS)
         if record.attempts > 1 or record.last_run_at > record.created_at:
             yield Event(
-                record.last_run_at, "run begun", f"attempt {record.attempts}", record.owner or "", fence=record.fence
+                record.last_run_at,
+                "handler started",
+                f"attempt {record.attempts}",
+                record.owner or "",
+                fence=record.fence,
             )
         for call in self.calls:
-            named = f", there {call.provider_id}" if call.provider_id else ""
-            yield Event(call.at, f"call {call.phase} announced", f"as {call.downstream_key}{named}")
+            named = f", at the provider {call.provider_id}" if call.provider_id else ""
+            yield Event(call.at, f"call {call.phase} announced", f"downstream key {call.downstream_key}{named}")
         for one in self.evidence:
-            verdict = f": {one.verdict}" if one.verdict else ", not judged yet"
+            verdict = f": {one.verdict}" if one.verdict else ", not evaluated yet"
             yield Event(one.at, f"report from {one.report.source}", f"event {one.report.event_id}{verdict}")
         for parcel in self.parcels:
-            yield Event(parcel.created_at, f"parcel {parcel.topic} written", parcel.kind.value)
+            yield Event(parcel.created_at, f"{parcel.topic} written to the outbox", parcel.kind.value)
             if parcel.died_at is not None:
-                yield Event(parcel.died_at, f"parcel {parcel.topic} is a dead letter", parcel.last_error or "")
+                yield Event(parcel.died_at, f"{parcel.topic} became a dead letter", parcel.last_error or "")
         for entry in self.lines:
             yield _line(entry, record)
         if record.finished_at is not None:
             status = "" if record.response is None else f"with {record.response.status}"
-            yield Event(record.finished_at, "answered", status, to=State.COMPLETED)
+            yield Event(record.finished_at, "response stored", status, to=State.COMPLETED)
 
 
 def _line(entry: AuditEntry, record: Record) -> Event:
@@ -220,6 +283,7 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
     last = None
     if phase is not None and record.effects is Effects.PHASED:
         last = yield from operations.last_result(record.operation, phase)
+    parcels = yield from operations.parcels(record.incarnation)
     return Dossier(
         record=record,
         now=now,
@@ -230,8 +294,33 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
         lines=(yield from store.audit.history(record_id)),
         last=last,
         inline=inline,
-        possible=possible(record, now, (yield from operations.parcels(record.incarnation))),
+        possible=possible(record, now, parcels),
+        refusals=refusals(record, now, parcels),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the audit, or several of the same record that report the same check with the provider."""
+
+    entry: AuditEntry
+    """The newest one."""
+    times: int
+    first: Instant
+
+
+def folded(entries: Iterable[AuditEntry]) -> list[Line]:
+    """Lines of the audit, the newest first, with the repeated checks of each record with the provider as one line."""
+    lines: dict[object, Line] = {}
+    for entry in entries:
+        note = entry.note
+        repeats = note.trigger is Trigger.STILL_UNKNOWN
+        place = (note.scope, note.key_digest, note.incarnation) if repeats else object()
+        known = lines.get(place)
+        lines[place] = (
+            Line(entry, 1, entry.at) if known is None else replace(known, times=known.times + 1, first=entry.at)
+        )
+    return list(lines.values())
 
 
 def after(move: Move) -> Record:
@@ -253,7 +342,7 @@ def body_of(response: StoredResponse) -> str:
     """A stored body as text for people; what is no text as Base64."""
     key_id = key_of_answer(response)
     if key_id is not None:
-        return said_of(key_id)
+        return described(key_id)
     if response.body is None:
         return ""
     try:

@@ -1,6 +1,6 @@
-"""The operators' moves: a form that says what a move will cause, a preview of what would happen now, and the move.
+"""The operators' moves: a form that describes the effect, a preview of what would happen now, and the move.
 
-The engine decides and writes the move, with its line of the audit. The console only asks it.
+The engine decides and writes the move, with its audit line.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from starlette.responses import RedirectResponse, Response
 
 from oncekey.console.access import Role
 from oncekey.console.dossier import Dossier, after, gather, token_of
-from oncekey.console.pages import SLUGS, Pages
-from oncekey.console.views import Handler, Refused, Visit
+from oncekey.console.orders import FOR_LETTERS, MESSAGE, ORDERS, SLUGS, runbook_of
+from oncekey.console.views import FormError, Handler, Refused, Visit, is_number, reason_of
 from oncekey.core.errors import ResultNotStorableError
 from oncekey.core.memo import encode, rejected
 from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome, ParcelKind, Snapshot, StoredResponse
@@ -28,43 +28,13 @@ from oncekey.ops.explain_retry import prospect
 
 if TYPE_CHECKING:
     from oncekey.console.app import Console
+    from oncekey.console.letters import LetterPages
+    from oncekey.console.pages import Pages
     from oncekey.core.model import DeadLetter, Headers, Record
 
-ORDERS: Final[Mapping[str, Order]] = {slug: Order(order) for order, slug in SLUGS.items()}
-CAUSES: Final[Mapping[Order, str]] = {
-    Order.EXECUTED: "You say that it happened. The record is completed with the answer that you give, and every retry "
-    "of the client gets that answer. Nothing is executed.",
-    Order.DECLINED: "You say that the provider refused it for good. The record is completed with the failure that you "
-    "give, and every retry of the client gets it. Nothing is executed.",
-    Order.NOT_EXECUTED: "You say that it did not happen and cannot happen any more. The next retry executes it; a "
-    "deferred call goes back to the outbox. If you are wrong, it happens twice.",
-    Order.RELEASE: "The record is taken from an owner that did not come back. A retry, or a worker, goes on with it; "
-    "what may have happened already becomes unknown.",
-    Order.BUST: "The stored answer is taken away. The next retry executes the operation.",
-    Order.RETRY: "The dead letter goes back to the outbox, and a worker makes the call again, from its first attempt.",
-    Order.DISCARD: "The call is given up. The record is completed as a failure, and every retry of the client gets "
-    "that answer for good. By this you say that the call was not made, or was undone at the provider.",
-}
-RESULT: Final = (
-    "You say that the call was made and what it returned. The handler goes on from there, by a retry or a worker, with "
-    "the result that you give, and computes the answer itself."
-)
-REJECTED: Final = (
-    "You say that the provider refused the call for good. The handler goes on from there with that refusal, by a retry "
-    "or a worker, and computes the answer itself."
-)
-LETTER_CONSEQUENCES: Final[Mapping[Order, str]] = {
-    Order.RETRY: "The message goes back to the outbox and is delivered again, from its first attempt. A receiver that "
-    "got it already knows the repetition by its downstream key.",
-    Order.DISCARD: "The dead letter is deleted: it is never delivered, and no record is changed.",
-}
-_FIELDS: Final = ("reason", "status", "content_type", "body", "result", "closed", "version")
+_FIELDS: Final = ("reason", "status", "content_type", "body", "result", "closed", "version", "died_at")
 _FIRST_ERROR_STATUS: Final = 400
 _DEFAULTS: Final = Policy()
-
-
-class FormError(Exception):
-    """A field of a form has a value that is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +50,10 @@ class Plan:
 class Moves:
     """The forms, and what they do."""
 
-    def __init__(self, console: Console, pages: Pages) -> None:
+    def __init__(self, console: Console, pages: Pages, letters: LetterPages) -> None:
         self._console = console
         self._pages = pages
+        self._letters = letters
         self.reads: tuple[tuple[str, Handler, Role], ...] = (
             ("/record/{token}/move/{order}", self.form, Role.OPERATE),
             ("/letter/{id}/move/{order}", self.letter_form, Role.OPERATE),
@@ -93,8 +64,9 @@ class Moves:
         )
 
     async def form(self, visit: Visit) -> Response:
-        """The form for a move of a record, with what the move will cause."""
-        return self._form(visit, _order(visit), await self._pages.dossier(visit), None)
+        """The form for a move of a record, with its effect; or why the move would be refused."""
+        order, dossier = _order(visit), await self._pages.dossier(visit)
+        return self._form(visit, order, dossier, None, refused=dossier.objection(order))
 
     async def move(self, visit: Visit) -> Response:
         """The preview of a move; once the operator has confirmed it, the move."""
@@ -121,25 +93,25 @@ class Moves:
 
     async def letter_form(self, visit: Visit) -> Response:
         """The same for a dead letter."""
-        letter = await self._pages.dead_letter(visit)
-        return self._form(visit, _order(visit), await self._owner(letter), letter)
+        order, letter = _order(visit), await self._letters.dead_letter(visit)
+        outlook = await self._letters.outlook(letter, order)
+        return self._form(visit, order, await self._owner(letter), letter, refused=outlook.refused)
 
     async def letter_move(self, visit: Visit) -> Response:
         """The same for a dead letter: a deferred call moves with its record, a message by itself."""
-        order, letter = _order(visit), await self._pages.dead_letter(visit)
+        order, letter = _order(visit), await self._letters.dead_letter(visit)
         dossier = await self._owner(letter)
         try:
             command = letter_command(order, visit.form)
         except FormError as wrong:
             return self._form(visit, order, dossier, letter, str(wrong))
         if visit.form_field("confirmed") != "yes":
-            plan = Plan(LETTER_CONSEQUENCES[order])
-            if dossier is not None:
-                held = await self._console.ask(lambda store: operations_of(store).parcels(letter.parcel.incarnation))
-                decided = decide(command, Snapshot(dossier.record, dossier.now), held)
-                if isinstance(decided, Forbidden):
-                    return self._form(visit, order, dossier, letter, decided.why)
-                plan = _plan(order, decided, dossier)
+            seen = await self._console.ask(lambda store: operate.foresee(store, letter, command))
+            if isinstance(seen, Forbidden):
+                return self._form(visit, order, dossier, letter, seen.why)
+            plan = Plan(MESSAGE[order].effect)
+            if seen is not None and dossier is not None:
+                plan = _plan(order, seen, dossier)
             return self._preview(visit, order, dossier, letter, plan)
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
         flow = operate.retry if order is Order.RETRY else operate.discard
@@ -161,13 +133,28 @@ class Moves:
         return None if dossier.record.state in operate.SETTLED else dossier
 
     def _form(
-        self, visit: Visit, order: Order, dossier: Dossier | None, letter: DeadLetter | None, wrong: str = ""
+        self,
+        visit: Visit,
+        order: Order,
+        dossier: Dossier | None,
+        letter: DeadLetter | None,
+        wrong: str = "",
+        *,
+        refused: str = "",
     ) -> Response:
         given = {name: visit.form_field(name) for name in _FIELDS}
+        if letter is not None and not given["died_at"]:
+            given["died_at"] = str(letter.died_at)
         if dossier is not None and not given["version"]:
             given["version"] = str(dossier.record.version)
         return self._console.page(
-            visit, "move.html", 422 if wrong else 200, wrong=wrong, given=given, **_about(order, dossier, letter)
+            visit,
+            "move.html",
+            422 if wrong else 200,
+            wrong=wrong,
+            refused=refused,
+            given=given,
+            **_about(order, dossier, letter),
         )
 
     def _preview(
@@ -188,11 +175,11 @@ def command_of(order: Order, record: Record, form: Mapping[str, str]) -> Operato
             answer = _answer(form, final_no=declined)
     return OperatorCommand(
         order,
-        _reason(form),
+        reason_of(form),
         answer=answer,
         result=result,
         closed=order is Order.NOT_EXECUTED and form.get("closed") == "yes",
-        version=_version(form),
+        version=_number(form, "version"),
     )
 
 
@@ -201,50 +188,43 @@ def letter_command(order: Order, form: Mapping[str, str]) -> OperatorCommand:
     answer = None
     if order is Order.DISCARD:
         answer = _answer(form, final_no=True) if form.get("status", "").strip() else operate.given_up()
-    return OperatorCommand(order, _reason(form), answer=answer, version=_version(form))
+    version, died_at = _number(form, "version"), _number(form, "died_at")
+    return OperatorCommand(order, reason_of(form), answer=answer, version=version, died_at=died_at)
 
 
 def _order(visit: Visit) -> Order:
     order = ORDERS.get(visit.request.path_params["order"])
-    for_letter = order in {Order.RETRY, Order.DISCARD}
-    if order is None or for_letter != ("id" in visit.request.path_params):
-        raise Refused(404, "There is no such page", "The address may be cut off.")
+    if order is None or (order in FOR_LETTERS) != ("id" in visit.request.path_params):
+        raise Refused(404, "There is no such page", "The address may be incomplete.")
     return order
 
 
-def _version(form: Mapping[str, str]) -> int | None:
-    """The version that the operator saw; the store refuses the move if the record has changed since."""
-    version = form.get("version", "")
-    return int(version) if version.isascii() and version.isdigit() and len(version) < 19 else None  # noqa: PLR2004
-
-
-def _reason(form: Mapping[str, str]) -> str:
-    reason = form.get("reason", "").strip()
-    if not any(letter.isalnum() for letter in reason):
-        raise FormError("Say why: the audit keeps it, and nothing is changed without a reason.")
-    return reason
+def _number(form: Mapping[str, str], name: str) -> int | None:
+    """What the operator saw, as a hidden field has it: the move is refused if it has changed since."""
+    value = form.get(name, "")
+    return int(value) if is_number(value) else None
 
 
 def _answer(form: Mapping[str, str], *, final_no: bool) -> Completed:
     status, text = form.get("status", "").strip(), form.get("body", "")
     if not status.isascii() or not status.isdigit() or not 200 <= int(status) <= 599:  # noqa: PLR2004
-        raise FormError("The client needs an answer to hear from now on: its status is a number from 200 to 599.")
+        raise FormError("Enter the status of the response that clients will get: a number from 200 to 599.")
     if final_no and int(status) < _FIRST_ERROR_STATUS:
-        raise FormError(f"A final no is a failure, and {status} is none: say 402, 409 or the like.")
+        raise FormError(f"{status} is not a failure. Enter a status such as 402 or 409.")
     if not final_no and int(status) >= _FIRST_ERROR_STATUS:
-        raise FormError(f"It happened, and {status} says that it failed: if it was refused, say that instead.")
+        raise FormError(f"{status} is a failure. If the provider declined the call, record that instead.")
     # A browser sends line ends as CR LF, whatever the operator typed.
     body = text.replace("\r\n", "\n").encode()
     if len(body) > _DEFAULTS.max_response_bytes:
-        raise FormError(f"The body has {len(body)} bytes, and {_DEFAULTS.max_response_bytes} are kept.")
+        raise FormError(f"The body has {len(body)} bytes; the limit is {_DEFAULTS.max_response_bytes}.")
     kind = form.get("content_type", "").strip() or "application/json"
     if not kind.isascii() or not kind.isprintable():
-        raise FormError("A content type is plain text, such as application/json.")
+        raise FormError("Enter a content type such as application/json.")
     if body and kind == "application/json":
         try:
             json.loads(body)
         except ValueError:
-            raise FormError("The body is no JSON, and its content type says that it is.") from None
+            raise FormError("The body is not valid JSON. Correct it, or change the content type.") from None
     headers: Headers = ((b"content-type", kind.encode()),) if body else ()
     return Completed(StoredResponse(int(status), headers, body), Outcome.FAILURE if final_no else Outcome.SUCCESS)
 
@@ -253,23 +233,14 @@ def _result(text: str, *, final_no: bool) -> str:
     try:
         stored = encode(json.loads(text), _DEFAULTS.max_result_bytes)
     except (ValueError, ResultNotStorableError):
-        raise FormError("The result of the call is JSON, as the call would have returned it: this is none.") from None
+        raise FormError("The result is not valid JSON. Enter it as the call would have returned it.") from None
     return rejected(MemoEntry("-", EntryKind.CALL, stored)).result if final_no else stored
 
 
 def _plan(order: Order, move: Move, dossier: Dossier) -> Plan:
     assert move.row.to is not None
-    cause = cause_of(order, dossier.record)
+    cause = dossier.words(order).effect
     return Plan(cause, move.seen.state.value, move.row.to.value, prospect(after(move), dossier.now))
-
-
-def cause_of(order: Order, record: Record | None) -> str:
-    """What an order will cause in general, before the preview looks at the record."""
-    if record is None:
-        return LETTER_CONSEQUENCES[order]
-    if record.effects is Effects.PHASED and order in {Order.EXECUTED, Order.DECLINED}:
-        return RESULT if order is Order.EXECUTED else REJECTED
-    return CAUSES[order]
 
 
 def _about(order: Order, dossier: Dossier | None, letter: DeadLetter | None) -> dict[str, Any]:
@@ -279,19 +250,14 @@ def _about(order: Order, dossier: Dossier | None, letter: DeadLetter | None) -> 
         asks = "result" if record.effects is Effects.PHASED else "answer"
     elif order is Order.DISCARD and record is not None:
         asks = "own answer"
+    words = MESSAGE[order] if dossier is None else dossier.words(order)
     return {
-        "order": order,
         "slug": SLUGS[order],
         "dossier": dossier,
         "record": record,
         "letter": letter,
         "asks": asks,
-        "cause": cause_of(order, record),
-        "heading": _LETTERS[order] if dossier is None else dossier.purpose(order),
+        "cause": words.effect,
+        "heading": words.label,
+        "runbook": runbook_of(order, record),
     }
-
-
-_LETTERS: Final[Mapping[Order, str]] = {
-    Order.RETRY: "The message shall be delivered again",
-    Order.DISCARD: "The message is given up",
-}

@@ -1,4 +1,4 @@
-"""The pages that change nothing: overview, search, one record, the queues, the audit, the books."""
+"""The pages that change nothing: overview, search, one record, unknown outcomes, audit and ledger."""
 
 from __future__ import annotations
 
@@ -12,20 +12,32 @@ from uuid import UUID
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from oncekey.console.access import Role
-from oncekey.console.dossier import TRIGGERS, Dossier, gather, is_text, record_id_of, token_of
-from oncekey.console.views import Handler, Refused, Visit
-from oncekey.core.model import HOUR, MINUTE, SECOND, DeadLetter, Effects, Parcel, ParcelKind, RecordId, State
-from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope
+from oncekey.console.dossier import TRIGGERS, Dossier, folded, gather, is_text, record_id_of, token_of
+from oncekey.console.orders import DOCS, SLUGS, runbook_of
+from oncekey.console.views import LARGEST, Handler, Refused, Visit, is_number, scope_of_tenant, span_of
+from oncekey.core.model import Effects, RecordId, State
 from oncekey.core.transitions import Actor, Mover
-from oncekey.engine.operate import box_of, disclose, pulse, roll_of, survey_of
+from oncekey.engine.operate import deletion_of, disclose, pulse, roll_of, survey_of
 from oncekey.ops.explain_retry import downstream_keys
-from oncekey.ops.stats import ENDS, FINISHED, FRESH, UNFINISHED, WINDOWS, Walk, headline, sample_of, series
+from oncekey.ops.stats import (
+    ENDS,
+    FINISHED,
+    FIRST,
+    FRESH,
+    UNFINISHED,
+    WINDOWS,
+    Walk,
+    headline,
+    queues,
+    sample_of,
+    series,
+)
 from oncekey.reconcile import MEANING
 
 if TYPE_CHECKING:
     from oncekey.console.app import Console
     from oncekey.core.flow import Flow
-    from oncekey.core.model import Duration, Instant
+    from oncekey.core.model import Instant
     from oncekey.ops.stats import End, Stretch, WalkPosition
     from oncekey.ports.store import Store
 
@@ -33,11 +45,15 @@ PAGE: Final = 50
 SHORTEST: Final = 4
 """With fewer letters the search looks for that very key, and not for keys that begin so."""
 NO_RECORD: Final = (
-    "There is no record of this key. It may have expired since, or it is a LOCAL request under way on PostgreSQL, "
-    "which has no row until it is done."
+    "No record has this key. It may have expired, or a LOCAL request is running on PostgreSQL, which writes its row "
+    "when it commits."
 )
-_LARGEST: Final = 2**63
-_UNITS: Final = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": 24 * HOUR}
+NOT_FOUND: Final = (
+    "It was deleted, or its key was used again after it expired, or it is not among the newest few thousand of its "
+    "state. If you know the key, use the search field."
+)
+NO_LEDGER: Final = "No ledger is configured"
+_QUEUES: Final = {"unknown": "/unknown", "dead": "/letters"}
 
 
 class Pages:
@@ -53,9 +69,8 @@ class Pages:
             ("/records", self.records, Role.READ),
             ("/record/{token}", self.record, Role.READ),
             ("/unknown", self.unknown, Role.READ),
-            ("/letters", self.letters, Role.READ),
-            ("/letter/{id}", self.letter, Role.READ),
             ("/audit", self.audit, Role.READ),
+            ("/incarnation/{id}", self.incarnation, Role.READ),
             ("/ledger", self.ledger, Role.READ),
         )
         self.writes: tuple[tuple[str, Handler, Role], ...] = (
@@ -67,25 +82,22 @@ class Pages:
     # Overview
 
     async def overview(self, visit: Visit) -> Response:
-        """What waits, which workers live, and how requests end."""
-        tally, roll = await self._console.ask(pulse)
-        self._console.history.add(sample_of(tally, roll))
+        """What waits, which workers are alive, and how requests end."""
         window = visit.asked("window") or "1 h"
         return self._console.page(
-            visit,
-            "overview.html",
-            tally=tally,
-            roll=roll,
-            windows=tuple(WINDOWS),
-            window=window,
-            headline=headline(tally, roll),
+            visit, "overview.html", windows=tuple(WINDOWS), window=window, **(await self._pulse(visit))
         )
 
     async def live(self, visit: Visit) -> Response:
         """The part of the overview that an open page requests again and again."""
+        return self._console.page(visit, "_live.html", **(await self._pulse(visit)))
+
+    async def _pulse(self, visit: Visit) -> dict[str, Any]:
         tally, roll = await self._console.ask(pulse)
         self._console.history.add(sample_of(tally, roll))
-        return self._console.page(visit, "_live.html", tally=tally, roll=roll, headline=headline(tally, roll))
+        level, sentence = headline(tally, roll)
+        links = {words: f"{visit.base}{_QUEUES[what]}" for what, words in queues(tally)}
+        return {"tally": tally, "roll": roll, "level": level, "sentence": sentence, "links": links}
 
     async def series(self, visit: Visit) -> Response:
         """The numbers of the charts."""
@@ -159,9 +171,9 @@ class Pages:
 
     def _wanted(self, visit: Visit) -> tuple[Walk, str]:
         state, wrong = visit.asked("state"), ""
-        older, younger = _span(visit.asked("older")), _span(visit.asked("younger"))
+        older, younger = span_of(visit.asked("older")), span_of(visit.asked("younger"))
         if older is None or younger is None:
-            wrong = "An age is a number with its unit: 90s, 15m, 2h or 3d."
+            wrong = "Enter an age as 90s, 15m, 2h or 3d."
         effects = visit.asked("effects")
         known: dict[str, tuple[State, ...]] = {"": UNFINISHED, "stuck": (State.IN_PROGRESS,)}
         known |= {one.value: (one,) for one in (*UNFINISHED, *FINISHED)}
@@ -177,12 +189,7 @@ class Pages:
         ), wrong
 
     def _scope(self, tenant: str) -> str | None:
-        """The scope of a tenant's name; a text that looks like a scope is taken as one."""
-        if not tenant:
-            return None
-        if tenant.startswith("sha256:") or tenant.partition(":")[0].isdecimal():
-            return tenant
-        return bound_scope(BindTo.TENANT, self._console.namespace or NO_NAMESPACE, tenant)
+        return scope_of_tenant(tenant, self._console.namespace)
 
     # One record
 
@@ -194,7 +201,7 @@ class Pages:
         """The same with the stored contents; the audit keeps which operator asked."""
         dossier = await self.dossier(visit)
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
-        why = visit.form_field("why").strip() or "looked at it in the console"
+        why = visit.form_field("why").strip() or "viewed in the console"
         await self._console.ask(lambda store: disclose(store, dossier.record.id, mover, why))
         return self._shown(visit, await self.dossier(visit), contents=True)
 
@@ -202,10 +209,12 @@ class Pages:
         """The record that an address names."""
         record_id = record_id_of(visit.request.path_params["token"])
         if record_id is None:
-            raise Refused(404, "There is no such page", "The address may be from an older page, or cut off.")
+            raise Refused(404, "There is no such page", "The address may be outdated or incomplete.")
         dossier = await self._console.ask(lambda store: gather(store, record_id, None))
         if dossier is None:
-            raise Refused(404, "There is no such record", NO_RECORD)
+            deleted = await self._console.ask(lambda store: deletion_of(store, record_id))
+            why = NO_RECORD if deleted is None else f"There is no record of this key: {deleted}."
+            raise Refused(404, "There is no such record", why)
         return dossier
 
     def _shown(self, visit: Visit, dossier: Dossier, *, contents: bool) -> Response:
@@ -225,55 +234,33 @@ class Pages:
             links=safe,
             moved=visit.asked("moved"),
             slugs=SLUGS,
+            runbook=runbook_of(None, dossier.record),
         )
 
     # Queues
 
     async def unknown(self, visit: Visit) -> Response:
-        """The records whose outcome is unknown, the newest first."""
-        place = _place(visit.asked("before"))
-        part = await self._console.ask(lambda store: survey_of(store).walk(Walk(states=(State.UNKNOWN,)), PAGE, place))
+        """The records whose outcome is unknown, the oldest first."""
+        place = (_place(visit.asked("after")) or {}).get(State.UNKNOWN, FIRST)
+        part = await self._console.ask(lambda store: survey_of(store).unknown(PAGE, place))
         calls = (await self._console.ask(roll_of)).inline_calls
         references = {one.id: downstream_keys(one, calls(one.operation)) for one in part.records}
-        further = urlencode({"before": _token(part.further)}) if part.further else ""
+        further = urlencode({"after": _token(part.further)}) if part.further else ""
         return self._console.page(
-            visit, "unknown.html", part=part, references=references, further=further, first=place is None
+            visit,
+            "unknown.html",
+            part=part,
+            references=references,
+            further=further,
+            first=place == FIRST,
+            runbook=f"{DOCS}/runbooks/unknown.md#oncekeyunknownold",
         )
 
-    async def letters(self, visit: Visit) -> Response:
-        """The dead letters, the oldest first."""
-        after = _letter_place(visit.asked("after"))
-        letters = await self._console.ask(lambda store: box_of(store).dead_letters(PAGE, after))
-        tally, _ = await self._console.ask(pulse)
-        further = f"{letters[-1].died_at}.{letters[-1].parcel.id}" if len(letters) == PAGE else ""
-        return self._console.page(
-            visit, "letters.html", letters=letters, now=tally.now, further=further, first=after is None
-        )
-
-    async def letter(self, visit: Visit) -> Response:
-        """One dead letter, without its payload."""
-        letter = await self.dead_letter(visit)
-        tally, _ = await self._console.ask(pulse)
-        return self._console.page(visit, "letter.html", letter=letter, now=tally.now)
-
-    async def dead_letter(self, visit: Visit) -> DeadLetter:
-        """The letter that an address names."""
-        try:
-            letter_id = UUID(visit.request.path_params["id"])
-        except ValueError:
-            raise Refused(404, "There is no such page", "The address may be cut off.") from None
-        letter = await self._console.ask(lambda store: box_of(store).find_dead_letter(letter_id))
-        if letter is None:
-            raise Refused(
-                404, "There is no such dead letter", "An operator may have sent it again or given it up: see the audit."
-            )
-        return letter
-
-    # Audit and books
+    # Audit and ledger
 
     async def audit(self, visit: Visit) -> Response:
         """The lines of the audit, the newest first: those of operators, or all."""
-        before = int(text) if _is_number(text := visit.asked("before")) else None
+        before = int(text) if is_number(text := visit.asked("before")) else None
         everybody = visit.asked("who") == "all"
         actor = None if everybody else Actor.OPERATOR
         lines = await self._console.ask(lambda store: survey_of(store).notes(PAGE, before, actor))
@@ -282,40 +269,47 @@ class Pages:
             further = urlencode({"before": lines.further, **({"who": "all"} if everybody else {})})
         tally, _ = await self._console.ask(pulse)
         return self._console.page(
-            visit, "audit.html", lines=lines, everybody=everybody, further=further, now=tally.now, triggers=TRIGGERS
+            visit,
+            "audit.html",
+            lines=folded(lines.entries),
+            everybody=everybody,
+            further=further,
+            now=tally.now,
+            triggers=TRIGGERS,
         )
 
+    async def incarnation(self, visit: Visit) -> Response:
+        """Lead from a line of the audit, which has no key, to the record that it is about."""
+        try:
+            incarnation = UUID(visit.request.path_params["id"])
+        except ValueError:
+            raise Refused(404, "There is no such page", "The address may be incomplete.") from None
+        found = await self._console.ask(lambda store: _record_of(store, incarnation))
+        if found is None:
+            raise Refused(404, "The record was not found", NOT_FOUND)
+        return RedirectResponse(f"{visit.base}/record/{token_of(found)}", 303)
+
     async def ledger(self, visit: Visit) -> Response:
-        """The page for the comparison of the books, before it is made."""
+        """The page for the comparison with the provider's ledger, before it is made."""
         if self._console.ledger is None:
-            raise Refused(404, "There are no books here", "The application hands them in by Console(ledger=...).")
-        return self._console.page(visit, "ledger.html", report=None, span="24h", meanings=MEANING)
+            raise Refused(404, NO_LEDGER, "The application passes one with Console(ledger=...).")
+        return self._console.page(visit, "ledger.html", report=None, span="24h", meanings=MEANING, minor_units=False)
 
     async def compare(self, visit: Visit) -> Response:
-        """Compare the provider's books with the store, for the last hours."""
+        """Compare the provider's ledger with the store, for the last hours."""
         ledger = self._console.ledger
         if ledger is None:
-            raise Refused(404, "There are no books here", "The application hands them in by Console(ledger=...).")
+            raise Refused(404, NO_LEDGER, "The application passes one with Console(ledger=...).")
         span = visit.form_field("span")
-        since = _span(span)
+        since = span_of(span)
         if not since:
-            raise Refused(400, "Since when?", "Say it as 90s, 15m, 2h or 3d.")
+            raise Refused(400, "How far back?", "Enter it as 90s, 15m, 2h or 3d.")
         tally, _ = await self._console.ask(pulse)
         engine = await self._console.engine()
         report = await ledger.compared(engine, tally.now - since)
-        return self._console.page(visit, "ledger.html", report=report, span=span, meanings=MEANING)
-
-
-SLUGS: Final[Mapping[str, str]] = {
-    "keys resolve --executed": "executed",
-    "keys resolve --declined": "declined",
-    "keys resolve --not-executed": "not-executed",
-    "keys release": "release",
-    "keys bust": "bust",
-    "dlq retry": "retry",
-    "dlq discard": "discard",
-}
-"""Orders in addresses."""
+        return self._console.page(
+            visit, "ledger.html", report=report, span=span, meanings=MEANING, minor_units=ledger.minor_units
+        )
 
 
 def _called(store: Store, name: str) -> Flow[tuple[RecordId, ...]]:
@@ -326,17 +320,13 @@ def _called(store: Store, name: str) -> Flow[tuple[RecordId, ...]]:
     return tuple(dict.fromkeys(call.id for call in calls))
 
 
-def _span(text: str) -> Duration | None:
-    """The span that `90s`, `15m`, `2h` or `3d` means; an empty text is 0. None: the text is no span."""
-    if not text:
-        return 0
-    number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1] in _UNITS else (text, SECOND)
-    return int(number) * unit if _is_number(number) and len(number) < 7 else None  # noqa: PLR2004  (three thousand years)
-
-
-def _is_number(text: str) -> bool:
-    """Whether it is a number that every store can take."""
-    return text.isascii() and text.isdigit() and int(text[:20]) < _LARGEST and len(text) < 20  # noqa: PLR2004
+def _record_of(store: Store, incarnation: UUID) -> Flow[RecordId | None]:
+    """The record of this incarnation, among the newest of each state."""
+    for state in (*UNFINISHED, *FINISHED):
+        part = yield from survey_of(store).walk(Walk(states=(state,), incarnation=incarnation), 1)
+        if part.records:
+            return part.records[0].id
+    return None
 
 
 def _token(places: Mapping[State, WalkPosition]) -> str:
@@ -353,17 +343,5 @@ def _place(token: str) -> dict[State, WalkPosition] | None:
         places = {State(state): (int(at), scope, key) for state, (at, scope, key) in content.items()}
     except (ValueError, TypeError, AttributeError, OverflowError):
         return None
-    fit = all(abs(at) < _LARGEST and is_text(scope) and is_text(key) for at, scope, key in places.values())
+    fit = all(abs(at) < LARGEST and is_text(scope) and is_text(key) for at, scope, key in places.values())
     return places if fit else None
-
-
-def _letter_place(token: str) -> DeadLetter | None:
-    """A letter that stands for a place in the list; only its place is used."""
-    at, _, name = token.partition(".")
-    if not _is_number(at):
-        return None
-    try:
-        parcel = Parcel(UUID(name), ParcelKind.EMIT, RecordId("", ""), UUID(int=0), "", "", "")
-    except ValueError:
-        return None
-    return DeadLetter(parcel, 0, 0, int(at), None, "")

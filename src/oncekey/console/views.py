@@ -6,25 +6,35 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from oncekey.console.dossier import body_of, indented, token_of
-from oncekey.core.model import SECOND, Instant, Outcome, Record, State, lapse, moment
-from oncekey.core.scope import shown_scope
-from oncekey.ops.explain_retry import WHY
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, Outcome, Record, State, lapse, moment
+from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, shown_scope
+from oncekey.ops.explain_retry import WHY, why
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from oncekey.console.access import Session
+    from oncekey.reconcile import Expected, LedgerEntry
 
+LARGEST: Final = 2**63
+_UNITS: Final = {"s": SECOND, "m": MINUTE, "h": HOUR, "d": 24 * HOUR}
+_PLACES: Final = {
+    **dict.fromkeys(("BIF", "CLP", "DJF", "GNF", "ISK", "JPY", "KMF", "KRW", "PYG", "RWF", "UGX", "VND", "VUV"), 0),
+    **dict.fromkeys(("XAF", "XOF", "XPF"), 0),
+    **dict.fromkeys(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"), 3),
+}
+"""Decimal places of the currencies that do not have two (ISO 4217)."""
 _MEDIA_TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 ASSETS: Final = (
     "console.css",
@@ -100,6 +110,40 @@ def base_of(request: Request) -> str:
     return base.rstrip("/")
 
 
+class FormError(Exception):
+    """A field of a form has a value that is not allowed."""
+
+
+def reason_of(form: Mapping[str, str]) -> str:
+    """The reason of a form, which every change needs."""
+    reason = form.get("reason", "").strip()
+    if not any(letter.isalnum() for letter in reason):
+        raise FormError("Enter a reason: it is stored in the audit.")
+    return reason
+
+
+def span_of(text: str) -> Duration | None:
+    """The span that `90s`, `15m`, `2h` or `3d` means; an empty text is 0. None: the text is not a span."""
+    if not text:
+        return 0
+    number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1] in _UNITS else (text, SECOND)
+    return int(number) * unit if is_number(number) and len(number) < 7 else None  # noqa: PLR2004  (three thousand years)
+
+
+def is_number(text: str) -> bool:
+    """Whether it is a number that every store can take."""
+    return text.isascii() and text.isdigit() and int(text[:20]) < LARGEST and len(text) < 20  # noqa: PLR2004
+
+
+def scope_of_tenant(tenant: str, namespace: str | None) -> str | None:
+    """The scope of a tenant's name; a text that looks like a scope is taken as one."""
+    if not tenant:
+        return None
+    if tenant.startswith("sha256:") or tenant.partition(":")[0].isdecimal():
+        return tenant
+    return bound_scope(BindTo.TENANT, namespace or NO_NAMESPACE, tenant)
+
+
 class Refused(HTTPException):
     """A request that the console refuses with a sentence on a page."""
 
@@ -133,10 +177,13 @@ class Views:
             "token": lambda record: token_of(record.id),
             "shortly": shortly,
             "badge": badge,
+            "why": why,
             "body": body_of,
             "indented": indented,
             "number": lambda count: f"{count.found:,}+" if count.more else f"{count.found:,}",
             "times": times,
+            "amount": amount,
+            "linked": linked,
             "latin": lambda raw: raw.decode("latin-1"),
         }
         self._environment.globals |= {
@@ -192,6 +239,25 @@ def times(count: int, one: str = "time", many: str = "times") -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 
+def amount(one: LedgerEntry | Expected | None, *, minor_units: bool) -> str:
+    """The amount of a charge with its currency, in major units."""
+    if one is None or one.amount is None:
+        return "\u2013"
+    currency, value = one.currency or "", one.amount
+    if minor_units:
+        places = _PLACES.get(currency.upper(), 2)
+        value = value.scaleb(-places).quantize(Decimal(1).scaleb(-places))
+    return f"{value:,f} {currency}".rstrip()
+
+
+def linked(sentence: str, links: Mapping[str, str]) -> Markup:
+    """A sentence whose words link to an address."""
+    text = escape(sentence)
+    for words, address in links.items():
+        text = text.replace(escape(words), Markup('<a href="{}">{}</a>').format(address, words))
+    return text
+
+
 def shortly(text: str, most: int = 22) -> str:
     """A long text, shortened to its two ends."""
     half = most // 2 - 1
@@ -199,10 +265,10 @@ def shortly(text: str, most: int = 22) -> str:
 
 
 def badge(record: Record, now: Instant) -> Markup:
-    """A state as a word on a colour; a record whose lease is over has a word of its own."""
+    """A state as a coloured word; a record whose lease is over is stuck."""
     kind, name = record.state.value, STATE_NAMES[record.state]
     if record.state is State.COMPLETED and record.outcome is Outcome.FAILURE:
-        kind, name = "failure", "failed for good"
+        kind, name = "failure", "failed"
     if record.state is State.IN_PROGRESS and record.lease_until is not None and record.lease_until <= now:
         kind, name = "stuck", "stuck"
     return Markup('<span class="badge {}">{}</span>').format(kind, name)

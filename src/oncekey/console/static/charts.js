@@ -32,9 +32,9 @@
   const bars = uPlot.paths.bars({ size: [0.75, 40] });
 
   const kinds = {
-    outcomes: { bars: true, format: plain, lines: [["succeeded", "good"], ["failed for good", "bad"], ["to be retried", "note"], ["unknown", "wait"]] },
-    latency: { format: millis, log: true, lines: [["half of them", "accent"], ["95 %", "note"], ["99 %", "bad"]] },
-    states: { format: plain, lines: [["unknown", "wait"], ["to be retried", "soft"], ["in progress", "note"], ["pending", "accent"], ["dead letters", "bad"]] },
+    outcomes: { bars: true, format: plain, lines: [["succeeded", "good"], ["failed", "bad"], ["retryable", "note"], ["unknown", "wait"]] },
+    latency: { format: millis, log: true, lines: [["median", "accent"], ["95 %", "note"], ["99 %", "bad"]] },
+    states: { format: plain, lines: [["unknown", "wait"], ["retryable", "soft"], ["in progress", "note"], ["pending", "accent"], ["dead letters", "bad"]] },
     workers: { format: plain, high: 110, lines: [["alive", "good"]] },
     lag: { format: seconds, lines: [["outbox", "accent"], ["oldest unknown", "wait"]] },
   };
@@ -56,7 +56,7 @@
       delete drawn[name];
       const words = document.createElement("p");
       words.className = "none";
-      words.textContent = data[0].length ? "Nothing in this time." : "Nothing seen yet.";
+      words.textContent = data[0].length ? "Nothing in this time range." : "No data yet.";
       element.replaceChildren(words);
       return;
     }
