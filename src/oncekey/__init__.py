@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.resuming import resumed_as
     from oncekey.once import SINGLE_TENANT, Once
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 _PLACES = {
     "oncekey.core.errors": (

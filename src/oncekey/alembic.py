@@ -1,6 +1,6 @@
-"""For those who migrate with Alembic: oncekey's tables in a revision of theirs, and out of sight of autogenerate.
+"""Alembic: oncekey's tables in a revision of the application, ignored by autogenerate.
 
-Alembic itself is not imported: a revision hands over its `op`.
+Alembic itself is not imported: a revision passes its `op`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncekey.stores.sql import SqlSchema
 
 SCHEMA: Final = "oncekey"
-"""Where the tables are on PostgreSQL; elsewhere their names begin with it instead."""
+"""The schema of the tables on PostgreSQL; elsewhere it is the prefix of their names."""
 
 _TABLES: Final = {
     "postgresql": postgres.tables,
@@ -29,19 +29,19 @@ _TABLES: Final = {
 
 
 class Operations(Protocol):
-    """What `run` needs of Alembic's `op`."""
+    """The part of Alembic's `op` that `run` needs."""
 
     def get_context(self) -> Any:  # noqa: ANN401  (Alembic's MigrationContext)
-        """The context of the migration that runs."""
+        """The context of the running migration."""
 
     def execute(self, sqltext: str) -> None:
-        """Run a statement, or print it where Alembic is offline."""
+        """Run a statement, or print it if Alembic is offline."""
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
-    """False for what is oncekey's own, for `context.configure(include_name=...)`.
+    """False for oncekey's own tables; pass it to `context.configure(include_name=...)`.
 
-    Alembic asks it before it looks at anything in the database, so autogenerate neither reads oncekey's tables nor
+    Alembic calls it before it reads anything from the database, so autogenerate neither reads oncekey's tables nor
     proposes to drop them.
     """
     if type_ == "schema":
@@ -52,22 +52,20 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | 
 
 
 def run(op: Operations, first: int, last: int) -> None:
-    """Run oncekey's migrations `first` to `last` as a part of a revision's `upgrade()`.
+    """Run oncekey's migrations `first` to `last` in a revision's `upgrade()`.
 
-    The numbers are those of `oncekey migrate status`. A revision names them, so it does the same whichever version of
-    oncekey is installed later.
+    The numbers are those of `oncekey migrate status`. A revision names them, so it does the same with any later
+    version of oncekey.
 
     Raises:
         ConfigurationError: There is no such migration in this version, or the database is not one of oncekey's.
     """
     name = op.get_context().dialect.name
     if name not in _TABLES:
-        raise ConfigurationError(
-            f"oncekey has no tables for {name}: it keeps records in PostgreSQL, SQLite, MariaDB or MySQL"
-        )
+        raise ConfigurationError(f"oncekey has no tables for {name}: it supports PostgreSQL, SQLite, MariaDB and MySQL")
     schema: SqlSchema = _TABLES[name]()
     newest = len(schema.migrations)
     if not 1 <= first <= last <= newest:
         raise ConfigurationError(f"oncekey's migrations are 1 to {newest} in this version, not {first} to {last}")
     for statement in schema.statements(first, last):
-        op.execute(statement.replace(":", r"\:"))  # a colon is a parameter's mark there
+        op.execute(statement.replace(":", r"\:"))  # a colon marks a parameter there

@@ -1,17 +1,16 @@
-"""The smallest store of requests: `look`, `swap` and `page`.
+"""The minimal store interface: `look`, `swap` and `page`.
 
-A cell is one record, kept as a whole, by the names of its columns. A service that can read a cell together with a
-clock, and replace it if no other writer has, can keep the records of requests: `oncekey.stores.cells.CellStore` makes
-the store that the engine uses out of these three verbs, and `oncekey.databases.cells` runs it, in threads or under
-asyncio.
-The moves of `oncekey.stores.moves` decide what a record becomes; a store of cells decides nothing.
+A cell is one whole record, by the names of its columns. A service that can read a cell together with a clock, and
+replace it if no other writer has, can store records: `oncekey.stores.cells.CellStore` builds the engine's store from
+these three verbs, and `oncekey.databases.cells` runs it, in threads or under asyncio. The moves of
+`oncekey.stores.moves` decide how a record changes; a store of cells decides nothing.
 
 Three rules make such a store safe.
-1. `swap` compares and writes in one atomic step, and what it wrote is durable when it returns.
-2. There is one clock for all processes: the server's, or that of the one machine there is. With a second clock that is
-   ahead, a request would take over leases that are alive.
+1. `swap` compares and writes in one atomic step, and the write is durable when it returns.
+2. There is one clock for all processes: the server's, or that of the only machine. With a second clock that is
+   ahead, a request would take over live leases.
 3. If a reply is lost, `swap` raises `CommitAmbiguousError`; every other `StoreError` means that nothing was written.
-   It must not repeat a swap by itself: a second one that fails would hide that the first one was written.
+   It must not retry a swap by itself: a second one that fails would hide that the first one was written.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ T = TypeVar("T")
 Cell: TypeAlias = Mapping[str, Any]
 """A record by the names of its columns (`oncekey.stores.rows.COLUMNS`): texts, integers, booleans, bytes and None."""
 Place: TypeAlias = tuple[int, str, str]
-"""Where a page goes on: after the cell with this instant, scope and key."""
+"""Where a page continues: after the cell with this timestamp, scope and key."""
 
 
 class Index(StrEnum):
-    """The lists that pages are read from, each in the order of an instant, scope and key. A cell is in one, or none."""
+    """The lists that pages are read from, each ordered by a timestamp, scope and key. A cell is in one, or none."""
 
     UNFINISHED = "unfinished"
-    """In progress, or begun and failed: by `created_at`. The sweeper and the completer read it."""
+    """In progress, or started and failed: by `created_at`. The sweeper and the completer read it."""
     UNKNOWN = "unknown"
     """Unknown outcomes: by `created_at`."""
     EXPIRING = "expiring"
-    """Finished, or failed and not begun: by `expires_at`. The reaper reads it."""
+    """Finished, or failed and not started: by `expires_at`. The reaper reads it."""
     KEPT = "kept"
     """Marked as expired, and kept for a while: by `expires_at`."""
     ROLL = "roll"
-    """The workers, which are no records: by `created_at`."""
+    """The workers, which are not records: by `created_at`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a swap compares: a cell with another incarnation or version is not the one that was read."""
+    """What a swap compares: a cell with another incarnation or version has changed since it was read."""
 
     incarnation: str
     version: int
@@ -85,16 +84,16 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """Ask the store for its health, if it can report it."""
+    """Query the store's health, if it can report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Create the tables, if the store has any, and return whether it did; existing tables stay as they are."""
+    """Create the tables, if the store has any, and return whether it did; existing tables are left unchanged."""
 
 
 def indexed(cell: Cell) -> tuple[Index, Instant] | None:
-    """The index that a cell is in, and its instant there; None: the cell is in no index."""
+    """The index of a cell, and its timestamp there; None if the cell is in no index."""
     match cell["state"]:
         case "in_progress":
             return Index.UNFINISHED, cell["created_at"]
@@ -131,16 +130,16 @@ class Cells(Protocol):
         """The cell of this key, or None, and the store's clock in microseconds since the epoch."""
 
     def swap(self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None) -> bool:
-        """Replace the cell that was `seen` by `cell`; False: there is another one, and nothing is written.
+        """Replace the cell that was `seen` with `cell`; False: it has changed, and nothing is written.
 
-        `seen` is None if there must be no cell; `cell` is None to remove it. From `keep_until` on the store may remove
+        `seen` is None if there must be no cell; `cell` is None to delete it. From `keep_until` on the store may delete
         the cell by itself; None: it must not.
         """
 
     def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Cell], Instant]:
         """The cells of an index after a place, in the order that `indexed` defines, and the clock.
 
-        The index may be out of date: a caller that acts on a cell swaps it. Fewer cells than `limit` mean the end.
+        The index may be stale: a caller that acts on a cell swaps it. Fewer cells than `limit` mean the end.
         """
 
     def close(self) -> None:
@@ -164,10 +163,10 @@ class AsyncCells(Protocol):
     async def swap(
         self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: Instant | None
     ) -> bool:
-        """Replace the cell that was `seen` by `cell`; False: there is another one. As `Cells.swap`."""
+        """Replace the cell that was `seen` with `cell`; False: it has changed. Like `Cells.swap`."""
 
     async def page(self, index: Index, after: Place, limit: int) -> tuple[Sequence[Cell], Instant]:
-        """The cells of an index after a place, and the clock. As `Cells.page`."""
+        """The cells of an index after a place, and the clock. Like `Cells.page`."""
 
     async def close(self) -> None:
         """Close all connections."""

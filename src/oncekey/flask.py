@@ -1,13 +1,13 @@
-"""Flask: where a view is claimed, where its answer is captured, what `tenant` is handed, and which routes there are.
+"""Flask: claims views, captures their responses, passes Flask's request to `tenant`, and lists routes.
 
-`once.flask(app, tenant=...)` puts it into an application, and `Once(database(db))` keeps the keys in Flask-SQLAlchemy's
+`once.flask(app, tenant=...)` installs it in an application; `Once(database(db))` stores the keys in Flask-SQLAlchemy's
 database, whose session then is the business transaction (`oncekey.databases.sqlalchemy.flask`).
 
-A request is read before the application runs, because a form that was parsed cannot be read again. A protected view
-claims when it is called, after `before_request` and the decorators above it. Its answer is settled by the last function
-of `after_this_request`: error handlers have answered by then, what the view itself registered has changed its response,
-every `after_request` comes later, and the session is still there, which is removed before the server is given the first
-byte. So what `after_request` adds is fresh on a replay.
+A request is read before the application runs, because a parsed form cannot be read again. A protected view claims when
+it is called, after `before_request` and the decorators above it. Its response is stored by the last function of
+`after_this_request`: error handlers have run by then, functions that the view registered have changed the response,
+every `after_request` comes later, and the session still exists; Flask removes it before the server gets the first byte.
+So the changes of `after_request` apply to replays too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oncekey.frameworks.asgi.requests import layers
 from oncekey.frameworks.blocking import BlockingExchange, Threads
 from oncekey.frameworks.listing import Served, check_patterns
 from oncekey.frameworks.shared import is_served, thread_exchange
-from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, saying
+from oncekey.frameworks.wsgi import Environ, OncekeyWsgi, responding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 __all__ = ["database"]
 
 ABOVE_THE_ROUTE: Final = (
-    "{operation}: @once.protect stands above @app.route, which has registered the function without protection: put "
+    "{operation}: @once.protect is above @app.route, which has registered the function without protection: put "
     "@once.protect directly above the function"
 )
 _METHODS: Final = ("POST", "PUT", "PATCH", "DELETE")
-ASYNC_PHASED: Final = "{operation} is PHASED and `async def`, whose steps Flask cannot await: make it a plain `def`"
+ASYNC_PHASED: Final = "{operation} is PHASED and `async def`, but Flask cannot await its steps: make it a plain `def`"
 OVERRIDDEN: Final = (
-    "middleware inside of oncekey made {method} of {sent}, which asks for no key: call once.flask(app) before the "
-    "middleware is put around app.wsgi_app"
+    "middleware inside oncekey's changed the method to {method} from {sent}, which takes no key: call once.flask(app) "
+    "before that middleware wraps app.wsgi_app"
 )
 _PART: Final = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
 _OWN: Final = frozenset({"static", "idempotency_resource"})
@@ -65,29 +65,29 @@ def database(db: Any) -> Database:  # noqa: ANN401  (Flask-SQLAlchemy's, which n
 def place(
     app: flask.Flask, threads: Threads, enrolled: Mapping[str, Callable[..., Any]], *, shows_request: bool
 ) -> None:
-    """Protect an application in place, so that its own test client is protected, too."""
+    """Protect an application in place, so that its test client is protected too."""
     middleware = _FlaskWsgi(app.wsgi_app, threads, serves_resources=False)
     middleware.prepare(app, enrolled, shows_request=shows_request)
     app.wsgi_app = middleware  # type: ignore[method-assign]  # as Flask's documentation has it
     ensure_sync = app.ensure_sync
 
     def as_it_is(view: Callable[..., Any]) -> Callable[..., Any]:
-        # ASGI frameworks await a protected `def`; here it returns its result, and needs no event loop.
+        # ASGI frameworks await a protected `def`; in Flask it returns its result and needs no event loop.
         enrolment: Enrolment | None = getattr(view, "__oncekey__", None)
         if enrolment is None:
             return ensure_sync(view)
         if enrolment.blocking:
             return view
         if getattr(view, "__oncekey_wrapper__", None) is not getattr(view, "__func__", view):
-            return ensure_sync(view)  # a decorator above it, which has a copy of its marks
+            return ensure_sync(view)  # a decorator above it, which has copied its attributes
         return functools.partial(_claimed, view, enrolment, ensure_sync)
 
-    def idempotency_resource(**_: str) -> WSGIApplication:  # Flask takes an application for a response
-        exchange = thread_exchange.get()  # that of this request
+    def idempotency_resource(**_: str) -> WSGIApplication:  # Flask accepts a WSGI application as a response
+        exchange = thread_exchange.get()  # the exchange of this request
         assert exchange is not None
         answer = threads.resource(exchange.asked, flask.request.environ["PATH_INFO"])
         assert answer is not None
-        return saying(answer)
+        return responding(answer)
 
     vars(app)["ensure_sync"] = as_it_is
     if threads.patterns.patterns:
@@ -99,7 +99,7 @@ def place(
 
 
 def _dispatched(dispatch: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  (as Flask's)
-    """Claim for a view that is enrolled by its path: Flask has routed it, however the path was spelled."""
+    """Claim for a view that is enrolled by path; Flask has already matched the path to its route."""
     exchange, request = thread_exchange.get(), flask.request
     assert isinstance(exchange, _FlaskExchange)
     rule = None if request.routing_exception is not None else request.url_rule
@@ -118,7 +118,7 @@ def _claimed(
     *args: Any,  # noqa: ANN401
     **kwargs: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """Call an `async def` view: it is claimed and settled in the thread of the request, and only itself awaited."""
+    """Call an `async def` view: claim and store in the request's thread, and await only the view."""
     exchange, handler = thread_exchange.get(), view.__wrapped__
     assert exchange is not None
     name = operation_parameter(handler, blocking=False)
@@ -127,7 +127,7 @@ def _claimed(
 
 
 class _Request(Environ):
-    """A request whose `tenant` and `principal` functions are handed Flask's own."""
+    """A request that passes Flask's own request to `tenant` and `principal`."""
 
     @property
     def shown(self) -> Any:  # noqa: ANN401
@@ -135,7 +135,7 @@ class _Request(Environ):
 
 
 class _FlaskExchange(BlockingExchange):
-    """One request. When its answer was settled there is nothing left for WSGI to capture or to replace."""
+    """One request. Once its response is stored, WSGI has nothing left to capture or replace."""
 
     def call(
         self,
@@ -165,12 +165,12 @@ class _FlaskExchange(BlockingExchange):
             raise
 
     def _settle_last(self, response: flask.Response) -> flask.Response:
-        """Settle after the functions that the view and its error handlers have registered: they are called in order."""
+        """Store the response after the functions that the view and its error handlers registered."""
         flask.after_this_request(self.settle)
         return response
 
     def settle(self, response: flask.Response) -> flask.Response:
-        """What Flask goes on with. It calls again after an `after_request` that failed: then all is said already."""
+        """Store the response and return it to Flask; a second call, after a failed `after_request`, does nothing."""
         capture, run = self.capture, self.run
         if capture is not None and run is not None:
             self._capture(response, capture)
@@ -188,9 +188,9 @@ class _FlaskExchange(BlockingExchange):
         return _with_lines(response, lines)
 
     def _capture(self, response: flask.Response, capture: Capture) -> None:
-        """Read all of the answer, in Flask's own context; a body that fails half-way is an error of the handler's."""
+        """Read the whole body in Flask's own context; a body that fails part-way is a failure of the handler."""
         body = response.response
-        response.direct_passthrough = False  # what `send_file` sets
+        response.direct_passthrough = False  # set by `send_file`
         lines = response.headers.to_wsgi_list()
         capture.start(response.status_code, [(name.encode("latin-1"), text.encode("latin-1")) for name, text in lines])
         try:
@@ -209,29 +209,29 @@ class _FlaskExchange(BlockingExchange):
 
 
 class _FlaskWsgi(OncekeyWsgi):
-    """The way into the application."""
+    """The WSGI entry point of the application."""
 
     exchange = _FlaskExchange
 
     def prepare(self, app: flask.Flask, enrolled: Mapping[str, Callable[..., Any]], *, shows_request: bool) -> None:
-        """Know the application."""
+        """Attach the middleware to the application."""
         self._flask, self._enrolled = app, enrolled
         self._checked = False
         if shows_request:
             self.asked = _Request  # type: ignore[method-assign]  # it is made alike
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Serve one request, once it is sure that views are protected as they are meant to be."""
+        """Serve one request, after a check on the first that views are protected correctly."""
         if not self._checked:
             self._check()
             self._checked = True
         return super().__call__(environ, start_response)
 
     def enrolled(self, _: str, __: str) -> None:
-        """Nothing is enrolled before Flask has routed it."""
+        """None: views are enrolled after Flask has routed the request."""
 
     def start(self) -> None:
-        """The same, where Flask-SQLAlchemy knows its engine."""
+        """Start as WSGI does, inside an application context: Flask-SQLAlchemy needs one for its engine."""
         with self._flask.app_context():
             super().start()
 
@@ -248,7 +248,7 @@ class _FlaskWsgi(OncekeyWsgi):
 
 
 def _layers(view: Any) -> Iterable[Any]:  # noqa: ANN401
-    """A view, or the methods of its class, with what their decorators wrapped."""
+    """A view, or the methods of its class, with the functions that their decorators wrap."""
     of_class = getattr(view, "view_class", None)
     handlers = [view] if of_class is None else [getattr(of_class, name.lower(), None) for name in _METHODS]
     return [layer for handler in handlers for layer in layers(handler)]
@@ -262,12 +262,12 @@ def _with_lines(response: flask.Response, lines: Iterable[tuple[bytes, bytes]]) 
 
 
 def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401  (an application of any kind)
-    """Every route; None: it is no Flask application."""
+    """Every route; None if it is not a Flask application."""
     return _walk(app) if hasattr(app, "url_map") and hasattr(app, "view_functions") else None
 
 
 def _template(rule: Any) -> str:  # noqa: ANN401  (of werkzeug)
-    """A rule's path as OpenAPI writes it."""
+    """The path of a rule in OpenAPI's syntax."""
     return _PART.sub(r"{\1}", rule.rule)
 
 

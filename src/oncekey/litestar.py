@@ -1,4 +1,4 @@
-"""Litestar: a plugin that protects its route handlers, and lends them the session of its SQLAlchemy plugin.
+"""Litestar: a plugin that protects route handlers and shares their transaction with Litestar's SQLAlchemy plugin.
 
     once = Once("sqlite:///shop.db", migrate=True)
 
@@ -8,8 +8,8 @@
 
     app = Litestar([create_order], plugins=[OncePlugin(once, tenant=lambda request: request.user.shop)])
 
-Each route handler gets the middleware as its innermost one, so that what the application, its routers and controllers
-put around it is fresh on every replay. Guards, dependencies and validation come before the claim, as Litestar has them.
+The middleware is the innermost one of each route handler, so the middleware of the application, its routers and
+controllers runs on every replay. Guards, dependencies and validation run before the claim, as usual in Litestar.
 """
 
 from __future__ import annotations
@@ -65,29 +65,29 @@ if TYPE_CHECKING:
 __all__ = ["OncePlugin"]
 
 NO_TENANT: Final = (
-    "OncePlugin(once, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
-    "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
+    "OncePlugin(once, tenant=...) is missing its tenant: pass a function that returns the tenant of an authenticated "
+    "request, or tenant=oncekey.SINGLE_TENANT if all callers may share responses"
 )
 CACHED: Final = (
-    "{operation} has cache=..., and Litestar would answer from its cache before the handler could claim: leave cache "
-    "out of a protected route"
+    "{operation} has cache=..., so Litestar would respond from its cache before the handler could claim: remove cache "
+    "from a protected route"
 )
 STREAMS: Final = (
-    "{operation} answers with server-sent events, which cannot be stored before they are sent: leave @once.protect "
-    "out, or return the whole answer"
+    "{operation} returns server-sent events, which cannot be stored before they are sent: remove @once.protect, or "
+    "return the whole response"
 )
 OTHER_ENGINE: Final = (
-    "{operation} depends on {session}, whose rows would not commit with the key: make it Once(alchemy.get_engine()), "
-    "of the SQLAlchemyAsyncConfig that {session} comes from"
+    "{operation} depends on {session}, whose rows would not commit with the key: use Once(alchemy.get_engine()) with "
+    "the SQLAlchemyAsyncConfig that provides {session}"
 )
 
 
 class OncePlugin(InitPlugin, ReceiveRoutePlugin):
-    """Puts a `Once` into a Litestar application: its middleware, its lifespan, the status resource and OpenAPI.
+    """Installs a `Once` in a Litestar application: its middleware, its lifespan, the status resource and OpenAPI.
 
-    `tenant` and `principal` are functions that are handed the request. `status` is the path of the status resource, or
-    None; `status_guards` authenticate it. `enrol` enrols by path what cannot be decorated. `keep_headers` are request
-    headers that a completer needs besides those that describe the body, so never one that authenticates.
+    `tenant` and `principal` are functions that take the request. `status` is the path of the status resource, or None;
+    `status_guards` authenticate it. `enrol` enrols by path handlers that cannot be decorated. `keep_headers` are
+    request headers that a completer needs besides those that describe the body; never list one that authenticates.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
         self._placed: set[HTTPRouteHandler] = set()
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
-        """Join the application's lifespan inside of all others: what closes a pool has to wait for settlements."""
+        """Join the application's lifespan inside all others: pools may close only after responses are stored."""
         last = len(app_config.plugins) - app_config.plugins[::-1].index(self)
         if not all(isinstance(later, OncePlugin) for later in app_config.plugins[last:]):
-            app_config.plugins.append(self)  # Litestar comes to it again when it has asked the others
+            app_config.plugins.append(self)  # Litestar calls it again after the other plugins
             return app_config
         app_config.lifespan.append(self.once.lifespan)
-        recorder: Any = functools.partial(BodyRecorder, plugin=self)  # Litestar's types for messages are its own
+        recorder: Any = functools.partial(BodyRecorder, plugin=self)  # Litestar has its own types for messages
         app_config.middleware.insert(0, recorder)
         app_config.exception_handlers.update({AnsweredError: answered, TooSlowError: self._too_slow})
         installation, policy = self.installation, self.once.policy
@@ -135,12 +135,12 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             app_config.route_handlers.append(page)
         if installation.status_path is not None:
             path, guards = f"{installation.status_path}/{{key:path}}", list(self._status_guards)
-            served = get(path, guards=guards, summary="What became of a request", tags=["idempotency"])
+            served = get(path, guards=guards, summary="Status of a request", tags=["idempotency"])
             app_config.route_handlers.append(served(_status_of(installation)))
         return app_config
 
     def receive_route(self, route: BaseRoute) -> None:
-        """Put the middleware innermost, and describe a protected operation in OpenAPI."""
+        """Make the middleware the innermost one, and describe a protected operation in OpenAPI."""
         if not isinstance(route, HTTPRoute):
             return
         for handler in route.route_handlers:
@@ -192,7 +192,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
         return not isinstance(self.once.store, str) and config.get_engine() is self.once.store
 
     def sessions_of(self, app: Litestar, handler: HTTPRouteHandler) -> list[str]:
-        """Where the SQLAlchemy plugin looks for the sessions that a handler's transaction is lent as."""
+        """The scope keys under which the SQLAlchemy plugin looks for a handler's sessions."""
         enrolment = enrolment_by(self.once, handler)
         if enrolment is None or enrolment.effects is Effects.INLINE:
             return []
@@ -200,19 +200,19 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
         return [config.session_scope_key for config in used if self._shares(config)]
 
     def _too_slow(self, request: Request[Any, Any, Any], _: Exception) -> Response[Any]:
-        scope: Any = request.scope  # Litestar's is a TypedDict
+        scope: Any = request.scope  # Litestar's scope is a TypedDict
         refused, enrolment = Refuse(Code.BODY_TOO_SLOW), enrolment_of(scope, self.once)
         return AnswerResponse(self.installation.turn_away(refused, enrolment, trace_id=trace_of(scope)))
 
 
 def _await(handler: HTTPRouteHandler) -> None:
-    """A protected `def` goes to a thread by itself, after its claim; Litestar has to call it where it claims."""
+    """Make Litestar call a protected `def` directly; the protection moves it to a thread after the claim."""
     handler.has_sync_callable = False
     handler._fn = getattr(handler.fn, "func", handler.fn)  # noqa: SLF001  (what `sync_to_thread=True` has wrapped)
 
 
 def _by_route(patterns: Patterns, scope: Any) -> Enrolment | None:  # noqa: ANN401  (Litestar's scope is a TypedDict)
-    """The enrolment by path of the route that Litestar has taken."""
+    """The enrolment by path of the route that Litestar has matched."""
     return patterns.find(scope["method"], scope["path_template"])
 
 
@@ -250,13 +250,13 @@ def _described(operation: type[Any], enrolment: Enrolment) -> type[Any]:
     return type(operation.__name__, (operation,), {"to_schema": to_schema})
 
 
-# The middleware of one route handler, and answers of ours as responses of Litestar's.
+# The middleware of one route handler, and oncekey's responses as Litestar responses.
 
 
 class BodyRecorder:
-    """Outside of all other middleware: records the body, which Litestar's own logging reads before our middleware can.
+    """The outermost middleware: records the body, which Litestar's logging reads before oncekey's middleware can.
 
-    What a middleware has read through `receive` is not received again, and Litestar keeps it in places of its own.
+    A body that a middleware has read through `receive` is not received again, and Litestar caches it privately.
     """
 
     def __init__(self, app: App, plugin: OncePlugin) -> None:
@@ -264,7 +264,7 @@ class BodyRecorder:
         self._plugin = plugin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; the installation's intake repeats what is recorded."""
+        """Serve a request; the installation's intake repeats the recorded body."""
         if scope["type"] == "http" and self._concerns(scope):
             receive = passage_of(scope).intake(receive, self._plugin.installation.max_request_bytes).receive
         await self._app(scope, receive, send)
@@ -292,26 +292,26 @@ class HandlerMiddleware(OncekeyMiddleware):
         self._endpoint: Any = protected_in(handler)
         self._inner = app
         self._sessions = sessions
-        """Where the SQLAlchemy plugin looks for the sessions that the handler's transaction is lent as."""
+        """The scope keys under which the SQLAlchemy plugin looks for the handler's sessions."""
         self._compresses = compresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; Litestar has made another exception of what tells us that there is nothing to add."""
+        """Serve one request; Litestar wraps the exception that signals that a response was already sent."""
         scope["endpoint"] = self._endpoint
         if self._compresses and any(name == KEY_FIELD for name, _ in scope["headers"]):
-            # Litestar compresses inside of all middleware, and what is stored is for clients of every kind.
+            # Litestar compresses inside all middleware, but the stored response is for every client.
             scope["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
             ScopeState.from_scope(scope).headers = Empty  # type: ignore[arg-type]  # a copy that somebody has read
         try:
             await super().__call__(scope, receive, send)
         except LitestarException as error:
-            # A stream raises in a group.
+            # A stream raises an exception group.
             cause = BaseExceptionGroup("", [error.__cause__ or error])
             if cause.split((UnsettledError, ClientLeftError))[1] is not None:
                 raise
 
     async def _lend(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Put our session where the SQLAlchemy plugin would put one of its own."""
+        """Put oncekey's session where the SQLAlchemy plugin would put its own."""
         from advanced_alchemy.extensions.litestar._utils import set_aa_scope_state  # noqa: PLC0415  (optional)
 
         request = current.get()
@@ -323,7 +323,7 @@ class HandlerMiddleware(OncekeyMiddleware):
 
 
 class AnswerResponse(Response[bytes]):
-    """An answer of ours, with its header lines as they are."""
+    """A response of oncekey's, with its headers unchanged."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.body, status_code=answer.status)
@@ -339,7 +339,7 @@ class AnswerResponse(Response[bytes]):
 
 
 class AnsweredError(Exception):
-    """An answer that is given instead of the handler's, where Litestar would take it for the handler's data."""
+    """Carries a response that replaces the handler's, where Litestar would take it for the handler's data."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -347,7 +347,7 @@ class AnsweredError(Exception):
 
 
 def respond(answer: Answer) -> Response[bytes]:
-    """An answer as what a handler returns; a DTO would read it as the handler's data, so there it is raised."""
+    """Return a response from a handler, or raise it where a DTO would read it as the handler's data."""
     request = current.get()
     assert request is not None
     if request.scope["route_handler"].resolve_return_dto() is not None:
@@ -356,16 +356,16 @@ def respond(answer: Answer) -> Response[bytes]:
 
 
 def answered(_: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    """The answer that was raised."""
+    """Return the response that was raised."""
     assert isinstance(error, AnsweredError)
     return AnswerResponse(error.answer)
 
 
-# The routes, controllers and routers included, and what their handlers depend on.
+# The routes, including controllers and routers, and the dependencies of their handlers.
 
 
 def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401  (an application of any kind)
-    """Every route; None: it is no Litestar application."""
+    """Every route; None if it is not a Litestar application."""
     return walk(app) if isinstance(app, Litestar) else None
 
 
@@ -382,7 +382,7 @@ def walk(app: Litestar) -> Iterator[Served]:
 
 
 def _called_for(app: Litestar, handler: HTTPRouteHandler) -> Iterator[Callable[..., Any]]:
-    """Its dependencies, and `once.session` where the SQLAlchemy plugin is lent that one for its own."""
+    """Its dependencies, with `once.session` in place of a session of the SQLAlchemy plugin."""
     provided = handler.resolve_dependencies()
     for name in depends_on(handler):
         yield provided[name].dependency
@@ -392,45 +392,45 @@ def _called_for(app: Litestar, handler: HTTPRouteHandler) -> Iterator[Callable[.
 
 
 def installations_of(app: Litestar) -> list[Installation]:
-    """What our plugins have put into it."""
+    """The installations of the application's plugins."""
     found = {id(plugin): getattr(plugin, "installation", None) for plugin in app.plugins}
     return [one for one in found.values() if isinstance(one, Installation)]
 
 
 def handlers_of(app: Litestar) -> Iterator[HTTPRouteHandler]:
-    """Its route handlers."""
+    """The route handlers of the application."""
     for route in app.routes:
         if isinstance(route, HTTPRoute):
             yield from route.route_handlers
 
 
 def function_of(handler: HTTPRouteHandler) -> Callable[..., Any]:
-    """The function as it was written: Litestar calls a `def` in a thread, and binds a method to its controller."""
+    """The function as written: Litestar calls a `def` in a thread, and binds a method to its controller."""
     function: Any = getattr(handler.fn, "func", handler.fn)
     return cast("Callable[..., Any]", getattr(function, "__func__", function))
 
 
 def protected_in(handler: HTTPRouteHandler) -> Callable[..., Any]:
-    """What `@once.protect` made, below whatever decorators; the function itself where there is no such."""
+    """The function that `@once.protect` returned, below any decorators; otherwise the function itself."""
     function = function_of(handler)
     return next((layer for layer in layers(function) if hasattr(layer, "__oncekey__")), function)
 
 
 def enrolment_by(owner: object, handler: HTTPRouteHandler) -> Enrolment | None:
-    """How a `Once` protects a route handler, if it does."""
+    """The enrolment of a route handler with a `Once`; None if it has none."""
     enrolment: Enrolment | None = getattr(protected_in(handler), "__oncekey__", None)
     return enrolment if enrolment is not None and enrolment.owner is owner else None
 
 
 def databases_of(app: Litestar) -> Iterator[Any]:
-    """The configurations of the SQLAlchemy plugin, if it is there."""
+    """The configurations of the SQLAlchemy plugin, if it is installed."""
     for plugin in app.plugins:
-        if type(plugin).__name__ == "SQLAlchemyInitPlugin":  # of advanced-alchemy, which may not be there
+        if type(plugin).__name__ == "SQLAlchemyInitPlugin":  # advanced-alchemy may not be installed
             yield from getattr(plugin, "config", ())
 
 
 def depends_on(handler: HTTPRouteHandler) -> set[str]:
-    """The names of the dependencies of a handler, and of theirs."""
+    """The names of a handler's dependencies, including nested ones."""
     provided, found = handler.resolve_dependencies(), set()
     wanted = [*handler.parsed_fn_signature.parameters]
     while wanted:

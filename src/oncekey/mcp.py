@@ -1,12 +1,12 @@
-"""Tools of the Model Context Protocol that happen once, on servers of the official SDK (`pip install mcp`).
+"""Idempotent tools for servers of the official Model Context Protocol SDK (`pip install mcp`).
 
     @server.tool()
     @tool
     @once.function(key=sent_key, effects=LOCAL, ignore=("ctx",))
     async def pay(op: Operation, ctx: Context, order: str) -> Payment: ...
 
-The protocol has no key of its own: its request ids are new on every try. A client sends one as
-`oncekey/idempotency-key` in the `_meta` of its call; a tool may as well take its key as an argument, by `key="order"`.
+The protocol has no idempotency key: its request ids are new on every attempt. A client sends a key as
+`oncekey/idempotency-key` in the `_meta` of its call; a tool can also take it from an argument, with `key="order"`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 KEY: Final = "oncekey/idempotency-key"
-"""Where the `_meta` of a call says what its key is."""
-NO_KEY: Final = f"send a key that is the same on every try of this call, as {KEY} in its _meta"
+"""The name of the key in the `_meta` of a call."""
+NO_KEY: Final = f"send a key that is the same on every attempt of this call, as {KEY} in its _meta"
 WRONG_ORDER: Final = "put @tool above @once.function(...), and below @server.tool()"
 
 
@@ -39,12 +39,11 @@ def sent_key(ctx: Any) -> str:  # noqa: ANN401  (a Context of a package that may
 
 
 def tool(function: F) -> F:
-    """A protected function as a tool: a client that gives up does not end it, and a refusal is a sentence.
+    """A protected function as a tool: it finishes even if the client gives up, and refusals are readable errors.
 
-    The SDK cancels a tool whose client has waited for too long, and hides what is raised. Here the function runs to its
-    end, so that the client's next try gets its result; and what oncekey refuses this call with becomes an error that
-    the client reads. What the function raises stays an exception of the tool, also if it is an error of another
-    protected function.
+    The SDK cancels a tool whose client has waited too long, and hides exceptions. Here the function runs to its end, so
+    that the client's next attempt gets its result; and a refusal by oncekey becomes an error that the client can read.
+    An exception of the function stays an exception of the tool, also if it is an error of another protected function.
     """
     protected: Function | None = getattr(function, "__oncekey_function__", None)
     if protected is None:
@@ -73,7 +72,7 @@ def _value_of(outcome: CallOutcome) -> Any:  # noqa: ANN401  (what the function 
 
 
 def _text_of(error: OncekeyError) -> str:
-    """The text for the client; a rejection is the tool's own answer."""
+    """The text for the client; a rejection is the tool's own result."""
     if isinstance(error, RejectedError):
         return str(error.value)
     wait = getattr(error, "retry_after", None)

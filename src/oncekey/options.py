@@ -24,9 +24,9 @@ class Shared(TypedDict, total=False):
 
     low_stakes: bool
     """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
+    require_key: bool
     header_syntax: HeaderSyntax | Literal["strict", "compat", "bare"]
     key_format: KeyFormat | Literal["opaque", "uuid"]
-    require_key: bool
     selection: Selection
     max_request_bytes: int
     body_timeout: timedelta | float
@@ -34,12 +34,12 @@ class Shared(TypedDict, total=False):
     wait_max: timedelta | float
     replay_cache: Front | str | timedelta | float | None
     lock_hint: Front | str | None
-    on_unknown: Literal[409, 202, 503]
+    ttl: timedelta | float
+    allow_short_ttl: bool
     lease: timedelta | float
     deadline: timedelta | float
     on_lease_expired: Recovery | Literal["retry", "resume", "unknown", "fail"] | None
-    ttl: timedelta | float
-    allow_short_ttl: bool
+    on_unknown: Literal[409, 202, 503]
     replay_headers: Sequence[str]
     max_response_bytes: int
 
@@ -54,11 +54,11 @@ class Options(Shared, total=False):
 class Outside(TypedDict, total=False):
     """Settings of a handler that talks to the outside directly."""
 
+    on_store_error: StoreErrorPolicy | Literal["fail_closed", "fail_open"]
     naturally_idempotent: bool
     on_5xx: On5xx | Literal["classify", "retry_fresh", "store"]
     is_definitely_not_executed: Callable[[BaseException], bool]
     not_executed_statuses: set[int] | frozenset[int]
-    on_store_error: StoreErrorPolicy | Literal["fail_closed", "fail_open"]
 
 
 class InlineOptions(Options, Outside, total=False):
@@ -72,12 +72,12 @@ class PathOptions(Shared, Outside, total=False):
 class PhasedOptions(Options, total=False):
     """Options of a handler with effects=PHASED."""
 
-    call_timeout: timedelta | float
-    is_definitely_not_executed: Callable[[BaseException], bool]
     max_attempts: int
+    complete: bool
+    call_timeout: timedelta | float
     send_window: timedelta | float
     max_result_bytes: int
-    complete: bool
+    is_definitely_not_executed: Callable[[BaseException], bool]
 
 
 class CallOptions(TypedDict, total=False):
@@ -96,18 +96,18 @@ class CallOptions(TypedDict, total=False):
     wait_max: timedelta | float
     replay_cache: Front | str | timedelta | float | None
     lock_hint: Front | str | None
+    ttl: timedelta | float
+    allow_short_ttl: bool
     lease: timedelta | float
     deadline: timedelta | float
-    call_timeout: timedelta | float
     on_lease_expired: Recovery | Literal["retry", "resume", "unknown", "fail"] | None
+    max_attempts: int
+    complete: bool
+    on_store_error: StoreErrorPolicy | Literal["fail_closed", "fail_open"]
+    call_timeout: timedelta | float
+    send_window: timedelta | float
+    max_result_bytes: int
     naturally_idempotent: bool
     on_5xx: On5xx | Literal["classify", "retry_fresh", "store"]
     is_definitely_not_executed: Callable[[BaseException], bool]
-    on_store_error: StoreErrorPolicy | Literal["fail_closed", "fail_open"]
-    max_attempts: int
-    send_window: timedelta | float
-    max_result_bytes: int
-    complete: bool
-    ttl: timedelta | float
-    allow_short_ttl: bool
     max_response_bytes: int

@@ -1,8 +1,8 @@
-"""Compares the provider's books with the store: charges that one side lacks, and amounts that differ.
+"""Compares the provider's ledger with the store: charges that are missing on one side, and amounts that differ.
 
-`compare` is a pure function over the provider's charges and what our records say of each call. `entries` reads a
-provider's books from a CSV file, a JSON file, or a URL that answers with JSON; an adapter is anything else that yields
-`LedgerEntry`s. `read` finds the calls that requests announced, with their records.
+`compare` is a pure function over the provider's charges and the recorded calls. `entries` reads a provider's ledger
+from a CSV file, a JSON file, or a URL that returns JSON; any other iterable of `LedgerEntry`s works as an adapter.
+`read` finds the calls that requests announced, with their records.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One charge in the provider's books."""
+    """One charge in the provider's ledger."""
 
     downstream_key: str | None
     provider_id: str | None
@@ -50,7 +50,7 @@ class LedgerEntry:
 
 
 class Belief(StrEnum):
-    """What our record says of a call."""
+    """The recorded outcome of a call."""
 
     MADE = "made"
     REFUSED = "refused"
@@ -62,7 +62,7 @@ class Belief(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One call of ours, and what its record says of it."""
+    """One recorded call, and its outcome."""
 
     downstream_key: str
     belief: Belief
@@ -75,7 +75,7 @@ class Expected:
 
 
 class DifferenceKind(StrEnum):
-    """How the books differ."""
+    """The kinds of differences."""
 
     ORPHAN = "orphan_charge"
     MISSING = "missing_charge"
@@ -87,19 +87,19 @@ class DifferenceKind(StrEnum):
 
 
 MEANING: Final = {
-    DifferenceKind.ORPHAN: "the provider charged, and we never announced such a call",
-    DifferenceKind.MISSING: "our record says that it was charged, and the provider has no such charge",
+    DifferenceKind.ORPHAN: "the provider has a charge for a call that was never announced",
+    DifferenceKind.MISSING: "the record shows a charge that the provider does not have",
     DifferenceKind.TWICE: "the provider charged one call more than once",
-    DifferenceKind.REFUSED: "our record says that it was not charged, and the provider has a charge",
-    DifferenceKind.OPEN: "the provider charged, and our record does not know it yet",
-    DifferenceKind.AMOUNT: "both have the charge, with different amounts",
-    DifferenceKind.CURRENCY: "both have the charge, in different currencies",
+    DifferenceKind.REFUSED: "the record shows no charge, but the provider has one",
+    DifferenceKind.OPEN: "the provider charged, but the outcome of the record is still unknown",
+    DifferenceKind.AMOUNT: "the amounts of the charge differ",
+    DifferenceKind.CURRENCY: "the currencies of the charge differ",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference, which an operator has to look at."""
+    """One difference, for an operator to check."""
 
     kind: DifferenceKind
     ours: Expected | None
@@ -108,8 +108,8 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What was compared, and where it differs."""
+class LedgerReport:
+    """The result of a comparison, with the differences."""
 
     charges: int
     calls: int
@@ -118,14 +118,14 @@ class Report:
 
     @property
     def agree(self) -> bool:
-        """Whether the books agree."""
+        """Whether the ledgers agree."""
         return not self.differences
 
 
-def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> Report:
+def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> LedgerReport:
     """Match every charge with its call, by the downstream key or by the provider's id, and report the differences."""
     calls = _by_key(expected)
-    # An id that two calls have, such as the 1001 of two accounts, names neither of them.
+    # An id that two calls share, such as the 1001 of two accounts, identifies neither of them.
     ids = Counter(one.provider_id for one in calls.values())
     named = {one.provider_id: one for one in calls.values() if ids[one.provider_id] == 1}
     found: dict[str, list[LedgerEntry]] = defaultdict(list)
@@ -145,7 +145,7 @@ def compare(ledger: Iterable[LedgerEntry], expected: Iterable[Expected]) -> Repo
         agreed += not against
     order = list(DifferenceKind)
     ranked = sorted(differences, key=lambda one: order.index(one.kind))
-    return Report(charges, len(calls), agreed, tuple(ranked))
+    return LedgerReport(charges, len(calls), agreed, tuple(ranked))
 
 
 def _by_key(expected: Iterable[Expected]) -> dict[str, Expected]:
@@ -183,7 +183,7 @@ _LARGEST: Final = 512 * 1024 * 1024
 
 
 def entries(place: str, columns: Mapping[str, str] | None = None) -> Iterator[LedgerEntry]:
-    """The charges in a file or at a URL; `columns` maps our names of fields to the names there."""
+    """The charges in a file or at a URL; `columns` maps field names to the ledger's names."""
     names = {**{field: field for field in FIELDS}, **(columns or {})}
     for number, row in enumerate(_rows(place), start=1):
         yield _entry(row, names, f"{place}, entry {number}")
@@ -194,7 +194,7 @@ def _rows(place: str) -> Iterable[Mapping[str, Any]]:
         return _listed(_fetched(place), place)
     path = Path(place)
     if not path.is_file():
-        raise ConfigurationError(f"there is no ledger {place}")
+        raise ConfigurationError(f"the ledger {place} does not exist")
     if path.suffix.lower() == ".json":
         return _listed(path.read_bytes(), place)
     return _csv(path)
@@ -207,26 +207,26 @@ def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _fetched(url: str) -> bytes:
     if urlsplit(url).scheme not in {"http", "https"}:
-        raise ConfigurationError(f"{url}: a ledger is a file, or an http:// or https:// address")
+        raise ConfigurationError(f"{url}: a ledger is a file, or an http:// or https:// URL")
     try:
         with urlopen(Request(url, headers={"Accept": "application/json"}), timeout=PATIENCE) as reply:  # noqa: S310
             body: bytes = reply.read(_LARGEST)
             return body
     except OSError as error:
-        raise ConfigurationError(f"{url} did not show its ledger: {error}") from None
+        raise ConfigurationError(f"{url} did not return its ledger: {error}") from None
 
 
 def _listed(body: bytes, place: str) -> list[Mapping[str, Any]]:
-    """The objects of a JSON list, or of the one list that a JSON object holds."""
+    """The objects of a JSON list, or of the only list in a JSON object."""
     try:
         document = json.loads(body, parse_float=Decimal)
     except ValueError:
-        raise ConfigurationError(f"{place} holds no JSON") from None
+        raise ConfigurationError(f"{place} is not JSON") from None
     if isinstance(document, dict):
         lists = [value for value in document.values() if isinstance(value, list)]
         document = lists[0] if len(lists) == 1 else document
     if not isinstance(document, list) or not all(isinstance(one, dict) for one in document):
-        raise ConfigurationError(f"{place} holds no list of charges")
+        raise ConfigurationError(f"{place} contains no list of charges")
     return document
 
 
@@ -234,13 +234,13 @@ def _entry(row: Mapping[str, Any], names: Mapping[str, str], where: str) -> Ledg
     given = {field: _text(row.get(name)) for field, name in names.items()}
     if given["downstream_key"] is None and given["provider_id"] is None:
         raise ConfigurationError(
-            f"{where} has neither {names['downstream_key']!r} nor {names['provider_id']!r}: "
-            "say what they are called with --column FIELD=NAME"
+            f"{where} has neither {names['downstream_key']!r} nor {names['provider_id']!r}: pass their names with "
+            "--column FIELD=NAME"
         )
     try:
         amount = None if given["amount"] is None else Decimal(given["amount"])
     except InvalidOperation:
-        raise ConfigurationError(f"{where}: {given['amount']!r} is no amount") from None
+        raise ConfigurationError(f"{where}: {given['amount']!r} is not an amount") from None
     return LedgerEntry(given["downstream_key"], given["provider_id"], amount, given["currency"], given["at"])
 
 
@@ -253,7 +253,7 @@ PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Pointers:
-    """Where the amounts are: JSON pointers into a call's result, or else into the answer; None: not compared."""
+    """Where the amounts are: JSON pointers into a call's result, or else into the response; None: not compared."""
 
     amount: str | None = None
     currency: str | None = None
@@ -261,16 +261,16 @@ class Pointers:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """How to read our side from the store."""
+    """How to read the recorded calls from the store."""
 
     since: Instant = 0
     pointers: Pointers = field(default_factory=Pointers)
     inline: Mapping[str, str] = field(default_factory=dict)
-    """By operation, the call of INLINE handlers, which announce none: the name in `op.downstream_key(name)`."""
+    """The calls of INLINE handlers by operation, which do not announce them: the name in `op.downstream_key(name)`."""
 
 
 def read(store: Store, books: Books) -> Flow[list[Expected]]:
-    """The calls that requests announced since then, and the calls of the INLINE operations that are named."""
+    """The calls that requests announced since then, and the calls of the given INLINE operations."""
     found: list[Expected] = []
     after: AnnouncedCall | None = None
     while True:
@@ -340,7 +340,7 @@ def _belief(record: Record, phase: str) -> Belief:
 
 
 def _documents(record: Record, phase: str) -> list[Any]:
-    """The documents that may hold the amount: the call's own result first, then the answer."""
+    """The documents that may contain the amount: the call's own result first, then the response."""
     results = [entry.result for entry in record.memo if entry.name == phase and record.effects is Effects.PHASED]
     found: list[Any] = [memo.decode(result) for result in results if key_of_text(result) is None]
     response = record.response
@@ -378,25 +378,27 @@ def _number(value: Any) -> Decimal | None:  # noqa: ANN401  (whatever is there)
         return None
 
 
-# The provider's books, beside ours
+# The provider's ledger next to the recorded calls
 
 Entries = Callable[["Instant"], "Iterable[LedgerEntry] | Awaitable[Iterable[LedgerEntry]]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """How to read the provider's books, and ours beside them.
+    """How to read the provider's ledger and the recorded calls.
 
-    `entries` gets an instant in microseconds and returns the charges since then. `pointers` says where our results
-    have amounts; `inline` names the calls of INLINE operations, which announce none.
+    `entries` takes a timestamp in microseconds and returns the charges since then. `pointers` locates the amounts in
+    results; `inline` names the calls of INLINE operations, which do not announce them. `minor_units` declares that the
+    amounts are in the currency's minor unit, such as cents: the console then shows them in major units.
     """
 
     entries: Entries
     pointers: Pointers = field(default_factory=Pointers)
     inline: Mapping[str, str] = field(default_factory=dict)
+    minor_units: bool = False
 
-    async def compared(self, engine: AsyncEngine, since: Instant) -> Report:
-        """Compare the books since an instant; the report has the differences."""
+    async def compared(self, engine: AsyncEngine, since: Instant) -> LedgerReport:
+        """Compare the ledgers since a timestamp; the report has the differences."""
         found = self.entries(since)
         theirs = await found if inspect.isawaitable(found) else found
         ours = await adrive(read(engine.store, Books(since, self.pointers, self.inline)), engine.driver.run)

@@ -334,7 +334,7 @@ class Fingerprints:
             rest = b"4:json%d:%b%d:%b" % (len(spelled), spelled, len(canonical), canonical)
         else:
             rest = frame(*self._body(content_type, body))
-        return self._digest(method, path, _query(query) if b"%" in query else query, rest)
+        return self._digest(method, path, _PERCENT.sub(_one_spelling, query) if b"%" in query else query, rest)
 
     def of_chosen(self, parts: Mapping[str, object] | bytes, *, method: str, path: str) -> str:
         """The fingerprint of the value that a route chose to count, such as its validated input.
@@ -408,10 +408,6 @@ def _spelled(media: MediaType) -> bytes:
     if not media.parameters:
         return media.essence
     return frame(media.essence, *[piece for pair in media.parameters for piece in pair])
-
-
-def _query(query: bytes) -> bytes:
-    return _PERCENT.sub(_one_spelling, query)
 
 
 def _one_spelling(found: re.Match[bytes]) -> bytes:

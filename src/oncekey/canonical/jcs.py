@@ -411,7 +411,7 @@ def _most_exact(body: bytes) -> int:
 
 def _may_be_costly(body: bytes) -> bool:
     """Whether there may be too many numbers that no double can hold: a short one has a negative exponent."""
-    return body.count(b"e-") + body.count(b"E-") > _most_exact(body)
+    return len(body) > 2 * _FEW_NUMBERS and body.count(b"e-") + body.count(b"E-") > _most_exact(body)
 
 
 class _Counted:

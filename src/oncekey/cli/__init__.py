@@ -1,7 +1,7 @@
 """The command `oncekey`.
 
-Each module of this package that has a function `register(app)` is a command, or a group of commands. `app.COMMANDS`
-names it, so that only the module of the command that is typed is imported.
+Each module of this package with a function `register(app)` is a command, or a group of commands. `app.COMMANDS` lists
+it, so that only the module of the command that was typed is imported.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from oncekey.core.errors import OncekeyError
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
+    """Run the command in the arguments."""
     if find_spec("typer") is None:
-        sys.stderr.write("the command oncekey needs one more package: pip install 'oncekey[cli]'\n")
+        sys.stderr.write("the oncekey command needs another package: pip install 'oncekey[cli]'\n")
         raise SystemExit(2)
     from oncekey.cli.app import make_app
 

@@ -1,4 +1,4 @@
-"""The typer application. It imports the module of a command when the command is typed, and not for `--help`."""
+"""The typer application. It imports the module of a command when the command is run, and not for `--help`."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from typer.core import TyperGroup
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "audit": ("routes", "Find routes without protection, for CI."),
-        "check": ("oncekey-check", "Try whether an API keeps the promises of its keys."),
-        "client": ("oncekey-client", "Look into a client's journal, and finish what it began."),
-        "console": ("console", "Serve the operators' pages: what waits, what happened, what to do."),
-        "demo": ("oncekey-demo", "Serve a small shop whose requests may be sent again."),
-        "dlq": ("dlq", "Dead letters: what the outbox does not try any more."),
-        "doctor": ("doctor", "Check a store for what is wrong, or will be."),
-        "keys": ("keys", "Look at keys, and settle by hand what nothing else can."),
+        "check": ("oncekey-check", "Test an API's idempotency keys over HTTP."),
+        "client": ("oncekey-client", "Inspect a client's journal, and finish interrupted requests."),
+        "console": ("console", "Serve the operator console."),
+        "demo": ("oncekey-demo", "Serve a small shop whose requests are safe to retry."),
+        "dlq": ("dlq", "Dead letters: calls and messages that no worker retries."),
+        "doctor": ("doctor", "Check a store for problems."),
+        "keys": ("keys", "Inspect keys, and resolve them by hand."),
         "migrate": ("stores", "Create and update oncekey's own tables."),
-        "openapi": ("routes", "Print an OpenAPI document that describes what keys protect."),
-        "provider": ("oncekey-demo", "Serve a simulated payment provider that can fail in any way."),
+        "openapi": ("routes", "Print an OpenAPI document that includes idempotency keys."),
+        "provider": ("oncekey-demo", "Serve a simulated payment provider with every failure mode."),
         "reap": ("upkeep", "Remove expired keys."),
-        "reconcile": ("reconcile", "Ask resolvers about unknown keys; compare the provider's books."),
-        "rekey": ("rekey", "Seal what is stored under the current key."),
-        "routes": ("routes", "List the routes that change something, and how each is protected."),
-        "stats": ("stats", "Count keys, and what waits; --watch goes on."),
-        "stores": ("stores", "List the stores, what is installed, and what each can do."),
-        "sweep": ("upkeep", "Move keys whose owner did not come back."),
-        "torture": ("oncekey-demo", "Inject crashes and lost replies, and check that it happened once."),
-        "unknown": ("reconcile", "Keys whose outcome is unknown."),
+        "reconcile": ("reconcile", "Resolve unknown outcomes; compare the provider's ledger."),
+        "rekey": ("rekey", "Encrypt stored data with the current key."),
+        "routes": ("routes", "List the state-changing routes, and how each is protected."),
+        "stats": ("stats", "Count keys and pending work; --watch repeats it."),
+        "stores": ("stores", "List the stores, installed drivers and capabilities."),
+        "sweep": ("upkeep", "Release keys whose owner has died."),
+        "torture": ("oncekey-demo", "Inject crashes and lost replies; check that nothing ran twice."),
+        "unknown": ("reconcile", "Keys with an unknown outcome."),
         "worker": ("worker", "Run the background tasks until SIGTERM."),
     }
 )
-"""Every command, with the module or the distribution that registers it, and its line in `oncekey --help`."""
+"""Every command, with the module or distribution that registers it, and its line in `oncekey --help`."""
 
 GROUP: Final = "oncekey.commands"
 """The entry points of commands in other distributions: the command's name, and a module with `register(app)`."""
 
 
 class Commands(TyperGroup):
-    """The commands by their names: `--help` reads the table, and only the command that is typed is imported.
+    """The commands by name: `--help` reads the table, and only the command that was typed is imported.
 
-    The classes of click are `Any` here: some versions of typer bring a copy of their own.
+    The classes of click are `Any` here: some versions of typer bundle their own copy.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  (click's signature)
-        """All names, in order."""
+        """All names, sorted."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  (click's signature)
-        """The command of a name, from the module that registers it."""
+        """The command with a name, from the module that registers it."""
         if cmd_name not in COMMANDS:
             return None
         module = _module_of(cmd_name)
@@ -70,7 +70,7 @@ class Commands(TyperGroup):
 
 
 def _module_of(command: str) -> Any:
-    """The module that registers a command, which may be in a distribution that is not installed."""
+    """The module that registers a command; its distribution may not be installed."""
     place = COMMANDS[command][0]
     if not place.startswith("oncekey-"):
         return import_module(f"oncekey.cli.{place}")
@@ -83,7 +83,7 @@ def _module_of(command: str) -> Any:
 
 
 def make_app() -> typer.Typer:
-    """All commands. Help is plain text: with frames it would take three times as long."""
+    """All commands. Help is plain text: rich formatting would take three times as long."""
     app = typer.Typer(
         name="oncekey",
         cls=Commands,

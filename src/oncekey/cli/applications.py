@@ -1,9 +1,9 @@
-"""The application that a command names by `--app MODULE:NAME`, and where the events of a command go.
+"""The application of `--app MODULE:NAME`, and the destination of a command's events.
 
-An operator's command is a process of its own, and ends before a monitor could scrape it. So it sends its events itself:
-as lines of JSON to stderr (`oncekey --log ...`), or to the observers that the application has (`oncekey --observe
-MODULE:NAME ...`), of which OpenTelemetry sends what it counted when the process ends. Without either option the command
-makes no event. The audit has every change all the same.
+An operator's command is a separate process, and ends before a monitor could scrape it. So it sends its events itself:
+as lines of JSON to stderr (`oncekey --log ...`), or to the application's observers (`oncekey --observe MODULE:NAME
+...`); OpenTelemetry exports its counts when the process ends. Without either option the command emits no event. The
+audit records every change in any case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from oncekey.core.errors import ConfigurationError
-from oncekey.observe.events import Notify, Observer, telling
+from oncekey.observe.events import Notify, Observer, notify_all
 from oncekey.observe.logs import JsonLines, Logs
 
 if TYPE_CHECKING:
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 _SCHEMES: Final = {"sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mariadb", "mariadb": "mariadb"}
 PLAIN: Final = "%(asctime)s %(levelname)s %(message)s"
 _observers: ContextVar[tuple[Observer, ...]] = ContextVar("oncekey_command_observers", default=())
-"""The observers of the command that runs."""
+"""The observers of the running command."""
 
 
 def load(place: str) -> Once:
-    """The application that `module:name` names, or one line about what is wrong with it."""
+    """The application at `module:name`; raises ConfigurationError if there is none."""
     from oncekey.once import Once
 
     found = named(place, "--app")
     if not isinstance(found, Once):
-        raise ConfigurationError(f"--app {place}: that is a {type(found).__name__}, and a Once is needed")
+        raise ConfigurationError(f"--app {place} is a {type(found).__name__}, not a Once")
     return found
 
 
 def url_of(once: Once, place: str) -> str:
-    """The URL of an application's store, for a command that connects to it by itself."""
+    """The URL of an application's store, for a command that opens its own connection."""
     source: Any = once.store
     if isinstance(source, str):
         return source
@@ -51,17 +51,17 @@ def url_of(once: Once, place: str) -> str:
     scheme = None if url is None else _SCHEMES.get(url.get_backend_name())
     if url is None or scheme is None:
         raise ConfigurationError(
-            f"--app {place} keeps its keys in a {type(source).__name__}, whose address only the application has: say "
-            "--store URL; in a project of Django's, use `manage.py oncekey`"
+            f"--app {place} stores its keys in a {type(source).__name__}, which has no URL: pass --store URL; in a "
+            "Django project, use `manage.py oncekey`"
         )
     return str(url.set(drivername=scheme).render_as_string(hide_password=False))
 
 
 def named(place: str, option: str) -> object:
-    """The object that `module:name` names; `option` is the option that names it."""
+    """The object at `module:name`; `option` is the option that was given."""
     module_name, colon, path = place.partition(":")
     if not colon or not module_name or not path:
-        raise ConfigurationError(f"{option} {place}: say module:name, as in {option} shop.main:once")
+        raise ConfigurationError(f"{option} {place} is not module:name: write it like {option} shop.main:once")
     found: Any = _module(module_name, option)
     for name in path.split("."):
         if not hasattr(found, name):
@@ -71,7 +71,7 @@ def named(place: str, option: str) -> object:
 
 
 def begin(*, log: bool, observe: str | None) -> Callable[[], None]:
-    """Send events to the observers that the options name, until the returned function is called."""
+    """Send events to the observers of the options, until the returned function is called."""
     before, wanted = _observers.get(), () if observe is None else _named(observe)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
@@ -79,7 +79,7 @@ def begin(*, log: bool, observe: str | None) -> Callable[[], None]:
     if log:
         events.addHandler(handler)
         events.setLevel(logging.INFO)
-        events.propagate = False  # a command that logs would print each event a second time, in words
+        events.propagate = False  # a command that logs would print each event again as text
         wanted = (*wanted, Logs(events))
     _observers.set(wanted)
 
@@ -94,8 +94,8 @@ def begin(*, log: bool, observe: str | None) -> Callable[[], None]:
 
 
 def notify() -> Notify | None:
-    """The function that sends the events of this command; None: there is no observer."""
-    return telling(_observers.get())
+    """The function that sends this command's events; None if there is no observer."""
+    return notify_all(_observers.get())
 
 
 def joined(once: Once) -> Once:
@@ -105,12 +105,12 @@ def joined(once: Once) -> Once:
 
 
 def log_plainly() -> None:
-    """Log what a long-running command does, in words."""
+    """Log the activity of a long-running command as text."""
     logging.basicConfig(level=logging.INFO, format=PLAIN, stream=sys.stderr)
 
 
 def _named(place: str) -> tuple[Observer, ...]:
-    """The observers of an application, or the one that `module:name` names."""
+    """The observers of an application, or the observer at `module:name`."""
     from oncekey.once import Once
 
     found = named(place, "--observe")
@@ -118,7 +118,7 @@ def _named(place: str) -> tuple[Observer, ...]:
         return found.observers
     if not callable(found):
         kind = type(found).__name__
-        raise ConfigurationError(f"--observe {place}: that is a {kind}, and a Once or an observer is needed")
+        raise ConfigurationError(f"--observe {place} is a {kind}, not a Once or an observer")
     return (found,)
 
 
@@ -131,7 +131,7 @@ def _module(name: str, option: str) -> Any:
     except (ImportError, ValueError):
         there = None
     if there is None:
-        raise ConfigurationError(f"{option}: there is no module {name} here or among the installed ones")
+        raise ConfigurationError(f"{option}: the module {name} does not exist here or among the installed ones")
     try:
         return import_module(name)
     except ImportError as error:

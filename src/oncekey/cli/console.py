@@ -1,4 +1,4 @@
-"""`oncekey console`: serves the operators' console on this machine.
+"""`oncekey console`: serves the operator console on this machine.
 
 It checks everything before the first request, and reports a mistake in one sentence.
 """
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 TOKENS: Final = "ONCEKEY_CONSOLE_TOKENS"
 SECRET: Final = "ONCEKEY_CONSOLE_SECRET"  # noqa: S105  (the name of a variable, not a secret)
 NOBODY: Final = (
-    "no operator could log in: say --as NAME for a token that lasts as long as this command, --tokens FILE with lines "
-    f"of NAME:ROLE:TOKEN, or put those into {TOKENS}"
+    "no operator could log in: pass --as NAME for a token that lasts as long as this command, or --tokens FILE with "
+    f"lines of NAME:ROLE:TOKEN, or set {TOKENS} to such lines"
 )
 
 
@@ -47,29 +47,31 @@ def console(
     store: options.StoreUrl,
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8002,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")] = 8002,
     name: Annotated[
         str | None,
-        typer.Option("--as", help="Make a token for NAME that lasts as long as this command.", metavar="NAME"),
+        typer.Option("--as", help="Create a token for NAME that lasts as long as this command.", metavar="NAME"),
     ] = None,
-    role: Annotated[str, typer.Option(help="With --as: operate, or read.")] = "operate",
+    role: Annotated[str, typer.Option(help="With --as: operate or read.")] = "operate",
     tokens: Annotated[
-        Path | None, typer.Option(help=f"Lines of NAME:ROLE:TOKEN; else {TOKENS} has them.", metavar="FILE")
+        Path | None, typer.Option(help=f"A file with lines of NAME:ROLE:TOKEN. [default: {TOKENS}]", metavar="FILE")
     ] = None,
     namespace: options.Namespace = None,
     trace_url: Annotated[
         str | None,
-        typer.Option(
-            "--trace-url", envvar="ONCEKEY_TRACE_URL", metavar="URL", help="The address of a trace: .../{trace}."
-        ),
+        typer.Option("--trace-url", envvar="ONCEKEY_TRACE_URL", metavar="URL", help="The URL of a trace: .../{trace}."),
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Let other machines reach it; put TLS before it.")] = False,
+    public: Annotated[
+        bool,
+        typer.Option("--public", help=("Listen on an address that other machines can reach; put TLS in front of it.")),
+    ] = False,
 ) -> None:
-    """Serve the operators' console: what waits, what happened to a key, and what to do about it.
+    """Serve the operator console: pending work, the history of keys, and actions.
 
     It does not start without a token. Tokens come from a file or from ONCEKEY_CONSOLE_TOKENS, never from the command
-    line, which others see; `--as NAME` makes one that lasts as long as this command, and prints the link. ROLE is
-    `read` or `operate`. Several processes that serve one console share ONCEKEY_CONSOLE_SECRET, which signs sessions.
+    line, which other users can see; `--as NAME` creates one that lasts as long as this command, and prints the link.
+    ROLE is `read` or `operate`. Several processes that serve one console share ONCEKEY_CONSOLE_SECRET, which signs
+    sessions.
 
     Without --public the command refuses an address that other machines can reach.
     """
@@ -97,7 +99,7 @@ def console(
     def announce(address: str) -> None:
         link = f"{address}/login#{made}" if name is not None else address
         typer.echo(f"oncekey console: {link}")
-        typer.echo("Ctrl-C ends it." + (f" The link logs {name} in." if name is not None else ""))
+        typer.echo("Press Ctrl-C to stop." + (f" The link logs {name} in." if name is not None else ""))
 
     serve(pages, host=host, port=port, public=public, announce=announce)
 
@@ -117,20 +119,20 @@ def _given(file: Path | None) -> str:
 
 
 EVERY: Final = 10.0
-"""Seconds between two samples of the store's numbers, so that charts begin before an operator opens them."""
+"""Seconds between two samples of the store's counts, so that charts have data before an operator opens them."""
 PUBLIC: Final = (
-    "{host} can be reached by others: the console shows your customers' keys and moves their records. Say --public if "
-    "it shall be, behind a proxy with TLS; else leave --host out, and forward the port by ssh"
+    "other machines can reach {host}, and the console shows customers' keys and changes their records: pass --public "
+    "if that is intended, behind a proxy with TLS; otherwise omit --host, and forward the port with ssh"
 )
 log = logging.getLogger("oncekey.console")
 
 
 def serve(console: Console, *, host: str, port: int, public: bool, announce: Callable[[str], None]) -> None:
-    """Serve until a signal ends it. It calls `announce` with the address when everything is in order."""
+    """Serve until a signal stops it. It calls `announce` with the URL when everything is ready."""
     try:
         import uvicorn
     except ImportError:
-        raise ConfigurationError("the console needs a server: pip install 'oncekey[console]'") from None
+        raise ConfigurationError("the console needs a web server: pip install 'oncekey[console]'") from None
 
     check_host(host, public=public)
     asyncio.run(_try_once(console))
@@ -152,7 +154,7 @@ def check_host(host: str, *, public: bool) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; raises an error of one sentence if it cannot."""
+    """A listening socket; raises an error of one sentence if the port cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -167,7 +169,7 @@ class Watched:
         self._console = console
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. The task begins and ends with the server's lifespan."""
+        """Serve a request. The task starts and stops with the server's lifespan."""
         if scope["type"] != "lifespan":
             await self._console(scope, receive, send)
             return
@@ -186,19 +188,19 @@ class Watched:
 
 
 async def watch(console: Console, every: float = EVERY) -> None:
-    """Keep a sample of the store's numbers every few seconds, until cancelled."""
+    """Sample the store's counts every few seconds, until cancelled."""
     while True:
         try:
             tally = await console.ask(lambda store: survey_of(store).tally())
             roll = await console.ask(lambda store: store.upkeep.workers())
             console.history.add(sample_of(tally, roll))
         except OncekeyError as error:
-            log.warning("console: a look at the store failed (%s)", type(error).__name__)
+            log.warning("console: reading the store failed (%s)", type(error).__name__)
         await asyncio.sleep(every)
 
 
 async def _try_once(console: Console) -> None:
-    """Ask the store something, so that a mistake in its address is reported now, and not to the first operator."""
+    """Query the store, so that a wrong URL is reported now, and not to the first operator."""
     try:
         await console.ask(lambda store: survey_of(store).tally())
     finally:

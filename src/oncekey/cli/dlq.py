@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
     from oncekey.engine.shell import AsyncEngine
 
-LetterId = Annotated[UUID, typer.Argument(help="The parcel's id, as `dlq list` shows it.", metavar="ID")]
+LetterId = Annotated[UUID, typer.Argument(help="The id of the dead letter, from `dlq list`.", metavar="ID")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the group `dlq`."""
     group = typer.Typer(
-        help="Dead letters: parcels of the outbox that were tried too often, or whose call may have been made and may "
-        f"not be repeated. A `defer` is a request's own call, an `emit` a message to others.\n\n{options.CODES}",
+        help="Dead letters: calls and messages that failed too often, or whose call may have been made and must "
+        "not be repeated. A `defer` is a request's own call, an `emit` a message to other "
+        f"systems.\n\n{options.CODES}",
         no_args_is_help=True,
     )
     for name, command in (("list", list_letters), ("show", show), ("retry", retry), ("discard", discard)):
@@ -36,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_letters(store: options.StoreUrl, *, limit: options.Limit = 100, as_json: options.AsJson = False) -> None:
-    """List the dead letters, the oldest first. Changes nothing.
+    """List the dead letters, oldest first. Changes nothing.
 
     JSON: {"now", "items": [{"id", "kind", "topic", "key", "scope", "downstream_key", "attempts", "created_at",
     "died_at", "first_error", "last_error"}], "next"}.
@@ -54,13 +55,13 @@ def list_letters(store: options.StoreUrl, *, limit: options.Limit = 100, as_json
     first = ("id", "kind", "topic", "last_error", "died_at", "attempts")
     printing.table(head, rows, empty="there are no dead letters", first=first)
     if rows:
-        typer.echo("What to do about one: oncekey dlq show ID", err=True)
+        typer.echo("Details and commands: oncekey dlq show ID", err=True)
 
 
 def show(letter_id: LetterId, store: options.StoreUrl, *, as_json: options.AsJson = False) -> None:
-    """Show one dead letter with its payload and both its errors. Changes nothing. Exit code 1 if there is none.
+    """Show a dead letter with its payload and errors. Changes nothing. Exit code 1 if there is none.
 
-    JSON: what `dlq list` shows of it, and "payload" (as it was written), "incarnation", "order_by".
+    JSON: the fields of `dlq list`, and "payload" (as it was written), "incarnation", "order_by".
     """
 
     async def looking(engine: AsyncEngine) -> DeadLetter | None:
@@ -76,16 +77,16 @@ def show(letter_id: LetterId, store: options.StoreUrl, *, as_json: options.AsJso
 
 
 def letter_lines(letter: DeadLetter) -> Iterator[str]:
-    """A dead letter, and the commands that an operator may give, line by line."""
+    """A dead letter, and the commands that apply to it, line by line."""
     parcel = letter.parcel
     yield from printing.pairs(
         [(name.replace("_", " "), value) for name, value in _shape(letter).items() if value is not None]
     )
-    yield from ("", "Try it again, or give it up:")
+    yield from ("", "Retry or discard it:")
     for verb in ("retry", "discard"):
         yield f"  oncekey dlq {verb} {parcel.id} --reason '...'"
     if parcel.kind is ParcelKind.DEFER:
-        yield "If its call was made, say so instead; this shows how:"
+        yield "If its call was made, record that instead; this shows how:"
         yield f"  oncekey keys show {options.typed(parcel.record_id)}"
 
 
@@ -98,14 +99,14 @@ def retry(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Let a dead letter be tried again, from its first attempt.
+    """Retry a dead letter, from its first attempt.
 
-    An `emit` goes back to the outbox; its receivers know a repetition by its downstream key.
+    An `emit` goes back to the outbox; receivers recognise a repeated delivery by its downstream key.
 
-    A `defer` goes back together with its record: unknown becomes pending, and a worker makes the call. That
-    is allowed only while repeating the call is safe: within the window that its topic declared, or if its result is
-    stored already. After that the provider would do it twice; look there, and say what you found with
-    `oncekey keys resolve`. A retry of the client is answered that the request is accepted and not done yet.
+    A `defer` goes back together with its record: unknown becomes pending, and a worker makes the call. That is allowed
+    only while repeating the call is safe: within the window that its topic declares, or if its result is already
+    stored. After that the provider would execute it twice; check with the provider, and record the outcome with
+    `oncekey keys resolve`. A client that retries receives the response that the request was accepted.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} for a `defer`, {"changed": true, "letter"} for an
     `emit`, or {"changed": false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.
@@ -134,17 +135,16 @@ def discard(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Give a dead letter up: it is not tried any more.
+    """Discard a dead letter: it is never delivered.
 
     An `emit`, and a `defer` whose request is gone or settled, is deleted.
 
-    A `defer` whose request still waits is given up with an answer: its record is completed as a failure, and the
-    client's retry gets that answer for good. Say --status and --body for an answer of your own. By this you
-    say that the call was not made, or was undone at the provider; if it was made, say `oncekey keys resolve
-    --executed` instead.
+    A `defer` whose request is still open is discarded with a response: its record is completed as a failure, and
+    retries of the client receive that response. Pass --status and --body to choose it. Discarding asserts that the call
+    was not made, or was undone at the provider; if it was made, use `oncekey keys resolve --executed` instead.
 
-    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": true, "letter"}, or
-    {"changed": false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": true, "letter"}, or {"changed":
+    false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.
     """
     answer = options.answer_of(status, body, content_type, header, final_no=True) or operate.given_up()
     command = OperatorCommand(Order.DISCARD, options.required_reason(reason), answer=answer)

@@ -1,4 +1,4 @@
-"""`oncekey doctor`: checks a store for what is wrong, or will be."""
+"""`oncekey doctor`: checks a store for problems."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 _RUNS: Final = 1000
 _PATIENCE: Final = 2.0
-"""Seconds for a Redis to answer."""
+"""Timeout in seconds for Redis."""
 _SAMPLE: Final = 1000
-"""How many stored contents are read for their seals if this command has no keys."""
+"""How many stored values are checked for encryption if this command has no keys."""
 _ALL: Final = 2**62
 _OPENED: Final = 200
-"""How many records the command opens to see whether its keys are the right ones."""
+"""How many records the command decrypts to check its keys."""
 _EXIT: Final = {Level.OK: 0, Level.NOTE: 0, Level.WARNING: 1, Level.ERROR: 2}
 _LEASE: Final = f"{Policy().lease.total_seconds():.0f}s"
 _STALE: Final = f"{rules.Limits().stale // SECOND}s"
@@ -49,7 +49,7 @@ _COLOURS: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow
 
 @dataclass(frozen=True, slots=True)
 class _Checkup:
-    """What the store returned, and when."""
+    """The results of the store, and their time."""
 
     entries: tuple[MigrationStatus, ...]
     stats: StoreStats | None
@@ -73,48 +73,47 @@ def doctor(
     *,
     app: Annotated[
         str | None,
-        typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once is, for its store and lease."),
+        typer.Option("--app", metavar="MODULE:NAME", help="The application's Once, for its store and lease."),
     ] = None,
     lease: Annotated[
         str | None,
         typer.Option(
-            help=f"The policy's lease, to compare with what operations take. [default: of --app, or {_LEASE}]",
+            help=f"The policy's lease, to compare with the duration of operations. [default: of --app, or {_LEASE}]",
             metavar="SPAN",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="How many living workers there should be at least.")] = 1,
+    workers: Annotated[int, typer.Option(min=0, help="The minimum number of live workers.")] = 1,
     silent_after: Annotated[
         str | None,
         typer.Option(
-            help="When a worker that is not seen counts as dead. [default: 3 of its own beats]", metavar="SPAN"
+            help="When a worker without a heartbeat counts as dead. [default: 3 of its heartbeats]", metavar="SPAN"
         ),
     ] = None,
     unknown_after: Annotated[str, typer.Option(help="Older unknown keys are a warning.", metavar="SPAN")] = "1h",
     stale_after: Annotated[
-        str, typer.Option(help="Keys whose lease is over for longer are a warning.", metavar="SPAN")
+        str, typer.Option(help="Keys whose lease ended longer ago are a warning.", metavar="SPAN")
     ] = _STALE,
     resumable_after: Annotated[
-        str, typer.Option(help="Unfinished work that waits for longer is a warning.", metavar="SPAN")
+        str, typer.Option(help="Unfinished work that has waited longer is a warning.", metavar="SPAN")
     ] = "1h",
     expired_after: Annotated[
-        str, typer.Option(help="Expired records that are there for longer are a warning.", metavar="SPAN")
+        str, typer.Option(help="Records that expired longer ago are a warning.", metavar="SPAN")
     ] = "1d",
     due_after: Annotated[
-        str, typer.Option(help="Parcels that are due for longer are a warning.", metavar="SPAN")
+        str, typer.Option(help="Calls and messages that are overdue for longer are a warning.", metavar="SPAN")
     ] = "5m",
     dead_after: Annotated[str, typer.Option(help="Dead letters that are older are a warning.", metavar="SPAN")] = "0",
     replay_cache: options.ReplayCache = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only findings.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print findings only.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check a store: schema, indexes, clock, workers, what waits, dead rows, old transactions, settings.
+    """Check a store: schema, indexes, clock, workers, pending work, dead rows, old transactions, settings.
 
-    With --replay-cache also the Redis in front of it.
+    With --replay-cache it also checks the Redis in front of the store.
 
-    Changes nothing. Each finding says what was seen, what it means and what to do. Every key that is unknown or stale,
-    everything that is due and every dead letter is a note at least; what waits for longer than its option says is a
-    warning, and so is a store without a living worker. Exit code 0: in order, perhaps with notes, 1: warnings, 2:
-    errors, or no store.
+    Changes nothing. Each finding has an observation, its meaning and what to do. Every unknown or stale key, every due
+    delivery and every dead letter is at least a note; work that has waited longer than its option is a warning, and so
+    is a store without a live worker. Exit code 0: no problems, perhaps notes; 1: warnings; 2: errors, or no store.
 
     JSON: {"now", "items": [{"level", "about", "seen", "means", "todo"}], "next", "level": "ok" | "note" | "warning" |
     "error"}.
@@ -140,12 +139,12 @@ def doctor(
         items = [asdict(one) for one in shown]
         printing.as_json({"now": moment(now), "items": items, "next": None, "level": level.value})
     else:
-        _say(shown)
+        _print(shown)
     raise typer.Exit(_EXIT[level])
 
 
 def _lease_of(app: str | None) -> Duration:
-    """The shortest lease of an application's routes and functions, or the default one."""
+    """The shortest lease of an application's routes and functions, or the default."""
     if app is None:
         return options.span(_LEASE)
     once = load(app)
@@ -160,8 +159,8 @@ def _findings(url: str, lease: Duration, limits: rules.Limits) -> Iterator[Findi
             Level.ERROR,
             "store",
             str(error),
-            "nothing can be claimed, so every protected request is refused",
-            "see that it runs, and that the URL and its user are right",
+            "no key can be claimed, so every protected request is refused",
+            "check that it runs, and that the URL and its user are right",
         )
         return
     diagnostics = checkup.diagnostics
@@ -203,7 +202,7 @@ def _front(place: str) -> Finding:
 
 
 async def _examine(engine: AsyncEngine) -> _Checkup:
-    """Read everything that the findings need. A schema that does not fit is a finding, and does not end the command."""
+    """Read everything that the findings need. A wrong schema is a finding, and does not end the command."""
     store, run = engine.store, engine.driver.run
     entries = await adrive(migrating.status(store.schema), run)
     fits = all(entry.state is MigrationState.APPLIED or _may_wait(entry) for entry in entries)
@@ -229,9 +228,9 @@ def _may_wait(entry: MigrationStatus) -> bool:
     return entry.state is MigrationState.PENDING and entry.migration.phase is MigrationPhase.POST
 
 
-def _say(findings: list[Finding]) -> None:
+def _print(findings: list[Finding]) -> None:
     if not findings:
-        typer.echo("all is in order")
+        typer.echo("no problems found")
     for one in findings:
         level = one.level.value.upper().ljust(7)
         if printing.colours():

@@ -1,4 +1,4 @@
-"""`oncekey keys list|show|history|resolve|release|bust|extend`: an operator looks at records, and moves them."""
+"""`oncekey keys list|show|history|resolve|release|bust|extend`: an operator inspects and changes records."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NO_KEY: Final = "there is no such key here"
+NO_KEY: Final = "no such key"
 NOT_TOLD: Final = (
-    "the replay cache did not answer, so the old answer may be given until its `life` is over; busting goes on"
+    "the replay cache did not respond, so the old response may be replayed until its `life` ends; bust continues"
 )
 App = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:NAME", help="The Once object; it knows the names of INLINE calls."),
+    typer.Option("--app", metavar="MODULE:NAME", help="The Once object, for the names of INLINE calls."),
 ]
 _PAGE: Final = 500
 _SCHEMA: Final = "oncekey"
@@ -43,8 +43,8 @@ _SCHEMA: Final = "oncekey"
 def register(app: typer.Typer) -> None:
     """Add the group `keys`."""
     group = typer.Typer(
-        help="Look at keys, and settle by hand what nothing else can. Every change is a legal move of the record, "
-        f"needs a reason and is audited; a forbidden one says why, and what is possible.\n\n{options.CODES}",
+        help="Inspect keys, and resolve them by hand. Every change is a legal move of the record, needs a reason and "
+        f"is audited; a refused one prints the reason, and the moves that are possible.\n\n{options.CODES}",
         no_args_is_help=True,
     )
     for name, command in (
@@ -68,22 +68,22 @@ def list_keys(
     principal: options.Principal = None,
     scope: options.Scope = None,
     state: Annotated[State | None, typer.Option(help="Only keys in this state.")] = None,
-    operation: Annotated[str | None, typer.Option(help="Only of this handler.")] = None,
-    effects: Annotated[Effects | None, typer.Option(help="Only handlers with these effects.")] = None,
-    older_than: Annotated[str, typer.Option(help="Only what is older: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
-    stale: Annotated[bool, typer.Option("--stale", help="Only what is in progress with a lease that is over.")] = False,
+    operation: Annotated[str | None, typer.Option(help="Only keys of this operation.")] = None,
+    effects: Annotated[Effects | None, typer.Option(help="Only operations with these effects.")] = None,
+    older_than: Annotated[str, typer.Option(help="Only keys older than: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
+    stale: Annotated[bool, typer.Option("--stale", help="Only keys in progress whose lease has ended.")] = False,
     digest: Annotated[
-        str | None, typer.Option(help="Only the key with this digest, which is what logs show.", metavar="HEX")
+        str | None, typer.Option(help="Only the key with this digest, as shown in logs.", metavar="HEX")
     ] = None,
     limit: options.Limit = 50,
     before: Annotated[
-        str | None, typer.Option(help="Start after this place, which the last list printed.", metavar="PLACE")
+        str | None, typer.Option(help="Start after this place, from the previous list.", metavar="PLACE")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List keys, the newest first. Changes nothing.
+    """List keys, newest first. Changes nothing.
 
-    Without --tenant it looks through the whole table, which takes its time on a large one.
+    Without --tenant it scans the whole table, which is slow on a large one.
 
     JSON: {"now", "items": [{"key", "scope", "state", "outcome", "operation", "effects", "recovery_point", "attempts",
     "last_error", "status", "created_at", "last_run_at", "lease_until", "expires_at", "digest", "stale"}], "next"}.
@@ -101,7 +101,7 @@ def list_keys(
         printing.as_list([keys_show.line_of(record, now) for record in records], now=now, following=place)
         return
     printing.table(
-        keys_show.HEAD, [keys_show.row_of(one, now) for one in records], empty="no such keys", first=keys_show.FIRST
+        keys_show.HEAD, [keys_show.row_of(one, now) for one in records], empty="no matching keys", first=keys_show.FIRST
     )
     if place is not None:
         typer.echo(f"more: --before {place}")
@@ -117,32 +117,32 @@ def show(
     scope: options.Scope = None,
     call: Annotated[
         list[str] | None,
-        typer.Option(help="INLINE: a call's name, as in op.downstream_key(NAME). Repeatable.", metavar="NAME"),
+        typer.Option(help="INLINE: the name of a call, as in op.downstream_key(NAME). Repeatable.", metavar="NAME"),
     ] = None,
     app: App = None,
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show one key: what its state means, what a retry will do, and what to do, ready to be copied. Changes nothing.
+    """Show one key: the meaning of its state, the effect of a retry, and the commands that apply. Changes nothing.
 
-    --tenant is not needed if only one key fits; the beginning of a key is enough, too. The command shows the same
+    --tenant is not needed if only one key matches; a prefix of the key is enough, too. The command shows the same
     `state`, `recovery_point`, `attempts`, `last_error` and `expires_at` as GET /idempotency-keys/KEY. A LOCAL request
-    on PostgreSQL has no row until it is done; the command finds it by its lock, for which it needs --tenant, and the
+    on PostgreSQL has no row until it is done; the command finds it by its lock, and needs --tenant for that, and the
     policy's secret in ONCEKEY_SECRET if there is one.
 
-    An INLINE handler announces no call. Workers write down which ones their application's code names; --call or --app
-    names them where no worker runs.
+    An INLINE handler does not announce its calls. Workers record the calls in their application's code; if no worker
+    runs, pass --call or --app.
 
-    JSON: what GET /idempotency-keys/KEY answers, and "means", "why", "scope", "effects", "recovery", "incarnation",
+    JSON: the fields of GET /idempotency-keys/KEY, and "means", "why", "scope", "effects", "recovery", "incarnation",
     "fence", "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries", "steps", "open_call",
     "downstream_keys", "result_shape", "not_executed_is_believed_from", "parcels", "evidence", "retry", "possible",
     "now".
 
-    Exit code 1 if there is no such key, or if several fit.
+    Exit code 1 if there is no such key, or if several match.
     """
     whose = options.scope_named(tenant, namespace, principal, scope)
 
-    async def looking(engine: AsyncEngine) -> keys_show.Known | options.Several | Forbidden:
+    async def looking(engine: AsyncEngine) -> keys_show.RecordView | options.Several | Forbidden:
         found = await options.find(engine, key, whose)
         if not isinstance(found, RecordId):
             return found
@@ -155,7 +155,7 @@ def show(
     else:
         printing.lines(keys_show.record_lines(known, shape, verbose=verbose))
         if not verbose and "scope" in shape:
-            typer.echo("\n--verbose shows all there is, `oncekey keys history` what was done to it.", err=True)
+            typer.echo("\n--verbose shows every field, `oncekey keys history` every move.", err=True)
 
 
 def history(
@@ -168,10 +168,12 @@ def history(
     scope: options.Scope = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what the audit knows of a key: every move by sweeper, reaper, resolver, worker and operators.
+    """Show the audit of a key: every move by sweeper, reaper, resolver, worker and operators.
 
-    The lines outlive the record; their incarnation says which life of the key they are about. To see those of a key
-    whose record is gone, give --tenant. Changes nothing.
+    The entries outlive the record; their incarnation tells the lives of the key apart. For a key whose record is gone,
+    pass --tenant. The reaper writes one entry for the keys of a tenant that it deletes in one batch, unless the setting
+    `audit` is `each`. For a key without a record the command also shows the latest of these entries, without
+    incarnation and fence. Changes nothing.
 
     JSON: {"now", "items": [{"at", "from", "to", "trigger", "actor", "who", "why", "fence", "operation",
     "incarnation"}], "next"}.
@@ -182,10 +184,7 @@ def history(
         found = await options.find(engine, key, whose)
         if not isinstance(found, RecordId):
             return found
-        audit = engine.store.audit
-        if audit is None:
-            raise ConfigurationError(operate.NOT_HERE)
-        return await adrive(audit.history(found), engine.driver.run)
+        return await adrive(operate.history_of(engine.store, found), engine.driver.run)
 
     found = _one(options.work(store, looking), key, json_wanted=as_json)
     entries = [keys_show.shown_entry(entry) for entry in found]
@@ -195,7 +194,7 @@ def history(
     head = ("at", "from", "to", "trigger", "actor", "who", "why", "fence")
     rows = [[entry[name] for name in head] for entry in entries]
     printing.table(
-        head, rows, empty="the audit has no line about it", first=("at", "to", "why", "who", "trigger", "from")
+        head, rows, empty="the audit has no entry for this key", first=("at", "to", "why", "who", "trigger", "from")
     )
 
 
@@ -209,20 +208,21 @@ def resolve(
     principal: options.Principal = None,
     scope: options.Scope = None,
     executed: Annotated[bool, typer.Option("--executed", help="It happened.")] = False,
-    declined: Annotated[bool, typer.Option("--declined", help="The provider said no, for good.")] = False,
-    not_executed: Annotated[bool, typer.Option("--not-executed", help="It did not happen.")] = False,
+    declined: Annotated[bool, typer.Option("--declined", help="The provider declined it finally.")] = False,
+    not_executed: Annotated[bool, typer.Option("--not-executed", help="It was not executed.")] = False,
     closed: Annotated[
         bool,
         typer.Option(
-            "--closed", help="With --not-executed: the reference was closed there, so it cannot happen later."
+            "--closed",
+            help=("With --not-executed: the reference was closed at the provider, so it cannot be executed later."),
         ),
     ] = False,
     asked_at: Annotated[
         str | None,
-        typer.Option(help="With --not-executed: when you asked the provider. [default: now]", metavar="INSTANT"),
+        typer.Option(help="With --not-executed: when you checked with the provider. [default: now]", metavar="INSTANT"),
     ] = None,
     provider_lag: Annotated[
-        str, typer.Option(help="How long the provider may take to show what it did.", metavar="SPAN")
+        str, typer.Option(help="How long the provider may take to show an execution.", metavar="SPAN")
     ] = "60s",
     status: options.Status = None,
     body: options.Body = None,
@@ -233,34 +233,34 @@ def resolve(
     by: options.By = None,
     app: Annotated[
         str | None,
-        typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, to check --result by."),
+        typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, to check --result."),
     ] = None,
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Settle a key whose outcome is unknown, because you looked at the provider.
+    """Resolve a key whose outcome is unknown, after you checked with the provider.
 
-    --executed, INLINE and OUTBOX: say --status and --body. The record is completed with that answer, and a retry
-    gets it; a dead letter of it is removed.
+    --executed, INLINE and OUTBOX: give the response with --status and --body. The record is completed with it, and a
+    retry receives it; its dead letter is removed.
 
-    --executed, PHASED: say --result, as the open call would have returned it. The handler goes on from there, by a
-    retry or a completer, and computes the answer itself. With --app the result is checked first, against what the
-    handler declares by `result=`. A wrong one is replaced by saying it again, until the next step is stored.
+    --executed, PHASED: give the result of the open call with --result. The handler resumes from there, by a retry or a
+    completer, and computes the response itself. With --app the result is first checked against the handler's `result=`.
+    To correct a wrong one, repeat the command before the next step is stored.
 
-    --declined: the same with the provider's final no. PHASED: `RejectedError(result)` is raised in the handler.
+    --declined: the same with the provider's final refusal. PHASED: `RejectedError(result)` is raised in the handler.
 
-    --not-executed: a retry executes it; a deferred call goes back to the outbox. It is believed
-    only if you asked after the time that `keys show` names, because a call may still be on its way, or with --closed.
+    --not-executed: a retry executes it; a deferred call goes back to the outbox. It is accepted only if you checked
+    after the time shown by `keys show`, because a call may still be on its way, or with --closed.
 
-    Refused on everything else. Exit code 1: refused, nothing was changed.
+    Refused for any other state. Exit code 1: refused, nothing was changed.
 
-    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
-    "row" is the number of the move in docs/explanation/states.md.
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}. "row" is
+    the number of the move in docs/explanation/states.md.
     """
     if [executed, declined, not_executed].count(True) != 1:
-        raise ConfigurationError("say what you found out: one of --executed, --declined and --not-executed")
+        raise ConfigurationError("the outcome is missing: pass one of --executed, --declined and --not-executed")
     if not_executed and (status, body, result) != (None, None, None):
-        raise ConfigurationError("what was not executed has no answer: leave --status, --body and --result out")
+        raise ConfigurationError("--not-executed has no response: remove --status, --body and --result")
     if not not_executed and (closed or asked_at is not None):
         raise ConfigurationError("--closed and --asked-at go with --not-executed")
     order = Order.NOT_EXECUTED if not_executed else Order.DECLINED if declined else Order.EXECUTED
@@ -293,17 +293,17 @@ def release(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take a key from an owner that did not come back, as the sweeper would.
+    """Release a key whose owner has died, as the sweeper would.
 
-    In progress, its lease over: LOCAL becomes retryable, and a retry executes it; PHASED becomes resumable, and a retry
-    or a completer goes on after the last finished step. INLINE, a call that may not be repeated, or too many attempts
-    become unknown, because it may have happened.
+    In progress, its lease ended: LOCAL becomes retryable, and a retry executes it; PHASED becomes resumable, and a
+    retry or a completer resumes it after the last finished step. INLINE, a call that must not be repeated, or too many
+    attempts become unknown, because it may have been executed.
 
-    Unknown, with no call that could be under way: retryable. If a call is open, say what became of it with
-    `keys resolve`. Never on a live lease: a retry would run beside its owner.
+    Unknown, without an open call: retryable. If a call is open, record its outcome with `keys resolve`. A live lease is
+    never released: a retry would run concurrently with its owner.
 
-    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
-    "row" is the number of the move in docs/explanation/states.md.
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}. "row" is
+    the number of the move in docs/explanation/states.md.
     """
     command = OperatorCommand(Order.RELEASE, options.required_reason(reason), version=version)
     whose = options.scope_named(tenant, namespace, principal, scope)
@@ -328,20 +328,19 @@ def bust(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Take a stored answer away, so that the next retry executes.
+    """Delete a stored response, so that the next retry executes.
 
-    For an answer that should never have been stored: a failure whose cause is mended. A stored success needs
-    --runs-again: LOCAL and INLINE are executed from the beginning, as if they had never been; PHASED keeps its
-    finished steps, repeats none of them, and computes its answer anew; a call that the provider declined is a finished
-    step, so the provider is not asked again: for another attempt the client needs a new key. An OUTBOX answer is not
-    busted, because its handler must not run twice. Refused while parcels of the record wait or lie with the
-    dead letters.
+    For a response that should not have been stored: a failure whose cause is fixed. A stored success needs
+    --runs-again: LOCAL and INLINE execute from the beginning; PHASED keeps its finished steps, repeats none of them,
+    and computes its response again; a call that the provider declined is a finished step, so the provider is not called
+    again: for another attempt the client needs a new key. An OUTBOX response cannot be busted, because its handler must
+    not run twice. Refused while the record has entries in the outbox or dead letters.
 
-    Applications with a shared `replay_cache` would replay the answer for up to its `life`: --replay-cache removes it
-    there first. The copies that processes keep in their own memory last until their `life` is over.
+    Applications with a shared `replay_cache` would replay the response for up to its `life`: --replay-cache removes it
+    there first. The copies in the memory of processes last until their `life` ends.
 
-    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
-    "row" is the number of the move in docs/explanation/states.md.
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}. "row" is
+    the number of the move in docs/explanation/states.md.
     """
     command = OperatorCommand(Order.BUST, options.required_reason(reason), runs_again=runs_again, version=version)
     whose, cache = options.scope_named(tenant, namespace, principal, scope), _cache_of(replay_cache)
@@ -357,7 +356,7 @@ def extend(
     key: options.Key,
     store: options.StoreUrl,
     *,
-    life: Annotated[str, typer.Option("--for", help="How long from now on, as 36h or 7d.", metavar="SPAN")],
+    life: Annotated[str, typer.Option("--for", help="How long from now, such as 36h or 7d.", metavar="SPAN")],
     reason: options.Reason,
     tenant: options.Tenant = None,
     namespace: options.Namespace = None,
@@ -368,14 +367,14 @@ def extend(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Keep a stored response for longer than the ttl of its route.
+    """Keep a stored response longer than the ttl of its route.
 
-    For a flow that takes days, or a client that is known to retry late: until then a retry gets the stored response,
-    and does not execute. A life is never made shorter. An unfinished key does not expire, so it needs no extension; an
-    expired one is refused, because a request with it is a new one already.
+    For a workflow that takes days, or a client that retries late: until then a retry receives the stored response, and
+    does not execute. The expiry is never shortened. An unfinished key does not expire, so it needs no
+    extension; an expired one is refused, because a request with it already counts as new.
 
-    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}.
-    "row" is the number of the move in docs/explanation/states.md.
+    JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}. "row" is
+    the number of the move in docs/explanation/states.md.
     """
     command = OperatorCommand(Order.EXTEND, options.required_reason(reason), life=options.span(life), version=version)
     whose = options.scope_named(tenant, namespace, principal, scope)
@@ -383,7 +382,7 @@ def extend(
 
 
 def _cache_of(url: str | None) -> Policy | None:
-    """A policy for the shared cache of answers: it has what decides the names and the seals of the entries."""
+    """A policy for the shared cache of responses: it decides the names and the encryption of entries."""
     if url is None:
         return None
     policy = Policy().override(replay_cache=options.shared_front(url), secret=options.secret())
@@ -403,12 +402,12 @@ async def _forgotten(engine: AsyncEngine, policy: Policy, record_id: RecordId) -
 
 
 async def _nothing(_: AsyncEngine, __: RecordId) -> None:
-    """For a move before which nothing has to be done."""
+    """For a move that needs no preparation."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """The arguments and options by which the operator names a record."""
+    """The arguments and options that name a record."""
 
     store: str
     key: str
@@ -459,29 +458,30 @@ def _one(found: T | options.Several | Forbidden, key: str, *, json_wanted: bool)
 
 async def known_of(
     engine: AsyncEngine, record_id: RecordId, calls: tuple[str, ...] = (), app: str | None = None
-) -> keys_show.Known | Forbidden:
-    """A key with its record, and what else is known of its call: its name, and what it returned the last time."""
+) -> keys_show.RecordView | Forbidden:
+    """A key with its record, and the known facts about its call: its name, and its last result."""
     number = lock_number(_SCHEMA, record_id, options.secret())
     sight = await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
     if sight.snapshot.record is None and not sight.busy:
-        return Forbidden(NO_KEY)
+        deleted = await adrive(operate.deletion_of(engine.store, record_id), engine.driver.run)
+        return Forbidden(NO_KEY if deleted is None else f"{NO_KEY}: {deleted}")
     record = sight.snapshot.record
     if record is None:
-        return keys_show.Known(sight)
+        return keys_show.RecordView(sight)
     if record.effects is Effects.INLINE:
         calls = (*calls, *(await options.called(engine, app)).get(record.operation, ()))
     by_hand = record.memo[-1].name if record.memo and record.memo[-1].by_hand else None
     phase = by_hand if record.intent is None else record.intent.phase
     if phase is None or record.effects is not Effects.PHASED:
-        return keys_show.Known(sight, calls=calls)
+        return keys_show.RecordView(sight, calls=calls)
     last = await adrive(operate.operations_of(engine.store).last_result(record.operation, phase), engine.driver.run)
-    return keys_show.Known(sight, last, calls)
+    return keys_show.RecordView(sight, last, calls)
 
 
 async def _list(
     engine: AsyncEngine, wanted: Search, limit: int, before: tuple[int, str, str] | None, digest: str | None
 ) -> tuple[int, tuple[Record, ...], str | None]:
-    """One page, and the place where the next begins. With a digest it reads pages until enough records fit."""
+    """One page, and the place where the next begins. With a digest it reads pages until enough records match."""
     found: tuple[Record, ...] = ()
     while True:
         size = limit if digest is None else _PAGE
@@ -505,4 +505,4 @@ def _place(token: str | None) -> tuple[int, str, str] | None:
         at, scope, key = json.loads(base64.urlsafe_b64decode(token))
         return int(at), str(scope), str(key)
     except ValueError:
-        raise ConfigurationError("--before takes what the last list gave as `next`") from None
+        raise ConfigurationError("--before takes the `next` of the previous list") from None

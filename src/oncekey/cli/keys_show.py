@@ -1,4 +1,4 @@
-"""How `oncekey keys` and `oncekey unknown` show records: shapes that programs may rely on, and words for people."""
+"""How `oncekey keys` and `oncekey unknown` show records: stable JSON for programs, and text for people."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from oncekey.core.transitions import AuditEntry
     from oncekey.engine.request import KeyView
 
-UNDER_WAY: Final = "In progress: a LOCAL request is under way, and has no row until it is done."
-_RUNNING: Final = "A retry gets the answer that the request is in progress. Nothing is executed beside it."
+UNDER_WAY: Final = "In progress: a LOCAL request is running; its row appears when it is done."
+_RUNNING: Final = "A retry receives the response for a request in progress. Nothing is executed."
 _BY_ITSELF: Final = {
-    Situation.STALE: "A worker releases it a minute after its lease ended. By hand, at once:",
-    Situation.PENDING: "A worker makes the call. `oncekey doctor` says whether one lives.",
-    Situation.LIVE: "Wait for it: it is not to be touched while its owner is alive.",
+    Situation.STALE: "A worker releases it a minute after its lease ends. To release it now:",
+    Situation.PENDING: "A worker makes the call. `oncekey doctor` shows whether one is alive.",
+    Situation.LIVE: "Wait until its lease ends; if its owner died, a worker or a retry handles it then.",
     Situation.COMPLETED: "Nothing.",
     Situation.EXPIRED: "Nothing.",
 }
@@ -42,14 +42,14 @@ _BRIEF: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A key with its record, and what else is known of its call."""
+class RecordView:
+    """A key with its record, and the known facts about its call."""
 
     sight: KeyView
     last: MemoEntry | None = None
-    """What the same call returned when a request last made it, under any key."""
+    """The result of the same call the last time a request made it, under any key."""
     calls: tuple[str, ...] = ()
-    """The names of the calls of an INLINE handler, which announces none."""
+    """The names of the calls of an INLINE handler, which does not announce them."""
 
 
 def line_of(record: Record, now: Instant) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def line_of(record: Record, now: Instant) -> dict[str, Any]:
     }
 
 
-def shown(known: Known, key: str) -> dict[str, Any]:
+def shown(known: RecordView, key: str) -> dict[str, Any]:
     """A key with everything that an operator needs to decide."""
     sight = known.sight
     record, now = sight.snapshot.record, sight.snapshot.now
@@ -126,8 +126,8 @@ def shown(known: Known, key: str) -> dict[str, Any]:
     }
 
 
-def record_lines(known: Known, shape: dict[str, Any], *, verbose: bool) -> Iterator[str]:
-    """What the state means and what to do, with commands to copy; then the details. Line by line."""
+def record_lines(known: RecordView, shape: dict[str, Any], *, verbose: bool) -> Iterator[str]:
+    """The meaning of the state and what to do, with commands to copy; then the details. Line by line."""
     yield shape["means"]
     if shape.get("why"):
         yield f"Why: {plain(shape['why'])}."
@@ -146,14 +146,12 @@ def record_lines(known: Known, shape: dict[str, Any], *, verbose: bool) -> Itera
         yield from ("", *pairs(there))
 
 
-def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -> Iterator[str]:
+def _advice(known: RecordView, record: Record, now: Instant, shape: dict[str, Any]) -> Iterator[str]:
     situation = situate(record, now)
     if situation is Situation.UNKNOWN:
         yield from _looking(record, shape)
     elif situation is Situation.RETRYABLE:
-        who = (
-            "A client's retry, or a worker's completer, does the rest." if record.request else "A retry does the rest."
-        )
+        who = "A client's retry, or a worker, completes it." if record.request else "A retry completes it."
         yield who
     else:
         yield _BY_ITSELF[situation]
@@ -162,7 +160,7 @@ def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -
     released = {one.row for one in offered if one.order is Order.RELEASE}
     for one in offered:
         if one.order is Order.NOT_EXECUTED and one.row in released:
-            continue  # no call is open, so this order does the same as a release
+            continue  # no call is open, so this command does the same as a release
         yield ""
         yield f"{purpose(one.order, record)}:"
         yield from (f"  {line}" for line in broken(command_of(one, record, result), indent=6))
@@ -171,42 +169,42 @@ def _advice(known: Known, record: Record, now: Instant, shape: dict[str, Any]) -
 
 
 def _looking(record: Record, shape: dict[str, Any]) -> Iterator[str]:
-    """How the operator finds out what happened: what to look for at the provider."""
+    """The steps to find out what happened at the provider."""
     keys = shape["downstream_keys"]
     if record.intent is None and record.effects is not Effects.INLINE:
-        yield "No call is open. Mend what is wrong, then let it go on."
+        yield "No call is open. Fix the problem, then release it:"
         return
     if keys:
         for name, key in keys.items():
-            yield f"1. Look at the provider for the call {name!r}, whose key there is"
+            yield f"1. Check with the provider for the call {name!r}; its key there is"
             yield f"   {key}"
     else:
-        yield "1. Look at the provider. Its key there is op.downstream_key(NAME):"
+        yield "1. Check with the provider. Its key there is op.downstream_key(NAME):"
         yield f"   oncekey keys show --call NAME {typed(record.id)}"
     if record.reconcile_after is None:
-        yield f"   (A resolver has asked {record.reconcile_tries} times, and asks no more.)"
+        yield f"   (A resolver has checked {record.reconcile_tries} times, and will not check again.)"
     elif record.reconcile_tries:
-        yield f"   (A resolver has asked {record.reconcile_tries} times, and will ask again.)"
-    yield "2. Say what you found:"
+        yield f"   (A resolver has checked {record.reconcile_tries} times, and will check again.)"
+    yield "2. Record the outcome:"
     if shape["result_shape"] is not None:
-        yield f"   The call's result looked like this the last time: {_outline(shape['result_shape'])}"
+        yield f"   The last result of this call had this shape: {_outline(shape['result_shape'])}"
 
 
 def command_of(one: Possibility, record: Record, result: str | None) -> str:
-    """The command for this key. A final no has no example: its form was never seen."""
+    """The command for this key. A refusal has no example: its shape is not known."""
     given = result if one.order is Order.EXECUTED and result else RESULT
     target, last = words_of(record.id)
     return one.typed(target, last=last, result=given)
 
 
-def _result_shape(known: Known) -> Any:
+def _result_shape(known: RecordView) -> Any:
     if known.last is None or key_of_text(known.last.result) is not None:
         return None
     return shape_of(decode(known.last.result))
 
 
 def _result_option(shape: Any) -> str | None:
-    """A result for the operator to fill in, quoted for a shell. Unfilled it is no JSON, so no command accepts it."""
+    """A result for the operator to fill in, quoted for a shell. Until it is filled in it is not valid JSON."""
     return None if shape is None else shlex.quote(_outline(shape))
 
 
@@ -220,7 +218,7 @@ def _outline(shape: Any) -> str:
 def in_doubt(
     record: Record, now: Instant, *, calls: tuple[str, ...] = (), lag: Duration = PROVIDER_LAG
 ) -> dict[str, Any]:
-    """An unknown record: the call that it was about to make, and from when on a look at the provider counts."""
+    """An unknown record: its open call, and the time from which a check with the provider counts."""
     return {
         **line_of(record, now),
         "open_call": open_call(record.intent),
@@ -233,12 +231,12 @@ def in_doubt(
 
 
 def believed(record: Record, *, lag: Duration = PROVIDER_LAG) -> str | None:
-    """From when on `--not-executed` is believed; None if the record is not unknown."""
+    """The time from which `--not-executed` is accepted; None if the record is not unknown."""
     return moment(believed_from(record, lag)) if record.state is State.UNKNOWN else None
 
 
 def open_call(intent: Intent | None) -> dict[str, Any] | None:
-    """The call whose outcome is not known, with the key that the provider knows it by."""
+    """The call whose outcome is unknown, with its key at the provider."""
     if intent is None:
         return None
     return {
@@ -252,8 +250,9 @@ def open_call(intent: Intent | None) -> dict[str, Any] | None:
 
 
 def shown_entry(entry: AuditEntry) -> dict[str, Any]:
-    """A line of the audit."""
+    """An entry of the audit."""
     note = entry.note
+    single = bool(note.key_digest)
     return {
         "at": moment(entry.at),
         "from": None if note.source is None else note.source.value,
@@ -262,9 +261,9 @@ def shown_entry(entry: AuditEntry) -> dict[str, Any]:
         "actor": note.actor.value,
         "who": note.who,
         "why": note.why,
-        "fence": note.fence,
-        "operation": note.operation,
-        "incarnation": str(note.incarnation),
+        "fence": note.fence if single else None,
+        "operation": note.operation if single else None,
+        "incarnation": str(note.incarnation) if single else None,
     }
 
 
@@ -277,7 +276,7 @@ def _text(value: Any) -> str:
 
 
 def row_of(record: Record, now: Instant) -> tuple[Any, ...]:
-    """A record as a line of `keys list`; `HEAD` names its columns."""
+    """A record as a row of `keys list`; `HEAD` names its columns."""
     return (
         record.id.key,
         shown_scope(record.id.scope),
@@ -293,4 +292,4 @@ def row_of(record: Record, now: Instant) -> tuple[Any, ...]:
 
 HEAD: Final = ("key", "whose", "state", "operation", "effects", "at", "tries", "last error", "age")
 FIRST: Final = ("key", "state", "whose", "age", "operation", "last error")
-"""The columns that matter, the most important one first."""
+"""The columns, most important first."""

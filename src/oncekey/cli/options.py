@@ -1,4 +1,4 @@
-"""What the operators' commands share: the options for the store, a record and an answer, and the output of a move.
+"""Shared by the operators' commands: the options for the store, a record and a response, and the output of a move.
 
 An operator names a record by its key, and by its tenant or scope if several have that key. The output of a command
 names it in full.
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = "ONCEKEY_NAMESPACE"
 SHORTEST: Final = 4
-"""A search for the beginning of a key needs so many letters."""
+"""The minimum length of a prefix to search for a key."""
 SHOWN: Final = 20
 NOT_HERE: Final = (
-    "there is no such key here (a LOCAL request under way on PostgreSQL has no row yet, and is seen with --tenant only)"
+    "no such key (a LOCAL request in progress on PostgreSQL has no row yet: it is found with --tenant only)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """More than one key fits what the operator typed."""
+    """More than one key matches the operator's input."""
 
     records: tuple[Record, ...]
     more: bool
@@ -62,7 +62,7 @@ class Several:
 
 
 async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | Several | Forbidden:
-    """The record of a key or of its beginning. The scope is needed only if several fit."""
+    """The record of a key or of its prefix. The scope is needed only if several match."""
     page = await adrive(operations_of(engine.store).named(key, scope, SHOWN + 1), engine.driver.run)
     same = tuple(one for one in page.records if one.id.key == key)
     fitting = same or page.records
@@ -71,13 +71,13 @@ async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | S
     if fitting and (same or len(key) >= SHORTEST):
         return fitting[0].id
     if fitting:
-        return Forbidden(f"{SHORTEST} letters of a key are needed to look for it")
-    # The tenant is known, so a record without a row can be found by its lock, and one that is gone in the audit.
+        return Forbidden(f"a search needs at least {SHORTEST} characters of a key")
+    # With the tenant, a record without a row is found by its lock, and a deleted one in the audit.
     return Forbidden(NOT_HERE) if scope is None else RecordId(scope, key)
 
 
 async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, ...]]:
-    """By operation, the calls of INLINE handlers: from what workers wrote down, and from the application's code."""
+    """The calls of INLINE handlers by operation, from the workers' notes and the application's code."""
     found: dict[str, tuple[str, ...]] = {}
     if engine.store.upkeep is not None:
         roll = await adrive(engine.store.upkeep.workers(), engine.driver.run)
@@ -91,21 +91,21 @@ async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, .
 
 
 def scope_named(tenant: str | None, namespace: str | None, principal: str | None, scope: str | None) -> str | None:
-    """The scope, made as requests make it; None if no option names one."""
+    """The scope, built as for requests; None if no option names one."""
     if scope is not None:
         if tenant is not None or principal is not None:
-            raise ConfigurationError("--scope is instead of --tenant and --principal: say one or the other")
+            raise ConfigurationError("--scope replaces --tenant and --principal: pass one or the other")
         return scope
     if tenant is None:
         if principal is not None:
-            raise ConfigurationError("--principal names a caller within a tenant: say --tenant too")
+            raise ConfigurationError("--principal needs --tenant: it is a caller within a tenant")
         return None
     bind_to = BindTo.TENANT if principal is None else BindTo.PRINCIPAL
     return bound_scope(bind_to, namespace or NO_NAMESPACE, tenant, principal=principal)
 
 
 def typed(record_id: RecordId) -> str:
-    """A key with the options that name whose it is, ready for a shell."""
+    """A key with the options that name its owner, quoted for a shell."""
     return " ".join(part for part in words_of(record_id) if part)
 
 
@@ -130,9 +130,9 @@ def _namespace(name: str) -> list[str]:
 T = TypeVar("T")
 
 REFUSED: Final = 1
-"""The exit code if the record is not there, or the move is not allowed: nothing was changed."""
+"""The exit code if the record does not exist, or the move is not allowed: nothing was changed."""
 SECRET: Final = "ONCEKEY_SECRET"  # noqa: S105  (the name of a variable, not a secret)
-CODES: Final = "Exit code: 0 done, 1 not there or not allowed (nothing was changed), 2 a mistake or no store."
+CODES: Final = "Exit code: 0 done, 1 not found or not allowed (nothing was changed), 2 a usage error or no store."
 
 StoreUrl = Annotated[
     str, typer.Option("--store", envvar="ONCEKEY_STORE", help=f"The store's URL: {wire.FORMS}.", metavar="URL")
@@ -142,18 +142,20 @@ OptionalStoreUrl = Annotated[
 ]
 StoreOfApp = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once object is, for its store."),
+    typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, for its store."),
 ]
 OnlyOnce = Annotated[
-    bool, typer.Option("--once", help="Do what is due now, and exit; without it, go on until SIGTERM.")
+    bool, typer.Option("--once", help="Do everything that is due now, and exit; without it, run until SIGTERM.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Key = Annotated[str, typer.Argument(help="The Idempotency-Key, without quotes, or the beginning of it.", metavar="KEY")]
+Key = Annotated[str, typer.Argument(help="The Idempotency-Key, without quotes, or a prefix of it.", metavar="KEY")]
 Tenant = Annotated[
     str | None,
-    typer.Option("--tenant", help="Whose key it is, as the application names its tenants; needed if several fit."),
+    typer.Option(
+        "--tenant", help=("The tenant that owns the key, as the application names it; needed if several match.")
+    ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all details, with the column names.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every field, with the column names.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", envvar=NAMESPACE, help="The policy's `namespace`, if it has one.")
 ]
@@ -161,17 +163,17 @@ Principal = Annotated[
     str | None, typer.Option("--principal", help="The principal in the tenant, where keys are bound to principals.")
 ]
 Scope = Annotated[
-    str | None, typer.Option("--scope", help="Instead of the tenant: the scope, as lists show it.", metavar="TEXT")
+    str | None, typer.Option("--scope", help="Instead of the tenant: the scope, as shown in lists.", metavar="TEXT")
 ]
 Reason = Annotated[
-    str, typer.Option("--reason", help="Why; the audit keeps it. Nothing is changed without one.", metavar="TEXT")
+    str, typer.Option("--reason", help="The reason, for the audit; required for every change.", metavar="TEXT")
 ]
 By = Annotated[
-    str | None, typer.Option("--by", help="Who you are, for the audit. [default: your login name]", metavar="NAME")
+    str | None, typer.Option("--by", help="Your name, for the audit. [default: your login name]", metavar="NAME")
 ]
 Version = Annotated[
     int | None,
-    typer.Option("--version", help="Only if the record is still at this version, as `keys show` says.", metavar="N"),
+    typer.Option("--version", help="Only if the record still has this version, as shown by `keys show`.", metavar="N"),
 ]
 ReplayCache = Annotated[
     str | None,
@@ -182,11 +184,11 @@ ReplayCache = Annotated[
         metavar="URL",
     ),
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many at most.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The maximum number of results.")]
 
 
 def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: bool = True) -> T:
-    """Do something with a store whose schema fits, under asyncio, because every database has a driver for that."""
+    """Use a store whose schema is right, under asyncio, because every database has a driver for it."""
     check_exists(url)
 
     async def within() -> T:
@@ -197,8 +199,8 @@ def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: boo
             return await doing(engine)
         except CommitAmbiguousError as error:
             raise CommitAmbiguousError(
-                "the connection was lost while the change was committed, so it may have been made: "
-                "look with `oncekey keys show` and `oncekey keys history` before you repeat it"
+                "the connection was lost during the commit, so the change may have been made: check with `oncekey "
+                "keys show` and `oncekey keys history` before you repeat it"
             ) from error
         finally:
             await engine.close()
@@ -207,59 +209,57 @@ def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: boo
 
 
 def store_named(store: str | None, app: str | None) -> str:
-    """The URL of the store: as --store or ONCEKEY_STORE says, or else that of the application."""
+    """The URL of the store: from --store or ONCEKEY_STORE, otherwise the application's."""
     if store is not None:
         return store
     if app is None:
-        raise ConfigurationError("say which store: --store URL, ONCEKEY_STORE, or --app MODULE:NAME")
+        raise ConfigurationError("no store was given: pass --store URL or --app MODULE:NAME, or set ONCEKEY_STORE")
     return url_of(load(app), app)
 
 
 def check_exists(url: str) -> None:
-    """Refuse a store in memory, and a SQLite file that opening would create: a look must not change anything."""
+    """Reject an in-memory store, and a SQLite file that opening would create: reading must not change anything."""
     address = wire.understand(url)
     if address.kind is Kind.MEMORY:
-        raise ConfigurationError(
-            "memory: is the store of one process, and no other can look into it: is the --store right?"
-        )
+        raise ConfigurationError("memory: is private to one process, so no command can read it: check --store")
     if address.kind is Kind.SQLITE and not Path(address.place).is_file():
-        raise ConfigurationError(f"there is no file {address.place}: is the --store right?")
+        raise ConfigurationError(f"the file {address.place} does not exist: check --store")
 
 
 def secret() -> bytes | None:
-    """The policy's secret, from the environment only: command lines are seen by others."""
+    """The policy's secret, from the environment only: other users can see command lines."""
     value = os.environ.get(SECRET)
     return value.encode() if value else None
 
 
 def shared_front(url: str) -> Front:
-    """The Redis that `--replay-cache` names."""
+    """The Redis of `--replay-cache`."""
     try:
         front = Front(url)
     except ValueError:
         front = Front(MEMORY)
     if not front.shared:
-        raise ConfigurationError("--replay-cache is no Redis: say redis://host:6379/0")
+        raise ConfigurationError("--replay-cache is not a Redis URL: write it like redis://host:6379/0")
     if find_spec("redis") is None:
         raise ConfigurationError("redis is not installed: pip install 'oncekey[redis,encryption]'")
     return front
 
 
 def operator(by: str | None) -> Mover:
-    """The operator who makes a change, for the audit."""
+    """The operator's name, for the audit."""
     try:
         name = (by if by is not None else getpass.getuser()).strip()
     except (KeyError, OSError):  # a container's user may have no name
         name = ""
     if not name:
-        raise ConfigurationError("--by is empty: say who you are, the audit keeps it")
+        raise ConfigurationError("--by is empty: the audit needs your name")
     return Mover(Actor.OPERATOR, name)
 
 
 def required_reason(reason: str) -> str:
-    """The reason; raises if there is none. The dots in a command that was copied are no reason."""
+    """The reason; raises if it is empty. The dots of a copied command are not a reason."""
     if not any(letter.isalnum() for letter in reason):
-        raise ConfigurationError("--reason is empty: say why, the audit keeps it. Nothing was changed")
+        raise ConfigurationError("--reason is empty: the audit needs one. Nothing was changed")
     return reason.strip()
 
 
@@ -272,28 +272,28 @@ def span(text: str) -> Duration:
     except (ValueError, OverflowError):
         found = -1
     if found < 0:
-        raise ConfigurationError(f"{text!r} is no span of time: say 90s, 15m, 2h or 3d")
+        raise ConfigurationError(f"{text!r} is not a duration: write it like 90s, 15m, 2h or 3d")
     return found
 
 
 def instant(text: str) -> Instant:
-    """An RFC 3339 instant, with its offset."""
+    """An RFC 3339 timestamp, with its offset."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigurationError(f"{text!r} is no instant: say it as 2026-11-16T01:50:00Z") from None
+        raise ConfigurationError(f"{text!r} is not a timestamp: write it like 2026-11-16T01:50:00Z") from None
     if at.tzinfo is None:
-        raise ConfigurationError(f"{text!r} has no offset: say it as 2026-11-16T01:50:00Z")
+        raise ConfigurationError(f"{text!r} has no offset: write it like 2026-11-16T01:50:00Z")
     return round(at.astimezone(UTC).timestamp() * SECOND)
 
 
 def age(since: Instant | None, now: Instant) -> str:
-    """How long ago, for people."""
+    """The age, for people."""
     return "" if since is None else lapse(now - since)
 
 
 def print_move(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
-    """Print the move that was made, and what a retry will do now."""
+    """Print the move that was made, and the effect of a retry."""
     from oncekey.frameworks.resources import describe
 
     seen, after = moved.move.seen, moved.snapshot.record
@@ -320,14 +320,14 @@ def print_move(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> Non
 def refuse(
     forbidden: Forbidden, *, json_wanted: bool, about: RecordId | None = None, verbose: bool = False
 ) -> NoReturn:
-    """Print why the move is refused, and the commands that are possible instead; exit. Nothing was changed."""
+    """Print why the move was refused, and the commands that are possible instead; exit. Nothing was changed."""
     if json_wanted:
         shown = [possibility(one, about) for one in forbidden.instead]
         as_json({"changed": False, "why": forbidden.why, "possible": shown})
         raise typer.Exit(REFUSED)
     typer.echo(f"oncekey: not done: {plain(forbidden.why)}", err=True)
     if verbose and forbidden.rule:
-        typer.echo(f"The table of moves: {forbidden.rule}", err=True)
+        typer.echo(f"Table of moves: {forbidden.rule}", err=True)
     if forbidden.instead:
         typer.echo("Possible now:", err=True)
         for one in forbidden.instead:
@@ -336,13 +336,13 @@ def refuse(
             if one.note:
                 typer.echo(f"    {one.note}", err=True)
     elif about is not None:
-        typer.echo("Nothing is to be done by hand now.", err=True)
+        typer.echo("No manual change is possible now.", err=True)
     raise typer.Exit(REFUSED)
 
 
 def refuse_several(several: Several, key: str, *, json_wanted: bool) -> NoReturn:
-    """Print the keys that fit, each with the options that name it; exit. Nothing was changed."""
-    why = f"{'more than ' if several.more else ''}{len(several.records)} keys fit {key}: say which"
+    """Print the keys that match, each with the options that name it; exit. Nothing was changed."""
+    why = f"{'more than ' if several.more else ''}{len(several.records)} keys match {key}: pass the options of one"
     if json_wanted:
         found = [{"key": one.id.key, "scope": one.id.scope, "state": one.state.value} for one in several.records]
         as_json({"changed": False, "why": why, "possible": [], "found": found})
@@ -355,7 +355,7 @@ def refuse_several(several: Several, key: str, *, json_wanted: bool) -> NoReturn
 
 
 def possibility(one: Possibility, about: RecordId | None = None) -> dict[str, Any]:
-    """An order that the transition table allows, as JSON."""
+    """A command that the transition table allows, as JSON."""
     if about is None:
         return {"command": one.command, "row": one.row, "to": one.to.value, "note": one.note}
     target, last = words_of(about)
@@ -366,30 +366,30 @@ def possibility(one: Possibility, about: RecordId | None = None) -> dict[str, An
 _ERRORS: Final = 400
 _DEFAULTS: Final = Policy()
 
-Body = Annotated[str | None, typer.Option("--body", help="The answer's body: a file, or - for standard input.")]
+Body = Annotated[str | None, typer.Option("--body", help="The body of the response: a file, or - for standard input.")]
 ContentType = Annotated[str, typer.Option("--content-type", help="The body's media type.")]
-Status = Annotated[int | None, typer.Option("--status", min=200, max=599, help="The answer's status code.")]
+Status = Annotated[int | None, typer.Option("--status", min=200, max=599, help="The status code of the response.")]
 Header = Annotated[
     list[str] | None,
-    typer.Option("--header", help="'Name: value' of the answer; may be given again.", metavar="FIELD"),
+    typer.Option("--header", help="'Name: value' of a response header; repeatable.", metavar="FIELD"),
 ]
 
 
 def answer_of(
     status: int | None, body: str | None, content_type: str, header: list[str] | None, *, final_no: bool
 ) -> model.Completed | None:
-    """The answer that the client gets from now on; None if the options give none."""
+    """The response that clients will receive; None if the options give none."""
     if status is None:
         if body is not None:
-            raise ConfigurationError("an answer has a status: say --status too")
+            raise ConfigurationError("a response needs a status: pass --status too")
         return None
     if final_no and status < _ERRORS:
-        raise ConfigurationError(f"--declined is a failure, and {status} is none: say --status 402 or the like")
+        raise ConfigurationError(f"--declined is a failure, but {status} is not: pass --status 402 or similar")
     if not final_no and status >= _ERRORS:
-        raise ConfigurationError(f"--executed is a success, and {status} is none: say --declined for a final no")
+        raise ConfigurationError(f"--executed is a success, but {status} is not: pass --declined for a final refusal")
     content = b"" if body is None else _read(body)
     if len(content) > _DEFAULTS.max_response_bytes:
-        raise ConfigurationError(f"the body has {len(content)} bytes, and {_DEFAULTS.max_response_bytes} are kept")
+        raise ConfigurationError(f"the body has {len(content)} bytes, but the limit is {_DEFAULTS.max_response_bytes}")
     kind: model.Headers = ((b"content-type", _field(content_type)),) if content else ()
     headers = (*kind, *(_header(line) for line in header or ()))
     return model.Completed(
@@ -398,11 +398,11 @@ def answer_of(
 
 
 def result_of(text: str, *, final_no: bool) -> str:
-    """The stored form of a call's result, or of the provider's final no."""
+    """The stored form of a call's result, or of the provider's final refusal."""
     try:
         stored = encode(json.loads(text), _DEFAULTS.max_result_bytes)
     except (ValueError, ResultNotStorableError) as error:
-        raise ConfigurationError(f"--result is no JSON that can be stored: {error}") from None
+        raise ConfigurationError(f"--result is not JSON that can be stored: {error}") from None
     entry = model.MemoEntry("-", model.EntryKind.CALL, stored)
     return rejected(entry).result if final_no else stored
 
@@ -425,15 +425,15 @@ def _header(line: str) -> tuple[bytes, bytes]:
 
 def _field(text: str) -> bytes:
     if not text.isprintable():
-        raise ConfigurationError("a header field has no control characters")
+        raise ConfigurationError("a header must not contain control characters")
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
-        raise ConfigurationError("a header field is Latin-1 text") from None
+        raise ConfigurationError("a header must be Latin-1 text") from None
 
 
 def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | None]:
-    """A check of a result against what the handler's code declares: it returns why the result does not fit, or None."""
+    """A check of a result against the handler's declaration: returns why it does not match, or None."""
     if app is None or result is None:
         return lambda _: None
     from oncekey.workers.tasks import declared_by

@@ -1,4 +1,4 @@
-"""The output of commands: lists as one JSON envelope, tables that never cut a key, colours only on a terminal."""
+"""The output of commands: lists as one JSON envelope, tables that never truncate a key, colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def as_json(shape: Any) -> None:
 
 
 def as_list(items: Sequence[Mapping[str, Any]], *, now: int | None = None, following: str | None = None) -> None:
-    """A list for programs: the same three members for every list there is.
+    """A list for programs: every list has the same three members.
 
-    `now` is the store's clock when it was read, or this host's where no store was asked; `next` is where the following
-    page begins, or null.
+    `now` is the store's clock when it was read, or this host's if no store was read; `next` is where the following page
+    begins, or null.
     """
     at = time.time_ns() // (1_000_000_000 // SECOND) if now is None else now
     as_json({"now": moment(at), "items": list(items), "next": following})
 
 
 def plain(value: Any) -> str:
-    """A value as one line of text that cannot move a terminal's cursor: clients write part of what is shown."""
+    """A value as one line of text without terminal control characters: clients choose part of the text."""
     text = "" if value is None else str(value)
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def address(store: str) -> str:
-    """A store's URL without what may be a password in it; the path of a file has none."""
+    """A store's URL without its password; the path of a file has none."""
     parts = urlsplit(store)
     if not parts.netloc:
         return store
@@ -62,10 +62,10 @@ def width() -> int:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, first: Sequence[str] = ()) -> None:
-    """Print rows under a head. Nothing is cut or folded: if there is no room, whole columns are left out.
+    """Print rows under a heading. Nothing is cut or folded: if they do not fit, whole columns are left out.
 
-    `first` names the columns that matter, the most important one first; that one is shown whatever its width. The
-    others come after, in their order.
+    `first` names the important columns, most important first; the first is shown whatever its width. The others follow
+    in their order.
     """
     lines = [[plain(cell) for cell in row] for row in rows]
     if not lines:
@@ -78,7 +78,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str, fir
         typer.echo(typer.style(text, bold=True) if number == 0 and colours() else text)
     left_out = [name for column, name in enumerate(head) if column not in shown]
     if left_out:
-        typer.echo(f"({', '.join(left_out)}: no room here; a wider terminal or --json shows them)", err=True)
+        typer.echo(f"({', '.join(left_out)} did not fit; use a wider terminal or --json)", err=True)
 
 
 def _that_fit(head: Sequence[str], widths: Sequence[int], first: Sequence[str]) -> list[int]:
@@ -95,7 +95,7 @@ def _that_fit(head: Sequence[str], widths: Sequence[int], first: Sequence[str]) 
 
 
 def pairs(rows: Sequence[tuple[str, Any]]) -> list[str]:
-    """Names and values, a line each. The terminal wraps long lines, so that they can be copied in one piece."""
+    """Names and values, one per line. The terminal wraps long lines, so that they can be copied in one piece."""
     longest = max((len(name) for name, _ in rows), default=0)
     return [f"{name.ljust(longest)}{GAP}{plain(value)}".rstrip() for name, value in rows]
 
@@ -107,7 +107,7 @@ def lines(texts: Iterable[str]) -> None:
 
 
 def broken(command: str, *, indent: int) -> list[str]:
-    """A command in lines that fit, each but the last one continued, so that it can be copied from any terminal."""
+    """A command in lines that fit, joined by backslashes, so that it can be copied from any terminal."""
     words = shlex.split(command, posix=False)
     room = width() - indent - len(" \\")
     if len(command) <= room or " ".join(words) != command:

@@ -1,6 +1,6 @@
-"""Unknown outcomes: `oncekey unknown list` lists them, and `oncekey reconcile` asks resolvers about them.
+"""Unknown outcomes: `oncekey unknown list` lists them, and `oncekey reconcile` checks them with resolvers.
 
-`oncekey reconcile ledger` compares the provider's books with the store.
+`oncekey reconcile ledger` compares the provider's ledger with the store.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from oncekey.core.upkeep import Page
     from oncekey.engine.shell import AsyncEngine
     from oncekey.once import Once
-    from oncekey.reconcile import Books, Difference, Expected, Report
+    from oncekey.reconcile import Books, Difference, Expected, LedgerReport
 
 App = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once object is, for its resolvers."),
+    typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, for its resolvers."),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the groups `unknown` and `reconcile`."""
     unknown = typer.Typer(
-        help="Keys whose outcome is unknown: no retry executes them until they are settled.",
+        help="Keys whose outcome is unknown: no retry executes them until they are resolved.",
         no_args_is_help=True,
     )
     unknown.callback()(lambda: None)
@@ -56,33 +56,35 @@ def list_unknown(
     namespace: options.Namespace = None,
     principal: options.Principal = None,
     scope: options.Scope = None,
-    older_than: Annotated[str, typer.Option(help="Only what is older: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
+    older_than: Annotated[str, typer.Option(help="Only keys older than: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
     given_up: Annotated[
-        bool, typer.Option("--given-up", help="Only keys that no resolver is asked about any more: operators have to.")
+        bool,
+        typer.Option("--given-up", help=("Only keys that the resolvers have given up: an operator must resolve them.")),
     ] = False,
     call: Annotated[
         list[str] | None,
         typer.Option(
-            help="INLINE: an operation's call, as in op.downstream_key(NAME). Repeatable.", metavar="OPERATION=NAME"
+            help="INLINE: the call of an operation, as in op.downstream_key(NAME). Repeatable.",
+            metavar="OPERATION=NAME",
         ),
     ] = None,
     app: Annotated[
         str | None,
-        typer.Option("--app", metavar="MODULE:NAME", help="The Once object; it knows the names of INLINE calls."),
+        typer.Option("--app", metavar="MODULE:NAME", help="The Once object, for the names of INLINE calls."),
     ] = None,
     limit: options.Limit = 100,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the keys whose outcome is unknown, the newest first. Changes nothing.
+    """List the keys whose outcome is unknown, newest first. Changes nothing.
 
-    The downstream key is what the provider knows the call by: look there, then say what you found with
-    `oncekey keys resolve KEY --executed | --declined | --not-executed`. The reconciler asks resolvers by itself; keys
-    that it has given up are listed, too.
+    The downstream key identifies the call at the provider: check there, then record the outcome with `oncekey keys
+    resolve KEY --executed | --declined | --not-executed`. The reconciler calls resolvers by itself; keys that it has
+    given up are listed, too.
 
-    An INLINE handler announces no call. Workers write down which ones their application's code names; --call
-    OPERATION=NAME or --app names them where no worker runs.
+    An INLINE handler does not announce its calls. Workers record the calls in their application's code; if no worker
+    runs, pass --call OPERATION=NAME or --app.
 
-    JSON: {"now", "items": [what `keys list` shows, and "open_call", "downstream_keys",
+    JSON: {"now", "items": [the fields of `keys list`, and "open_call", "downstream_keys",
     "not_executed_is_believed_from", "reconcile_after", "reconcile_tries", "given_up"], "next"}.
     """
     wanted = Search(
@@ -118,30 +120,30 @@ def list_unknown(
             )
             for one in records
         ],
-        empty="nothing is unknown",
+        empty="no unknown outcomes",
         first=("key", "downstream key", "whose", "age", "operation", "last error"),
     )
     if records:
-        typer.echo("What to do about one: oncekey keys show KEY", err=True)
+        typer.echo("Details and commands: oncekey keys show KEY", err=True)
 
 
 def reconcile(
     context: typer.Context, *, app: App = None, once: options.OnlyOnce = False, as_json: options.AsJson = False
 ) -> None:
-    """Ask the application's resolvers about keys whose outcome is unknown, and apply what webhooks brought.
+    """Check unknown outcomes with the application's resolvers, and apply received webhooks.
 
-    A call that was executed or declined is settled at once. "Not executed" is believed only if the resolver was asked
-    after the last moment at which the call could be sent, by the clock of this very process too: so a single --once
-    never believes it, unless the resolver closed the reference. After `reconcile_max_tries` questions without a result
-    an operator has to settle the key: see `oncekey unknown list` and `oncekey keys resolve`. `oncekey worker` does the
-    same all the time.
+    A call that was executed or declined is settled at once. "Not executed" is accepted only if the resolver was called
+    after the last moment at which the call could be sent, also by this process's own clock: so a single --once never
+    accepts it, unless the resolver closed the reference. After `reconcile_max_tries` checks without a result an
+    operator must resolve the key: see `oncekey unknown list` and `oncekey keys resolve`. `oncekey worker` does the same
+    continuously.
 
     JSON, with --once: {"settled", "postponed", "waiting", "exhausted", "contradictions"}.
     """
     if context.invoked_subcommand is not None:
         return
     if app is None:
-        raise ConfigurationError("resolvers are functions of the application: say --app MODULE:NAME")
+        raise ConfigurationError("resolvers are functions of the application: pass --app MODULE:NAME")
     applications.log_plainly()
     counts = asyncio.run(_reconcile(applications.joined(applications.load(app)), only_once=once))
     if counts is None:
@@ -180,26 +182,33 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
     ],
     since: Annotated[
         str | None,
-        typer.Option(help="Only calls of ours since then: 2026-11-16T00:00:00Z, or 25h ago.", metavar="INSTANT|SPAN"),
+        typer.Option(help="Only calls since: 2026-11-16T00:00:00Z, or 25h ago.", metavar="INSTANT|SPAN"),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
-            help="What a field is called there: downstream_key, provider_id, amount, currency, at. Repeatable.",
+            help="A field's name in the ledger: downstream_key, provider_id, amount, currency, at. Repeatable.",
             metavar="FIELD=NAME",
         ),
     ] = None,
     amount: Annotated[
         str | None,
-        typer.Option("--amount", metavar="POINTER", help="Where the amount is in a call's result, as /amount_cents."),
+        typer.Option(
+            "--amount",
+            metavar="POINTER",
+            help=("The JSON pointer to the amount in a call's result, such as /amount_cents."),
+        ),
     ] = None,
     currency: Annotated[
-        str | None, typer.Option("--currency", metavar="POINTER", help="The same for the currency, as /currency.")
+        str | None, typer.Option("--currency", metavar="POINTER", help="The same for the currency, such as /currency.")
     ] = None,
     inline: Annotated[
         list[str] | None,
         typer.Option(
-            help="The call of an INLINE operation, which announces none, as pay=charge. Repeatable; --app knows them.",
+            help=(
+                "The call of an INLINE operation, which does not announce it, such as pay=charge. Repeatable; --app "
+                "finds them."
+            ),
             metavar="OPERATION=CALL",
         ),
     ] = None,
@@ -207,16 +216,16 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
     *,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare the provider's charges with what our records say of each call. Changes nothing.
+    """Compare the provider's charges with the recorded calls. Changes nothing.
 
-    Reports charges that one side lacks, calls that were charged twice or although they were refused, and amounts that
-    differ. Give a ledger that begins no later than --since, and leave out the last minutes: what is under way now is
-    reported as charged_while_unknown.
+    Reports charges that are missing on one side, calls that were charged twice or although they were refused, and
+    amounts that differ. Pass a ledger that begins no later than --since, and omit the last minutes: calls in progress
+    are reported as charged_while_unknown.
 
     JSON: {"agree", "charges", "calls", "agreed", "differences": [{"kind", "meaning", "downstream_key", "provider_id",
     "operation", "key_digest", "charges", "ours", "theirs"}]}.
 
-    Exit code: 0 the books agree, 1 they differ, 2 a mistake or no store.
+    Exit code: 0 the ledgers agree, 1 they differ, 2 a usage error or no store.
     """
     from oncekey.reconcile import FIELDS, Books, Pointers, compare, entries
 
@@ -240,7 +249,7 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
 
 
 def _since(text: str) -> Instant:
-    """An instant, or a span before now."""
+    """A timestamp, or a duration before now."""
     if text[-1:].isalpha() and text[:-1].isdigit():
         return round(time.time() * SECOND) - options.span(text)
     return options.instant(text)
@@ -269,18 +278,20 @@ def option_pairs(given: list[str] | None, option: str) -> dict[str, str]:
     for text in given or ():
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
-            raise ConfigurationError(f"{option} {text}: say it as NAME=VALUE")
+            raise ConfigurationError(f"{option} {text} is not NAME=VALUE")
         pairs[name] = value
     return pairs
 
 
 def _pointer(text: str | None, option: str) -> str | None:
     if text is not None and not text.startswith("/"):
-        raise ConfigurationError(f"{option} {text}: a pointer begins with a slash, as in /amount_cents")
+        raise ConfigurationError(
+            f"{option} {text} is not a JSON pointer: it begins with a slash, such as /amount_cents"
+        )
     return text
 
 
-def _show(report: Report) -> None:
+def _show(report: LedgerReport) -> None:
     from oncekey.reconcile import MEANING
 
     printing.table(
@@ -289,7 +300,7 @@ def _show(report: Report) -> None:
             (line["kind"], line["downstream_key"], line["provider_id"], line["operation"], *_amounts(line))
             for line in map(_line, report.differences)
         ],
-        empty="the books agree",
+        empty="the ledgers agree",
         first=("difference", "downstream key", "provider id", "charges"),
     )
     typer.echo(f"{report.charges} charges, {report.calls} calls, {report.agreed} agree")
@@ -302,7 +313,7 @@ def _amounts(line: dict[str, Any]) -> tuple[str, str, int]:
     return ours, theirs, line["charges"]
 
 
-def _shape(report: Report) -> dict[str, Any]:
+def _shape(report: LedgerReport) -> dict[str, Any]:
     return {
         "agree": report.agree,
         "charges": report.charges,

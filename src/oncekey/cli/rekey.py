@@ -1,4 +1,4 @@
-"""`oncekey rekey` seals stored content under the current key."""
+"""`oncekey rekey` encrypts stored content with the current key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oncekey.stores.rekey import PAGE, WALKS, Walked
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
 
-NO_KEYS = f"there is no key to seal with: {KEYS_VARIABLE} has them, NAME:BASE64 of 32 bytes, the current one first"
+NO_KEYS = f"no encryption key was given: set {KEYS_VARIABLE} to NAME:BASE64 of 32 bytes, the current key first"
 _LEFT = 1
 
 
@@ -28,17 +28,17 @@ def register(app: typer.Typer) -> None:
 def rekey(
     store: options.StoreUrl,
     *,
-    batch: Annotated[int, typer.Option(min=1, max=10_000, help="How many records are read at once.")] = PAGE,
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="How many records are read at a time.")] = PAGE,
     as_json: options.AsJson = False,
 ) -> None:
-    """Seal all stored content under the current key, while the application runs; it may be interrupted and begun again.
+    """Encrypt all stored content with the current key, while the application runs; it can be interrupted and restarted.
 
-    The keys are in ONCEKEY_SEAL_KEYS, the current one first: k2:BASE64,k1:BASE64. Give every process the new key before
-    that, and take the old one away when `oncekey doctor` names it no longer. Content that was never sealed is sealed.
-    Records of requests in progress are left: run the command again when they have ended.
+    The keys are in ONCEKEY_SEAL_KEYS, the current one first: k2:BASE64,k1:BASE64. Give every process the new key first,
+    and remove the old one when `oncekey doctor` no longer reports it. Plain content is encrypted too. Records of
+    requests in progress are skipped: run the command again when they have ended.
 
-    JSON: {"looked", "resealed", "owned", "closed", "moved"}. Exit code: 0 nothing was left, 1 some was, 2 a mistake
-    or no store.
+    JSON: {"looked", "resealed", "owned", "closed", "moved"}. Exit code: 0 nothing was skipped, 1 some was, 2 a usage
+    error or no store.
     """
     seal = from_environment()
     if seal is None:
@@ -52,14 +52,14 @@ def rekey(
     if as_json:
         printing.as_json(asdict(done))
     else:
-        typer.echo(f"{done.looked} looked at, {done.resealed} sealed under {seal.current}.")
+        typer.echo(f"{done.looked} read, {done.resealed} encrypted with {seal.current}.")
         for count, why in (
-            (done.owned, "a request or a worker is at work on: run it again when they have ended"),
-            (done.moved, "changed just then: run it again"),
-            (done.closed, "did not open: their key is not among those in " + KEYS_VARIABLE),
+            (done.owned, "are in use by a request or a worker: run it again when they have ended"),
+            (done.moved, "changed meanwhile: run it again"),
+            (done.closed, "could not be decrypted: their key is not in " + KEYS_VARIABLE),
         ):
             if count:
-                typer.echo(f"{count} left, which {why}.")
+                typer.echo(f"{count} skipped, which {why}.")
     raise typer.Exit(_LEFT if left else 0)
 
 
@@ -74,5 +74,5 @@ async def _walk(engine: AsyncEngine, seal: Seal, batch: int, *, quiet: bool) -> 
             if after is None:
                 break
             if not quiet:
-                typer.echo(f"{done.looked} looked at, {done.resealed} sealed", err=True)
+                typer.echo(f"{done.looked} read, {done.resealed} encrypted", err=True)
     return done

@@ -1,4 +1,4 @@
-"""`oncekey routes`, `audit` and `openapi`: show what an application protects, to people, to CI, and as a document."""
+"""`oncekey routes`, `audit` and `openapi`: an application's protected routes, for people, for CI and as OpenAPI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from oncekey.cli import printing
 from oncekey.cli.applications import named
 from oncekey.core.errors import ConfigurationError
-from oncekey.once.surveying import TODO, RouteLine, summary, survey
+from oncekey.once.route_report import TODO, RouteLine, route_lines, summary
 
 if TYPE_CHECKING:
     from oncekey.once import Once
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 NO_APPLICATION: Final = (
     "--app {app}: this Once is not installed in any application: import the module that calls install"
 )
-UNSEEN: Final = "--app {app}: what a {kind} serves cannot be seen: name the Once, or the framework's own application"
+UNSEEN: Final = (
+    "--app {app}: the routes of a {kind} cannot be listed: name the Once, or the framework's own application"
+)
 
 App = Annotated[
     str,
-    typer.Option("--app", metavar="MODULE:NAME", help="Where the Once object is, or the framework's application."),
+    typer.Option("--app", metavar="MODULE:NAME", help="The Once object, or the framework's application."),
 ]
 Declared = Annotated[
     list[str] | None,
-    typer.Option("--open", metavar="'POST /login'", help="Leave this route open on purpose; may be repeated."),
+    typer.Option("--open", metavar="'POST /login'", help="Leave this route unprotected on purpose; repeatable."),
 ]
 
 
@@ -47,18 +49,17 @@ def routes(
     declared: Declared = None,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the routes and functions that change something, and which of them a key protects.
+    """List the state-changing routes and functions, and how each is protected.
 
     Every step of a flow has to be protected, and a PUT or DELETE that publishes or calls out is not idempotent. A LOCAL
     or OUTBOX handler that takes neither op nor once.session or once.connection "writes apart": its key is protected,
-    and rows that it writes by itself do not commit with the key. Functions and consumers have the method CALL.
-    `oncekey audit` compares the findings with a baseline.
-    JSON: {"now", "items": [{"method", "path", "verdict", "operation", "effects", "key", "front"}], "next"};
-    `front` is what is asked before the store: `replay_cache`, `lock_hint`.
-    Exit code: 0 nothing to do; 1 a POST or PATCH is open, a handler writes apart, or a PUT or DELETE publishes; 2 a
-    mistake.
+    but rows that it writes on another connection do not commit with the key. Functions and consumers have the method
+    CALL. `oncekey audit` compares the findings with a baseline. JSON: {"now", "items": [{"method", "path", "verdict",
+    "operation", "effects", "key", "front"}], "next"}; `front` is what is read before the store: `replay_cache`,
+    `lock_hint`. Exit code: 0 nothing to do; 1 a POST or PATCH is unprotected, a handler writes apart, or a PUT or
+    DELETE publishes; 2 a usage error.
     """
-    lines = survey(*applications(app), frozenset(declared or ()))
+    lines = route_lines(*applications(app), frozenset(declared or ()))
     if json_wanted:
         printing.as_list([asdict(line) for line in lines])
     else:
@@ -66,7 +67,7 @@ def routes(
             (line.method, line.path, line.verdict, line.operation, line.effects, line.key, line.front) for line in lines
         ]
         head = ("method", "path", "verdict", "operation", "effects", "key", "front")
-        printing.table(head, rows, empty="no route changes anything", first=("path", "method", "verdict"))
+        printing.table(head, rows, empty="no state-changing routes", first=("path", "method", "verdict"))
         for line in lines:
             if line.verdict.is_finding:
                 typer.echo(f"{line.named}: {TODO[line.verdict]}")
@@ -75,7 +76,7 @@ def routes(
 
 
 def applications(place: str) -> tuple[list[Once], list[Any]]:
-    """The `Once` objects and the applications that `--app` means."""
+    """The `Once` objects and the applications of `--app`."""
     from oncekey.frameworks.listing import listed
     from oncekey.once import _ALL, Once
 
@@ -106,32 +107,32 @@ def audit(
     *,
     declared: Declared = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="Findings that are known, and are not to fail.", metavar="FILE")
+        Path | None, typer.Option(help="A file of known findings, which do not fail.", metavar="FILE")
     ] = None,
     write_baseline: Annotated[
-        bool, typer.Option("--write-baseline", help="Write today's findings into --baseline FILE.")
+        bool, typer.Option("--write-baseline", help="Write the current findings to --baseline FILE.")
     ] = False,
     json_wanted: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check that every route that changes something is protected.
+    """Check that every state-changing route is protected.
 
     Findings: a POST or PATCH without a key (open); a LOCAL or OUTBOX handler that takes no transaction (writes apart);
-    a PUT or DELETE whose handler publishes or calls out (publishes), by the names in its own code, such as emit,
-    publish, post and send. With a baseline only new findings fail, and those that are gone are named.
+    a PUT or DELETE whose handler publishes or calls out (publishes), judged by the names in its own code, such as emit,
+    publish, post and send. With a baseline only new findings fail, and findings that are gone are listed.
 
     JSON: {"lines": [{"method", "path", "verdict", "operation", "effects", "key", "front"}], "findings": [{"id", "todo",
-    "known"}], "gone": [id]}. Exit code: 0 nothing new; 1 a new finding; 2 a mistake.
+    "known"}], "gone": [id]}. Exit code: 0 nothing new; 1 a new finding; 2 a usage error.
     """
     if write_baseline and baseline is None:
         raise ConfigurationError("--write-baseline needs --baseline FILE")
-    lines = survey(*applications(app), frozenset(declared or ()))
+    lines = route_lines(*applications(app), frozenset(declared or ()))
     findings = [
         AuditFinding(f"{line.verdict} {line.named}", TODO[line.verdict]) for line in lines if line.verdict.is_finding
     ]
     if write_baseline and baseline is not None:
         ids = sorted({one.id for one in findings})
         baseline.write_text(json.dumps({"version": VERSION, "findings": ids}, indent=2) + "\n", "utf-8")
-        typer.echo(f"{len(ids)} findings are known now: {baseline}")
+        typer.echo(f"{len(ids)} findings written to {baseline}")
         return
     known = frozenset() if baseline is None else _known_findings(baseline)
     gone = sorted(known - {one.id for one in findings})
@@ -148,43 +149,45 @@ def audit(
 def _print_audit(lines: list[RouteLine], findings: list[AuditFinding], known: frozenset[str], gone: list[str]) -> None:
     rows = [(line.method, line.path, line.verdict, line.operation, line.effects, line.key) for line in lines]
     head = ("method", "path", "verdict", "operation", "effects", "key")
-    printing.table(head, rows, empty="nothing changes anything", first=("path", "method", "verdict"))
+    printing.table(head, rows, empty="no state-changing routes", first=("path", "method", "verdict"))
     typer.echo(summary(lines) + ".")
     for one in findings:
         typer.echo(f"{'known' if one.id in known else 'FINDING'}: {printing.plain(one.id)}\n  {one.todo}")
     for name in gone:
-        typer.echo(f"gone: {printing.plain(name)}: take it out of the baseline (--write-baseline)")
+        typer.echo(f"gone: {printing.plain(name)}: remove it from the baseline (--write-baseline)")
 
 
 def _known_findings(file: Path) -> frozenset[str]:
     try:
         shape: Any = json.loads(file.read_text("utf-8"))
         if shape["version"] != VERSION:
-            raise ConfigurationError(f"--baseline {file} is of version {shape['version']}, and {VERSION} is known here")
+            raise ConfigurationError(
+                f"--baseline {file} has version {shape['version']}; this oncekey reads version {VERSION}"
+            )
         return frozenset(str(one) for one in shape["findings"])
     except OSError as error:
         raise ConfigurationError(f"--baseline {file} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise ConfigurationError(f"--baseline {file} is no baseline: --write-baseline makes one") from None
+        raise ConfigurationError(f"--baseline {file} is not a baseline: create one with --write-baseline") from None
 
 
-NO_DOCUMENT: Final = "--app {app} makes no OpenAPI document of its own: name the FILE that has one"
-NO_YAML: Final = "{file} is YAML, which one more package reads: pip install pyyaml; or convert it to JSON"
+NO_DOCUMENT: Final = "--app {app} does not generate an OpenAPI document: pass the FILE of one"
+NO_YAML: Final = "{file} is YAML, which needs another package: pip install pyyaml; or convert it to JSON"
 LEFT: Final = 1
 
 
 def openapi(
     file: Annotated[
-        Path | None, typer.Argument(help="A document of OpenAPI 3.0 or 3.1, JSON or YAML.", metavar="[FILE]")
+        Path | None, typer.Argument(help="An OpenAPI 3.0 or 3.1 document, JSON or YAML.", metavar="[FILE]")
     ] = None,
     *,
     app: App,
 ) -> None:
-    """Print an OpenAPI document as JSON in which every protected operation has its header, refusals and answers.
+    """Print an OpenAPI document as JSON, with the header, refusals and responses of every protected operation.
 
-    The document is the application's own, as FastAPI and Litestar make one, or FILE. Operations are found by method
-    and path, whatever the parts of the path are called, with or without the path of a server. Nothing is taken away.
-    Exit code: 0 every protected route is described; 1 the document lacks some, which are named; 2 a mistake.
+    The document is the application's own, as generated by FastAPI and Litestar, or FILE. Operations are matched by
+    method and path, whatever the names of path parameters, with or without the path of a server. Nothing is removed.
+    Exit code: 0 every protected route is described; 1 the document lacks some, which are listed; 2 a usage error.
     """
     from oncekey.frameworks.listing import listed
     from oncekey.frameworks.openapi import document_of, transformed
@@ -196,7 +199,7 @@ def openapi(
     made, missing = transformed(document, [route for one in apps for route in listed(one) or ()])
     typer.echo(json.dumps(made, indent=2, ensure_ascii=False))
     for name in missing:
-        typer.echo(f"oncekey: {printing.plain(name)} is protected, and the document does not have it", err=True)
+        typer.echo(f"oncekey: {printing.plain(name)} is protected, but not in the document", err=True)
     if missing:
         raise typer.Exit(LEFT)
 
@@ -211,7 +214,7 @@ def _document(file: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{file} is no OpenAPI document")
+        raise ConfigurationError(f"{file} is not an OpenAPI document")
     return found
 
 

@@ -1,4 +1,4 @@
-"""`oncekey stats`: counts the keys and what waits, once or again and again."""
+"""`oncekey stats`: counts the keys and pending work, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
 
 UNKNOWABLE: Final = (
-    "Duplicates cannot be counted here: a replay writes nothing, so the store does not know of it. "
-    "The application's metrics do."
+    "Duplicates cannot be counted here: a replay writes nothing to the store. See the application's metrics."
 )
 WATCHED: Final = ("unknown", "dead", "stuck", "failed_retryable", "in_progress", "pending", "due")
 """The counts of `--watch`, the most important first."""
@@ -43,25 +42,25 @@ def stats(
     watch: Annotated[
         float | None,
         typer.Option(
-            min=0.1, metavar="SECONDS", help="Count what waits again every so many seconds, until Ctrl-C; see below."
+            min=0.1, metavar="SECONDS", help="Count pending work every so many seconds, until Ctrl-C; see below."
         ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Count keys by state, effects and operation, and what waits in the outbox and with the dead letters.
+    """Count keys by state, effects and operation, and pending work in the outbox and the dead letters.
 
-    Changes nothing. It counts the whole table, which takes its time on a large one. How many requests were duplicates
-    cannot be known from the store: a replay writes nothing.
+    Changes nothing. It scans the whole table, which is slow on a large one. The number of duplicate requests is not in
+    the store: a replay writes nothing.
 
     JSON: {"now", "items": [{"state", "effects", "operation", "keys", "stale", "resumable", "expired", "oldest",
     "newest"}], "next", "keys", "by_state", "by_effects", "by_operation": {name: {state: n}}, "waiting": {what:
     {"count", "oldest", "age_seconds"}}, "outbox": {"depth", "held", "oldest_due", "by_topic": [...]}, "dead_letters":
     {"count", "oldest", "by_topic": [...]}, "duplicates": null, "duplicates_note"}.
 
-    With --watch it reads only what waits and which workers are alive, as the console's overview does: each count goes
-    along an index and ends at 10,000, so it is cheap on a large table. If the store does not answer, it reports that
-    and asks again. JSON, one line per reading: {"now", "level", "headline", "counts": {what: {"count", "more",
-    "oldest"}}, "workers": [{"name", "alive", "tasks", "started_at", "seen_at"}]}, or {"now", "error"}.
+    With --watch it reads only pending work and live workers, as the console's overview does: each count uses an index
+    and stops at 10,000, so it is cheap on a large table. If the store does not respond, it reports that and retries.
+    JSON, one line per reading: {"now", "level", "headline", "counts": {what: {"count", "more", "oldest"}}, "workers":
+    [{"name", "alive", "tasks", "started_at", "seen_at"}]}, or {"now", "error"}.
     """
     if watch is not None:
         _watch(store, watch, as_json=as_json)
@@ -74,7 +73,7 @@ def stats(
     if as_json:
         printing.as_json(shape_of(stats))
         return
-    _say(stats)
+    _print(stats)
 
 
 def shape_of(stats: StoreStats) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def _seconds(since: Instant | None, now: Instant) -> int | None:
     return None if since is None else max(0, now - since) // SECOND
 
 
-def _say(stats: StoreStats) -> None:
+def _print(stats: StoreStats) -> None:
     now = stats.now
     printing.table(
         ("state", "effects", "operation", "keys", "stale", "resumable", "expired", "oldest", "newest"),
@@ -175,7 +174,7 @@ def _say(stats: StoreStats) -> None:
             )
             for group in stats.groups
         ],
-        empty="there are no keys",
+        empty="no keys",
         first=("operation", "state", "keys", "effects", "oldest", "stale", "resumable"),
     )
     typer.echo("")
@@ -203,9 +202,9 @@ def _watch(store: str, every: float, *, as_json: bool) -> None:
             except StoreError as error:
                 if number == 0:
                     raise
-                _say_away(error, as_json=as_json)
+                _print_unavailable(error, as_json=as_json)
             else:
-                _say_reading(tally, roll, printing.address(store), as_json=as_json)
+                _print_reading(tally, roll, printing.address(store), as_json=as_json)
             sys.stdout.flush()
             await asyncio.sleep(every)
 
@@ -215,15 +214,15 @@ def _watch(store: str, every: float, *, as_json: bool) -> None:
         raise typer.Exit(0) from None
 
 
-def _say_away(error: StoreError, *, as_json: bool) -> None:
+def _print_unavailable(error: StoreError, *, as_json: bool) -> None:
     if as_json:
         now = time.time_ns() // (1_000_000_000 // SECOND)
         typer.echo(json.dumps({"now": moment(now), "error": str(error)}))
     else:
-        typer.echo(f"The store does not answer; asking again. ({printing.plain(error)})")
+        typer.echo(f"The store does not respond; retrying. ({printing.plain(error)})")
 
 
-def _say_reading(tally: Tally, roll: Roll, store: str, *, as_json: bool) -> None:
+def _print_reading(tally: Tally, roll: Roll, store: str, *, as_json: bool) -> None:
     level, sentence = headline(tally, roll)
     if as_json:
         counts = {what: tally.of(what) for what in WATCHED}

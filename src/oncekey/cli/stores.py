@@ -1,4 +1,4 @@
-"""`oncekey stores` lists the stores and what each can do; `oncekey migrate status|up|sql` makes the tables of one."""
+"""`oncekey stores` lists the stores and their capabilities; `oncekey migrate status|up|sql` creates their tables."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a store can do, by the protocols that it and its drivers satisfy."""
+    """A store's capabilities, from the protocols that it and its drivers implement."""
 
     effects: tuple[str, ...]
     """The effects that handlers may have."""
     phase: bool
-    """Whether a PHASED handler has `phase`, besides `call` and `value`: it needs the application's transactions."""
+    """Whether PHASED handlers have `phase`, besides `call` and `value`: it needs the application's transactions."""
     outbox: bool
     audit: bool
     upkeep: bool
-    """Whether sweepers and reapers work on it."""
+    """Whether sweepers and reapers support it."""
     operate: bool
-    """Whether operators look and move by hand: the commands, and with `survey` the console."""
+    """Whether operators can inspect and change records: with the commands, and with `survey` in the console."""
     survey: bool
     reconcile: bool
     tables: bool
-    """Whether it has tables that are to be migrated."""
+    """Whether it has tables to migrate."""
 
 
 def abilities(store: Store, *drivers: object) -> Abilities:
-    """What a store can do with these drivers; drivers are asked by their classes, or as they are."""
+    """The capabilities of a store with these drivers, which are classes or instances."""
     sharing = wire.shares(*drivers)
     outbox = sharing and store.parcels is not None
     effects = {"LOCAL": sharing, "PHASED": True, "OUTBOX": outbox, "INLINE": True}
@@ -63,25 +63,25 @@ def abilities(store: Store, *drivers: object) -> Abilities:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A store as the command lists it."""
+    """A store in the command's list."""
 
     store: str
     title: str
     urls: tuple[str, ...]
     schemes: tuple[str, ...]
     asynchronous: tuple[str, ...]
-    """The drivers for asyncio that can be used here."""
+    """The installed asyncio drivers."""
     blocking: tuple[str, ...]
-    """The drivers for threads that can be used here."""
+    """The installed blocking drivers."""
     install: tuple[str, ...]
     """The commands that install the missing drivers."""
     can: Abilities | None
-    """What the store can do; None: none of its drivers is installed, so it cannot be found out."""
+    """The store's capabilities; None if none of its drivers is installed, so they are unknown."""
     low_stakes: str | None
 
 
 def listed(row: wire.Declared) -> Listed:
-    """One store, from its row and from the protocols that it and its drivers satisfy."""
+    """One store, from its row and from the protocols that it and its drivers implement."""
     ways = (*row.asynchronous, *row.blocking)
     there = [way for way in ways if way.missing is None]
     missing = dict.fromkeys(f"pip install 'oncekey[{way.extra}]'" for way in ways if way not in there)
@@ -113,10 +113,10 @@ def register(app: typer.Typer) -> None:
 
 
 def stores(*, as_json: options.AsJson = False) -> None:
-    """List the stores: how their URLs begin, what is installed here, and what each can do.
+    """List the stores: the form of their URLs, the installed drivers, and the capabilities of each.
 
-    The command connects to nothing. It finds out what a store can do from the protocols that the store and its
-    installed drivers satisfy.
+    The command makes no connection. It derives the capabilities of a store from the protocols that the store and its
+    installed drivers implement.
 
     JSON: {"items": [{"store", "title", "urls", "schemes", "asynchronous": [drivers], "blocking": [drivers], "install":
     [commands], "can": {"effects", "phase", "outbox", "audit", "upkeep", "operate", "survey", "reconcile", "tables"} or
@@ -148,12 +148,12 @@ def _line(row: Listed) -> tuple[str, ...]:
 
 
 def effects_of(able: Abilities) -> list[str]:
-    """The effects, and what PHASED lacks where it lacks something."""
+    """The effects, with the restrictions of PHASED."""
     return [f"{one} (call, value)" if one == "PHASED" and not able.phase else one for one in able.effects]
 
 
 def parts_of(able: Abilities) -> list[str]:
-    """What else the store can do: audit, upkeep, and so on."""
+    """The other capabilities: audit, upkeep, and so on."""
     parts: dict[str, Any] = {
         "outbox": able.outbox,
         "audit": able.audit,
@@ -171,7 +171,7 @@ _SAMPLES = {Dialect.SQLITE: "sqlite:///any.db", Dialect.POSTGRES: "postgresql://
 def status(
     store: options.OptionalStoreUrl = None, *, app: options.StoreOfApp = None, as_json: options.AsJson = False
 ) -> None:
-    """List the migrations that the store has and lacks. Exit code 1 if any is pending or not as it should be.
+    """List the migrations of the store. Exit code 1 if any is pending or not as it should be.
 
     JSON: {"now", "items": [{"number", "phase", "name", "status"}], "next"}.
     """
@@ -181,7 +181,7 @@ def status(
         printing.as_list(lines)
     else:
         rows = [(f"{line['number']:04}", line["phase"], line["name"], line["status"]) for line in lines]
-        printing.table(("migration", "phase", "name", "status"), rows, empty="there are none")
+        printing.table(("migration", "phase", "name", "status"), rows, empty="no migrations")
     if any(entry.state in {MigrationState.PENDING, MigrationState.CHANGED} for entry in entries):
         raise typer.Exit(1)
 
@@ -192,23 +192,23 @@ def up(
     app: options.StoreOfApp = None,
     phase: Annotated[
         MigrationPhase | None,
-        typer.Option(help="`pre`: stop before the first migration that older code could not live with."),
+        typer.Option(help="`pre`: stop before the first migration that is incompatible with older code."),
     ] = None,
 ) -> None:
-    """Run the migrations that the store lacks, each in a transaction of its own."""
+    """Run the pending migrations, each in its own transaction."""
     if phase is MigrationPhase.POST:
-        raise ConfigurationError("`post` migrations build on `pre` ones: say --phase pre, or nothing for all")
+        raise ConfigurationError("`post` migrations build on `pre` ones: pass --phase pre, or omit it to run all")
     asyncio.run(_up(options.store_named(store, app), phase))
 
 
 def sql(
-    store: Annotated[str | None, typer.Option("--store", help="The store's URL; it is not connected to.")] = None,
+    store: Annotated[str | None, typer.Option("--store", help="The store's URL; no connection is made.")] = None,
     dialect: Annotated[Dialect | None, typer.Option(help="The database, if you have no URL.")] = None,
     app: options.StoreOfApp = None,
 ) -> None:
-    """Print all migrations as SQL, to be run by other means. The command connects to nothing."""
+    """Print all migrations as SQL, to run them with other tools. The command makes no connection."""
     if (store, dialect, app).count(None) != 2:  # noqa: PLR2004  (one of three)
-        raise ConfigurationError("say --store URL, --dialect or --app, one of the three")
+        raise ConfigurationError("pass one of --store URL, --dialect and --app")
     url = options.store_named(store, app) if dialect is None else _SAMPLES[dialect]
     typer.echo(wire.migrations_for(url).script(), nl=False)
 
@@ -224,17 +224,17 @@ async def _up(url: str, phase: MigrationPhase | None) -> None:
         pending = await adrive(migrating.plan(schema, only=phase), engine.driver.run)
         for migration in pending:
             ran = await adrive(schema.migrate(migration), engine.driver.run)
-            typer.echo(f"{'applied' if ran else 'was there'} {migration.label}.sql")
+            typer.echo(f"{'applied' if ran else 'existed:'} {migration.label}.sql")
         if not pending:
             typer.echo("nothing to do")
 
 
 @asynccontextmanager
 async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
-    """The engine of a store, under asyncio, because every database has a driver for that."""
+    """The engine of a store, under asyncio, because every database has a driver for it."""
     engine = wire.aconnect(url)
     if not engine.store.schema.migrations:
-        wire.migrations_for(url)  # it raises the error that this store has no tables
+        wire.migrations_for(url)  # raises the error that this store has no tables
     try:
         yield engine
     finally:

@@ -1,4 +1,4 @@
-"""`oncekey sweep` and `oncekey reap` run the upkeep by hand: one round of it, or rounds until SIGTERM."""
+"""`oncekey sweep` and `oncekey reap` run the upkeep by hand: one round, or rounds until SIGTERM."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def register(app: typer.Typer) -> None:
 
 App = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once object is, for its policy."),
+    typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object, for its policy."),
 ]
 
 
 def sweep(
     store: options.StoreUrl, *, once: options.OnlyOnce = False, app: App = None, as_json: options.AsJson = False
 ) -> None:
-    """Move keys whose owner did not come back to the state that their effects say. Runs no handler.
+    """Release keys whose owner has died: move them to the state that their effects require. Runs no handler.
 
-    LOCAL and resumable PHASED become retryable, everything that may have happened becomes unknown. A live lease is
+    LOCAL and resumable PHASED become retryable; everything that may have been executed becomes unknown. A live lease is
     never touched. The sweeper moves nothing while the clocks disagree. Every move is logged and audited. `oncekey
-    worker` does the same all the time.
+    worker` does the same continuously.
 
     JSON, with --once: {"moved", "by": [{"operation", "to", "keys"}]}.
     """
@@ -69,10 +69,10 @@ def reap(
 ) -> None:
     """Remove expired keys, 5 minutes after they have expired.
 
-    Answers and failures are deleted, or marked if the policy keeps them; work that was begun and never finished becomes
-    unknown; a deferred call that no worker ever took is answered with a time-out. What is in progress, unknown or a
-    dead letter stays. Lines of the audit are deleted after their own time. Say --app, so that the application's own
-    settings are used: without it the defaults are. `oncekey worker` does the same all the time.
+    Responses and failures are deleted, or marked if the policy keeps them; unfinished work becomes unknown; a deferred
+    call that no worker ever took is completed with a timeout response. Keys in progress, unknown outcomes and dead
+    letters stay. Audit entries are deleted after their own retention time. Pass --app to use the application's settings
+    instead of the defaults. `oncekey worker` does the same continuously.
 
     JSON, with --once: {"moved", "by": {"purged", "marked", "parked", "abandoned", "notes", "workers"}}.
     """

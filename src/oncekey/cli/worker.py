@@ -1,4 +1,4 @@
-"""`oncekey worker` runs the tasks that do the work behind an application's requests."""
+"""`oncekey worker` runs an application's background tasks."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from oncekey.once import Once
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-NOTHING_TO_DO = "there is nothing to do: the application has no topics, phases or resolvers for the wanted tasks"
+NOTHING_TO_DO = "nothing to do: the application has no topics, phases or resolvers for these tasks"
 
 
 HELP: Final = cleandoc(
     f"""Run the background tasks until SIGTERM or SIGINT, each on its own schedule.
 
     {"; ".join(f"{task.name} {task.does}" for task in TASKS)}. Run as many workers as you like: each is registered in
-    the store while it runs, where `oncekey doctor` sees it.
+    the store while it runs, and `oncekey doctor` checks it there.
 
-    Exit code: 0 stopped, or with --once nothing failed; 1 with --once something failed, and the log says what; 2 a
-    mistake, or no store.
+    Exit code: 0 stopped, or with --once nothing failed; 1 with --once a task failed (see the log); 2 a usage error, or
+    no store.
     """
 )
 
@@ -51,19 +51,22 @@ def register(app: typer.Typer) -> None:
 
 
 def worker(
-    app: Annotated[str, typer.Option("--app", metavar="MODULE:NAME", help="Where the application's Once object is.")],
+    app: Annotated[str, typer.Option("--app", metavar="MODULE:NAME", help="The application's Once object.")],
     *,
     topics: Annotated[
-        str | None, typer.Option("--topics", metavar="A,B", help="Work on these topics only; without it, on all.")
+        str | None, typer.Option("--topics", metavar="A,B", help="Only these topics. [default: all]")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Parcels at a time.")] = CONCURRENCY,
-    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds for open calls at a stop.")] = GRACE,
-    only: Annotated[str | None, typer.Option("--only", metavar="A,B", help="Run these tasks only.")] = None,
-    without: Annotated[str | None, typer.Option("--without", metavar="A,B", help="Leave these tasks out.")] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Calls and messages at a time.")
+    ] = CONCURRENCY,
+    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds to let open calls finish at a stop.")] = GRACE,
+    only: Annotated[str | None, typer.Option("--only", metavar="A,B", help="Only these tasks.")] = None,
+    without: Annotated[str | None, typer.Option("--without", metavar="A,B", help="All tasks but these.")] = None,
     health: Annotated[
-        str | None, typer.Option("--health", metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there.")
+        str | None,
+        typer.Option("--health", metavar="HOST:PORT", help=("Serve /healthz, /readyz and /metrics on this port.")),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Work until nothing is due, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Run until nothing is due, and exit.")] = False,
 ) -> None:
     """Run the tasks of an application."""
     found = applications.joined(applications.load(app))
@@ -76,7 +79,7 @@ def worker(
 
     well = asyncio.run(_serve(found, tasks, grace, health, app, only_once=once))
     if ABANDONED:
-        # A function that swallows whatever is thrown at it would keep the interpreter from ending.
+        # A function that swallows every exception would keep the interpreter from ending.
         sys.stdout.flush()
         logging.shutdown()
         os._exit(0 if well else 1)
@@ -100,7 +103,7 @@ async def _serve(
             typer.echo(f"  {task.name:10}  {_schedule(task, only_once=only_once)}".rstrip())
         if only_once:
             did = await service.once()
-            failed = f", {did.failed} failed: the log says what" if did.failed else ""
+            failed = f", {did.failed} failed: see the log" if did.failed else ""
             typer.echo(f"{did.done} done{failed}")
             return did.failed == 0
         loop = asyncio.get_running_loop()
@@ -129,12 +132,12 @@ def _metrics(once: Once) -> Metrics | None:
 
 
 def _place(once: Once) -> str:
-    """The store, without what may be a password in it."""
+    """The store's URL, without its password."""
     return printing.address(called(once.store))
 
 
 def _schedule(task: Task, *, only_once: bool) -> str:
-    """How often a task looks, and what for."""
+    """How often a task runs."""
     pace = task.pace
     often = f"every {pace.longest:g} s" if pace.fixed else f"every {pace.shortest:g} to {pace.longest:g} s"
     return "; ".join(part for part in ("" if only_once else often, task.about) if part)

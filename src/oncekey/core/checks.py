@@ -102,15 +102,16 @@ def optional(rule: Rule) -> Rule:
     )
 
 
-def flag() -> Rule:
-    """True or False; a string such as "no" would be true."""
+def flag(*words: str) -> Rule:
+    """True, False or one of the words; any other string, such as "no", would be true."""
 
-    def convert(value: object) -> bool:
-        if not isinstance(value, bool):
-            raise TypeError
-        return value
+    def convert(value: object) -> bool | str:
+        if isinstance(value, bool) or (isinstance(value, str) and value in words):
+            return value
+        raise TypeError
 
-    return _rule("True | False", "bool", convert)
+    given = f" | Literal[{', '.join(repr(word) for word in words)}]" if words else ""
+    return _rule(" | ".join(("True", "False", *words)), f"bool{given}", convert)
 
 
 def whole(at_least: int, at_most: int | None = None) -> Rule:

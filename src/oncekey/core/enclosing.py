@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from oncekey.canonical.digests import frame, raw
-from oncekey.core.envelopes import BYTES_BEGIN, TEXT_BEGINS, key_of_text, said_of
+from oncekey.core.envelopes import BYTES_BEGIN, TEXT_BEGINS, described, key_of_text
 from oncekey.core.model import SEALED_SCHEMA, Headers, RecordId, StoredResponse
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def opened_answer(response: StoredResponse, plain: bytes) -> StoredResponse:
 def shown_text(text: str) -> str:
     """A text for people: of a sealed one only the name of its key."""
     key_id = key_of_text(text)
-    return text if key_id is None else said_of(key_id)
+    return text if key_id is None else described(key_id)
 
 
 @dataclass(frozen=True, slots=True)

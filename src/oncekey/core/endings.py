@@ -239,7 +239,8 @@ def by_table(effects: Effects, policy: Policy, ending: Ending) -> Decision:
         return Decision(Doubtful(DIVERGED), Business.ROLLBACK)
     match act:
         case Act.STORE:
-            return Decision(Completed(stored_response(ending, policy), _outcome(reading)), _rows(effects, ending))
+            outcome = Outcome.SUCCESS if reading is Reading.DONE else Outcome.FAILURE
+            return Decision(Completed(stored_response(ending, policy), outcome), _rows(effects, ending))
         case Act.RETRY:
             return Decision(Retryable(_error_of(reading, ending)), Business.ROLLBACK)
         case Act.HAND_BACK:
@@ -336,10 +337,6 @@ def _hop_by_hop(headers: Headers) -> frozenset[bytes]:
     """The fields that this response names as valid for its connection only (RFC 9110, 7.6.1)."""
     lists = (value for name, value in headers if name.lower() == b"connection")
     return frozenset(token.strip().lower() for value in lists for token in value.split(b","))
-
-
-def _outcome(reading: Reading) -> Outcome:
-    return Outcome.SUCCESS if reading is Reading.DONE else Outcome.FAILURE
 
 
 def _rows(effects: Effects, ending: Ending) -> Business:

@@ -76,7 +76,7 @@ def key_of_text(text: str) -> str | None:
     return None if found is None else found[0]
 
 
-def said_of(key_id: str) -> str:
+def described(key_id: str) -> str:
     """The text that is shown in place of sealed content."""
     return f"sealed under the key {key_id}"
 
@@ -101,7 +101,7 @@ def check_steps(record: Record) -> None:
 
 
 def _closed(record: Record | Finished, key_id: str) -> RecordUnreadableError:
-    return RecordUnreadableError(_CLOSED.format(digest=key_digest(record.id.key), sealed=said_of(key_id)))
+    return RecordUnreadableError(_CLOSED.format(digest=key_digest(record.id.key), sealed=described(key_id)))
 
 
 _CLOSED: Final = (

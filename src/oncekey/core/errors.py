@@ -105,8 +105,8 @@ class NotExecutedError(OncekeyError):
         self.retry_after = retry_after
 
 
-SAID_TO_US: Final = (NotExecutedError, LeaseLostError, StoppingError)
-"""Exceptions that end a handler and are no fault for the server to report: oncekey answers the request."""
+CONTROL_ERRORS: Final = (NotExecutedError, LeaseLostError, StoppingError)
+"""Exceptions that end a handler without being a server error: oncekey sends the response."""
 
 
 class RejectedError(OncekeyError, Generic[T]):

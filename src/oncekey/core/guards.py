@@ -5,7 +5,7 @@ as it is then: a mover that decided by an older look, or by another clock, is re
 looks at what no row says: whether the handler was entered, whether a call was made, what a policy allows, what an
 operator confirmed. So are a few that look at a memo or at several things at once; there the proof of the write, which
 compares the version or the whole memo, keeps true what the mover saw. The contract suite that ships with oncekey tests
-this for every store (`oncekey.testing.contract.Walk`).
+this for every store (`oncekey_contract.Walk`).
 """
 
 from __future__ import annotations

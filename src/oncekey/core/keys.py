@@ -62,7 +62,7 @@ def parse_string_item(field: bytes) -> str:
     end = _skip_parameters(value, found.end())
     if end < len(value):
         if value[end:].lstrip(b" ").startswith(b","):
-            raise NotAStringItemError("it is a list, and exactly one value is allowed")
+            raise NotAStringItemError("it is a list, but exactly one value is allowed")
         raise NotAStringItemError("there is more after the closing quote than parameters (;name or ;name=value)")
     return _ESCAPE.sub(r"\1", found[1].decode("ascii"))
 

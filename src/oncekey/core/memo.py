@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
-from oncekey.core.envelopes import key_of_text, said_of
+from oncekey.core.envelopes import described, key_of_text
 from oncekey.core.errors import ConfigurationError, RecordUnreadableError, ReplayDivergedError, ResultNotStorableError
 from oncekey.core.model import LONGEST_NAME, EntryKind, MemoEntry
 
@@ -27,6 +27,11 @@ REJECTED: Final = "rejected"
 NOT_SENT: Final = "not_sent"
 REPEATABLE: Final = timedelta(hours=20)
 """What `repeatable=True` stands for: most providers remember a key for a day; a margin is subtracted (H3)."""
+
+RESTORE: Final = (
+    "deploy code that has the stored steps with their names, kinds and order, then run `oncekey keys release`"
+)
+"""What to do about a stored step that the code does not have."""
 
 _TAG: Final = "$"
 _ENCODED: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -56,17 +61,16 @@ class Script:
         if name in {STARTED, FINISHED}:
             raise ConfigurationError(f"{name!r} is where every record begins or ends: choose another name for the step")
         if name in self.asked:
-            raise ConfigurationError(f"two steps of one handler are called {name!r}: each needs a name of its own")
+            raise ConfigurationError(
+                f"the step name {name!r} is used twice in this operation: give each step its own name"
+            )
         place = len(self.asked)
         self.asked.append(name)
         if place >= len(self.memo):
             return None
         stored = self.memo[place]
         if (stored.name, stored.kind) != (name, kind):
-            raise ReplayDivergedError(
-                f"the handler asked for the {kind} {name!r} where the {stored.kind} {stored.name!r} was stored: "
-                "names, kinds and order must stay the same while records of an older version are unfinished"
-            )
+            raise ReplayDivergedError(mismatch(stored.kind, stored.name, kind, name))
         return stored
 
     def learn(self, entry: MemoEntry) -> None:
@@ -77,6 +81,14 @@ class Script:
     def used_up(self) -> bool:
         """Whether everything that was stored has been asked for."""
         return len(self.asked) >= len(self.memo)
+
+
+def mismatch(stored_kind: EntryKind, stored_name: str, kind: EntryKind, name: str) -> str:
+    """The sentence for a stored step that the code does not have, or has elsewhere."""
+    return (
+        f"the next stored step is the {stored_kind} {stored_name!r}, and the handler has the {kind} {name!r} there: "
+        f"{RESTORE}"
+    )
 
 
 def written(value: object) -> str:
@@ -116,7 +128,7 @@ def check_text(text: str) -> None:
     """Refuse a stored form that is sealed under a key that this process does not have."""
     key_id = key_of_text(text)
     if key_id is not None:
-        raise RecordUnreadableError(f"what was stored cannot be read: it is {said_of(key_id)}")
+        raise RecordUnreadableError(f"what was stored cannot be read: it is {described(key_id)}")
 
 
 def digest_of(parameters: object, limit: int) -> str:

@@ -24,6 +24,9 @@ ALONE: Final = "-- Stands alone: it builds on no post before it."
 """The first line of a `pre` that may run before a `post` of a lower number."""
 
 
+_REMEDY: Final = "run `oncekey migrate up --store URL` (Django: `manage.py migrate`)"
+
+
 class MigrationPhase(StrEnum):
     """When a migration may run."""
 
@@ -133,11 +136,11 @@ def changed(known: Sequence[Migration], applied: Sequence[Applied]) -> str | Non
 def objection(known: Sequence[Migration], applied: Sequence[Applied]) -> str | None:
     """Why code with these migrations may not start on this store, in the sentence that fixes it."""
     if known and not applied:
-        return "the store has no oncekey tables: run `oncekey migrate up --store URL`"
+        return f"the store has no oncekey tables: {_REMEDY}"
     for entry in status(known, applied):
         match entry.state, entry.migration.phase:
             case MigrationState.PENDING, MigrationPhase.PRE:
-                return f"the store lacks the migration {entry.migration.label}: run `oncekey migrate up --store URL`"
+                return f"the store lacks the migration {entry.migration.label}: {_REMEDY}"
             case MigrationState.UNKNOWN, MigrationPhase.POST:
                 return (
                     f"the store has the migration {entry.migration.label}, which may have taken away what this "

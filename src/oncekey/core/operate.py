@@ -98,6 +98,8 @@ class OperatorCommand:
     """How long from now on the stored response is kept at least."""
     version: int | None = None
     """The version that the operator saw: the order holds only while the record still has it."""
+    died_at: Instant | None = None
+    """When the dead letter died that the operator saw: the order holds only for that death."""
     lag: Duration = PROVIDER_LAG
     actor: Actor = Actor.OPERATOR
     """Who gives the order: resolvers and webhooks settle by the same rows."""
@@ -221,8 +223,8 @@ WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
         Guard.CONFIRMED_IF_SUCCESS: "it succeeded. Without its answer a retry would execute it again, and what it did "
         "is not undone: a payment would be made twice. `oncekey keys bust --help` says when that is meant",
         Guard.BEFORE_EXPIRY: "its time is over: a request with this key is a new one already",
-        Guard.LEASE_OVER: "its owner is alive: its lease lasts until {lease}",
-        Guard.GRACE_OVER: "its owner is alive: its lease lasts until {lease}",
+        Guard.LEASE_OVER: "its owner may be alive: its lease lasts until {lease}",
+        Guard.GRACE_OVER: "its owner may be alive: its lease lasts until {lease}",
         Guard.RUNS_AGAIN: "its effects and its recovery do not allow another run",
         Guard.RUNS_NEVER_AGAIN: "its effects and its recovery allow another run",
     }
@@ -256,6 +258,19 @@ def possible(
                 row, to, note = decided.row.number, decided.row.to, _note(command, record)
                 found[command.order] = Possibility(command.order, row, to, options, note, decided.letter)
     return tuple(found.values())
+
+
+def refusals(record: Record, now: Instant, parcels: tuple[ParcelLocation, ...] = ()) -> dict[Order, Forbidden]:
+    """The orders for records of this state that the table does not allow now, whatever is given with them, and why."""
+    allowed = {one.order for one in possible(record, now, parcels)}
+    found: dict[Order, Forbidden] = {}
+    for order in (Order.EXECUTED, Order.DECLINED, Order.NOT_EXECUTED, Order.RELEASE, Order.BUST, Order.RETRY):
+        if order in allowed or (order is Order.RETRY and record.effects is not Effects.OUTBOX):
+            continue
+        decided = decide(OperatorCommand(order, "-", answer=_SOME_ANSWER), Snapshot(record, now), parcels)
+        if isinstance(decided, Forbidden) and not decided.why.startswith(_MEANT_FOR[order]):
+            found[order] = decided
+    return found
 
 
 def _note(command: OperatorCommand, record: Record) -> str:

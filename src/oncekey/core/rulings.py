@@ -131,7 +131,7 @@ class Supersede:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class MarkUnknown:
     """No retry may run `seen`: make it UNKNOWN."""
 
     seen: Record
@@ -143,7 +143,7 @@ class ClaimAgain:
     """The row was removed after it was read: claim once more."""
 
 
-Next = Proceed | Replay | Refuse | TakeOver | Supersede | Doubt | ClaimAgain
+Next = Proceed | Replay | Refuse | TakeOver | Supersede | MarkUnknown | ClaimAgain
 """What the flow does with a snapshot: give an answer, or try one more compare-and-swap."""
 
 LEASE_RAN_OUT = "in_progress_lock_expired"
@@ -259,7 +259,7 @@ def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next
     facts = Facts(record, now, max_attempts=policy.max_attempts)
     if isinstance(find_transition(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Transition):
         return TakeOver(record)
-    return Doubt(record, lease_error(record))
+    return MarkUnknown(record, lease_error(record))
 
 
 def _retry_after(record: Record, now: Instant) -> int:

@@ -25,6 +25,7 @@ from oncekey.core.model import (
     Record,
     State,
     StoredResponse,
+    moment,
 )
 from oncekey.core.policy import ErrorFormat, ExpiryMode, Flavor, Policy, micros
 from oncekey.core.problems import render
@@ -45,6 +46,11 @@ EXPIRED: Final = "expired"
 """Why a record was marked or deleted."""
 ABANDONED: Final = "abandoned"
 """Why a pending record was ended: no worker ever claimed its parcel (row 28)."""
+
+
+def expired_batch(expiries: Sequence[Instant]) -> str:
+    """The same for several records in one line of the audit."""
+    return f"{EXPIRED}: {len(expiries)} keys, expiry {moment(min(expiries))} to {moment(max(expiries))}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Django and Django REST framework: `"oncekey.django"` in INSTALLED_APPS, its `Middleware` last in MIDDLEWARE.
 
-Every name is imported when it is first used: Django imports this package before its models may be.
+Names are imported on first use: Django imports this package before models can be loaded.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ _PLACES = {"Database": "database", "Middleware": "middleware", "Once": "once", "
 
 
 def __getattr__(name: str) -> object:
-    """The public names."""
+    """Import a public name on first use."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415  (only here)

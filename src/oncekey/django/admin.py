@@ -1,4 +1,4 @@
-"""Pages for administrators: the records of keys, to look at and to search. Nothing is changed there."""
+"""Admin pages: browse and search the records of keys, read-only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @admin.register(Record)
 class RecordAdmin(admin.ModelAdmin):
-    """The records; what may be done about one is an operator's, by `manage.py oncekey keys` or the console."""
+    """The records, read-only; operators change them with `manage.py oncekey keys` or the console."""
 
     list_display = ("key", "tenant", "operation", "state", "response_status", "attempts", "created", "expires")
     list_filter = ("state", "effects")
@@ -25,34 +25,34 @@ class RecordAdmin(admin.ModelAdmin):
         *("attempts", "last_error", "created", "finished", "expires", "incarnation"),
     )
     readonly_fields = fields
-    show_full_result_count = False  # it would count every key there is
+    show_full_result_count = False  # would count every key
 
     def get_queryset(self, request: Any) -> Any:  # noqa: ANN401  (Django has no types)
-        """The records of the database that keeps them."""
+        """Query the database that stores the records."""
         return super().get_queryset(request).using(ALIAS)
 
     @admin.display(ordering="scope")
     def tenant(self, record: Record) -> str:
-        """Whose key it is."""
+        """The tenant that owns the key."""
         return shown_scope(record.scope)
 
     @admin.display(ordering="created_at")
     def created(self, record: Record) -> datetime | None:
-        """When it was claimed first."""
+        """When the key was first claimed."""
         return instant(record.created_at)
 
     @admin.display(ordering="finished_at")
     def finished(self, record: Record) -> datetime | None:
-        """When it was settled."""
+        """When the outcome was stored."""
         return instant(record.finished_at)
 
     @admin.display(ordering="expires_at")
     def expires(self, record: Record) -> datetime | None:
-        """Until when its answer is kept."""
+        """When the stored response expires."""
         return instant(record.expires_at)
 
     def has_add_permission(self, *_: Any) -> bool:  # noqa: ANN401
-        """Nobody."""
+        """False: the pages are read-only."""
         return False
 
     has_change_permission = has_delete_permission = has_add_permission

@@ -1,4 +1,4 @@
-"""The Django app: its system checks, its migrations, its command and its pages for administrators."""
+"""The Django app: system checks, migrations, the management command and the admin pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class OncekeyConfig(AppConfig):
     verbose_name = "oncekey"
 
     def ready(self) -> None:
-        """Let `manage.py check` find the mistakes of a project."""
+        """Register the system checks for `manage.py check`."""
         from oncekey.django.checks import checks  # noqa: PLC0415  (models have to be loaded first)
 
         register(checks)

@@ -1,4 +1,4 @@
-"""`manage.py check`: the mistakes of a project that would else be found by a client, each with what mends it."""
+"""System checks for `manage.py check`: mistakes in a project that would fail at run time, with their fixes."""
 
 from __future__ import annotations
 
@@ -25,61 +25,62 @@ if TYPE_CHECKING:
 
 MIDDLEWARE: Final = frozenset({"oncekey.django.Middleware", "oncekey.django.middleware.Middleware"})
 LAST: Final = (
-    "'oncekey.django.Middleware' has to be in MIDDLEWARE once and last: what a middleware behind it changes would be "
-    "stored"
+    "'oncekey.django.Middleware' must be in MIDDLEWARE exactly once, as its last entry: changes made by a middleware "
+    "after it would be stored"
 )
 NOT_IMMEDIATE: Final = (
     "the SQLite database {alias!r} begins transactions without a lock, so two views that read before they write fail "
-    "with \"database is locked\": say OPTIONS = {{'transaction_mode': 'IMMEDIATE'}}"
+    "with \"database is locked\": set OPTIONS = {{'transaction_mode': 'IMMEDIATE'}}"
 )
 WRAPPED: Final = (
-    "{operation} is effects={effects} and commits by itself, but ATOMIC_REQUESTS of {alias!r} puts a transaction "
-    "around it: put @transaction.non_atomic_requests above the view; on a class, @method_decorator("
-    'transaction.non_atomic_requests, name="dispatch")'
+    "{operation} has effects={effects} and commits by itself, but ATOMIC_REQUESTS of {alias!r} wraps it in a "
+    "transaction: put @transaction.non_atomic_requests above the view; on a class, "
+    '@method_decorator(transaction.non_atomic_requests, name="dispatch")'
 )
-BESIDE: Final = (
-    "{operation} is effects={effects}, and the keys are kept at a URL of their own, on another connection than the one "
-    "your models use: rows and key would not commit together; say Once(Database({alias!r}))"
+NOT_SHARED: Final = (
+    "{operation} has effects={effects}, but keys are stored over another connection than the one your models use, so "
+    "rows and key would not commit together: use Once(Database({alias!r}))"
 )
-BESIDE_PHASES: Final = (
-    "{operation} is effects={effects}, and the keys are kept at a URL of their own: what its phases write through "
-    "models is not in their transactions; write by the connection that op.phase hands on, or say "
-    "Once(Database({alias!r}))"
+NOT_SHARED_PHASES: Final = (
+    "{operation} has effects={effects}, but keys are stored over another connection than the one your models use, so "
+    "rows that its phases write through models are not in their transactions: write with the connection that op.phase "
+    "passes, or use Once(Database({alias!r}))"
 )
 OTHER_DATABASE: Final = (
-    "Once keeps its keys in Database({alias!r}), and the pages for administrators look elsewhere: say "
-    "ONCEKEY_DATABASE = {alias!r}"
+    "Once stores its keys in Database({alias!r}), but the admin pages read another database: set ONCEKEY_DATABASE = "
+    "{alias!r}"
 )
 OLD_DRIVER: Final = (
-    "the database {alias!r} is reached by psycopg2, which oncekey's own tests do not run with: install psycopg 3 (pip "
-    "install 'psycopg[binary]'), which Django then uses by itself"
+    "the database {alias!r} uses psycopg2, with which oncekey is not tested: install psycopg 3 (pip install "
+    "'psycopg[binary]'); Django then uses it automatically"
 )
 NO_AUTOCOMMIT: Final = (
-    "the database {alias!r} has AUTOCOMMIT = False, so no claim can be committed by itself: leave it out"
+    "the database {alias!r} has AUTOCOMMIT = False, so oncekey cannot commit a claim by itself: remove that setting"
 )
 NOT_RESUMED: Final = (
-    "{operation} is effects=PHASED, and a worker that resumes it has no credentials: nothing that authenticates its "
-    "callers calls oncekey.resumed_as(request), so the worker is refused; add {where} that logs in the user whom "
-    "resumed_as(request) names, or say complete=False"
+    "{operation} has effects=PHASED, and a worker that resumes it has no credentials: none of its authentication code "
+    "calls oncekey.resumed_as(request), so the worker would be refused; add {where} that logs in the user of "
+    "resumed_as(request), or set complete=False"
 )
 OTHER_LOGIN: Final = (
-    "once.status_view is routed directly, and REST framework authenticates the callers of {operation} in its own "
-    "views: call once.status_view from a view of REST framework with the same authentication, or every key is 404"
+    "once.status_view is routed directly, but REST framework authenticates the callers of {operation} in its own "
+    "views, so every key would return 404: call once.status_view from a view of REST framework with the same "
+    "authentication"
 )
 NO_STATUS: Final = (
-    "status={status!r} and no URL leads there, so the Location of refusals is 404: route "
+    "status={status!r}, but no URL is routed there, so the Location of refusals returns 404: route "
     "{status}/<path:key> to once.status_view"
 )
 _MIXINS: Final = "django.contrib.auth.mixins"
 _LOGIN_MIDDLEWARE: Final = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 _ELSEWHERE: Final = frozenset({"SessionAuthentication", "RemoteUserAuthentication"})
-"""What REST framework takes over from Django's own middleware."""
+"""Authentication classes of REST framework that rely on Django's middleware."""
 _FRAMEWORKS: Final = ("django.", "rest_framework.", "oncekey.")
 _DEEPEST: Final = 5
 
 
 def checks(**_: Any) -> list[Any]:  # noqa: ANN401  (Django's signature)
-    """What is wrong with the project."""
+    """Return the errors and warnings of the project."""
     try:
         once = once_of_project()
     except ConfigurationError as error:
@@ -105,9 +106,9 @@ def _unshared(once: Once) -> Iterator[Any]:
         enrolment = view.__oncekey__  # type: ignore[attr-defined]  # every enrolled view has one
         names = {"operation": enrolment.operation, "effects": enrolment.effects.name, "alias": "default"}
         if enrolment.transactional:
-            yield Error(BESIDE.format(**names), id="oncekey.E004", obj=view)
+            yield Error(NOT_SHARED.format(**names), id="oncekey.E004", obj=view)
         elif enrolment.effects is Effects.PHASED:
-            yield Warning(BESIDE_PHASES.format(**names), id="oncekey.W003", obj=view)
+            yield Warning(NOT_SHARED_PHASES.format(**names), id="oncekey.W003", obj=view)
 
 
 def _database(once: Once, database: Database) -> Iterator[Any]:
@@ -141,7 +142,7 @@ def _wrapped(once: Once, database: Database) -> Iterator[Any]:
 
 
 def _logins(once: Once) -> Iterator[Any]:
-    """Views that a worker cannot enter, and a status view that does not find out who asks."""
+    """Views that a worker cannot authenticate to, and a status view that does not authenticate its callers."""
     direct = False
     apart: Enrolment | None = None
     reported = set()
@@ -173,7 +174,7 @@ def _is_elsewhere(authenticator: Any) -> bool:  # noqa: ANN401
 
 
 def _admits_workers(view: Any) -> bool:  # noqa: ANN401  (a view of any kind)
-    """Whether a request without credentials may reach the view, or something on its way asks for whom a worker acts."""
+    """Whether a request without credentials reaches the view, or its authentication code calls `resumed_as`."""
     of_class, authenticators = class_of(view), _authenticators(view)
     if authenticators is not None:
         permissions = getattr(view, "initkwargs", {}).get("permission_classes", of_class.permission_classes)
@@ -181,7 +182,7 @@ def _admits_workers(view: Any) -> bool:  # noqa: ANN401  (a view of any kind)
     else:
         closed = has_login(view) or any(base.__module__ == _MIXINS for base in getattr(of_class, "__mro__", ()))
     closed = closed or _LOGIN_MIDDLEWARE in settings.MIDDLEWARE
-    return not closed or _asks([*(authenticators or ()), *map(import_string, settings.MIDDLEWARE)])
+    return not closed or _calls_resumed_as([*(authenticators or ()), *map(import_string, settings.MIDDLEWARE)])
 
 
 def _authenticators(view: Any) -> list[Any] | None:  # noqa: ANN401
@@ -192,19 +193,19 @@ def _authenticators(view: Any) -> list[Any] | None:  # noqa: ANN401
     return list(getattr(view, "initkwargs", {}).get("authentication_classes", of_class.authentication_classes))
 
 
-def _asks(found: Iterable[Any], depth: int = 0) -> bool:
-    """Whether the code of one of these classes and functions calls `resumed_as`, by itself or through another one."""
+def _calls_resumed_as(found: Iterable[Any], depth: int = 0) -> bool:
+    """Whether the code of one of these classes and functions calls `resumed_as`, directly or through another one."""
     for one in found:
         if one is resumed_as:
             return True
         if depth > _DEEPEST or str(getattr(one, "__module__", "")).startswith(_FRAMEWORKS):
             continue
         if inspect.isclass(one):
-            if _asks([*vars(one).values(), *one.__bases__], depth + 1):
+            if _calls_resumed_as([*vars(one).values(), *one.__bases__], depth + 1):
                 return True
         elif inspect.isfunction(one):
             names = set(_names(one.__code__))
-            if "resumed_as" in names or _asks([one.__globals__.get(name) for name in names], depth + 1):
+            if "resumed_as" in names or _calls_resumed_as([one.__globals__.get(name) for name in names], depth + 1):
                 return True
     return False
 

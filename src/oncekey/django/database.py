@@ -1,11 +1,11 @@
-"""A database of `settings.DATABASES` as a store: keys are kept on Django's own connections.
+"""A database of `settings.DATABASES` as a store: keys are stored over Django's own connections.
 
-The application's rows and the key's record have to be in one transaction, and Django writes on one connection for each
-thread. So a business transaction is `transaction.atomic(durable=True)` on that connection, and nothing else is ever
-said on it while it is open. What has to be committed by itself meanwhile, and what other threads say (heartbeats,
-workers), has connections of its own, which are Django's as well: `CONN_MAX_AGE` says how long they live.
+The application's rows and the key's record have to be in one transaction, and Django uses one connection per thread. So
+a business transaction is `transaction.atomic(durable=True)` on that connection, and oncekey sends nothing else over it
+while it is open. Statements that commit separately, and those of other threads (heartbeats, workers), use separate
+connections, which Django opens as well: `CONN_MAX_AGE` limits their lifetime.
 
-Statements of ours go past `connection.cursor()`: its log of queries, which `DEBUG` turns on, would show keys in clear.
+oncekey's statements bypass `connection.cursor()`: its query log, enabled by `DEBUG`, would show keys in clear text.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ log = logging.getLogger("oncekey")
 WHAT: Final = "the business transaction"
 NO_ALIAS: Final = "Database({alias!r}) is not in settings.DATABASES, which has {known}"
 NO_STORE: Final = (
-    "Database({alias!r}) is {vendor}, and keys are kept in Django's databases of PostgreSQL and SQLite only: for views "
-    "with effects=INLINE say Once('mariadb://...'), and keep what LOCAL views write in one of those two"
+    "Database({alias!r}) is {vendor}; Django databases that store keys must be PostgreSQL or SQLite: for views with "
+    "effects=INLINE use Once('mariadb://...'), and for LOCAL views move their tables to one of those two"
 )
 NESTED: Final = (
-    "a protected view of oncekey runs inside of another atomic block of the database {alias!r}, so nothing of it could "
-    "be committed by itself: take atomic() away from around the view; under ATOMIC_REQUESTS, a view that is not LOCAL "
-    "on PostgreSQL needs @transaction.non_atomic_requests (on a class: @method_decorator(non_atomic_requests, "
-    '"dispatch"))'
+    "a protected view runs inside another atomic block of the database {alias!r}, so it could not commit by itself: "
+    "remove the atomic() around the view; under ATOMIC_REQUESTS, a view that is not LOCAL on PostgreSQL needs "
+    '@transaction.non_atomic_requests (on a class: @method_decorator(non_atomic_requests, "dispatch"))'
 )
 NO_AUTOCOMMIT: Final = (
-    "the database {alias!r} is not in autocommit mode, so oncekey cannot commit a claim by itself: leave AUTOCOMMIT "
-    "and set_autocommit() alone"
+    "the database {alias!r} is not in autocommit mode, so oncekey cannot commit a claim by itself: remove AUTOCOMMIT "
+    "= False and calls of set_autocommit()"
 )
 GONE: Final = (
-    "the business transaction is to be rolled back: the handler called set_rollback(True) or closed the connection, or "
-    "an error inside of it was caught without an atomic block around it"
+    "the business transaction must be rolled back: the handler called set_rollback(True) or closed the connection, or "
+    "caught a database error without an atomic block around it"
 )
-LEFT_OPEN: Final = "oncekey: an atomic block of %r was left open, so everything that was written is rolled back"
-HOOK_FAILED: Final = "oncekey: a function of transaction.on_commit failed after its commit, which stands: %s"
+LEFT_OPEN: Final = "oncekey: an atomic block of %r was left open; all its writes are rolled back"
+HOOK_FAILED: Final = "oncekey: an on_commit function failed after the commit, which is final: %s"
 NO_ASYNC: Final = (
-    "an `async def` function of @once.function or once.inbox has no thread of its own that its models could use, so "
-    "its rows would not be in the transaction of its key: make it `def`, or effects=INLINE"
+    "an `async def` function of @once.function or once.inbox has no thread for its models, so its rows would not be "
+    "in the transaction of its key: make it `def`, or set effects=INLINE"
 )
-WAITED: Final = "the view's transaction was given up to wait, and cannot be opened anew"
+WAITED: Final = "the view's transaction was closed to wait for another request, and cannot be reopened"
 _PIN: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _MARK: Final = "SAVEPOINT oncekey_begun"
 _PROVE: Final = "RELEASE SAVEPOINT oncekey_begun"
-"""What SQLite refuses in any other transaction than the one that was begun: some errors roll a whole one back."""
+"""A statement that SQLite accepts only in the transaction that was begun: some errors roll back the whole transaction.
+"""
 _IDLE: Final = 0
 _INERROR: Final = 3
-"""States of PostgreSQL's connections, in psycopg and psycopg2: no transaction, and one that can only be rolled back."""
+"""PostgreSQL connection states in psycopg and psycopg2: no transaction, and one that can only be rolled back."""
 
 
 class _Verbs(NamedTuple):
-    """How a short transaction of ours is begun and ended."""
+    """The statements that begin and end a short transaction of oncekey's."""
 
     begin: str
     commit: str
@@ -95,10 +95,10 @@ _DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
 
 
 class Database:
-    """One of `settings.DATABASES`, by its alias or by `settings.ONCEKEY_DATABASE`; what `Once` takes for a URL."""
+    """One of `settings.DATABASES`, by its alias or by `settings.ONCEKEY_DATABASE`; `Once` takes it instead of a URL."""
 
     ambient = True
-    """Views write in the transaction of their key without being handed it: models use the same connection."""
+    """Models use the connection of the key's transaction, so views write in it without `op.connection`."""
 
     def __init__(self, alias: str | None = None) -> None:
         self.alias = alias_of_project() if alias is None else alias
@@ -112,18 +112,18 @@ class Database:
             raise errors.ConfigurationError(NO_ALIAS.format(alias=self.alias, known=known))
         vendor: str = connections[self.alias].vendor
         if vendor not in _VERBS:
-            # Django's own name for it asks the server, which may not be there.
+            # Django's own attribute queries the server, which may be down.
             raise errors.ConfigurationError(NO_STORE.format(alias=self.alias, vendor=_OTHERS.get(vendor, vendor)))
         return vendor
 
     @property
     def title(self) -> str:
-        """Its name in sentences and logs."""
+        """Its name in messages and logs."""
         return f"Django's database {self.alias!r}"
 
     @property
     def one_commit(self) -> bool:
-        """Whether LOCAL rows and their record are one commit, so that nothing is written before it."""
+        """Whether LOCAL rows and their record commit together, with nothing written before."""
         return self.dialect == "postgresql"
 
     def wraps(self, view: Any) -> bool:  # noqa: ANN401  (Django has no types)
@@ -132,7 +132,7 @@ class Database:
         return bool(connections.settings[self.alias]["ATOMIC_REQUESTS"]) and self.alias not in excepted
 
     def driver(self) -> DjangoDriver:
-        """A driver on this process's connections."""
+        """A driver over this process's connections."""
         return DjangoDriver(self.alias)
 
 
@@ -145,7 +145,7 @@ class DjangoDriver:
 
     @retrying(ConflictError, LostError)
     def run(self, transaction: Transaction[T]) -> T:
-        """Run one transaction; again, if it lost against others or cannot have happened."""
+        """Run a transaction; retry it if it lost a conflict or certainly did not commit."""
         connection = connections[self._alias]
         if _in_a_test(connection):
             return _executed(connection, transaction, _IN_A_TEST)
@@ -156,9 +156,9 @@ class DjangoDriver:
             raise errors.ConfigurationError(NO_AUTOCOMMIT.format(alias=self._alias))
         return _executed(connection, transaction, _VERBS[connection.vendor])
 
-    @retrying(LostError)  # nothing was said yet, and Django has dropped the connection
+    @retrying(LostError)  # no statement was sent, and Django has dropped the connection
     def begin(self) -> DjangoTransaction:
-        """Open a business transaction on the connection that this thread's own queries use."""
+        """Open a business transaction on the connection that this thread's queries use."""
         if threading.current_thread().name.startswith(OF_TRANSACTIONS):
             raise errors.ConfigurationError(NO_ASYNC)
         connection = connections[self._alias]
@@ -169,19 +169,19 @@ class DjangoDriver:
         return DjangoTransaction(self._alias)
 
     def join(self) -> DjangoTransaction:
-        """The same for rows without a record: inside of whatever transaction is open already."""
+        """A transaction for rows without a record, nested in any transaction that is already open."""
         return DjangoTransaction(self._alias, joins=True)
 
     def close(self) -> None:
-        """Close the connections of our own; those of requests are Django's to close."""
+        """Close oncekey's own connections; Django closes those of requests."""
         self._spares.close()
 
 
 class DjangoTransaction:
-    """A business transaction: an `atomic` block of Django's that begins and ends in different functions.
+    """A business transaction: a Django `atomic` block that begins and ends in different functions.
 
-    `durable` makes Django refuse it inside of another block, whose owner could still undo what we take for committed.
-    What `joins` is inside of others on purpose: it has no record that could be wrong.
+    `durable` makes Django refuse it inside another block, whose owner could still roll it back. A transaction that
+    `joins` may be nested: it has no record that could become wrong.
     """
 
     def __init__(self, alias: str, *, joins: bool = False) -> None:
@@ -191,7 +191,7 @@ class DjangoTransaction:
         self._in_a_test = _in_a_test(self._connection)
         self._over = self._committed = self._gone = self._ended = self._sets = False
         self.surrounds = False
-        """Whether `ATOMIC_REQUESTS` opens its block inside of it, which a roll-back has to wait for (`close`)."""
+        """Whether `ATOMIC_REQUESTS` opens its block inside; a rollback then waits for `close`."""
         self._atomic: Any = transaction.atomic(using=alias, durable=not joins)
         self._atomic.oncekey = True
         files.vet(self._connection)
@@ -202,7 +202,7 @@ class DjangoTransaction:
         self._connection.execute_wrappers.append(self._guard)
         try:
             if self._connection.vendor == "postgresql" and not joins and not self._in_a_test:
-                # It is possible only before the first query, and a snapshot older than the lock would hide a record.
+                # Possible only before the first query; a snapshot older than the lock would hide a record.
                 _plainly(self._connection, _PIN, Mode.ATOMIC)
             if self._connection.vendor == "sqlite" and not joins:
                 _plainly(self._connection, _MARK, Mode.ATOMIC)
@@ -214,15 +214,15 @@ class DjangoTransaction:
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (Django has no types)
-        """What the handler gets: the connection that its models use anyway."""
+        """The connection that is passed to the handler: the one its models use."""
         return self._connection
 
     def look(self) -> None:
-        """Remember what only the handler's own place shows: a block of the view's that ends forgets it."""
+        """Save state that is visible only inside the view: the end of an enclosing block resets it."""
         self._gone = self._gone or self._connection.needs_rollback or self._connection.closed_in_transaction
 
     def run(self, body: Body[T]) -> T:
-        """Run statements inside it."""
+        """Run statements inside the transaction."""
         if self._over:
             body.close()
             raise errors.TransactionControlError(OVER)
@@ -235,7 +235,7 @@ class DjangoTransaction:
         return result
 
     def commit(self) -> None:
-        """Commit; what a function of `on_commit` raises afterwards changes nothing of it."""
+        """Commit; an error of an `on_commit` function does not undo the commit."""
         if self._over:
             return
         try:
@@ -257,12 +257,12 @@ class DjangoTransaction:
         files.check(self._connection)
 
     def rollback(self) -> None:
-        """Undo everything, unless the block of `ATOMIC_REQUESTS` is still open inside of it."""
+        """Roll back, unless the block of `ATOMIC_REQUESTS` is still open inside."""
         if not self.surrounds or not self._is_inside():
             self.close()
 
     def close(self) -> None:
-        """Undo everything that is not committed, with the blocks that were left open inside of it."""
+        """Roll back everything uncommitted, including blocks that were left open inside."""
         if self._over:
             return
         if self._is_inside():
@@ -273,14 +273,14 @@ class DjangoTransaction:
         if not self._is_inside():
             self._end(undone)
             return
-        # The view has ended our block as well: only a new connection forgets what it did.
+        # The view ended this block too: only a new connection discards its writes.
         self._forget()
         self._connection.close()
         self._connection.connection = None
         self._connection.connect()
 
     def _check(self) -> None:
-        """Refuse to go on where Django, PostgreSQL or a handler has given the transaction up."""
+        """Raise if Django, PostgreSQL or the handler has doomed the transaction."""
         connection = self._connection
         if self._joins:
             return
@@ -293,15 +293,15 @@ class DjangoTransaction:
         self._refuse_if_ended()
 
     def _refuse_if_ended(self) -> None:
-        """Raise if the transaction has ended in the database: the next statement would be committed by itself (L5)."""
+        """Raise if the transaction has ended in the database: the next statement would commit by itself (L5)."""
         if self._over or (self._joins and self._connection.vendor == "postgresql"):
-            return  # there, its first statement begins it
+            return  # there, the first statement begins it
         self._ended = self._ended or _is_ended(self._connection)
         if self._ended:
             raise errors.TransactionControlError(ENDED)
 
     def _prove(self) -> None:
-        """Raise unless SQLite is still in the transaction that was begun: no other one is committed."""
+        """Raise unless SQLite is still in the transaction that was begun; no other one is committed."""
         if self._connection.vendor != "sqlite" or self._joins:
             return
         try:
@@ -320,17 +320,17 @@ class DjangoTransaction:
         self._atomic.__exit__(None if error is None else type(error), error, None)
 
     def _forget(self) -> None:
-        """Be over: the guard goes with the transaction, however it ends."""
+        """Mark it as ended and remove the guard."""
         self._over = True
         self._connection.execute_wrappers.remove(self._guard)
 
     def _mark(self) -> None:
-        """The first function of `on_commit`: what fails after it was committed."""
+        """The first `on_commit` function: it records that the commit happened."""
         self._committed = True
 
     def _guard(self, go_on: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:  # noqa: ANN401, FBT001  (Django's signature)
         text = sql if isinstance(sql, str) else sql.as_string(self._connection.connection)
-        # The connection is the application's, which may leave on it what it likes: django-tenants sets its search path.
+        # The application owns the connection and may change its settings: django-tenants sets its search path.
         if refuse_transaction_control(text, _DIALECTS[self._connection.vendor], lent=True):
             self._sets = True
         self._refuse_if_ended()
@@ -338,7 +338,7 @@ class DjangoTransaction:
 
 
 class Spares:
-    """Connections beside those of requests: for other threads, and for what is committed while one is in use."""
+    """Extra connections: for other threads, and for commits while a request's connection is in use."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
@@ -348,7 +348,7 @@ class Spares:
 
     @contextmanager
     def lent(self) -> Iterator[Any]:
-        """One of them; Django decides whether it is kept."""
+        """Borrow a connection; Django decides whether to keep it."""
         with self._lock:
             connection = self._free.pop() if self._free else None
         if connection is None:
@@ -365,13 +365,13 @@ class Spares:
                 self._free.append(connection)
 
     def inherited(self) -> list[Any]:
-        """Those of a parent process, whose threads may have held the lock, too: this one begins without any."""
+        """Discard those of a parent process, whose threads may also have held the lock: a child starts with none."""
         self._lock = threading.Lock()
         free, self._free = self._free, []
         return free
 
     def close(self) -> None:
-        """Close all that are not in use."""
+        """Close all idle connections."""
         with self._lock:
             free, self._free = self._free, []
         for connection in free:
@@ -379,7 +379,7 @@ class Spares:
 
 
 def _is_ended(connection: Any) -> bool:  # noqa: ANN401
-    """Whether the database is in no transaction, although Django is in a block."""
+    """Whether the database has no open transaction although Django is in a block."""
     raw = connection.connection
     if raw is None or connection.closed_in_transaction:
         return False
@@ -389,8 +389,8 @@ def _is_ended(connection: Any) -> bool:  # noqa: ANN401
 
 
 def _in_a_test(connection: Any) -> bool:  # noqa: ANN401
-    """Whether a `TestCase` holds the transaction, which all of a test has to be in."""
-    return any(block._from_testcase for block in connection.atomic_blocks)  # noqa: SLF001  (Django has no other word)
+    """Whether a `TestCase` holds the transaction that the whole test runs in."""
+    return any(block._from_testcase for block in connection.atomic_blocks)  # noqa: SLF001  (Django has no public name for it)
 
 
 def _is_nested(connection: Any) -> bool:  # noqa: ANN401
@@ -398,7 +398,7 @@ def _is_nested(connection: Any) -> bool:  # noqa: ANN401
 
 
 def _executed(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:  # noqa: ANN401
-    """Run a transaction of our own."""
+    """Run one of oncekey's transactions."""
     mode = transaction.mode
     files.vet(connection)
     if mode is not Mode.ATOMIC and verbs is not _IN_A_TEST:
@@ -427,7 +427,7 @@ def _executed(connection: Any, transaction: Transaction[T], verbs: _Verbs) -> T:
 
 
 def _plainly(connection: Any, sql: str, mode: Mode | None) -> None:  # noqa: ANN401
-    """Say something without parameters; a COMMIT has no mode."""
+    """Execute a statement without parameters; a COMMIT has no mode."""
     try:
         with closing(_cursor(connection)) as cursor:
             cursor.execute(sql)
@@ -442,7 +442,7 @@ def _plainly(connection: Any, sql: str, mode: Mode | None) -> None:  # noqa: ANN
 
 
 def execute(connection: Any, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
-    """Execute a statement of a store's; both databases take `%(name)s` from Django's cursors."""
+    """Execute a statement of the store; Django's cursors accept `%(name)s` for both databases."""
     assert isinstance(statement.command, str)
     try:
         with closing(_cursor(connection)) as cursor:
@@ -455,7 +455,7 @@ def execute(connection: Any, mode: Mode, statement: Statement) -> Rows:  # noqa:
         connection.errors_occurred = True
         raise _meaning(error, connection, mode, statement.name) from None
     except (OverflowError, ValueError) as error:
-        # Such an error repeats the value that could not be bound, so it is not shown.
+        # The message of such an error repeats the value that could not be bound, so it is not shown.
         raise errors.StoreError(f"{statement.name}: a value could not be bound ({type(error).__name__})") from None
 
 
@@ -474,14 +474,14 @@ def _cursor(connection: Any) -> Any:  # noqa: ANN401
 
 
 def _unreachable(error: Exception, vendor: str) -> errors.StoreError:
-    """The store's error for a connection or a BEGIN: nothing was said yet."""
+    """The store's error for a failed connection or BEGIN: no statement was sent."""
     if vendor == "sqlite":
         return store_error(_raw(error), "beginning")
     return postgres_errors.unreachable(type(error).__name__)
 
 
 def _raw(error: Exception) -> Exception:
-    """The database module's own error, below Django's."""
+    """The original error of the database driver, below Django's."""
     return error.__cause__ if isinstance(error, Error) and isinstance(error.__cause__, Exception) else error
 
 
@@ -507,7 +507,7 @@ def _meaning(error: Exception, connection: Any, mode: Mode, what: str) -> errors
 
 
 def _commit_error(error: Exception, vendor: str) -> errors.StoreError:
-    """The store's error for a COMMIT: what the server itself says is definite, silence is not."""
+    """The store's error for a COMMIT: an error from the server is definite, a lost reply is not."""
     raw = _raw(error)
     if vendor == "sqlite":
         return commit_error(raw, WHAT)
@@ -520,18 +520,18 @@ def _commit_error(error: Exception, vendor: str) -> errors.StoreError:
 _ALIASES: Final[set[str]] = set()
 _SPARES: Final[WeakSet[Spares]] = WeakSet()
 _inherited: Final[list[Any]] = []
-"""What a parent process had open. To close it here, or to let it be collected, would say goodbye in its name."""
+"""Connections of the parent process. Closing or collecting them here would end the parent's sessions."""
 
 
 def _forked() -> None:
-    """Two processes on one connection read each other's rows, so a child makes its own."""
+    """Drop inherited connections: two processes on one connection would read each other's rows."""
     for spares in _SPARES:
         _inherited.extend(spares.inherited())
     for alias in _ALIASES:
-        if alias not in connections.settings:  # which was refused
+        if alias not in connections.settings:  # it was refused
             continue
         connection = connections[alias]
-        # A pool's connections are as much the parent's as the one in use, and the threads that look after it are gone.
+        # A pool's connections belong to the parent too, and the threads that maintain the pool are gone.
         _inherited.append(getattr(connection, "_connection_pools", {}).pop(alias, None))
         if connection.connection is not None and not connection.in_atomic_block:
             _inherited.append(connection.connection)

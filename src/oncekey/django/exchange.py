@@ -1,8 +1,8 @@
-"""Requests and responses of Django's, as the lifecycle of threads reads and sends them.
+"""Adapts Django's requests and responses to the blocking request lifecycle.
 
-A view that is `def` is called in the thread of its request, under WSGI and ASGI alike. An `async def` view stays in its
-event loop, and everything that touches a database is done in the one thread that Django keeps for the request, where
-its models are used, too: so what such a view writes is in the transaction of its key.
+A `def` view is called in the thread of its request, under WSGI and ASGI alike. An `async def` view stays in its event
+loop, and every database operation runs in the one thread that Django keeps for the request, which its models use too:
+so the view's writes are in the transaction of its key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.db import connections
@@ -41,15 +41,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SERVER_ERRORS: Final = 500
-OTHER_ONCE: Final = "{operation} is protected by another Once than the one that settings.ONCEKEY names"
+OTHER_ONCE: Final = "{operation} is protected by a different Once than the one in settings.ONCEKEY"
 READ_BEFORE: Final = (
-    "a middleware before oncekey's has read the body of the request, which cannot be read once more: let it read "
-    "request.body, or not at all"
+    "a middleware before oncekey's has consumed the body of the request: let it read request.body, or not read the body"
 )
 
 
-class Sent:
-    """A request. Its body is read before the view, whose form or parser would leave nothing of it, and read as anew."""
+class BufferedRequest:
+    """A request whose body is read before the view and can be read again by its form or parser."""
 
     def __init__(self, request: Any, limit: int | None = None) -> None:  # noqa: ANN401  (Django has no types)
         meta = request.META
@@ -65,7 +64,7 @@ class Sent:
         self._body = b"" if limit is None else read_body(request, limit)
 
     def parts(self) -> Parts | Refuse:
-        """All of it."""
+        """The parts of the request, or a refusal."""
         request, body = self._request, self._body
         if body is None:
             raise ConfigurationError(READ_BEFORE)
@@ -83,28 +82,28 @@ class Sent:
 
     @staticmethod
     def instead(answer: Answer, _: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """What a view returns that was not called."""
+        """The response of a view that was not called."""
         return made(answer)
 
 
 def read_body(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
-    """The body, or why it cannot be had; None: somebody else has read it."""
+    """The body, or a refusal; None if earlier middleware consumed it."""
     if hasattr(request, "_body"):
-        return bytes(request._body)  # noqa: SLF001  (what `request.body` has read)
-    if request._read_started:  # noqa: SLF001  (there is no public word for it)
+        return bytes(request._body)  # noqa: SLF001  (the cache of `request.body`)
+    if request._read_started:  # noqa: SLF001  (there is no public name for it)
         return None
     size = blocking.length_of(request.META.get("CONTENT_LENGTH") or "")
     if size is None and "wsgi.input" in request.META:
-        # Django takes such a body for an empty one, so all of them would have one fingerprint.
+        # Django reads such a body as empty, so all such requests would have the same fingerprint.
         return blocking.NO_LENGTH if "HTTP_TRANSFER_ENCODING" in request.META else b""
     body, request._stream = blocking.read_up_to(limit, request._stream, size)  # noqa: SLF001  (what parsers read)
     if size is None and isinstance(body, bytes):
-        request.META["CONTENT_LENGTH"] = str(len(body))  # without which REST framework reads nothing
+        request.META["CONTENT_LENGTH"] = str(len(body))  # REST framework reads nothing without it
     return body
 
 
 def made(answer: Answer) -> Any:  # noqa: ANN401
-    """An answer of ours as Django sends it."""
+    """Convert a response of oncekey's to a Django response."""
     response = HttpResponse(answer.body, status=answer.status)
     del response.headers["Content-Type"]
     for name, value in answer.headers:
@@ -115,7 +114,7 @@ def made(answer: Answer) -> Any:  # noqa: ANN401
 
 
 class DjangoRuntime(ThreadRuntime):
-    """A call with a limit has a thread of its own, and so a connection of Django's, which nobody else closes."""
+    """Runs a call with a timeout in its own thread, and closes the Django connection of that thread."""
 
     def perform(self, action: Action) -> Any:  # noqa: ANN401
         """Perform one action."""
@@ -132,13 +131,13 @@ def _then_closed(fn: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN40
 
 
 class DjangoThreads(blocking.Threads):
-    """What all requests of a Django project share."""
+    """State shared by all requests of a Django project."""
 
     performs = DjangoRuntime
 
     @property
     def database(self) -> Database | None:
-        """Where keys are kept, if that is a database of the project."""
+        """The project's database that stores the keys; None if keys are stored at a URL."""
         store = self.engines.store  # type: ignore[attr-defined]  # the engines of a project are its `Once`
         return store if isinstance(store, Database) else None
 
@@ -147,26 +146,26 @@ class DjangoExchange(blocking.BlockingExchange):
     """One request to a Django project."""
 
     threads: DjangoThreads
-    asked: Sent
+    asked: BufferedRequest
 
-    def __init__(self, threads: DjangoThreads, asked: Sent) -> None:
+    def __init__(self, threads: DjangoThreads, asked: BufferedRequest) -> None:
         super().__init__(threads, asked)
         self.uncaught: BaseException | None = None
-        """What the view raised and no exception handler below Django's own took."""
+        """The exception of the view that reached Django's own exception handler."""
         self._opened: DjangoTransaction | None = None
 
     @property
     def keyed(self) -> bool:
-        """Whether a view would be claimed for."""
+        """Whether a protected view would claim a key."""
         return self.echo is not None and self.asked.method not in SAFE
 
-    # What a view meets.
+    # Called by the view.
 
     def open(self, enrolment: Enrolment) -> Any:  # noqa: ANN401
-        """Open the transaction before `ATOMIC_REQUESTS` does; a response, if that is not possible."""
+        """Open the transaction before `ATOMIC_REQUESTS` does; returns a response if that fails."""
         try:
-            # The store is checked first: inside of the transaction that would need a second connection, and a pool in
-            # which every thread holds one and waits for another has none to give.
+            # The store is checked first: inside the transaction the check would need a second connection, and in a pool
+            # in which every thread holds one connection and waits for another there is none left.
             if self.threads.ready():
                 opened = self.threads.engines.blocking().open()
                 assert isinstance(opened, DjangoTransaction)
@@ -184,8 +183,8 @@ class DjangoExchange(blocking.BlockingExchange):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        """Call a protected `def` view, if it is to be called."""
-        self._meet(enrolment, args)
+        """Call a protected `def` view, unless a stored response or a refusal replaces it."""
+        self._check_view(enrolment, args)
         return super().call(self._looking(handler), enrolment, name, args, kwargs)
 
     def _looking(self, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,7 +205,7 @@ class DjangoExchange(blocking.BlockingExchange):
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
         """The same for an `async def` view."""
-        await _in_its_thread(self._meet, enrolment, args)
+        await _in_its_thread(self._check_view, enrolment, args)
         if self._called:
             raise RuntimeError(ONE_OPERATION)
         self._called = True
@@ -267,29 +266,29 @@ class DjangoExchange(blocking.BlockingExchange):
         await _in_its_thread(runtime.run, flow, rows_of(enrolment, op, result, raised=False))
         return result
 
-    def _meet(self, enrolment: Enrolment, args: tuple[Any, ...]) -> None:
-        """What is true whatever the view is: whose it is, what `tenant` is handed, and that it can commit."""
+    def _check_view(self, enrolment: Enrolment, args: tuple[Any, ...]) -> None:
+        """Check that the view belongs to this `Once` and can commit, and set the request that `tenant` receives."""
         if enrolment.owner is not self.threads.engines:
             raise RuntimeError(OTHER_ONCE.format(operation=enrolment.operation))
         self.asked.shown = request_in(args) or self.asked.shown
         database = self.threads.database
         if self.keyed and database is not None and self._opened is None:
             blocks = connections[database.alias].atomic_blocks
-            if blocks and not blocks[-1]._from_testcase:  # noqa: SLF001  (Django has no other word)
-                _refuse_nested(database.alias)
+            if blocks and not blocks[-1]._from_testcase:  # noqa: SLF001  (Django has no public name for it)
+                raise ConfigurationError(NESTED.format(alias=database.alias))
 
     def _look(self) -> None:
         if self.run is not None and isinstance(self.run.tx, DjangoTransaction):
             self.run.tx.look()
 
-    # What the lifecycle asks.
+    # Called by the lifecycle.
 
     def transaction_for(self, enrolment: Enrolment) -> Tx:
-        """The transaction that was opened before `ATOMIC_REQUESTS` could."""
+        """The transaction that was opened before `ATOMIC_REQUESTS`."""
         return self._opened if enrolment.transactional else None
 
     def without_record(self, claim: Claim | None) -> Unkeyed:
-        """Its rows belong to whatever transaction is open, as Django's own do; else to one of their own."""
+        """Its rows join an open transaction, as Django's own do; otherwise they get their own."""
         driver = self.threads.engines.blocking().driver
         join = getattr(driver, "join", None)
         try:
@@ -297,21 +296,21 @@ class DjangoExchange(blocking.BlockingExchange):
         except StoreError as error:
             raise NoConnectionError(error) from error
 
-    # What becomes of it.
+    # The response.
 
     def failing(self, response: Any) -> BaseException | None:  # noqa: ANN401
-        """What came out of the view, where the response is only Django's page about it: that one is never stored."""
+        """The exception of the view if the response is Django's error page for it, which is never stored."""
         return self.uncaught if response.status_code >= _SERVER_ERRORS else None
 
     def begin(self, response: Any) -> None:  # noqa: ANN401
-        """Note the status and the header lines; cookies are no headers of Django's."""
+        """Record the status and the headers; Django keeps cookies separately."""
         assert self.capture is not None
         lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
         lines += [(b"Set-Cookie", one.OutputString().encode("latin-1")) for one in response.cookies.values()]
         self.capture.start(response.status_code, lines)
 
     def take(self, response: Any) -> None:  # noqa: ANN401
-        """Capture a body. The generator of a stream is closed, so that nothing stays open that it has opened."""
+        """Capture a body, and close the generator of a stream so that its resources are released."""
         if not response.streaming:
             self._takes(response.content)
         elif response.is_async:
@@ -338,16 +337,16 @@ class DjangoExchange(blocking.BlockingExchange):
             await getattr(response._iterator, "aclose", _anothing)()  # noqa: SLF001
 
     def _takes(self, piece: bytes) -> bool:
-        """Take one piece; whether another one is wanted: not of a body that cannot be stored."""
+        """Capture one chunk; whether more are wanted: not for a body that cannot be stored."""
         assert self.capture is not None
         self.capture.body(piece, more=True)
         return self.capture.refused is None
 
     def sent(self, response: Any) -> Any:  # noqa: ANN401
-        """Our own answer, or the view's as it was and with our marks."""
+        """Return oncekey's own response, or the view's with oncekey's headers added."""
         if self.answer is not None:
             instead = made(self.answer)
-            instead._resource_closers.extend(response._resource_closers)  # noqa: SLF001  (files that the view has opened)
+            instead._resource_closers.extend(response._resource_closers)  # noqa: SLF001  (files that the view opened)
             return instead
         capture, run = self.capture, self.run
         if capture is None or run is None or capture.status is None:
@@ -371,38 +370,35 @@ class DjangoExchange(blocking.BlockingExchange):
         finally:
             if self._opened is not None:
                 self._opened.close()
-            # Generators in the frames of a traceback are closed with it, in this thread, and not by the collector.
+            # Clear the traceback: generators in its frames are closed here, in this thread, and not by the garbage
+            # collector.
             self.uncaught = self.ended.error = None
 
 
 def request_in(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """The request among a view's arguments: Django's, or the one that REST framework made of it."""
+    """The request among a view's arguments: Django's, or REST framework's wrapper of it."""
     return next((one for one in args[:2] if hasattr(one, "META") and hasattr(one, "method")), None)
 
 
 def _nothing() -> None:
-    """What closes an iterator that has nothing to close."""
+    """Close an iterator that has nothing to close."""
 
 
 async def _anothing() -> None:
     """The same for an asynchronous one."""
 
 
-def _refuse_nested(alias: str) -> NoReturn:
-    raise ConfigurationError(NESTED.format(alias=alias))
-
-
 async def _in_its_thread(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
-    """Do something in the thread that Django keeps for the request, where its connections are."""
+    """Run a function in the thread that Django keeps for the request, which owns its connections."""
     result = await sync_to_async(function, thread_sensitive=True)(*args)
     assert not inspect.isawaitable(result)
     return result
 
 
 async def _drive(runtime: ThreadRuntime, flow: Life[T]) -> T:
-    """Take a step of an `async def` view, a flow without `Invoke`: its transactions in the request's own thread.
+    """Drive a flow without `Invoke` for an `async def` view, with its transactions in the request's thread.
 
-    The first cancellation is thrown into the flow as `Interrupted`, and raised when the flow is over.
+    The first cancellation is thrown into the flow as `Interrupted`, and raised when the flow ends.
     """
     cancelled: asyncio.CancelledError | None = None
     try:
@@ -437,6 +433,6 @@ async def _performed(runtime: ThreadRuntime, action: Action) -> Any:  # noqa: AN
     async with asyncio.timeout(action.limit):
         if iscoroutinefunction(action.fn):
             return await action.fn(*action.arguments)
-        # A `def` may use models, which must not be done in an event loop.
+        # A `def` may use models, which is not allowed in an event loop.
         said = await sync_to_async(action.fn, thread_sensitive=True)(*action.arguments)
         return await said if inspect.isawaitable(said) else said

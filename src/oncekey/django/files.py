@@ -1,6 +1,6 @@
-"""The files that Django's connections to SQLite have opened: one may have been deleted or replaced since.
+"""Detects that the file behind a SQLite connection of Django was deleted or replaced.
 
-With a write-ahead log SQLite goes on writing to an unlinked file, and every commit is lost: see
+With a write-ahead log, SQLite keeps writing to an unlinked file, and every commit is lost: see
 `databases/sqlite/files.py`.
 """
 
@@ -15,11 +15,11 @@ from oncekey.databases.sqlite.files import GONE, OpenedFile
 
 
 def vet(connection: Any) -> None:  # noqa: ANN401  (Django has no types)
-    """Close a connection, outside of any transaction, if a new one would open another file; refuse if there is none."""
+    """Close an idle connection if a new one would open a different file; raise if the file is missing."""
     if connection.vendor != "sqlite" or connection.in_atomic_block:
         return
     if connection.connection is not None and not hasattr(connection, "oncekey_opened"):
-        _note(connection)  # it was opened before this module was imported
+        _note(connection)  # opened before this module was imported
     opened: OpenedFile | None = getattr(connection, "oncekey_opened", None)
     if opened is None or not opened.is_outdated:
         return
@@ -29,14 +29,14 @@ def vet(connection: Any) -> None:  # noqa: ANN401  (Django has no types)
 
 
 def check(connection: Any) -> None:  # noqa: ANN401  (Django has no types)
-    """Raise after a commit into a file that is not there any more."""
+    """Raise after a commit into a file that no longer exists."""
     opened: OpenedFile | None = getattr(connection, "oncekey_opened", None)
     if opened is not None and not connection.in_atomic_block:
         opened.check()
 
 
 def _note(connection: Any, **_: object) -> None:  # noqa: ANN401  (Django has no types)
-    """Note which file a new connection has opened; a database in memory has none."""
+    """Record which file a new connection has opened; an in-memory database has none."""
     if connection.vendor != "sqlite":
         return
     with connection.wrap_database_errors:

@@ -1,7 +1,7 @@
-"""`oncekey.django.Middleware`, the last one in MIDDLEWARE: it sees the final bytes of a view, and no other one's.
+"""`oncekey.django.Middleware`, the last entry of MIDDLEWARE: it sees the final bytes of the view's response.
 
-What is farther out (compression, CORS, session cookies) is made anew for each answer, replays included. Authentication
-by middleware has happened before it, and that of REST framework happens before a protected method is called.
+Middleware before it (compression, CORS, session cookies) processes every response, replays included. Authentication in
+middleware runs before it; REST framework authenticates before it calls a protected method.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.http import HttpResponse
 
-from oncekey.core.errors import SAID_TO_US
-from oncekey.django.exchange import DjangoExchange, Sent
+from oncekey.core.errors import CONTROL_ERRORS
+from oncekey.django.exchange import BufferedRequest, DjangoExchange
 from oncekey.django.project import enrolment_of, once_of_project
 from oncekey.engine.deciding import is_inner
 from oncekey.engine.enrolment import SAFE
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Middleware:
-    """Captures the answers of claimed requests, settles them, and only then lets them out; for WSGI and ASGI."""
+    """Captures and stores the response of a claimed request before it is sent; for WSGI and ASGI."""
 
     sync_capable = True
     async_capable = True
@@ -42,10 +42,10 @@ class Middleware:
         return self._shielded(request) if self._is_async else self._serve(request)
 
     def process_view(self, request: Any, view: Any, *_: Any) -> Any:  # noqa: ANN401
-        """Open the transaction of a view that `ATOMIC_REQUESTS` is about to open one around: theirs is then inside.
+        """Open the transaction before `ATOMIC_REQUESTS` opens its own, so that Django's block is the inner one.
 
-        Where theirs were outside, it would be committed after ours was believed to be; and what a response that is
-        rendered late raises would be too late for both.
+        If Django's block were the outer one, it would commit after oncekey had treated its own as committed, and an
+        error raised while a response is rendered late would be too late for both.
         """
         exchange, database = thread_exchange.get(), self._threads.database
         assert isinstance(exchange, DjangoExchange)
@@ -58,17 +58,19 @@ class Middleware:
 
     @staticmethod
     def process_exception(_: Any, error: BaseException) -> Any:  # noqa: ANN401
-        """Note what a view raised, before any other middleware is asked; what was said to oncekey is no fault."""
+        """Record the exception of a view before other middleware handles it; ignore oncekey's control errors."""
         exchange = thread_exchange.get()
         assert isinstance(exchange, DjangoExchange)
         exchange.uncaught = error
-        ours = isinstance(error, SAID_TO_US) and not is_inner(error, exchange.ended.began)
+        ours = isinstance(error, CONTROL_ERRORS) and not is_inner(error, exchange.ended.began)
         return HttpResponse(status=500) if ours else None
 
     def _begun(self, request: Any) -> DjangoExchange:  # noqa: ANN401
-        # On safe methods a key has no effect, whatever it looks like.
+        # A key has no effect on safe methods, even if it is malformed.
         keyed = KEY in request.META and request.method not in SAFE
-        return DjangoExchange(self._threads, Sent(request, self._threads.max_request_bytes if keyed else None))
+        return DjangoExchange(
+            self._threads, BufferedRequest(request, self._threads.max_request_bytes if keyed else None)
+        )
 
     def _serve(self, request: Any) -> Any:  # noqa: ANN401
         exchange = self._begun(request)
@@ -87,11 +89,11 @@ class Middleware:
                 exchange.finish(error)
             raise
         finally:
-            thread_exchange.reset(token)  # a server uses the thread for its next request
+            thread_exchange.reset(token)  # the server reuses the thread for its next request
             exchange.end()
 
     async def _shielded(self, request: Any) -> Any:  # noqa: ANN401
-        """Serve to the end although the client has left, for whom Django cancels the view; the cancellation waits."""
+        """Finish serving after a disconnect: Django cancels the view, and the cancellation is deferred."""
         work, cancelled = asyncio.ensure_future(self._aserve(request)), None
         while not work.done():
             try:
@@ -105,7 +107,7 @@ class Middleware:
 
     async def _aserve(self, request: Any) -> Any:  # noqa: ANN401
         exchange = self._begun(request)
-        thread_exchange.set(exchange)  # in a task of its own, so nobody else sees it
+        thread_exchange.set(exchange)  # runs in a separate task, so the value is not shared
         settle = sync_to_async(exchange.finish, thread_sensitive=True)
         try:
             response = await self.get_response(request)

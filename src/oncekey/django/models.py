@@ -1,6 +1,6 @@
-"""The tables of the store in Django: made by its migrations, and the records as a model that only reads.
+"""The tables of the store in Django: created by migrations, with the records as a read-only model.
 
-The migrations run the same statements as `oncekey migrate up`; the model is for the administrators' pages.
+The migrations run the same statements as `oncekey migrate up`; the model is for the admin pages.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _RECORDS: Final = {"postgresql": '"oncekey"."record"', "sqlite": "oncekey_record
 
 
 def database() -> Database | None:
-    """Where the project's keys are kept, if that is one of its databases."""
+    """The project's database that stores the keys; None if keys are stored at a URL."""
     return once_of_project().threads.database
 
 
 def records() -> tuple[str, str]:
-    """The alias of that database and the table of its records, by the setting alone: models are loaded before views."""
+    """The alias of that database and its table of records, from settings alone: models are loaded before views."""
     alias = alias_of_project()
-    vendor = connections[alias].vendor if alias in connections.settings else "sqlite"  # which `manage.py check` reports
+    vendor = connections[alias].vendor if alias in connections.settings else "sqlite"  # `manage.py check` reports it
     return alias, _RECORDS.get(vendor, _RECORDS["sqlite"])
 
 
 class MakeTables(migrations.RunPython):
-    """Run the store's own migrations up to a number; what is there already stays as it is.
+    """Run the store's own migrations up to a number; existing tables are left unchanged.
 
-    A new migration of the store needs a new one of this app, because Django runs none twice.
+    A new migration of the store needs a new one of this app, because Django runs each only once.
     """
 
     def __init__(self, upto: Mapping[str, int]) -> None:
@@ -48,11 +48,11 @@ class MakeTables(migrations.RunPython):
         self._upto = upto
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """How a squashed migration writes it."""
+        """The form in which a squashed migration writes it."""
         return type(self).__qualname__, [self._upto], {}
 
     def describe(self) -> str:
-        """What `manage.py migrate --plan` shows."""
+        """The line in `manage.py migrate --plan`."""
         return "oncekey's own tables"
 
 
@@ -88,7 +88,7 @@ class Record(models.Model):
     expires_at = models.BigIntegerField()
 
     class Meta:
-        """It belongs to the store."""
+        """The store owns the table."""
 
         managed = False
         db_table = TABLE
@@ -98,12 +98,12 @@ class Record(models.Model):
         return f"{self.operation} {self.key}"
 
     def save(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
-        """Refuse: a record that is changed by hand would say what did not happen."""
-        raise TypeError("records are written by oncekey only: settle a key by `manage.py oncekey keys`")
+        """Raise: oncekey alone writes records."""
+        raise TypeError("records are written by oncekey only: change a key with `manage.py oncekey keys`")
 
     delete = save
 
 
 def instant(micros: int | None) -> datetime | None:
-    """An instant of the store's clock."""
+    """A timestamp of the store's clock."""
     return None if micros is None else datetime.fromtimestamp(micros / 1_000_000, UTC)

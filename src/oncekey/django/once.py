@@ -1,4 +1,4 @@
-"""`oncekey.django.Once`: the `Once` of a Django project, which `settings.ONCEKEY` names."""
+"""`oncekey.django.Once`: the `Once` of a Django project, named by `settings.ONCEKEY`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.http import Http404, HttpResponse, HttpResponseNotAllowed
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.django.database import Database
-from oncekey.django.exchange import DjangoExchange, DjangoThreads, Sent, made, read_body, request_in
+from oncekey.django.exchange import BufferedRequest, DjangoExchange, DjangoThreads, made, read_body, request_in
 from oncekey.django.project import Application, check_order
 from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
 from oncekey.frameworks.consumer_page import documentation
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 NO_MIDDLEWARE: Final = (
-    "{operation} is protected, and no middleware of oncekey serves this request: put 'oncekey.django.Middleware' last "
-    "into MIDDLEWARE; a unit test passes op=oncekey.testing.sync_operation(...), or calls the view's __wrapped__"
+    "{operation} is protected, but oncekey's middleware does not serve this request: put 'oncekey.django.Middleware' "
+    "last in MIDDLEWARE; in a unit test, pass op=oncekey.testing.sync_operation(...) or call the view's __wrapped__"
 )
 NO_TENANT: Final = (
-    "Once(tenant=...) needs to know whose key it is: pass a function that names the tenant of an authenticated "
-    "request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
+    "Once(tenant=...) is missing: pass a function that returns the tenant of an authenticated request, or "
+    "tenant=oncekey.SINGLE_TENANT if all callers may share responses"
 )
 
 
 class Once(Framework):
     """Makes the views of a Django project safe to retry.
 
-    `store` is a `Database`, of which the default one is taken if none is named, or a URL as with `oncekey.Once`.
-    `tenant` and `principal` are functions that are handed the request, REST framework's where a view has that.
-    `status` is the path below which `status_view` is routed, for the `Location` of refusals.
+    `store` is a `Database` (by default, the project's default database) or a URL as for `oncekey.Once`. `tenant` and
+    `principal` are functions that take the request; in views of REST framework, its own request. `status` is the path
+    under which `status_view` is routed; refusals link there in `Location`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Once(Framework):
         self.has_tenant = tenant is not None
         codes = (getattr(one, "__code__", None) for one in (tenant, principal))
         self.reads_user = any(code is not None and "user" in code.co_names for code in codes)
-        """Whether `tenant` or `principal` looks at `request.user`, which REST framework sets in its own views only."""
+        """Whether `tenant` or `principal` reads `request.user`, which REST framework sets in its own views only."""
         self.threads = DjangoThreads(
             self,
             self.policy,
@@ -82,10 +82,10 @@ class Once(Framework):
         authorise: Callable[[Any], Any] | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Callable[[F], F]:
-        """Protect a view, a method of one, or an action: directly above the function, below every other decorator.
+        """Protect a view, a method of a view class, or an action: directly above the function, below other decorators.
 
-        `authorise` is called before the claim, with the view of a class or with the request, and raises what the view
-        would raise; a method of REST framework whose route names an object calls `get_object()` by itself.
+        `authorise` is called before the claim with the view instance (class-based) or the request, and raises what the
+        view would raise. A REST framework method whose route names an object calls `get_object()` for this check.
         """
         decorate: Callable[[F], F] = super().protect(*misused, effects=effects, **options)  # type: ignore[call-overload]
 
@@ -97,7 +97,7 @@ class Once(Framework):
 
     @staticmethod
     def _wrapped(handler: F, enrolment: Enrolment) -> F:
-        """The view, protected. It stays `def` or `async def`, because Django calls each in its own way."""
+        """The protected view. It stays `def` or `async def`, because Django calls the two differently."""
         name = operation_name(handler, enrolment)
 
         @functools.wraps(handler)
@@ -115,7 +115,7 @@ class Once(Framework):
         wrapper = shown(direct if enrolment.blocking else awaited, handler, enrolment, name)
         database = enrolment.owner.threads.database  # type: ignore[attr-defined]  # it is a `Once` of this module
         if database is not None and not (enrolment.transactional and database.one_commit):
-            # What has to commit by itself must not be inside of the transaction of ATOMIC_REQUESTS.
+            # A view that commits by itself must run outside the transaction of ATOMIC_REQUESTS.
             wrapper._non_atomic_requests = {  # noqa: SLF001  (what Django's own decorator sets)
                 *getattr(handler, "_non_atomic_requests", ()),
                 database.alias,
@@ -129,17 +129,17 @@ class Once(Framework):
     def status_view(self, request: Any, key: str) -> Any:  # noqa: ANN401  (Django has no types)
         """Return the status of a key, for `path("idempotency-keys/<path:key>", once.status_view)`.
 
-        It has to authenticate its caller as the protected views do: where REST framework does that, call it from a view
-        of REST framework.
+        It must authenticate its caller as the protected views do: if REST framework authenticates them, call it from a
+        view of REST framework.
         """
-        return made(self.threads.status(Sent(request), key))
+        return made(self.threads.status(BufferedRequest(request), key))
 
     def webhook_view(
         self, *, secret: Secrets = None, parse: Callable[[Any], Sighting | None], **options: Unpack[WebhookOptions]
     ) -> Callable[..., Any]:
-        """A view that takes a provider's webhooks, as `oncekey.Once.webhook` does: `path("webhooks/provider", ...)`.
+        """A view that receives a provider's webhooks, like `oncekey.Once.webhook`: `path("webhooks/provider", ...)`.
 
-        It needs no login and no CSRF token: the signature is what it trusts.
+        It needs no login and no CSRF token: the signature authenticates the sender.
         """
         receiver = self._receiver(None, secret, parse, options)
 
@@ -168,17 +168,17 @@ def _exchange(enrolment: Enrolment) -> DjangoExchange:
 
 
 def _authorised(protected: F, authorise: Callable[[Any], Any] | None) -> F:
-    """The same, with a look at who asks before the claim: a stored answer is no less than the object itself."""
+    """The same view, with an authorisation check before the claim: a stored response is as sensitive as the object."""
 
     @functools.wraps(protected)
     def direct(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if _asks(args):
+        if _claims(args):
             _check(args, authorise)
         return protected(*args, **kwargs)
 
     @functools.wraps(protected)
     async def awaited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if _asks(args):
+        if _claims(args):
             returned = await sync_to_async(_check, thread_sensitive=True)(args, authorise)
             if inspect.isawaitable(returned):
                 await returned
@@ -189,7 +189,7 @@ def _authorised(protected: F, authorise: Callable[[Any], Any] | None) -> F:
     return cast("F", wrapper)
 
 
-def _asks(args: tuple[Any, ...]) -> bool:
+def _claims(args: tuple[Any, ...]) -> bool:
     exchange = thread_exchange.get()
     return bool(args) and isinstance(exchange, DjangoExchange) and exchange.keyed
 
@@ -204,6 +204,6 @@ def _check(args: tuple[Any, ...], authorise: Callable[[Any], Any] | None) -> Any
         try:
             view.get_object()
         except Http404:
-            if view.request.method != "DELETE":  # whose repetition finds nothing, and is answered all the same
+            if view.request.method != "DELETE":  # a retry of DELETE finds no object, and is replayed
                 raise
     return None

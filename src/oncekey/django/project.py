@@ -1,4 +1,4 @@
-"""A Django project: what its settings say of oncekey, and its views, found and listed without calling any of them."""
+"""A Django project: its oncekey settings, and its views, listed without calling them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
 
 SETTING: Final = "ONCEKEY"
-NOT_SET: Final = 'settings.ONCEKEY is missing: say where the project\'s Once is, as in ONCEKEY = "shop.once.once"'
+NOT_SET: Final = (
+    'settings.ONCEKEY is missing: set it to the import path of the project\'s Once, such as ONCEKEY = "shop.once.once"'
+)
 NOT_THERE: Final = "settings.ONCEKEY = {place!r}: {why}"
-NOT_DJANGOS: Final = "that is a {kind}, and an oncekey.django.Once is needed"
+NOT_DJANGOS: Final = "it is a {kind}, not an oncekey.django.Once"
 ORDER: Final = (
     "{view}: @once.protect(...) is above a decorator of django.contrib.auth, so a client that has the key would get a "
-    "stored answer without a login: put @once.protect directly above the function, below {decorator}"
+    "stored response without a login: put @once.protect directly above the function, below {decorator}"
 )
 MADE: Final = (
-    "{view}: @once.protect(...) is above a whole view, which authenticates inside: put it directly above the function "
-    "and below @api_view, or above the method of the class"
+    "{view}: @once.protect(...) is above a whole view, which authenticates its callers inside: put it directly above "
+    "the function and below @api_view, or above the method of the class"
 )
 _AUTH: Final = frozenset({"django.contrib.auth.decorators", "django.contrib.admin.views.decorators"})
 _REST: Final = "rest_framework.decorators"
@@ -46,13 +48,13 @@ _ADMIN: Final = "admin"
 
 
 def alias_of_project() -> str:
-    """The database that keys are kept in, as `settings.ONCEKEY_DATABASE` says."""
+    """The alias of the database that stores the keys: `settings.ONCEKEY_DATABASE`."""
     alias: str = getattr(settings, "ONCEKEY_DATABASE", "default")
     return alias
 
 
 def place_of_once() -> str:
-    """What the setting says."""
+    """The import path in `settings.ONCEKEY`."""
     place = getattr(settings, SETTING, None)
     if not isinstance(place, str) or "." not in place:
         raise ConfigurationError(NOT_SET)
@@ -60,7 +62,7 @@ def place_of_once() -> str:
 
 
 def once_of_project() -> Once:
-    """The project's `Once`, or one line about what is wrong with the setting."""
+    """The project's `Once`; raises ConfigurationError if the setting is wrong."""
     from oncekey.django.once import Once  # noqa: PLC0415  (it imports this module)
 
     place = place_of_once()
@@ -74,7 +76,7 @@ def once_of_project() -> Once:
 
 
 class Application:
-    """The project as a WSGI application: a worker goes on with requests through it, and commands list its routes."""
+    """The project as a WSGI application: workers resume requests through it, and commands list its routes."""
 
     def __init__(self) -> None:
         self._handler: Any = None
@@ -89,7 +91,7 @@ class Application:
 
 
 def handler_of(view: Any, method: str) -> Any:  # noqa: ANN401  (a view of any kind)
-    """What a view calls for a method: itself, or a method of its class."""
+    """The function that a view calls for a method: the view itself, or a method of its class."""
     for layer in layers(view):
         of_class = getattr(layer, "cls", None) or getattr(layer, "view_class", None)
         if of_class is not None:
@@ -100,7 +102,7 @@ def handler_of(view: Any, method: str) -> Any:  # noqa: ANN401  (a view of any k
 
 
 def enrolment_of(view: Any, method: str) -> Enrolment | None:  # noqa: ANN401
-    """How a view is protected for a method, below whatever decorators."""
+    """The enrolment of a view for a method, below any decorators."""
     for layer in inner(handler_of(view, method)):
         enrolment: Enrolment | None = getattr(layer, "__oncekey__", None)
         if enrolment is not None:
@@ -109,7 +111,7 @@ def enrolment_of(view: Any, method: str) -> Enrolment | None:  # noqa: ANN401
 
 
 def inner(handler: Any) -> Iterator[Any]:  # noqa: ANN401
-    """A handler and what its decorators wrapped; `@api_view` keeps its function in a closure only."""
+    """A handler and the functions that its decorators wrap; `@api_view` keeps its function only in a closure."""
     for layer in layers(handler):
         yield layer
         if _globals(layer) == _REST:
@@ -119,7 +121,7 @@ def inner(handler: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def check_order(handler: Callable[..., Any]) -> None:
-    """Refuse a protection that would answer before the caller is known."""
+    """Raise ConfigurationError if the protection would send a stored response before the caller is authenticated."""
     if hasattr(handler, "cls") or hasattr(handler, "view_class"):
         raise ConfigurationError(MADE.format(view=handler.__qualname__))
     for layer in layers(handler):
@@ -129,7 +131,7 @@ def check_order(handler: Callable[..., Any]) -> None:
 
 
 def _decorators(layer: Any) -> str | None:  # noqa: ANN401
-    """What of Django's logins a layer comes from, by itself or inside of `method_decorator`."""
+    """The login decorator that made a layer, directly or inside `method_decorator`; None if there is none."""
     where = _globals(layer)
     if where in _AUTH:
         return "the decorator that checks the login"
@@ -149,7 +151,7 @@ def _globals(function: Any) -> str | None:  # noqa: ANN401
 
 
 def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401  (an application of any kind)
-    """Every route; None: it is no project of Django's."""
+    """Every route; None if the application is not a Django project."""
     return served() if isinstance(app, Application | BaseHandler) else None
 
 
@@ -172,21 +174,21 @@ def _walk(found: Any, before: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     for one in found:
         path = before + _readable(str(one.pattern))
         if isinstance(one, URLPattern):
-            if not _FORMAT.search(path):  # REST framework serves each route once more, with a suffix
+            if not _FORMAT.search(path):  # REST framework also serves each route with a format suffix
                 yield path, one.callback
-        elif one.app_name != _ADMIN:  # its forms are Django's, which take no keys
+        elif one.app_name != _ADMIN:  # forms of the admin site send no keys
             yield from _walk(one.url_patterns, path)
 
 
 def _readable(pattern: str) -> str:
-    """A pattern as OpenAPI writes it, also one that is a regular expression."""
+    """A URL pattern in OpenAPI's syntax; regular expressions are converted too."""
     text = _GROUP.sub(r"{\1}", pattern)
     text = _ROUTE.sub(r"{\1}", text)
     return text.removeprefix("^").removesuffix("$").removesuffix(r"\Z").replace("\\", "")
 
 
 def class_of(view: Any) -> Any:  # noqa: ANN401
-    """The class of a view, below whatever decorators; None for a function."""
+    """The class of a view, below any decorators; None for a function."""
     for layer in layers(view):
         of_class = getattr(layer, "cls", None) or getattr(layer, "view_class", None)
         if of_class is not None:
@@ -195,7 +197,7 @@ def class_of(view: Any) -> Any:  # noqa: ANN401
 
 
 def has_login(view: Any) -> bool:  # noqa: ANN401
-    """Whether a decorator of Django's checks the login before a view."""
+    """Whether a Django decorator checks the login before a view."""
     return any(_decorators(layer) is not None for layer in layers(view))
 
 
@@ -210,7 +212,7 @@ def _handlers(view: Any) -> Iterator[tuple[frozenset[str], Any]]:  # noqa: ANN40
 
 
 def _methods_of(view: Any) -> frozenset[str]:  # noqa: ANN401
-    """What a function takes: `require_http_methods` keeps its list in a closure, and others take any method."""
+    """The methods that a function accepts, from `require_http_methods`, which keeps its list in a closure."""
     for layer in inner(view):
         if getattr(layer, "__globals__", {}).get("__name__") != "django.views.decorators.http":
             continue
@@ -222,6 +224,6 @@ def _methods_of(view: Any) -> frozenset[str]:  # noqa: ANN401
 
 
 def describe_keys(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:  # noqa: ANN401, ARG001, FBT001  (drf-spectacular's signature)
-    """Write into a document of drf-spectacular what each protected operation takes and answers."""
-    describe(result, served())  # parts of paths may be called otherwise there: `{pk}` is `{id}` of its model
+    """Add the header and the responses of each protected operation to a drf-spectacular document."""
+    describe(result, served())  # drf-spectacular may rename path parameters: `{pk}` becomes `{id}`
     return result

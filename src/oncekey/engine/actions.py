@@ -95,12 +95,16 @@ class Commit:
 
 
 class Rollback:
-    """Roll a transaction back and return its connection; has no effect on one that has ended."""
+    """Roll a transaction back and return its connection; has no effect on one that has ended.
 
-    __slots__ = ("tx",)
+    With `wait=False` the flow does not wait for the reply, if the runtime can avoid that.
+    """
 
-    def __init__(self, tx: Tx) -> None:
+    __slots__ = ("tx", "wait")
+
+    def __init__(self, tx: Tx, *, wait: bool = True) -> None:
         self.tx = tx
+        self.wait = wait
 
 
 class Flush:

@@ -102,7 +102,8 @@ def admit(run: Run) -> Life[Verdict]:
         yield from settle(run, NOT_CALLED)
         return local.BUSY
     if not (run.has_early_tx and isinstance(verdict, Bypass)):
-        yield from _give_back(run)
+        # A stored answer counts with or without the lock, so it is sent before the lock is released.
+        yield from _give_back(run, wait=run.has_early_tx or type(verdict) is not Replay)
     return verdict
 
 
@@ -227,7 +228,7 @@ def _claimed(run: Run) -> Life[Verdict]:
     """Claim. If the store has one writer and that is in use, look for a stored answer first."""
     store, claim, policy = run.store, run.claim, run.policy
     one_writer = store.locks is None or store.locks.one_writer
-    if one_writer and run.site.crowded(False):  # noqa: FBT003
+    if one_writer and run.site.is_full(False):  # noqa: FBT003
         found_answer = yield from local.answer_of_record(store, claim, policy)
         if found_answer is not None:
             return found_answer
@@ -303,7 +304,7 @@ def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse 
             found_answer = yield from local.answer_of_record(store, claim, policy)
         if found_answer is not None:
             return found_answer
-    if run.tx is None and site.crowded(run.enrolment.blocking):
+    if run.tx is None and site.is_full(run.enrolment.blocking):
         if locks.one_writer and (yield from locks.holder(run.lock)) is Holder.NOBODY:
             return None  # a request that queues for the writer looks for an answer itself if that takes long
         try:
@@ -315,12 +316,12 @@ def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse 
     return None
 
 
-def _give_back(run: Run) -> Life[None]:
+def _give_back(run: Run, *, wait: bool = True) -> Life[None]:
     """Roll back our transaction, and end what the request's dependencies read or wrote through."""
     tx, run.tx, run.one_commit = run.tx, None, None
     if tx is not None:
         run.early_tx_rolled_back = run.early_tx_rolled_back or run.has_early_tx
-        yield Rollback(tx)
+        yield Rollback(tx, wait=wait)
     if run.dependencies_hold_connections:
         yield RELEASE_CONNECTIONS
 

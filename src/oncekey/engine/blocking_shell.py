@@ -12,7 +12,7 @@ from oncekey.engine.shell import UNOPENED
 from oncekey.ports.driver import Shares
 
 if TYPE_CHECKING:
-    from oncekey.ports.store import Crowds, Driver, OpenTransaction, Store
+    from oncekey.ports.store import Bounded, Driver, OpenTransaction, Store
 
 
 class Engine:
@@ -25,12 +25,12 @@ class Engine:
         """The identity of this installation's tables, once they were checked."""
         self._shares = driver if isinstance(driver, Shares) else None
         # Looked up on the class: a property would be evaluated, and engines are made where no event loop runs.
-        self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
+        self._bounded = cast("Bounded", driver) if hasattr(type(driver), "is_full") else None
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Whether a new business transaction would have to wait for another one to end."""
-        return self._crowds is not None and self._crowds.crowded
+        return self._bounded is not None and self._bounded.is_full
 
     def open(self) -> OpenTransaction:
         """Open a business transaction."""

@@ -213,21 +213,21 @@ def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: fr
         kept = kept_request.to_stored(kept_request.kept_request_of(parts, caller, keep_headers), policy.secret, about)
     # One random draw for both names. It comes from the kernel, so a forked process draws another one.
     drawn = os.urandom(24)
-    return Claim(
-        id=record_id,
-        incarnation=UUID(int=int.from_bytes(drawn[:16], "big") & ~_NOT_RANDOM | _VERSION_4),
-        operation=enrolment.operation,
-        effects=enrolment.effects,
-        recovery=enrolment.recovery,
-        method=parts.method,
-        path=parts.path.replace("\0", "%00"),  # PostgreSQL's text has no NUL
-        fingerprint=fingerprint,
-        seed=enrolment.seeds.of(record_id, fingerprint),
-        owner=f"{PROCESS}:{drawn[16:].hex()}",
-        lease=spans.lease,
-        deadline=spans.deadline,
-        call_timeout=spans.call_timeout,
-        ttl=spans.ttl,
+    return Claim(  # by position, because a class takes twice as long to read its arguments by name
+        record_id,
+        UUID(int=int.from_bytes(drawn[:16], "big") & ~_NOT_RANDOM | _VERSION_4),
+        enrolment.operation,
+        enrolment.effects,
+        enrolment.recovery,
+        parts.method,
+        parts.path.replace("\0", "%00"),  # PostgreSQL's text has no NUL
+        fingerprint,
+        enrolment.seeds.of(record_id, fingerprint),
+        f"{PROCESS}:{drawn[16:].hex()}",
+        spans.lease,
+        spans.deadline,
+        spans.call_timeout,
+        spans.ttl,
         request=kept,
     )
 

@@ -167,7 +167,8 @@ def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
             record = replace(_record_of(run), state=State.PENDING, request=accepted)
             return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1, record=record))
         case Doubtful(last_error) if progress.parked is not None or last_error == DIVERGED:
-            log.error("oncekey: %s is parked: %s", operation, last_error)
+            assert run.phased_run is not None
+            log.error("oncekey: %s is parked: %s", operation, run.phased_run.parked_because(last_error))
             return refused(run, Refuse(Code.EXECUTION_FAILED))
         case Doubtful() if progress.call_open:
             return refused(run, Refuse(Code.OUTCOME_UNKNOWN))

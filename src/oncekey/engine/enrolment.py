@@ -98,7 +98,6 @@ class Enrolment:
                 selection=policy.selection,
                 secret=policy.secret,
                 big_ints=policy.big_ints,
-                max_depth=policy.max_json_depth,
             ),
             "seeds": Seeds(policy.secret),
             "locks": LockNumbers(SCHEMA, policy.secret),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.core.envelopes import disclose, said_of
+from oncekey.core.envelopes import described, disclose
 from oncekey.core.errors import ConfigurationError, OncekeyError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def from_stored(stored: bytes, secret: bytes | None, about: str) -> KeptRequest:
     """The request of a stored form."""
     closed = disclose(stored)
     if closed is not None:
-        raise UnreadableError(f"the request is {said_of(closed[0])}, which this process does not have")
+        raise UnreadableError(f"the request is {described(closed[0])}, which this process does not have")
     form, rest = stored[:1], stored[1:]
     if form == _PLAIN:
         return _request(json.loads(rest))

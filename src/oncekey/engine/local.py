@@ -35,7 +35,7 @@ from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreE
 from oncekey.core.flow import Body, Flow, Mode, Transaction
 from oncekey.core.model import UNAVAILABLE, Code, Lease, Proceed, Record, Refuse, Replay, State, value
 from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteKind, WriteTarget, write_target_for
-from oncekey.core.rulings import ClaimAgain, Doubt, Situation, Supersede, TakeOver, rule, rule_finished, situate
+from oncekey.core.rulings import ClaimAgain, MarkUnknown, Situation, Supersede, TakeOver, rule, rule_finished, situate
 from oncekey.engine.request import NO_OUTBOX
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def ruling_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refu
     match ruled:
         case Replay() | Refuse():
             return ruled
-        case Proceed() | TakeOver() | Supersede() | Doubt() | ClaimAgain():
+        case Proceed() | TakeOver() | Supersede() | MarkUnknown() | ClaimAgain():
             return None
         case _:
             assert_never(ruled)

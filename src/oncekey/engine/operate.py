@@ -10,7 +10,7 @@ from uuid import UUID
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import Flow, Mode, Transaction
 from oncekey.core.keys import key_digest
-from oncekey.core.model import Code, Completed, Outcome, ParcelKind, RecordId, State, StoredResponse
+from oncekey.core.model import Code, Completed, Outcome, ParcelKind, RecordId, State, StoredResponse, moment
 from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, Order, decide, trigger_of
 from oncekey.core.policy import Policy
 from oncekey.core.problems import render
@@ -22,11 +22,14 @@ from oncekey.observe.events import About, Notify, Operated
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Record, Snapshot
     from oncekey.core.resolution import Evidence
+    from oncekey.core.transitions import AuditEntry
     from oncekey.ops.stats import Roll, Tally
     from oncekey.ports.store import Audit, Operate, Outbox, Store, Survey
 
 NOT_HERE = "this store has nothing for operators to work with: `oncekey stores` says which have"
 NO_LETTER = "there is no dead letter of this id"
+DIED_AGAIN = "it has changed since you looked: it was tried again, and failed again"
+OPEN_AGAIN = "it has changed since you looked: its request is unknown, and would be settled with it"
 ORPHAN = "its request is gone, or settled without it, so no request needs the call: only `oncekey dlq discard` is left"
 
 GIVEN_UP = (
@@ -34,6 +37,8 @@ GIVEN_UP = (
     "Ask again with a new key if it is still wanted."
 )
 
+BATCHES: Final = 10
+"""How many deletions in its scope are shown for a key without a record."""
 SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
 
 
@@ -74,11 +79,11 @@ def retry(
     store: Store, letter_id: UUID, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | LetterMoved | Forbidden]:
     """Try a dead letter again: a message alone, a request's own call together with its record (row 22, O3)."""
-    letter = yield from box_of(store).find_dead_letter(letter_id)
-    if letter is None:
-        return Forbidden(NO_LETTER)
+    letter = yield from _dead_letter(store, letter_id, command)
+    if isinstance(letter, Forbidden):
+        return letter
     if letter.parcel.kind is ParcelKind.EMIT:
-        note = _letter_note(letter, Trigger.DLQ_RETRY, command, mover)
+        note = _letter_note(letter, Trigger.DLQ_RETRY, mover, _why(command))
         done = yield from operations_of(store).revive(letter, note)
         return _letter_moved(letter, Trigger.DLQ_RETRY, mover, notify) if done else Forbidden(NO_LETTER)
     if (yield from _moves_nothing(store, letter)):
@@ -90,14 +95,36 @@ def discard(
     store: Store, letter_id: UUID, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | LetterMoved | Forbidden]:
     """Discard a dead letter. A request's own call ends with an answer for its client (row 19, O3)."""
+    letter = yield from _dead_letter(store, letter_id, command)
+    if isinstance(letter, Forbidden):
+        return letter
+    if letter.parcel.kind is ParcelKind.DEFER and not (yield from _moves_nothing(store, letter)):
+        if command.died_at is not None and command.version is None:
+            return Forbidden(OPEN_AGAIN)
+        return (yield from act(store, letter.parcel.record_id, command, mover, notify=notify))
+    note = _letter_note(letter, Trigger.DISCARD, mover, _why(command))
+    done = yield from operations_of(store).discard(letter, note)
+    return _letter_moved(letter, Trigger.DISCARD, mover, notify) if done else Forbidden(NO_LETTER)
+
+
+def foresee(store: Store, letter: DeadLetter, command: OperatorCommand) -> Flow[Move | Forbidden | None]:
+    """What `retry` or `discard` would do now: the move of the letter's record; None: the letter moves by itself."""
+    if letter.parcel.kind is ParcelKind.EMIT:
+        return None
+    seen = yield from store.find(letter.parcel.record_id)
+    if _is_settled(seen.record, letter):
+        return Forbidden(ORPHAN) if command.order is Order.RETRY else None
+    parcels = yield from operations_of(store).parcels(letter.parcel.incarnation)
+    return decide(command, seen, parcels)
+
+
+def _dead_letter(store: Store, letter_id: UUID, command: OperatorCommand) -> Flow[DeadLetter | Forbidden]:
     letter = yield from box_of(store).find_dead_letter(letter_id)
     if letter is None:
         return Forbidden(NO_LETTER)
-    if letter.parcel.kind is ParcelKind.DEFER and not (yield from _moves_nothing(store, letter)):
-        return (yield from act(store, letter.parcel.record_id, command, mover, notify=notify))
-    note = _letter_note(letter, Trigger.DISCARD, command, mover)
-    done = yield from operations_of(store).discard(letter, note)
-    return _letter_moved(letter, Trigger.DISCARD, mover, notify) if done else Forbidden(NO_LETTER)
+    if command.died_at not in {None, letter.died_at}:
+        return Forbidden(DIED_AGAIN)
+    return letter
 
 
 def _letter_moved(letter: DeadLetter, trigger: Trigger, mover: Mover, notify: Notify | None) -> LetterMoved:
@@ -119,6 +146,12 @@ def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[
         note = Note.of(seen.record, seen.record.state, Trigger.DISCLOSE, mover, why)
         yield Transaction("disclose", Mode.ATOMIC, partial(audit.noting, (note,)))
     return seen
+
+
+def disclose_letter(store: Store, letter: DeadLetter, mover: Mover, why: str) -> Flow[None]:
+    """Write into the audit that an operator reads the payload of a dead letter, before it is shown."""
+    note = _letter_note(letter, Trigger.DISCLOSE, mover, why)
+    yield Transaction("disclose", Mode.ATOMIC, partial(_audit_of(store).noting, (note,)))
 
 
 _CONSOLE: Final = "console"
@@ -146,6 +179,32 @@ def end_session(store: Store, nonce: str, mover: Mover) -> Flow[None]:
 def has_ended(store: Store, nonce: str) -> Flow[bool]:
     """Whether the operator of this session has logged out, in any process."""
     return bool((yield from _audit_of(store).history(RecordId(_CONSOLE, nonce), 1)))
+
+
+def history_of(store: Store, record_id: RecordId) -> Flow[tuple[AuditEntry, ...]]:
+    """The audit of a key, oldest first. Without a record, also the latest deletions in its scope: it may be in one."""
+    audit = _audit_of(store)
+    own = yield from audit.history(record_id)
+    if (yield from store.find(record_id)).record is not None:
+        return own
+    batches = yield from audit.deletions(record_id.scope, BATCHES)
+    return tuple(sorted((*own, *batches), key=lambda entry: entry.at))
+
+
+def deletion_of(store: Store, record_id: RecordId) -> Flow[str | None]:
+    """How a key without a record was deleted, as far as the audit shows; None: it shows nothing."""
+    if store.audit is None:
+        return None
+    lines = yield from history_of(store, record_id)
+    deleted = [entry for entry in lines if entry.note.trigger is Trigger.PURGE]
+    if not deleted:
+        return None
+    named = [entry for entry in deleted if entry.note.key_digest]
+    last = (named or deleted)[-1]
+    at, note = moment(last.at), last.note
+    if named:
+        return f"its record expired, and {note.who} deleted it at {at}"
+    return f"it may have expired: {note.who} last deleted keys of this tenant at {at} ({note.why})"
 
 
 def operations_of(store: Store) -> Operate:
@@ -190,7 +249,10 @@ def pulse(store: Store) -> Flow[tuple[Tally, Roll]]:
 
 def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:
     """Whether the letter's record is gone, another request's, or settled: then it moves no record."""
-    record: Record | None = (yield from store.find(letter.parcel.record_id)).record
+    return _is_settled((yield from store.find(letter.parcel.record_id)).record, letter)
+
+
+def _is_settled(record: Record | None, letter: DeadLetter) -> bool:
     return record is None or record.incarnation != letter.parcel.incarnation or record.state in SETTLED
 
 
@@ -198,7 +260,7 @@ def _note(command: OperatorCommand, mover: Mover, move: Move) -> Note:
     return Note.of(move.seen, move.row.to, trigger_of(command.order, move.seen), mover, _why(command))
 
 
-def _letter_note(letter: DeadLetter, trigger: Trigger, command: OperatorCommand, mover: Mover) -> Note:
+def _letter_note(letter: DeadLetter, trigger: Trigger, mover: Mover, why: str) -> Note:
     """The audit line about a parcel that moves no record; its topic stands for the operation."""
     parcel = letter.parcel
     return Note(
@@ -212,7 +274,7 @@ def _letter_note(letter: DeadLetter, trigger: Trigger, command: OperatorCommand,
         trigger=trigger,
         actor=mover.actor,
         who=mover.who,
-        why=_why(command),
+        why=why,
     )
 
 

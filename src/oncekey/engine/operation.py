@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, overload
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError, LeaseLostError
@@ -13,12 +13,14 @@ from oncekey.core.model import Claim, Effects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import timedelta
+    from typing import Concatenate
 
     from typing_extensions import TypeVar
 
     from oncekey.engine.phases import PhasedRun
     from oncekey.engine.run import Parcels, Run
     from oncekey.engine.serve import Unkeyed
+    from oncekey.engine.step_types import async_call
     from oncekey.engine.steps import Stepping
     from oncekey.engine.sync_operation import SyncOperation as SyncOperation  # noqa: PLC0414  (exported, see `exports`)
 
@@ -27,15 +29,21 @@ else:
     from typing import TypeVar
 
     Conn = TypeVar("Conn")
+
+    def async_call(method: Callable[..., object]) -> Callable[..., object]:
+        """Leave the method as it is: its type is for type checkers."""
+        return method
+
     __getattr__ = exports(SyncOperation="engine.sync_operation")
 
 R = TypeVar("R")
+P = ParamSpec("P")
 Op = TypeVar("Op", bound="Operation[Any] | SyncOperation[Any]")
 
 LOST = "another owner has this key now: what this handler still does is not stored"
 NO_CONNECTION = (
     "op.connection is for effects=LOCAL and OUTBOX, where the business rows commit with the key; a PHASED handler "
-    "writes in op.phase(name, fn), an INLINE handler opens its own"
+    "writes in op.phase(name, fn, ...), an INLINE handler opens its own"
 )
 NOT_PHASED = "op.{what} is for effects=PHASED"
 NOT_OUTBOX = "op.defer is for effects=OUTBOX, where a worker makes the call and its result is the response"
@@ -162,61 +170,37 @@ class Operation(Held[Conn]):
     # Each has two signatures, because a type checker cannot solve `Awaitable[R] | R` for a coroutine or a lambda.
 
     @overload
-    async def phase(self, name: str, fn: Callable[[Any], Awaitable[R]]) -> R: ...
+    async def phase(
+        self, name: str, fn: Callable[Concatenate[Conn, P], Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
 
     @overload
-    async def phase(self, name: str, fn: Callable[[Any], R]) -> R: ...
+    async def phase(
+        self, name: str, fn: Callable[Concatenate[Conn, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
 
-    async def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:
-        """Run `fn(connection)` in a transaction of its own, once; later runs get the stored result.
+    async def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run `fn(connection, *args, **kwargs)` in its own transaction, once; later runs get the stored result.
 
         The result is plain data, and is returned in its stored form on the first run, too.
         """
-        return await self._steps("phase").phase(name, fn)
+        return await self._steps("phase").phase(name, fn, args, kwargs)
 
-    @overload
+    @async_call
     async def call(
         self,
         name: str,
-        fn: Callable[[str], Any],
-        *,
+        fn: Callable[..., Any],
+        /,
+        *args: object,
         repeatable: bool | timedelta,
         parameters: object = None,
-        result: type[R],
-    ) -> R: ...
+        result: object = None,
+    ) -> object:
+        """Make one outside call: `fn(*args, key=downstream_key)`. It is announced first, and its result is stored.
 
-    @overload
-    async def call(
-        self,
-        name: str,
-        fn: Callable[[str], Any],
-        *,
-        repeatable: bool | timedelta,
-        parameters: object = None,
-        result: Callable[[Any], R],
-    ) -> R: ...
-
-    @overload
-    async def call(
-        self, name: str, fn: Callable[[str], Awaitable[R]], *, repeatable: bool | timedelta, parameters: object = None
-    ) -> R: ...
-
-    @overload
-    async def call(
-        self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, parameters: object = None
-    ) -> R: ...
-
-    async def call(
-        self,
-        name: str,
-        fn: Callable[[str], Any],
-        *,
-        repeatable: bool | timedelta,
-        parameters: object = None,
-        result: Any = None,
-    ) -> Any:
-        """Make one outside call: `fn(downstream_key)`. It is announced before it is made, and its result is stored.
-
+        The keywords of `call` are its options, so the arguments of `fn` are given by position; `functools.partial`
+        binds its other keywords.
         `repeatable` says whether the provider recognises the downstream key, and for how long (True: 20 hours). Then
         a call whose outcome was lost is made again with the same key; otherwise the outcome is unknown, and the call is
         not made again. `parameters` are the call's parameters: a repetition with others is refused.
@@ -225,17 +209,18 @@ class Operation(Held[Conn]):
         the record for an operator, because the call was made and is not made again.
         Raise `NotExecutedError` if nothing was sent, and `RejectedError(value)` for the provider's final no.
         """
-        return await self._steps("call").call(name, fn, repeatable=repeatable, parameters=parameters, result=result)
+        steps = self._steps("call")
+        return await steps.call(name, fn, args, repeatable=repeatable, parameters=parameters, result=result)
 
     @overload
-    async def value(self, name: str, fn: Callable[[], Awaitable[R]]) -> R: ...
+    async def value(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     @overload
-    async def value(self, name: str, fn: Callable[[], R]) -> R: ...
+    async def value(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    async def value(self, name: str, fn: Callable[[], Any]) -> Any:
-        """Run `fn()` once and store what may differ from run to run: the time, a random number, an id."""
-        return await self._steps("value").value(name, fn)
+    async def value(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run `fn(*args, **kwargs)` once and store what may differ between runs: the time, a random number, an id."""
+        return await self._steps("value").value(name, fn, args, kwargs)
 
 
 def operation_of(kind: type[Op], run: Run, stepping: Stepping | None) -> Op:

@@ -26,11 +26,13 @@ from oncekey.core.errors import (
 )
 from oncekey.core.memo import (
     REPEATABLE,
+    RESTORE,
     Script,
     decode,
     digest_of,
     encode,
     is_rejection,
+    mismatch,
     not_sent,
     recovery_point,
     rejected,
@@ -83,6 +85,8 @@ class PhasedRun:
     undone: bool = False
     """That step was a phase, whose rows are rolled back."""
     parked: str | None = None
+    diverged: str | None = None
+    """Which stored step the code does not have, in a sentence."""
     lost: bool = False
     halted: bool = False
     notifier: Notifier | None = None
@@ -123,6 +127,13 @@ class PhasedRun:
         if self.parked is not None:
             raise ReplayDivergedError(f"this operation is parked ({self.parked}): nothing more is run")
 
+    def parked_because(self, last_error: str) -> str:
+        """Why the record is parked, for the log: which stored step the code does not have, and what to do."""
+        if self.parked is None and not self.script.used_up:
+            missing = self.script.memo[len(self.script.asked)]
+            self.diverged = f"the handler ended without the stored {missing.kind} {missing.name!r}: {RESTORE}"
+        return last_error if self.diverged is None else f"{last_error}: {self.diverged}"
+
     # Steps
 
     @contextmanager
@@ -155,12 +166,13 @@ class PhasedRun:
     def _asked(self, name: str, kind: EntryKind) -> MemoEntry | None:
         try:
             stored = self.script.ask(name, kind)
-        except ReplayDivergedError:
-            self.parked = DIVERGED
+        except ReplayDivergedError as error:
+            self.parked, self.diverged = DIVERGED, str(error)
             raise
         if stored is None and self.intent is not None and (kind, name) != (EntryKind.CALL, self.intent.phase):
             self.parked = DIVERGED
-            raise ReplayDivergedError(f"the call {self.intent.phase!r} is open, and the handler asked for {name!r}")
+            self.diverged = mismatch(EntryKind.CALL, self.intent.phase, kind, name)
+            raise ReplayDivergedError(self.diverged)
         return stored
 
     def entry(self, name: str, kind: EntryKind, value: object) -> MemoEntry:

@@ -15,7 +15,7 @@ from oncekey.core.model import Code, Lease, Proceed, Refuse, Replay, Retryable, 
 from oncekey.core.rulings import (
     LEASE_RAN_OUT,
     ClaimAgain,
-    Doubt,
+    MarkUnknown,
     Situation,
     Supersede,
     TakeOver,
@@ -81,10 +81,10 @@ def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
                     met = seen
                     note = _note(seen, State.IN_PROGRESS, Trigger.SUPERSEDE, claim, policy, str(claim.incarnation))
                     snapshot = yield from records.supersede(claim, seen, note)
-                case Doubt(seen, last_error):
+                case MarkUnknown(seen, last_error):
                     met = seen
                     note = _note(seen, State.UNKNOWN, Trigger.SWEEP, claim, policy, last_error)
-                    snapshot = yield from records.doubt(seen, last_error, note)
+                    snapshot = yield from records.mark_unknown(seen, last_error, note)
                 case ClaimAgain():
                     snapshot = None
                 case _:

@@ -117,7 +117,7 @@ class Site:
     """Seconds from any start, by a clock that goes on while the machine sleeps."""
     stopping: Callable[[], bool] = bool
     """Whether the process is stopping: then phased handlers begin no further step."""
-    crowded: Callable[[bool], bool] = bool
+    is_full: Callable[[bool], bool] = bool
     """Whether a new business transaction of an `async def` (False) or `def` handler (True) would have to wait."""
     wake: Callable[[], None] = field(default=lambda: None)
     """Wakes the relay of this process, if it has one, after parcels were committed."""

@@ -10,12 +10,12 @@ from oncekey.core.flow import adrive
 from oncekey.core.lazy import exports
 from oncekey.engine import migrating
 from oncekey.engine.migrating import identity_of
-from oncekey.ports.driver import AsyncFolds, AsyncReads, AsyncRoom, AsyncShares
+from oncekey.ports.driver import AsyncFolds, AsyncReads, AsyncShares, AsyncWaits
 
 if TYPE_CHECKING:
     from oncekey.core.model import RecordId, Snapshot
     from oncekey.engine.blocking_shell import Engine as Engine  # noqa: PLC0414  (exported, see `exports`)
-    from oncekey.ports.store import AsyncDriver, AsyncOpenTransaction, Crowds, Store
+    from oncekey.ports.store import AsyncDriver, AsyncOpenTransaction, Bounded, Store
 else:
     __getattr__ = exports(Engine="engine.blocking_shell")
 
@@ -39,22 +39,22 @@ class AsyncEngine:
         """The identity of this installation's tables, once they were checked."""
         self._shares = driver if isinstance(driver, AsyncShares) else None
         # Looked up on the class: a property would be evaluated, and engines are made where no event loop runs.
-        self._crowds = cast("Crowds", driver) if hasattr(type(driver), "crowded") else None
+        self._bounded = cast("Bounded", driver) if hasattr(type(driver), "is_full") else None
         self._reads = driver if isinstance(driver, AsyncReads) else None
-        self._rooms = driver if isinstance(driver, AsyncRoom) else None
+        self._waits = driver if isinstance(driver, AsyncWaits) else None
         self.folds = driver if isinstance(driver, AsyncFolds) else None
         """The driver, if it can send a statement in the message of a BEGIN."""
         self.aside = asyncio.Lock()
         """Lets the requests that look while they wait for a connection do so one by one, so that claims find room."""
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Whether a new business transaction would have to wait for another one to end."""
-        return self._crowds is not None and self._crowds.crowded
+        return self._bounded is not None and self._bounded.is_full
 
-    async def room(self) -> bool:
+    async def wait_for_slot(self) -> bool:
         """Wait a moment for a free connection; whether there is one. False for a driver that cannot tell."""
-        return self._rooms is not None and await self._rooms.room(SOON)
+        return self._waits is not None and await self._waits.wait_for_slot(SOON)
 
     async def find(self, record_id: RecordId) -> Snapshot:
         """Read a record."""

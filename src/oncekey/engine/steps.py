@@ -11,6 +11,8 @@ stored before the flow ends: the call cannot be made a second time to get it.
 
 from __future__ import annotations
 
+import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from oncekey.core.errors import (
@@ -56,6 +58,10 @@ WRITES: Final = 8
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 
+UNFIT: Final = (
+    "the call {name!r} was not made, because its function does not take these arguments: {why}; op.call(name, fn, ...) "
+    "passes them by position, and the downstream key as `key`"
+)
 ROLLED_BACK: Final = "the phase was rolled back: its commit got no reply"
 
 
@@ -72,28 +78,50 @@ class Stepping:
         self._phased_run = phased_run
         self._parcels = parcels
 
-    def phase(self, name: str, fn: Callable[[Any], Any]) -> Any:  # noqa: ANN401  (what the phase returns)
-        """One local transaction."""
-        return self._drive(phase(self._store, self._phased_run, self._parcels, name, fn))
+    def phase(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401  (what the phase returns)
+        """One local transaction: `fn` gets its connection, and then its own arguments."""
+
+        def within(connection: Any) -> Any:  # noqa: ANN401
+            return fn(connection, *args, **kwargs)
+
+        return self._drive(phase(self._store, self._phased_run, self._parcels, name, within))
 
     def call(
         self,
         name: str,
-        fn: Callable[[str], Any],
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
         *,
         repeatable: bool | timedelta,
         parameters: object,
         result: object = None,
     ) -> Any:  # noqa: ANN401  (what the call returns)
-        """One outside call."""
+        """One outside call: `fn` gets its own arguments, and the downstream key as `key`."""
+        _check_arguments(name, fn, args)
+
+        def made(key: str) -> Any:  # noqa: ANN401
+            return fn(*args, key=key)
+
         flow = call(
-            self._store, self._phased_run, name, fn, repeatable=repeatable, parameters=parameters, result=result
+            self._store, self._phased_run, name, made, repeatable=repeatable, parameters=parameters, result=result
         )
         return self._drive(flow)
 
-    def value(self, name: str, fn: Callable[[], Any]) -> Any:  # noqa: ANN401  (what it returns)
+    def value(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401  (what it returns)
         """A value that may differ from run to run."""
-        return self._drive(value(self._phased_run, name, fn))
+        return self._drive(value(self._phased_run, name, partial(fn, *args, **kwargs)))
+
+
+def _check_arguments(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Refuse arguments that do not fit before the call is announced: the `TypeError` would leave it uncertain."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # a function in C does not show its parameters
+    try:
+        signature.bind(*args, key="")
+    except TypeError as error:
+        raise ConfigurationError(UNFIT.format(name=name, why=error)) from None
 
 
 def phase(store: Store, phased_run: PhasedRun, parcels: Parcels, name: str, fn: Callable[[Any], Any]) -> Life[Any]:

@@ -50,7 +50,7 @@ def is_straight(run: Run) -> bool:
         and not run.dependencies_hold_connections
         and not site.breaker.failures
         and run.claim.id not in site.settled_keys.known
-        and not site.crowded(enrolment.blocking)
+        and not site.is_full(enrolment.blocking)
     )
 
 
@@ -64,10 +64,8 @@ def straight(run: Run) -> Life[Answer | None]:
     except StoreError as error:
         run.opened = error
         return None
-    if look.snapshot.record is not None:  # its answer may be unreadable, and the flow has a rule for that
-        run.opened = look
-        return None
-    entry = local.enter(look, claim, run.policy)
+    # A record may be unreadable. The flow has a rule for that, so it is not read here.
+    entry = local.enter(look, claim, run.policy) if look.snapshot.record is None else None
     if type(entry) is not local.LockHeld or entry.target is not local.NEW:
         run.opened = look
         return None

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast, overload
+import inspect
+from typing import TYPE_CHECKING, Any, cast
 
-from oncekey.engine.operation import Conn, Held, R
+from oncekey.core.errors import ConfigurationError
+from oncekey.engine.operation import Conn, Held, P, R
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
+    from typing import Concatenate
+
+    from oncekey.engine.step_types import blocking_call
+else:
+    from oncekey.engine.operation import async_call as blocking_call
+
+NOT_AWAITED = "the step {name!r} is `async def`, and its handler is `def`: make both the same"
 
 
 class SyncOperation(Held[Conn]):
@@ -16,49 +25,33 @@ class SyncOperation(Held[Conn]):
 
     blocking = True
 
-    def phase(self, name: str, fn: Callable[[Any], R]) -> R:
-        """Run `fn(connection)` in a transaction of its own, once; later runs get the stored result."""
-        return cast("R", self._steps("phase").phase(name, fn))
+    def phase(self, name: str, fn: Callable[Concatenate[Conn, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `fn(connection, *args, **kwargs)` in its own transaction, once; later runs get the stored result."""
+        return cast("R", self._steps("phase").phase(name, _blocking(name, fn), args, kwargs))
 
-    @overload
+    @blocking_call
     def call(
         self,
         name: str,
-        fn: Callable[[str], Any],
-        *,
+        fn: Callable[..., Any],
+        /,
+        *args: object,
         repeatable: bool | timedelta,
         parameters: object = None,
-        result: type[R],
-    ) -> R: ...
-
-    @overload
-    def call(
-        self,
-        name: str,
-        fn: Callable[[str], Any],
-        *,
-        repeatable: bool | timedelta,
-        parameters: object = None,
-        result: Callable[[Any], R],
-    ) -> R: ...
-
-    @overload
-    def call(
-        self, name: str, fn: Callable[[str], R], *, repeatable: bool | timedelta, parameters: object = None
-    ) -> R: ...
-
-    def call(
-        self,
-        name: str,
-        fn: Callable[[str], Any],
-        *,
-        repeatable: bool | timedelta,
-        parameters: object = None,
-        result: Any = None,
-    ) -> Any:
+        result: object = None,
+    ) -> object:
         """Make one outside call; see `Operation.call`. It has a thread of its own, so that it can time out."""
-        return self._steps("call").call(name, fn, repeatable=repeatable, parameters=parameters, result=result)
+        steps = self._steps("call")
+        fn = _blocking(name, fn)
+        return steps.call(name, fn, args, repeatable=repeatable, parameters=parameters, result=result)
 
-    def value(self, name: str, fn: Callable[[], R]) -> R:
-        """Run `fn()` once and store what may differ from run to run: the time, a random number, an id."""
-        return cast("R", self._steps("value").value(name, fn))
+    def value(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `fn(*args, **kwargs)` once and store what may differ between runs: the time, a random number, an id."""
+        return cast("R", self._steps("value").value(name, _blocking(name, fn), args, kwargs))
+
+
+def _blocking(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a step, unless nothing would await it: a call whose result is a coroutine was never made."""
+    if inspect.iscoroutinefunction(fn):
+        raise ConfigurationError(NOT_AWAITED.format(name=name))
+    return fn

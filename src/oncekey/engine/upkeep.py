@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from oncekey.core.model import Duration, Record, State
-from oncekey.core.policy import Policy, micros
+from oncekey.core.model import HOUR, Duration, Record, State
+from oncekey.core.policy import Policy
 from oncekey.core.rulings import lease_error
 from oncekey.core.transitions import Mover, Note, Trigger
 from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Page, Reaping, Retention, reaping_of, sweep_to, timed_out
@@ -18,6 +18,9 @@ from oncekey.core.upkeep import ABANDONED, RESUMABLE_EXPIRED, Page, Reaping, Ret
 if TYPE_CHECKING:
     from oncekey.core.flow import Flow
     from oncekey.ports.store import Upkeep
+
+ABANDONED_FOR: Final = 24 * HOUR
+"""How long the answer of an abandoned request stays: clients retry for a day; no `ttl` applies, as nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def reap(
                     parked.append(record)
             case Reaping.ABANDON:
                 noted = _noting(policy, mover, Trigger.ABANDON, State.COMPLETED, ABANDONED)
-                if (yield from upkeep.abandon(record, timed_out(policy), micros(policy.abandoned_ttl), noted)):
+                if (yield from upkeep.abandon(record, timed_out(policy), ABANDONED_FOR, noted)):
                     abandoned.append(record)
             case Reaping.PURGE | Reaping.MARK | None:
                 continue  # another transaction holds the lock, or it is not due

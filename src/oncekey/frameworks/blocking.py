@@ -1,13 +1,13 @@
-"""Requests that are served in threads, each in its own from the claim to the answer: what WSGI needs that is not WSGI.
+"""The blocking request lifecycle: each request has its own thread from the claim to the response. WSGI builds on it.
 
-A skin reads a request (`HttpRequest`), hands the answer of the application piece by piece to
-`BlockingExchange.capture`, and sends what `BlockingExchange.answer` or the capture says. A protected handler finds its
-exchange by a context variable and claims when it is called, so logins, validation and error handlers stay the
+An adapter reads a request (`HttpRequest`), passes the application's response piece by piece to
+`BlockingExchange.capture`, and sends `BlockingExchange.answer` or the captured response. A protected handler finds its
+exchange in a context variable and claims when it is called, so logins, validation and error handlers are the
 framework's own.
 
-Servers of this kind do not report when they start or stop, and may fork after everything was imported. So what has
-connections, threads or locks is made with the first request of each process (`Threads.ready`), and what is still to be
-written when a process ends is waited for at its exit.
+WSGI servers do not report when they start or stop, and may fork after all imports. So connections, threads and locks
+are created with the first request of each process (`Threads.ready`), and pending writes are awaited when a process
+exits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol, Required, TypedDict, TypeVar
 
 from oncekey.core.answers import Answer
-from oncekey.core.errors import StoreError
+from oncekey.core.errors import SchemaError, StoreError
 from oncekey.core.model import UNAVAILABLE, Bypass, Claim, Code, Effects, Refuse
 from oncekey.core.scope import BindTo
 from oncekey.engine.actions import Flush, Life, StoppedAtHandler, Tx
@@ -53,7 +53,7 @@ log = logging.getLogger("oncekey")
 DRAIN_SECONDS: Final = 10.0
 NOT_INSTALLED: Final = (
     "{operation} is protected by a Once that does not serve this request: call flask(app, tenant=...) or wsgi(app, "
-    "tenant=...) of that Once, on the application that serves the handler"
+    "tenant=...) of that Once on the application that serves the handler"
 )
 
 TOO_LARGE: Final = Refuse(Code.BODY_TOO_LARGE)
@@ -63,11 +63,11 @@ _CHUNK: Final = 64 * 1024
 _DIGITS: Final = 18
 
 current: Final = thread_exchange
-"""The request that this thread serves; a skin sets it."""
+"""The request that this thread serves; set by the adapter."""
 
 
 class ThreadOptions(TypedDict, total=False):
-    """How an application is protected that is served in threads; `tenant` is handed what its framework has."""
+    """How to protect an application that is served in threads; `tenant` takes the framework's request."""
 
     tenant: Required[Callable[[Any], str]]
     principal: Callable[[Any], str] | None
@@ -76,13 +76,13 @@ class ThreadOptions(TypedDict, total=False):
 
 
 class WsgiOptions(ThreadOptions, total=False):
-    """The same of a plain one, which may be protected by its paths."""
+    """The same for a plain WSGI application, which can be protected by path."""
 
     enrol: Mapping[str, Enrolment] | None
 
 
 class HttpRequest(Protocol):
-    """A request, as its skin has read it."""
+    """A request, as its adapter has read it."""
 
     @property
     def method(self) -> str:
@@ -90,22 +90,22 @@ class HttpRequest(Protocol):
 
     @property
     def echo(self) -> bytes | None:
-        """The line of the key as the client wrote it, if it has one that counts."""
+        """The key header as the client sent it, if the request may have a key."""
 
     @property
     def resumption(self) -> Resumption | None:
-        """What a completer says of it, if one sent it."""
+        """The completer's note, if a completer sent the request."""
 
     def parts(self) -> Parts | Refuse:
-        """All of it, or why the body cannot be had."""
+        """The parts of the request, or a refusal."""
 
     @property
     def shown(self) -> Any:  # noqa: ANN401  (what its framework calls a request)
-        """What the `tenant` and `principal` functions are handed."""
+        """The argument of the `tenant` and `principal` functions."""
 
     @property
     def token(self) -> str:
-        """What it authenticates itself with."""
+        """The credentials of the request."""
 
     @property
     def query(self) -> str:
@@ -113,18 +113,18 @@ class HttpRequest(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """The trace that its `traceparent` names; empty without one."""
+        """The trace id of its `traceparent`; empty without one."""
 
     def instead(self, answer: Answer, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """What a handler returns that was not called, in its framework's own terms."""
+        """The return value of a handler that was not called, in its framework's own type."""
 
 
 class Threads(ApplicationShared):
-    """What all requests of an application that is served in threads share; each process has a runtime of its own."""
+    """State shared by all requests of an application that is served in threads; each process has its own runtime."""
 
     in_threads = True
     performs: type[ThreadRuntime] = ThreadRuntime
-    """What performs the actions of its operations."""
+    """Performs the actions of its operations."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Threads(ApplicationShared):
     ) -> None:
         super().__init__(engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers)
         self.door = door
-        """What a completer sends a request through, made of the application."""
+        """Creates the function through which a completer sends a request to the application."""
         self._tenant = tenant
         self._principal = principal
         self.runtime: ThreadRuntime
@@ -150,15 +150,16 @@ class Threads(ApplicationShared):
 
     @property
     def started(self) -> bool:
-        """Whether this process has begun to serve."""
+        """Whether this process has started to serve."""
         return self._started
 
     def ready(self) -> bool:
-        """Whether everything was checked in this process; a store that is down is asked again by the next request."""
+        """Whether everything was checked in this process; a store that is down is checked again by the next request."""
         try:
             self.start()
         except StoreError as error:
-            log.error("oncekey: the store could not be checked: %s", type(error).__name__)
+            reason = error if isinstance(error, SchemaError) else type(error).__name__
+            log.error("oncekey: the store could not be checked: %s", reason)
             self.failed("start", error)
             return False
         return True
@@ -175,19 +176,19 @@ class Threads(ApplicationShared):
         self.engines.start_blocking()
         engine = self.engines.blocking()
         self.runtime = self.performs(engine)
-        self.site = self.site_of(engine, lambda _: engine.crowded)
+        self.site = self.site_of(engine, lambda _: engine.is_full)
         atexit.register(self.stop)
         self._started = True
 
     def caller_of(self, asked: HttpRequest, policy: Policy, *, named: bool = False) -> Caller:
-        """Who calls, as far as keys are bound to it; `named` is whether a completer needs the principal, too."""
+        """The caller, as far as keys are bound to it; `named`: whether a completer also needs the principal."""
         bind_to, principal = policy.bind_to, None
         if self._principal is not None and (named or bind_to is BindTo.PRINCIPAL):
             principal = self._principal(asked.shown)
         return Caller(self._tenant(asked.shown), principal, asked.token if bind_to is BindTo.TOKEN else None)
 
     def resource(self, asked: HttpRequest, path: str) -> Answer | None:
-        """What a GET of this path is answered with, if it is no path of the application's."""
+        """The response to a GET of one of oncekey's own paths; None for other paths."""
         if path == self.policy.docs_url:
             return documentation(self)
         if self.status_path is None or not path.startswith(f"{self.status_path}/"):
@@ -204,7 +205,7 @@ class Threads(ApplicationShared):
         )
 
     def stop(self, seconds: float = DRAIN_SECONDS) -> bool:
-        """Begin no further step of phased handlers, and wait for what is under way; whether all of it ended."""
+        """Start no further step of phased handlers, and wait for running ones; returns whether all of them ended."""
         self.stopping = True
         ended = not self._started or self.runtime.shut_down(seconds)
         for line in self.lines:
@@ -212,7 +213,7 @@ class Threads(ApplicationShared):
         return ended
 
     def start_anew(self) -> None:
-        """Begin as if nothing had been started: connections, threads and locks are those of a parent process."""
+        """Reset after a fork: connections, threads and locks belong to the parent process."""
         if self._started:
             atexit.unregister(self.stop)
         self._started, self._starting = False, threading.Lock()
@@ -224,7 +225,7 @@ class Threads(ApplicationShared):
 
 
 class BlockingExchange:
-    """One request, with a key or without."""
+    """One request, with or without a key."""
 
     def __init__(self, threads: Threads, asked: HttpRequest) -> None:
         self.threads = threads
@@ -234,23 +235,23 @@ class BlockingExchange:
         self.ended = HandlerEnded()
         self.run: Run | None = None
         self.capture: Capture | None = None
-        """What the application answers, from the claim on."""
+        """The response of the application, from the claim on."""
         self.answer: Answer | None = None
-        """What is sent instead."""
+        """The response that replaces it."""
         self._called = False
         self._life: Life[Answer | Bypass | None] | None = None
         self._root_path = ""
 
     @property
     def status_url(self) -> str | None:
-        """Where the key's state can be read."""
+        """The URL of the key's status."""
         claim = None if self.run is None else self.run.claim
         return None if claim is None else self.threads.status_url(self._root_path, claim.id.key, claim.operation)
 
-    # What a handler meets.
+    # Called by the handler.
 
     def enter(self, enrolment: Enrolment) -> None:
-        """Claim before the application runs: where it starts to execute cannot be seen, so it has from here on."""
+        """Claim before the application runs: its start of execution is not visible, so it counts from here."""
         self._called = True
         if self.echo is not None:
             self._claim(enrolment)
@@ -266,7 +267,7 @@ class BlockingExchange:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401  (what its framework takes for an answer)
-        """Call a protected handler, if it is to be called."""
+        """Call a protected handler, unless a stored response or a refusal replaces it."""
         if enrolment.owner is not self.threads.engines:
             raise RuntimeError(NOT_INSTALLED.format(operation=enrolment.operation))
         if self._called:
@@ -285,7 +286,7 @@ class BlockingExchange:
             return self._unkeyed(invoke, enrolment, None, args)
         self._claim(enrolment)
         if self.answer is not None:
-            # Inner logs and metrics see the true status; the bytes are ours.
+            # Inner logs and metrics see the true status; the bytes are oncekey's.
             return self.asked.instead(Answer(self.answer.status, (), b""), args)
         assert self.run is not None
         if self.capture is None:
@@ -300,7 +301,7 @@ class BlockingExchange:
                 stepping = Stepping(self.threads.runtime.drive, run.store, run.phased_run, run.parcels)
             result = called(invoke, self._operation(run, stepping), self.ended, run.enrolment)
             if run.tx is not None and not self.ended.rolled_back:
-                self.threads.runtime.perform(Flush(run.tx))  # while error handlers can still answer
+                self.threads.runtime.perform(Flush(run.tx))  # while error handlers can still respond
         except BaseException as error:
             self.ended.error = error
             raise
@@ -308,7 +309,7 @@ class BlockingExchange:
 
     @staticmethod
     def _operation(run: Run, stepping: Stepping | None) -> SyncOperation[Any] | Operation[Any]:
-        """What the handler is handed; an `async def` one, which its framework runs to its end, expects another type."""
+        """The handler's operation; an `async def` handler, which its framework runs to its end, needs another type."""
         if run.enrolment.blocking:
             return operation_of(SyncOperation, run, stepping)
         return operation_of(Operation, run, stepping)
@@ -326,17 +327,17 @@ class BlockingExchange:
         return self.asked.instead(self.threads.turn_away(UNAVAILABLE, enrolment, trace_id=self.trace_id), args)
 
     def without_record(self, claim: Claim | None) -> Unkeyed:
-        """The run of a LOCAL handler that has no record; a skin may have its transaction open already."""
+        """The run of a LOCAL handler without a record; an adapter may have opened its transaction already."""
         return Unkeyed(self.threads.site, claim)
 
     def transaction_for(self, enrolment: Enrolment) -> Tx:  # noqa: ARG002  (for skins)
-        """The transaction that a skin has opened for the handler before its claim; None: it is begun with the claim."""
+        """The transaction that an adapter has opened before the claim; None: it is begun with the claim."""
         return None
 
-    # The life of its operation: a flow of the engine, performed in this thread.
+    # The lifecycle of the operation: a flow of the engine, performed in this thread.
 
     def _claim(self, enrolment: Enrolment) -> None:
-        """Ask for the right to execute. Then there is an answer of ours, or a capture, or the route fails open."""
+        """Claim. The result is a response of oncekey's, or a capture, or the route fails open."""
         threads, policy, resumption = self.threads, enrolment.policy, self.asked.resumption
         parts = self.asked.parts()
         claim: Claim | Refuse = parts if isinstance(parts, Refuse) else self._claim_of(parts, enrolment)
@@ -367,11 +368,11 @@ class BlockingExchange:
 
     @property
     def unsettled(self) -> bool:
-        """Whether it was claimed, and has no outcome yet."""
+        """Whether it is claimed and not yet settled."""
         return self._life is not None and inspect.getgeneratorstate(self._life) == inspect.GEN_SUSPENDED
 
     def finish(self, error: BaseException | None) -> None:
-        """Settle; `error` is what came out of the application. Afterwards `answer` is ours to send, if there is one."""
+        """Settle; `error` is the application's exception. Afterwards `answer` is oncekey's response, if any."""
         run, life, capture = self.run, self._life, self.capture
         assert run is not None
         assert life is not None
@@ -383,33 +384,34 @@ class BlockingExchange:
         self.answer = settled if isinstance(settled, Answer) else ours
 
     def close(self) -> None:
-        """Whatever happened: no transaction and no heartbeat stays behind."""
+        """End the transaction and the heartbeat, however the request ended."""
         if self._life is not None and self.run is not None and self.unsettled:
             self.threads.runtime.instead(self._life, end_after_bug(self.run, self._life, entered=self.ended.entered))
 
 
-# What a skin reads.
+# Reading requests.
 
 
 class Stream(Protocol):
-    """A body that is still to come."""
+    """A body that is yet to be read."""
 
     def read(self, size: int, /) -> bytes:
-        """So many bytes or fewer; none at its end."""
+        """Up to that many bytes; none at its end."""
 
 
 def length_of(text: str) -> int | None:
-    """What a `Content-Length` says; None: it says nothing."""
+    """The value of `Content-Length`; None if it is absent."""
     if not text.isascii() or not text.isdigit():
         return None
-    # A number of thousands of digits is too large for every limit, and nothing that int() would take.
+    # A number of thousands of digits exceeds every limit, and int() would reject it.
     return int(text) if len(text) <= _DIGITS else 10**_DIGITS
 
 
 def read_up_to(limit: int, stream: Stream, size: int | None) -> tuple[bytes | Refuse, Any]:
-    """A body, or why it cannot be had, and what the application reads instead of `stream`, as if anew.
+    """A body, or a refusal; and a stream from which the application reads the same body in place of `stream`.
 
-    Never beyond its `size`, where some servers would wait for ever. What is too large is left to the unprotected.
+    Reads never go beyond `size`, where some servers would block forever. A body that is too large is left to
+    unprotected handlers.
     """
     if size is not None and size > limit:
         return TOO_LARGE, stream
@@ -423,7 +425,7 @@ def read_up_to(limit: int, stream: Stream, size: int | None) -> tuple[bytes | Re
 
 
 class _Both(io.RawIOBase):
-    """What was read already, and then the rest."""
+    """The bytes that were read, and then the rest."""
 
     def __init__(self, *streams: Stream) -> None:
         self._streams = streams

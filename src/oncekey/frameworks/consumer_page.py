@@ -52,6 +52,8 @@ th:first-child{min-width:9rem}
 thead{display:none}
 tr{display:block;padding:.5rem 0;border-bottom:1px solid var(--line)}
 td{display:block;border:0;padding:.1rem 0}
+td:first-child,td:first-child code{font-weight:600}
+ul{padding-left:1.25rem}
 td[data-label]::before{content:attr(data-label) ": ";color:var(--soft)}
 }
 """

@@ -1,4 +1,4 @@
-"""FastAPI: the status resource, OpenAPI, and one more start-up check."""
+"""FastAPI: the status resource, OpenAPI, and an additional start-up check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_status(app: FastAPI, installation: Installation, dependencies: Sequence[
         methods=["GET"],
         dependencies=list(dependencies),
         response_model=None,
-        summary="What became of a request",
+        summary="Status of a request",
         openapi_extra={"parameters": [_KEY]},
         tags=["idempotency"],
     )
@@ -59,7 +59,7 @@ def describe(app: FastAPI) -> None:
 
 
 def warn_of_late_commits(app: FastAPI) -> None:
-    """Name the dependencies that end after the answer was stored and sent: a commit there comes too late."""
+    """List the dependencies that end after the response was stored and sent: a commit there comes too late."""
     for route in getattr(app, "routes", ()):
         for path, endpoint, dependant in _dependants(route):
             enrolment: Enrolment | None = getattr(endpoint, "__oncekey__", None)
@@ -67,9 +67,9 @@ def warn_of_late_commits(app: FastAPI) -> None:
                 continue
             for call in _late(dependant):
                 log.warning(
-                    "oncekey: %s (%s) depends on %s, which ends after the answer was stored and sent; if it commits, "
-                    "its rows can be lost behind a stored success: write through op.connection or once.session, or "
-                    'use Depends(..., scope="function")',
+                    "oncekey: %s (%s) depends on %s, which ends after the response was stored and sent; if it "
+                    "commits, its rows can be lost behind a stored success: write through op.connection or "
+                    'once.session, or use Depends(..., scope="function")',
                     enrolment.operation,
                     path,
                     getattr(call, "__qualname__", call),

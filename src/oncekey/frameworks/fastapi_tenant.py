@@ -1,8 +1,8 @@
 """`tenant=Depends(...)` in FastAPI.
 
-The dependency that names the tenant is resolved when the tenant is asked for, also by its override. It is resolved by
-an application of its own, of one route that depends on it: so FastAPI's own rules hold, for sub-dependencies, `yield`,
-security and `dependency_overrides`, and nothing that is private to FastAPI is called.
+The dependency that returns the tenant is resolved on demand, with its overrides. A separate application with one route
+resolves it: so FastAPI's own rules apply to sub-dependencies, `yield`, security and `dependency_overrides`, and no
+private function of FastAPI is called.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 _FOUND: Final = "oncekey.found"
 _METHODS: Final = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
 NO_BODY: Final = (
-    "the dependency of once.install(app, {what}=Depends(...)) reads the body: whose request it is comes from what "
-    "authenticates it"
+    "the dependency of once.install(app, {what}=Depends(...)) reads the body: derive the {what} from the request's "
+    "credentials"
 )
-NOT_REACHED: Final = "the dependency of once.install(app, {what}=Depends(...)) gave nothing"
+NOT_REACHED: Final = "the dependency of once.install(app, {what}=Depends(...)) returned nothing"
 
 
 def by_dependency(app: FastAPI, dependency: Any, what: str) -> Identify:  # noqa: ANN401  (what Depends(...) returns)
-    """Identify by a dependency of the application; what it raises is answered as on any route of it."""
-    asking = _asking(app, dependency)
+    """Identify callers with a dependency of the application; its exceptions are handled as on any route."""
+    asking = _resolving_app(app, dependency)
 
     async def identify(scope: Scope) -> str:
         asking.dependency_overrides = app.dependency_overrides
@@ -45,7 +45,7 @@ def by_dependency(app: FastAPI, dependency: Any, what: str) -> Identify:  # noqa
     return identify
 
 
-def _asking(app: FastAPI, dependency: Any) -> FastAPI:  # noqa: ANN401
+def _resolving_app(app: FastAPI, dependency: Any) -> FastAPI:  # noqa: ANN401
     async def failed(request: Request, error: Exception) -> Response:
         request.scope[_FOUND]["error"] = error
         return Response()
@@ -63,7 +63,7 @@ def _asking(app: FastAPI, dependency: Any) -> FastAPI:  # noqa: ANN401
 
 
 class _In:
-    """Shows the application itself to what asks for `request.app`."""
+    """Provides the application itself as `request.app`."""
 
     def __init__(self, app: App, shown: FastAPI) -> None:
         self._app = app

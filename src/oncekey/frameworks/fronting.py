@@ -1,4 +1,4 @@
-"""The fronts of an application: how they are made, and how an answer is removed from them."""
+"""The fronts of an application (caches before the store): their creation, and the removal of a response."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def fronts_here() -> Fronts:
-    """Nothing yet; what a policy names is connected to when it is first needed."""
+    """Empty; a policy's front is connected on first use."""
     return Fronts(boottime, _line)
 
 
 async def forget(here: Fronts, policies: Iterable[Policy], engine: AsyncEngine, record_id: RecordId) -> bool:
-    """Let no front give a stored answer any more, before an operator takes it away; whether that is certain."""
+    """Remove a stored response from all fronts before an operator deletes it; returns whether that is certain."""
     if here.identity is None:
         here.identity = engine.identity
     return await AsyncRuntime(engine, RunningWork()).drive(here.forget(policies, record_id))

@@ -1,13 +1,12 @@
-"""Functions as operations: a call is claimed under its key like a request, with its arguments for a body.
+"""Functions as operations: a call is claimed under its key like a request, with its arguments as the body.
 
-What the function returns is stored as JSON, and `RejectedError` is its final no; every caller gets what was stored.
-Whatever a request would be refused with is raised, and kept apart from what the function itself raises (`CallRefused`):
-an inner protected function raises the same classes, and they say nothing about the outer call. A `def` function lives
-in the thread that calls it, an `async def` function in its event loop; what happens in between is the engine's
-(`engine/serve.py`).
+The function's return value is stored as JSON, and `RejectedError` is its final refusal; every caller gets the stored
+result. The refusal of a call is raised, and kept apart from exceptions of the function itself (`CallRefused`): an inner
+protected function raises the same classes, which do not concern the outer call. A `def` function runs in the thread
+that calls it, an `async def` function in its event loop; the engine does the rest (`engine/serve.py`).
 
-A `Calling` is to a call what an exchange is to a request. While the flow of the engine is stopped at the function, it
-captures what comes of that: a value, a `RejectedError`, or an exception.
+A `Calling` is to a call what an exchange is to a request. While the engine's flow is suspended at the function, it
+captures the function's result: a value, a `RejectedError`, or an exception.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from oncekey.frameworks.asgi import Receive, Scope, Send, requests
 from oncekey.frameworks.asgi.middleware import Exchange
 from oncekey.frameworks.resuming import Resumption
 from oncekey.frameworks.shared import RESUMPTION, ApplicationShared, thread_exchange
-from oncekey.runtimes.aio import Changed, flush, flushes, shielded
+from oncekey.runtimes.aio import Changed, shielded
 
 if TYPE_CHECKING:
     from oncekey.core.calls import Shape
@@ -55,21 +54,21 @@ if TYPE_CHECKING:
 _OPERATIONS = (Operation, SyncOperation)
 DONE: Final = 200
 DECLINED: Final = 422
-"""What stands for a status: a value, and a final no."""
+"""In place of a status: a value, and a final refusal."""
 _NO: Final = 400
 _FAULT: Final = 500
 _ABANDONED: Final = (408, 410)
-"""What the sweeper stores for an operation that no process may finish any more."""
+"""The stored result of an operation that no process may finish any more."""
 CALL: Final = "CALL"
 """The method of a function's call; its path is the name of its operation."""
 _FUNCTION: Final = "function"
 _JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 NESTED: Final = (
-    "{inner} was called while {outer} holds a transaction: what it does would stay although the rows of {outer} are "
-    "rolled back; call it before or after, or call {inner}.__wrapped__ with the same op"
+    "{inner} was called while {outer} holds a transaction: its effects would remain if the rows of {outer} are rolled "
+    "back; call it before or after, or call {inner}.__wrapped__ with the same op"
 )
 running: ContextVar[Run | None] = ContextVar("oncekey_function", default=None)
-"""The call that is being run here."""
+"""The current call."""
 
 
 class Function:
@@ -97,13 +96,13 @@ class Function:
         """The parameter that takes the operation."""
 
     def is_bare(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the caller brings an operation of its own, as a unit test does: then nothing is protected."""
+        """Whether the caller passes its own operation, as a unit test does: then the call is not protected."""
         return (self.op_name is not None and self.op_name in kwargs) or any(
             isinstance(one, _OPERATIONS) for one in args
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """The value of a call, or for `async def` what is awaited for it."""
+        """The value of a call, or for `async def` an awaitable."""
         return self.run(args, kwargs).result() if self.__oncekey__.blocking else _result(self.arun(args, kwargs))
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> CallOutcome:
@@ -127,7 +126,7 @@ class Function:
             raise
 
     async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Go on with a call whose process died: a completer's request, as an application is sent one (H7)."""
+        """Resume a call whose process died: a completer's request, like one to an application (H7)."""
         stored, status = (await receive())["body"], DONE
         asked = FunctionCall(scope[RESUMPTION].record.id.key, "", {}, stored, scope[RESUMPTION])
         try:
@@ -204,8 +203,8 @@ class Function:
                 finally:
                     handler_sql.running.reset(opened)
                     calling.ended.kept, calling.ended.rolled_back = op.kept, op.rolled_back
-                if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
-                    await flush(run.tx)
+                if run.tx is not None and not op.rolled_back and hasattr(run.tx, "flush"):
+                    await run.tx.flush()
                 calling.returned(value)
             except BaseException as error:  # noqa: BLE001
                 calling.raised(error)
@@ -227,7 +226,7 @@ async def _result(coming: Awaitable[CallOutcome]) -> Any:  # noqa: ANN401  (what
 
 
 def protected(function: Function, name: str | None) -> Any:  # noqa: ANN401  (a function like the one that it protects)
-    """What callers see: the function without its operation, `name`. A unit test may call it with one of its own."""
+    """The public signature: the function without its operation, `name`. A unit test may pass its own."""
     inner, function.op_name = function.__wrapped__, name
 
     @functools.wraps(inner)
@@ -245,11 +244,11 @@ def protected(function: Function, name: str | None) -> Any:  # noqa: ANN401  (a 
     return wrapper
 
 
-# One call, from its claim to its caller's result: what threads and event loops share.
+# One call, from its claim to its caller's result: shared by threads and event loops.
 
 
 class FunctionCall(NamedTuple):
-    """What a call asks for."""
+    """The arguments of a claim."""
 
     key: object
     tenant: str
@@ -259,12 +258,12 @@ class FunctionCall(NamedTuple):
 
 
 class CallOutcome(NamedTuple):
-    """What a call came to: the function's value, and whether an earlier call had made it; or why it has none."""
+    """The result of a call: the function's value, and whether it was stored by an earlier call; or an error."""
 
     value: Any
     replayed: bool
     refusal: OncekeyError | None = None
-    """What this very call is refused with, or the function's own final no."""
+    """The refusal of this call, or the function's own final refusal."""
 
     def result(self) -> Any:  # noqa: ANN401  (what the function returns)
         """The value, as a caller gets it."""
@@ -274,7 +273,7 @@ class CallOutcome(NamedTuple):
 
 
 class CallRefused(Exception):  # noqa: N818  (it never leaves this module)
-    """Carries the refusal of this very call past everything that the function itself may raise."""
+    """Carries the refusal of this call past all exceptions of the function itself."""
 
     def __init__(self, error: OncekeyError) -> None:
         super().__init__(str(error))
@@ -282,7 +281,7 @@ class CallRefused(Exception):  # noqa: N818  (it never leaves this module)
 
 
 class Calling:
-    """A call on its way. Its flow begins with the claim and is stopped while `invoke` runs."""
+    """A call in progress. Its flow begins with the claim and is suspended while `invoke` runs."""
 
     def __init__(
         self,
@@ -313,7 +312,7 @@ class Calling:
         self._value: Any = None
         self._ours: Answer | None = None
         self._task: asyncio.Task[Any] | None = None
-        # The call as an answer, and as a request to be answered.
+        # The call as a request and a response.
         self.status: int | None = None
         self.headers = _JSON
         self.kept: bytes | None = b""
@@ -324,7 +323,7 @@ class Calling:
 
     @property
     def unsettled(self) -> bool:
-        """Whether it was claimed, and has no outcome yet."""
+        """Whether it is claimed and not yet settled."""
         return inspect.getgeneratorstate(self.life) == inspect.GEN_SUSPENDED
 
     def invoke(self, op: object) -> Any:  # noqa: ANN401  (what the function returns)
@@ -341,11 +340,11 @@ class Calling:
         return Stepping(drive, run.store, run.phased_run, run.parcels)
 
     def entered_by(self, task: asyncio.Task[Any] | None) -> None:
-        """The task that a stop may interrupt, if a worker or another caller can go on with the call."""
+        """The task that a stop may cancel, if a worker or another caller can resume the call."""
         self._task = task
 
     def interrupt(self) -> None:
-        """A stop does not wait any longer; a call to the outside that is open it lets be (P5)."""
+        """The stop's grace period is over; an open external call is not cancelled (P5)."""
         phased_run = self.run.phased_run
         if self._task is not None and phased_run is not None and phased_run.intent is None:
             phased_run.halted = True
@@ -359,7 +358,7 @@ class Calling:
         self.status = DONE
 
     def raised(self, error: BaseException) -> None:
-        """It raised. A `RejectedError` of its own is its answer, and every later caller gets the same."""
+        """It raised. Its own `RejectedError` is its result, and every later caller gets the same."""
         self.ended.error = error
         self.ended.cancelled = not isinstance(error, Exception)
         if self._is_own_no(error):
@@ -371,7 +370,7 @@ class Calling:
                 error.value, self.status = self._shape.plain(self.kept), DECLINED
 
     def decision(self) -> Decision:
-        """What its end means."""
+        """The meaning of its end."""
         error = self.ended.error if self.status is None else None
         decision, self._ours = decided(self.run, self.ended, self, error)
         return decision
@@ -379,7 +378,7 @@ class Calling:
     # The caller's result.
 
     def over(self, settled: object) -> CallOutcome:
-        """What came of a run, once it is settled."""
+        """The result of a run, once it is settled."""
         error = self.ended.error
         answer = settled if isinstance(settled, Answer) else self._ours
         if isinstance(error, RejectedError) and self.status == DECLINED and answer is None:
@@ -389,7 +388,7 @@ class Calling:
         return CallOutcome(self._value, replayed=False) if answer is None else self.outcome_of(answer)
 
     def outcome_of(self, answer: Answer) -> CallOutcome:
-        """What is said instead of running the function, or of what it returned."""
+        """The exception for a call that was not run, or that replaces its result."""
         verdict = answer.verdict
         assert verdict is not None
         if isinstance(verdict, Refuse):
@@ -407,7 +406,7 @@ class Calling:
 
     @contextmanager
     def unprotected(self) -> Iterator[None]:
-        """Around a run without a record, whose own final no is one all the same."""
+        """Wraps a run without a record, whose own final refusal is still a refusal."""
         try:
             yield
         except RejectedError as error:
@@ -416,7 +415,7 @@ class Calling:
             raise
 
     def _is_own_no(self, error: BaseException) -> TypeGuard[RejectedError[Any]]:
-        """Whether the function itself says no, and not one that it called."""
+        """Whether the function itself rejects, and not one that it called."""
         return isinstance(error, RejectedError) and not is_inner(error, self.ended.began)
 
     def _refusal(self, refuse: Refuse, cause: BaseException | None = None) -> CallRefused:
@@ -429,14 +428,14 @@ class Calling:
 
 
 def check_nesting(operation: str) -> None:
-    """Refuse a call inside of a transaction that is not the call's own."""
+    """Raise for a call inside a transaction that is not the call's own."""
     for run in _around():
         if run.tx is not None or (run.phased_run is not None and run.phased_run.in_phase):
             raise RuntimeError(NESTED.format(inner=operation, outer=run.enrolment.operation))
 
 
 def _around() -> Iterator[Run]:
-    """What is being run where this is called: functions, and handlers of requests."""
+    """The operations that are running here: functions, and handlers of requests."""
     threaded, request = thread_exchange.get(), requests.current.get()
     if threaded is not None and threaded.run is not None and threaded.unsettled:
         yield threaded.run
@@ -448,15 +447,15 @@ def _around() -> Iterator[Run]:
 
 
 def _is_failure(answer: Answer) -> bool:
-    """Whether it says no more than that the run failed, which the function's own exception says better."""
+    """Whether it only reports that the run failed, which the function's own exception does better."""
     return isinstance(answer.verdict, Refuse) and answer.verdict.code is Code.EXECUTION_FAILED
 
 
 def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: str) -> Claim | Refuse:
     """The claim of a function's call, or the refusal; `arguments` are JSON.
 
-    A program chooses the key, which often names a thing, such as an order. Two functions may do something to the same
-    thing, so each has a scope of its own within the tenant's.
+    The program chooses the key, which often names a thing, such as an order. Two functions may act on the same thing,
+    so each has its own scope within the tenant's.
     """
     policy = enrolment.policy
     try:

@@ -1,22 +1,22 @@
-"""Messages that arrive at least once, and are handled once: a broker's message id is the key of a function's call.
+"""Messages that are delivered at least once and handled once: the broker's message id is the key of a function's call.
 
-What a consumer does about a message is one of five things, whatever its broker is called. `Receipt` says which; the
-consumer says it to the broker in the broker's own words.
+A consumer reacts to a delivery in one of five ways, with any broker. `Receipt` names it; the consumer translates it to
+the broker's own calls.
 
     handled     the function has run, and its result is stored,         acknowledge
                 or its rows and its parcel are committed and a worker
                 does the rest
     duplicate   an earlier delivery was handled                         acknowledge
-    busy        another delivery is being handled, or the store is      do not acknowledge: let it come again
-                away: nothing was done now
-    unknown     it may have been handled, and is being found out        acknowledge, and leave it to the reconciler;
-                                                                        never put it back at once
-    dead        it can never be handled: refused for good, the id of    dead-letter it
-                another message, not readable
+    busy        another delivery is being handled, or the store is      do not acknowledge: have it redelivered
+                unavailable: nothing was done
+    unknown     it may have been handled; the reconciler checks         acknowledge, and leave it to the reconciler;
+                                                                        never requeue it at once
+    dead        it can never be handled: rejected permanently, the id   dead-letter it
+                of another message, not readable
 
-What the function raises is none of them: it goes on to the consumer, as it would without oncekey, and the broker's own
-rules for redelivery and for poisonous messages hold. That includes errors of oncekey that are not about this delivery:
-those of another protected function that the function calls, or of a database that it writes to.
+Exceptions of the function are raised to the consumer, as without oncekey, and the broker's own rules for redelivery and
+poison messages apply. That includes errors of oncekey that do not concern this delivery: those of another protected
+function that the function calls, or of a database that it writes to.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from oncekey.frameworks.functions import CallOutcome, Function
 
 AGAIN: Final = 1
-"""Seconds after which a message is worth another try, unless an error says otherwise."""
+"""Seconds before a redelivery is useful, unless an error has its own delay."""
 
 
 class Handling(StrEnum):
-    """What became of one delivery."""
+    """How to react to a delivery."""
 
     HANDLED = "handled"
     DUPLICATE = "duplicate"
@@ -52,23 +52,23 @@ class Receipt:
 
     handling: Handling
     result: Any = None
-    """What the function returned, now or when the message was handled; of a dead message what it was rejected with.
+    """The function's result, now or from an earlier delivery; for a dead message, the value of its rejection.
 
-    Of an OUTBOX function it is the function's own value until the worker is done, then the topic's.
+    For an OUTBOX function it is the function's own value until the worker is done, then the topic's.
     """
     retry_after: int = 0
-    """Seconds after which a busy message should come again; an unknown one may be asked after then."""
+    """Seconds before a busy message should be redelivered, or an unknown one checked."""
     reason: str = ""
-    """Why it was not handled, for a log or a dead-letter queue. It quotes nothing of the message."""
+    """Why it was not handled, for a log or a dead-letter queue. It quotes nothing from the message."""
 
     @property
     def acknowledge(self) -> bool:
-        """Whether the broker may forget the message."""
+        """Whether to acknowledge the message to the broker."""
         return self.handling in (Handling.HANDLED, Handling.DUPLICATE, Handling.UNKNOWN)
 
 
 def received(function: Function) -> Callable[..., Receipt | Awaitable[Receipt]]:
-    """The consumer: called with the message's id and then with what the function takes, it returns a `Receipt`."""
+    """The consumer: called with the message's id and the function's arguments, it returns a `Receipt`."""
 
     def take(message_id: str, /, *args: Any, **kwargs: Any) -> Receipt:  # noqa: ANN401
         return _receipt(function.run(args, kwargs, message_id))

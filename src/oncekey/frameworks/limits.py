@@ -1,7 +1,7 @@
-"""Limits: how many keys a tenant may make, how often a caller may look, how old a request may be.
+"""Limits: how many keys a tenant may create, how often a caller may query, how old a request may be.
 
-Only what would be executed is ever turned away. A key that is known already is answered from its record, so a client
-that retries is served however busy its tenant is. The counting is done by the package `limits`, in its storages.
+Only requests that would execute are ever rejected. A known key is answered from its record, so a client that retries is
+served however busy its tenant is. The `limits` package does the counting, in its storages.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ log = logging.getLogger("oncekey")
 
 IN_MEMORY: Final = "memory://"
 ASYNC: Final = "async+"
-"""What stands before the address of a storage that an event loop counts in."""
+"""The prefix of a storage's URL for use in an event loop."""
 NOT_INSTALLED: Final = (
     "max_new_keys_per_second and max_lookups_per_second need the package limits: pip install 'oncekey[limits]'"
 )
 COUNT_KEPT: Final = 1.0
-"""Seconds for which a count of live keys is believed: counting costs the store more than claiming."""
+"""Seconds for which a count of live keys is cached: counting costs the store more than claiming."""
 MOST_COUNTS: Final = 10_000
 FULL_WAIT: Final = 60
-"""The `Retry-After`, in seconds, for a tenant with too many live keys: some expire, sooner or later."""
+"""The `Retry-After`, in seconds, for a tenant with too many live keys: some will expire."""
 _FREE: Final = (Situation.ABSENT, Situation.EXPIRED)
 _FIRST_SENT: Final = field_name(FIRST_SENT)
 
@@ -53,9 +53,9 @@ def wall() -> Instant:
 
 
 def check(policies: Iterable[Policy], *, blocking: bool = False) -> None:
-    """Find at start-up what would be missing at the first request."""
+    """Raise at start-up if a package for the limits is missing."""
     for policy in policies:
-        if not _counts(policy):
+        if policy.max_new_keys_per_second is None and policy.max_lookups_per_second is None:
             continue
         if find_spec("limits") is None:
             raise ConfigurationError(NOT_INSTALLED)
@@ -63,7 +63,7 @@ def check(policies: Iterable[Policy], *, blocking: bool = False) -> None:
 
 
 class Limits:
-    """The limits of one installation. Each event loop counts with a connection of its own, threads with one for all."""
+    """The limits of one installation. Each event loop counts over its own connection; all threads share one."""
 
     def __init__(
         self, *, blocking: bool = False, now: Callable[[], Instant] = wall, boot: Callable[[], float] = boottime
@@ -80,7 +80,7 @@ class Limits:
         return Limits(blocking=self._blocking, now=self._now, boot=self._boot)
 
     def of(self, store: Store, headers: Headers, claim: Claim, policy: Policy) -> Life[Refuse | None] | None:
-        """What says why a request is not to be executed, if it would be; None: its route has no limits."""
+        """The function that returns why a request must not execute; None if its route has no limits."""
         too_old = None if policy.max_request_age is None else self._age(headers, policy.max_request_age)
         if too_old is None and policy.max_new_keys_per_second is None and policy.max_live_keys is None:
             return None
@@ -93,10 +93,10 @@ class Limits:
                 return None
             return too_old or (yield from self._new_key(store, claim.id.scope, policy))
         except StoreError:
-            return too_old  # the claim meets the same outage, and says what it means
+            return too_old  # the claim fails in the same way, and reports it
 
     def looks_up(self, caller: str, policy: Policy) -> Life[Refuse | None]:
-        """Why a caller may not ask for a key's state now."""
+        """Why a caller may not query a key's state now."""
         if policy.max_lookups_per_second is None:
             return None
         return (yield from self._hit("lookups", caller, policy.max_lookups_per_second, policy))
@@ -125,7 +125,7 @@ class Limits:
             at, live = self._boot(), (yield from upkeep.live_keys(scope, most))
         if len(self._live) >= MOST_COUNTS:
             self._live.clear()
-        # What is let in now is counted here until the store is asked again.
+        # Requests that are admitted now are counted here until the store is read again.
         self._live[scope] = (at, min(most, live + 1))
         return live >= most
 
@@ -139,21 +139,17 @@ class Limits:
                 return None
             resets_at: float = (yield Call(limiter.get_window_stats, (item, what, who))).reset_time
         except StorageError as error:
-            # A limit guards against floods and not against doubles: without its counter the request goes on.
-            log.error("oncekey: a limit could not be counted, so it does not hold: %s", type(error).__name__)
+            # A limit protects against floods, not against duplicates: without its counter the request continues.
+            log.error("oncekey: the rate limit is not enforced: its storage failed: %s", type(error).__name__)
             return None
         return Refuse(Code.RATE_LIMITED, retry_after=max(1, math.ceil(resets_at - self._now() / 1_000_000)))
 
     def _limiter(self, url: str | None) -> Any:  # noqa: ANN401  (of a package that may not be there)
         limiters = self._threads if self._blocking else self._limiters.setdefault(asyncio.get_running_loop(), {})
         if url not in limiters:
-            # Of two threads that come first at once, one counts where the other does.
+            # If two threads are first at the same time, both use the same counter.
             limiters.setdefault(url, _strategy(_storage(url, blocking=self._blocking), blocking=self._blocking))
         return limiters[url]
-
-
-def _counts(policy: Policy) -> bool:
-    return policy.max_new_keys_per_second is not None or policy.max_lookups_per_second is not None
 
 
 def _storage(url: str | None, *, blocking: bool) -> Any:  # noqa: ANN401
@@ -166,8 +162,9 @@ def _storage(url: str | None, *, blocking: bool) -> Any:  # noqa: ANN401
     try:
         return storage_from_string(place, wrap_exceptions=True)
     except Unusable as error:
-        # Its text names the scheme or the missing package, and never the whole address, which may hold a password.
-        raise ConfigurationError(f"limits_storage cannot be used: {_without_address(str(error), place)}") from None
+        # Its text names the scheme or the missing package, but never the whole URL, which may contain a password.
+        text = str(error).replace(place, f"{place.partition('://')[0]}://...")
+        raise ConfigurationError(f"limits_storage cannot be used: {text}") from None
 
 
 def _strategy(storage: Any, *, blocking: bool) -> Any:  # noqa: ANN401
@@ -175,7 +172,3 @@ def _strategy(storage: Any, *, blocking: bool) -> Any:  # noqa: ANN401
     moves = isinstance(storage, import_module(f"{place}.storage").MovingWindowSupport)
     strategies = import_module(f"{place}.strategies")
     return (strategies.MovingWindowRateLimiter if moves else strategies.FixedWindowRateLimiter)(storage)
-
-
-def _without_address(text: str, place: str) -> str:
-    return text.replace(place, f"{place.partition('://')[0]}://...")

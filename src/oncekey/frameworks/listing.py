@@ -1,9 +1,9 @@
-"""The routes of an application, whatever framework it is made with.
+"""The routes of an application, for any framework.
 
-A framework's lister is a function that is given an application and returns its routes, or None if the application is
-not of its kind. `LISTERS` names it, and it is imported only where the framework is. An application whose skin is not
-ours lists its routes itself, as `__oncekey_routes__()`. What `oncekey routes`, `oncekey audit`, `oncekey openapi` and
-the line at start-up say of an application is all made of this.
+A framework's lister is a function that takes an application and returns its routes, or None if the application is of
+another kind. `LISTERS` names it, and it is imported only if the framework is. An application with a custom adapter
+lists its routes itself, as `__oncekey_routes__()`. `oncekey routes`, `oncekey audit`, `oncekey openapi` and the
+start-up log line all use it.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ LISTERS: Final[Mapping[str, str]] = MappingProxyType(
         "django": "oncekey.django.project",
     }
 )
-"""The package of a framework, and the module of ours whose function `listed` knows its routes."""
+"""The package of a framework, and oncekey's module whose function `listed` lists its routes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An endpoint, and where it is served; `{name}` stands for a part of the path, as in OpenAPI."""
+    """An endpoint, and its path; `{name}` is a path parameter, as in OpenAPI."""
 
     path: str
     methods: frozenset[str]
     endpoint: Callable[..., Any]
     patterns: tuple[Patterns, ...] = ()
-    """What is enrolled by path on the way to it, from the outside in."""
+    """The enrolments by path on the way to it, from the outside in."""
     dependencies: tuple[Callable[..., Any], ...] = ()
-    """What the framework calls to get its arguments, and theirs."""
+    """The functions that the framework calls for its arguments, including nested ones."""
     wsgi: bool = False
-    """Whether a WSGI server may serve it, which does not pass on every body without a Content-Length."""
+    """Whether a WSGI server may serve it: such a server may drop a body without Content-Length."""
 
     def enrolment(self, method: str) -> Enrolment | None:
-        """How it is protected: by its decorator, below whatever others, or by its path."""
+        """Its enrolment: by its decorator, below any others, or by its path."""
         found = next((layer.__oncekey__ for layer in layers(self.endpoint) if hasattr(layer, "__oncekey__")), None)
         if found is None:
             by_path = (patterns.find(method, self.path) for patterns in reversed(self.patterns))
@@ -53,29 +53,29 @@ class Served:
         return found
 
     def serves(self, handler: Callable[..., Any]) -> bool:
-        """Whether a handler is called here, below whatever decorators."""
+        """Whether a handler is called here, below any decorators."""
         return any(layer is handler for layer in layers(self.endpoint))
 
     @property
     def changing(self) -> frozenset[str]:
-        """The methods that may change something."""
+        """The state-changing methods."""
         return self.methods - SAFE
 
     @property
     def is_ours(self) -> bool:
-        """Webhooks are recognised by their event's name, and need no key."""
+        """Whether it is a webhook: those are deduplicated by event id, and need no key."""
         return type(self.endpoint).__module__.startswith("oncekey.")
 
 
 class Lists(Protocol):
-    """What a framework's module has as `listed`."""
+    """The type of a framework module's `listed`."""
 
     def __call__(self, app: Any, /) -> Iterable[Served] | None:  # noqa: ANN401  (an application of any kind)
-        """Every route of an application; None: it is another framework's."""
+        """Every route of an application; None if it belongs to another framework."""
 
 
 def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401
-    """Every route of an application; None: what it serves cannot be seen."""
+    """Every route of an application; None if its routes cannot be listed."""
     own: Callable[[], Iterable[Served]] | None = getattr(app, "__oncekey_routes__", None)
     if own is not None:
         return iter(own())
@@ -88,19 +88,19 @@ def listed(app: Any) -> Iterator[Served] | None:  # noqa: ANN401
     return None
 
 
-TWICE: Final = "{method} {path} is enrolled twice, by its path and by @once.protect: leave one of them out"
+TWICE: Final = "{method} {path} is enrolled twice, by path and by @once.protect: remove one of them"
 NO_ROUTE: Final = (
     "enrol={{{pattern!r}: ...}} protects nothing: no route of the application matches it; write the path as the route "
     "does, with {{name}} for each parameter and without root_path, and add the routes before the application starts"
 )
 STRANGER: Final = (
-    "{operation} is served at {path}, and the Once that protects it is not installed there: install that Once in this "
+    "{operation} is served at {path}, but the Once that protects it is not installed there: install that Once in this "
     "application, too"
 )
 
 
 def check_served(served: Sequence[Served], patterns: Patterns, owners: Iterable[object]) -> None:
-    """Refuse an application whose routes and enrolments do not fit together, or that an owner is not installed in."""
+    """Raise if routes and enrolments do not match, or an enrolment's Once is not installed in the application."""
     known = {id(owner) for owner in owners}
     for route in served:
         for enrolment in map(route.enrolment, route.methods):
@@ -110,7 +110,7 @@ def check_served(served: Sequence[Served], patterns: Patterns, owners: Iterable[
 
 
 def check_patterns(served: Sequence[Served], patterns: Patterns) -> None:
-    """Refuse a route that is enrolled by path and by decorator, and a pattern that no route matches."""
+    """Raise for a route that is enrolled by path and by decorator, and for a pattern that no route matches."""
     for route in served:
         for method in route.methods:
             enrolment, by_path = route.enrolment(method), patterns.find(method, route.path)

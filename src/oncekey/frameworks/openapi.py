@@ -1,8 +1,8 @@
-"""OpenAPI: what a protected operation takes and answers, written into any document of OpenAPI 3.0 or 3.1.
+"""OpenAPI: adds the header and responses of protected operations to an OpenAPI 3.0 or 3.1 document.
 
-Each operation gets the header that it takes, with the validity that is really configured, every problem that it may
-return, under its status, in the flavour and format of its policy, and the headers of its responses. What the document
-contains already stays, and so does a response that another document describes.
+Each operation gets its key header, with the configured validity, every problem that it may return, by status, in the
+flavour and format of its policy, and the headers of its responses. Existing content of the document stays, and so does
+a response that is defined in another document.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-ACCEPTED: Final = "Accepted: the request is committed, and a worker does the rest."
+ACCEPTED: Final = "Accepted: the request is committed, and a worker completes it."
 PENDING: Final = {
     "type": "object",
     "properties": {"state": {"type": "string", "const": "pending"}, "status_url": {"type": "string"}},
@@ -36,14 +36,14 @@ PENDING: Final = {
 }
 """The body of a 202 whose handler returns nothing."""
 KNOWN: Final = re.compile(r"3\.[01]\.\d+(?:-.*)?")
-NOT_KNOWN: Final = "this is a document of OpenAPI {version}, and 3.0 and 3.1 are known: convert it first"
+NOT_KNOWN: Final = "this is an OpenAPI {version} document; 3.0 and 3.1 are supported: convert it first"
 _ACCEPTED: Final = 202
 _UNAVAILABLE: Final = 503
 _NAMED: Final = re.compile(r"\{[^{}]*\}")
 
 
 def document_of(app: Any) -> dict[str, Any] | None:  # noqa: ANN401  (an application of any kind)
-    """The document that an application makes by itself, as FastAPI and Litestar do; None: it makes none."""
+    """The document that an application generates itself, as FastAPI and Litestar do; None if it does not."""
     made: dict[str, Any] | None = None
     if callable(getattr(app, "openapi", None)):
         made = app.openapi()
@@ -53,7 +53,7 @@ def document_of(app: Any) -> dict[str, Any] | None:  # noqa: ANN401  (an applica
 
 
 def transformed(document: Mapping[str, Any], routes: Iterable[Served]) -> tuple[dict[str, Any], list[str]]:
-    """A copy of a document with what is protected described, and the operations that it does not have."""
+    """A copy of a document with the protected operations described, and the operations that it lacks."""
     version = str(document.get("openapi", document.get("swagger", "?")))
     if KNOWN.fullmatch(version) is None:
         raise ConfigurationError(NOT_KNOWN.format(version=version))
@@ -62,7 +62,7 @@ def transformed(document: Mapping[str, Any], routes: Iterable[Served]) -> tuple[
 
 
 def describe(document: dict[str, Any], routes: Iterable[Served]) -> list[str]:
-    """Write it into a document in place, once; which protected operations it does not have."""
+    """Describe the protected operations in place, once; returns the operations that the document lacks."""
     missing = []
     paths: dict[str, Any] = document.get("paths") or {}
     by_shape = {_NAMED.sub("{}", path): path for path in paths}
@@ -87,7 +87,7 @@ def describe_one(
     *,
     wsgi: bool = False,
 ) -> None:
-    """Write it into the description of one operation, once; `document` is where its references lead."""
+    """Describe one operation, once; `document` resolves its references."""
     if "x-oncekey" not in about:
         _describe(about, enrolment, document, wsgi=wsgi)
 
@@ -95,7 +95,7 @@ def describe_one(
 def _operation(
     paths: dict[str, Any], by_shape: Mapping[str, str], bases: list[str], path: str, method: str
 ) -> dict[str, Any] | None:
-    """The operation of a route, whatever its parameters are called and wherever the document's servers begin."""
+    """The operation of a route, whatever its parameters are named and whatever the base path of the servers."""
     for candidate in (path, *(path.removeprefix(base) for base in bases if path.startswith(f"{base}/"))):
         found = candidate if candidate in paths else by_shape.get(_NAMED.sub("{}", candidate))
         about = None if found is None else paths[found].get(method.lower())
@@ -110,7 +110,7 @@ def _bases(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _resolved(value: Any, document: Mapping[str, Any]) -> Any:  # noqa: ANN401  (anything that a document holds)
-    """What a reference inside of the document stands for; another one stays as it is."""
+    """The target of a reference inside the document; other references are returned unchanged."""
     reference = value.get("$ref") if isinstance(value, dict) else None
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return value
@@ -124,7 +124,7 @@ def _resolved(value: Any, document: Mapping[str, Any]) -> Any:  # noqa: ANN401  
 
 
 def _own(response: Any, document: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ANN401
-    """A response of this operation alone: one that others refer to, too, must not be changed for them."""
+    """A copy of the response for this operation alone, because other operations may refer to the original."""
     made: dict[str, Any] = copy.deepcopy(_resolved(response, document))
     return made
 
@@ -160,40 +160,40 @@ def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str
     for status, response in responses.items():
         if status.startswith("2") and "$ref" not in response:
             headers = response.setdefault("headers", {})
-            headers[policy.key_header] = _header("The key, as it was received.")
-            headers[policy.expires_header] = _header("Until when a repeat gets this same answer.")
-            headers[policy.replayed_header] = _header("`true` if this answer was stored by an earlier request.")
+            headers[policy.key_header] = _header("The key, as received.")
+            headers[policy.expires_header] = _header("Until when a retry receives this response.")
+            headers[policy.replayed_header] = _header("`true` if this response was stored by an earlier request.")
 
 
 def _add_accepted(response: dict[str, Any]) -> None:
-    """Describe the 202 of an OUTBOX route: the handler's own body if it is described, else the default one."""
+    """Describe the 202 of an OUTBOX route: the handler's own body if it is described, otherwise the default one."""
     if "$ref" in response:
         return
     response.setdefault("content", {}).setdefault("application/json", {"schema": PENDING})
     response.setdefault("headers", {}).update(
         {
-            "Retry-After": _header("Seconds to wait before the same request again."),
-            "Location": _header("Where the state of the request can be read."),
+            "Retry-After": _header("Seconds to wait before repeating the request."),
+            "Location": _header("The URL of the request's status."),
         }
     )
 
 
 def _add_problem(response: dict[str, Any], code: Code, status: int, policy: Policy) -> None:
-    """Add a problem to a response, which may be the application's own as well: nothing of that is replaced."""
+    """Add a problem to a response, which may also be the application's own: nothing is replaced."""
     if "$ref" in response:
         return
     page = render(code, status, policy, fault_id=UUID(EXAMPLE).hex, trace_id=TRACE)
     media = response.setdefault("content", {}).setdefault(page.media_type.decode(), {"schema": {"type": "object"}})
     if "$ref" not in media:
-        if "example" in media:  # a document has one example or several, not both
+        if "example" in media:  # a media type has either one example or several
             media["examples"] = {"example": {"value": media.pop("example")}}
         media.setdefault("examples", {}).setdefault(
             code.value, {"summary": PROBLEMS[code].title, "value": json.loads(page.body)}
         )
     if PROBLEMS[code].waiting_helps:
-        response.setdefault("headers", {})["Retry-After"] = _header("Seconds to wait before the same request again.")
+        response.setdefault("headers", {})["Retry-After"] = _header("Seconds to wait before repeating the request.")
     if status == _ACCEPTED or code is Code.OUTCOME_UNKNOWN:
-        response.setdefault("headers", {})["Location"] = _header("Where the state of the request can be read.")
+        response.setdefault("headers", {})["Location"] = _header("The URL of the request's status.")
 
 
 def _parameter(policy: Policy) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _parameter(policy: Policy) -> dict[str, Any]:
         "required": policy.require_key,
         "description": (
             "Makes the request safe to retry: send the same key with the same request, and it is executed once; every "
-            f"repeat within {hours:g} hours gets the original response. Use a new random UUID for each new request."
+            f"retry within {hours:g} hours receives the original response. Use a new random UUID for each new request."
         ),
         "schema": schema,
         "example": f'"{EXAMPLE}"' if quoted else EXAMPLE,
@@ -224,14 +224,14 @@ def _header(description: str) -> dict[str, Any]:
 
 
 def statuses_of(code: Code, policy: Policy, effects: Effects, *, wsgi: bool = False) -> tuple[int, ...]:
-    """The statuses with which a route may answer this problem; none if it cannot occur there."""
+    """The statuses of this problem on a route; none if it cannot occur there."""
     status = PROBLEMS[code].status_in(policy.flavor)
     occurs = True
     match code:
         case Code.KEY_MISSING:
             occurs = policy.require_key
         case Code.KEY_NOT_FOUND:
-            occurs = False  # only the status resource answers it
+            occurs = False  # only the status resource returns it
         case Code.BODY_LENGTH_MISSING:
             occurs = wsgi
         case Code.BODY_TOO_SLOW:
@@ -245,7 +245,7 @@ def statuses_of(code: Code, policy: Policy, effects: Effects, *, wsgi: bool = Fa
         case Code.IN_PROGRESS if policy.on_in_progress is InProgress.ACCEPTED:
             status = _ACCEPTED
         case Code.OUTCOME_UNKNOWN:
-            # 503: the outcome could not be written, whatever the setting is.
+            # 503: the outcome could not be written, whatever the setting.
             return (policy.on_unknown,) if policy.on_unknown == _UNAVAILABLE else (policy.on_unknown, _UNAVAILABLE)
         case Code.TIMED_OUT:
             occurs, status = effects is Effects.OUTBOX, policy.abandoned_status

@@ -1,4 +1,4 @@
-"""The options of an application, and the errors for options that are missing or wrong."""
+"""The options of an application, and the errors for missing or wrong options."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ if TYPE_CHECKING:
     from oncekey.engine.enrolment import Enrolment
 
 NO_THREADS = (
-    "effects=LOCAL on a plain `def` handler needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: "
+    "effects=LOCAL on a plain `def` handler needs a blocking connection, but Once was given a SQLAlchemy AsyncEngine: "
     "make the handler `async def`"
 )
 NO_WSGI = (
-    "once.webhook_wsgi needs a blocking connection, and Once was given a SQLAlchemy AsyncEngine: give it a URL, or "
-    "take webhooks by once.webhook in the ASGI application"
+    "once.webhook_wsgi needs a blocking connection, but Once was given a SQLAlchemy AsyncEngine: pass a URL, or "
+    "receive webhooks with once.webhook in the ASGI application"
 )
 NO_WSGI_APP = (
-    "once.{called} needs blocking connections, and Once was given a SQLAlchemy AsyncEngine: give it a URL, "
-    "postgresql://... or sqlite:///..., or an engine made by create_engine(...)"
+    "once.{called} needs blocking connections, but Once was given a SQLAlchemy AsyncEngine: pass a URL, "
+    "postgresql://... or sqlite:///..., or an engine from create_engine(...)"
 )
 NO_LIFESPAN = (
-    "once.lifespan is not running, so nothing was checked at start-up and nothing waits for settlements at a stop: "
-    "give the application lifespan=once.lifespan, or once.lifespan_with(its_own); a test that has no server enters "
-    "app.router.lifespan_context(app), and an application that is mounted in another starts in that one's lifespan"
+    "once.lifespan is not running, so nothing was checked at start-up and a shutdown does not wait for settlements: "
+    "let the server run the application's lifespan (uvicorn: without `--lifespan off`); a test without a server enters "
+    "app.router.lifespan_context(app), other programs enter once.lifespan(), and a mounted application starts in its "
+    "parent's lifespan"
 )
 NO_TENANT = (
-    "once.{called}(app, tenant=...) needs to know whose key it is: pass a function that names the tenant of an "
-    "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share each other's answers"
+    "once.{called}(app, tenant=...) is missing its tenant: pass a function that returns the tenant of an "
+    "authenticated request, or tenant=oncekey.SINGLE_TENANT if all callers may share responses"
 )
 STRANGE_ENROLMENT = (
-    "enrol={{...}}: {operation} was made by another Once; make it with by_path(...) of the one that is installed"
+    "enrol={{...}}: {operation} was created by another Once; create it with by_path(...) of the Once that is installed"
 )
-FOR_ALL = "{name} is a setting of the whole application: give it to Once(..., policy=Policy({name}=...))"
+FOR_ALL = "{name} is a setting of the whole application: pass it as Once(..., policy=Policy({name}=...))"
 FOR_OTHERS = "{name} has no effect with effects={effects}: it is for {meant}"
 
 
 def SINGLE_TENANT(_: object) -> str:  # noqa: N802  (used as a constant: a choice that has to be spelled out)
-    """All callers are one tenant: right only where every caller may see every answer."""
+    """All callers are one tenant: only if every caller may see every response."""
     return "single"
 
 
@@ -62,7 +63,7 @@ class Installing(TypedDict, total=False):
 
 
 def settings_of(effects: Effects, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings among a route's options, by their own names; one that nothing would read is refused."""
+    """The settings among a route's options, by name; raises for a setting without effect."""
     for setting in fields(Policy):
         scope = scope_of(setting.metadata)
         if not scope.strict or setting.name not in options or effects in scope.effects:
@@ -75,7 +76,7 @@ def settings_of(effects: Effects, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_installing(options: Mapping[str, Any], kind: type = Installing, called: str = "install") -> None:
-    """Refuse what a method of this name does not take, and an installation without a tenant."""
+    """Raise for an option that the method does not take, and for an installation without a tenant."""
     known = [name for base in kind.__mro__ for name in getattr(base, "__annotations__", ())]
     for name in options:
         if name not in known:

@@ -1,4 +1,4 @@
-"""The status resource: what became of a caller's key."""
+"""The status resource: the state of a caller's key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 from oncekey.core.answers import Answer, retry_after
-from oncekey.core.envelopes import check_open, key_of_answer, said_of
+from oncekey.core.envelopes import check_open, described, key_of_answer
 from oncekey.core.errors import RecordUnreadableError, StoreError
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import SECOND, UNAVAILABLE, Code, Record, RecordId, Refuse, State, StoredResponse, moment
@@ -32,20 +32,20 @@ else:
 
 log = logging.getLogger("oncekey")
 
-NO_OPERATION: Final = "In this API each operation has its own keys: add ?operation=NAME to the address."
+NO_OPERATION: Final = "In this API each operation has its own keys: add ?operation=NAME to the URL."
 
 
 def status_of(
     shared: ApplicationShared, store: Store, caller: Caller, key: str, *, query: str = "", trace_id: str = ""
 ) -> Life[Answer]:
-    """The response to a caller who asks about a key; the observers get an event of it."""
+    """The response to a status query; it is reported to the observers."""
     began = time.monotonic()
     found = yield from _found(shared, store, caller, key, query)
     return answered(shared, found, time.monotonic() - began, trace_id)
 
 
 def answered(shared: ApplicationShared, found: Shown | Refuse, seconds: float, trace_id: str) -> Answer:
-    """What was found, or why nothing was, as a response."""
+    """The state of the key, or a refusal, as a response."""
     if shared.notify is not None:
         shared.notify(events.LookedUp(found.code if isinstance(found, Refuse) else found.state, seconds))
     return refusal(found, shared.policy, trace_id=trace_id) if isinstance(found, Refuse) else _answer(found)
@@ -53,7 +53,7 @@ def answered(shared: ApplicationShared, found: Shown | Refuse, seconds: float, t
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What the caller is shown, and the seconds after which it may have changed."""
+    """The body of the response, and the seconds after which it may have changed."""
 
     state: State
     description: dict[str, Any]
@@ -61,10 +61,10 @@ class Shown:
 
 
 def _found(shared: ApplicationShared, store: Store, caller: Caller, key: str, query: str) -> Life[Shown | Refuse]:
-    """The key's state; a stranger's key, an expired one and one that never was are all the same 404."""
+    """The key's state; another caller's key, an expired one and one that never existed are the same 404."""
     policy = shared.policy
     if not (key.isascii() and key.isprintable()):
-        # No request could have had such a key, and not every store can be asked for it.
+        # No request could have had such a key, and not every store can query it.
         return Refuse(Code.KEY_NOT_FOUND)
     operation = ""
     if policy.separate_operations:
@@ -78,7 +78,7 @@ def _found(shared: ApplicationShared, store: Store, caller: Caller, key: str, qu
             return turned_away
     record_id = RecordId(scope, key)
     try:
-        # A request of LOCAL in one commit that is under way has no row yet, but a lock (L8, F21).
+        # A LOCAL request in progress (in one commit) has no row yet, but a lock (L8, F21).
         sight = yield from look(store, record_id, lock_number(SCHEMA, record_id, policy.secret))
         if sight.snapshot.record is not None:
             check_open(sight.snapshot.record)
@@ -109,7 +109,7 @@ def _answer(shown: Shown) -> Answer:
 
 
 def describe(record: Record) -> dict[str, Any]:
-    """A record for an operator or its caller; fingerprint, seed and scope are left out."""
+    """A record for an operator or its caller; without fingerprint, seed and scope."""
     return {
         "key": record.id.key,
         "state": record.state.value,
@@ -129,14 +129,14 @@ def describe(record: Record) -> dict[str, Any]:
 
 
 def in_flight(key: str) -> dict[str, Any]:
-    """A LOCAL request, which has no row until it is done: all that is known is that it runs (L8)."""
+    """A LOCAL request, which has no row until it is done: only that it runs is known (L8)."""
     return {"key": key, "state": State.IN_PROGRESS.value}
 
 
 def _response(response: StoredResponse) -> dict[str, Any]:
     key_id = key_of_answer(response)
     if key_id is not None:
-        return {"status": response.status, "sealed": said_of(key_id)}
+        return {"status": response.status, "sealed": described(key_id)}
     shown: dict[str, Any] = {
         "status": response.status,
         "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers],

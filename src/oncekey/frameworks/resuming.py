@@ -1,4 +1,4 @@
-"""Going on without the client: a completer's request into the application, made of what the record kept (H7)."""
+"""Resuming without the client: a completer's request into the application, built from the record (H7)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Whose work is gone on with, and in whose name."""
+    """The record that is resumed, and the principal it is resumed as."""
 
     record: Record
     principal: str
 
     def claim(self, policy: Policy) -> Claim:
-        """The claim of a completer: the record's own words, under an owner of its own."""
+        """The claim of a completer: the record's own fields, with a new owner."""
         record = self.record
         return Claim(
             id=record.id,
@@ -52,10 +52,10 @@ class Resumption:
 
 
 def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any framework, a scope or an environ)
-    """The principal in whose name a completer goes on with a request; None for a client's own request.
+    """The principal for whom a completer resumes a request; None for a client's own request.
 
-    The application's authentication asks this first: a completer has no credentials, only the reference that the
-    `principal` (or else the `tenant`) function gave when the client's request was claimed.
+    The application's authentication calls this first: a completer has no credentials, only the reference that the
+    `principal` (or else the `tenant`) function returned when the client's request was claimed.
     """
     scope = request if isinstance(request, Mapping) else getattr(request, "scope", None)
     if scope is None:
@@ -65,7 +65,7 @@ def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any f
 
 
 async def resume(app: App, record: Record, policy: Policy) -> int | None:
-    """Send a record's request through the application; the status that it answered, if it did."""
+    """Send a record's request through the application; returns the status of the response, if there was one."""
     assert record.request is not None
     kept = from_stored(record.request, policy.secret, about_of(record.id, record.fingerprint))
     key = record.id.key.replace("\\", "\\\\").replace('"', '\\"')
@@ -91,7 +91,7 @@ async def resume(app: App, record: Record, policy: Policy) -> int | None:
 
 
 def wsgi_door(app: WSGIApplication) -> App:
-    """A WSGI application as `resume` sends a request through it: in a thread, and only its status is read."""
+    """A WSGI application through which `resume` sends a request: in a thread, and only its status is read."""
 
     def answered(environ: WSGIEnvironment) -> int:
         statuses: list[str] = []
@@ -132,7 +132,7 @@ def wsgi_door(app: WSGIApplication) -> App:
 
 
 def _ignore(_: bytes) -> None:
-    """The answer is in the record; this client needs no bytes."""
+    """Discard the body: the response is in the record."""
 
 
 def _receiver(body: bytes, over: asyncio.Event) -> Any:  # noqa: ANN401  (an ASGI receive)
@@ -141,7 +141,7 @@ def _receiver(body: bytes, over: asyncio.Event) -> Any:  # noqa: ANN401  (an ASG
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            await over.wait()  # this client leaves when it has its answer, which some streams wait for
+            await over.wait()  # this client disconnects once it has its response, which some streams wait for
             return {"type": "http.disconnect"}
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}

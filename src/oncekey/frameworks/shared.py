@@ -1,4 +1,4 @@
-"""What all requests of one application share, on every server: settings, counters, and recent answers of the store."""
+"""State shared by all requests of one application, on every server: settings, counters, recent reads of the store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ else:
     notifying = Lazy("oncekey.engine.notifying")
 
 RESUMPTION: Final = "oncekey.resumption"
-"""Where a scope or an environ says that a completer sent the request. No client can: headers do not get there."""
+"""The key of a scope or an environ that marks a completer's request. Clients cannot set it: headers do not reach it."""
 ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
 
 thread_exchange: ContextVar[BlockingExchange | None] = ContextVar("oncekey_thread", default=None)
@@ -56,7 +56,7 @@ _NEEDED: Final[Mapping[Effects, tuple[str, ...]]] = MappingProxyType(
 
 
 class Engines(Protocol):
-    """Gives the engines, made at the first use: one for asyncio, one for threads."""
+    """Provides the engines, created on first use: one for asyncio, one for threads."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running event loop."""
@@ -69,10 +69,10 @@ class Engines(Protocol):
 
 
 class ApplicationShared:
-    """What all requests of one application share. `Installation` (ASGI) and `Threads` extend it."""
+    """State shared by all requests of one application. `Installation` (ASGI) and `Threads` extend it."""
 
     in_threads = False
-    """Whether each request has its own thread, from the claim to the answer."""
+    """Whether each request has its own thread, from the claim to the response."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class ApplicationShared:
         self.kept_headers = frozenset(map(field_name, keep_headers))
         self.breaker = Breaker()
         self.stopping = False
-        self.wake: Callable[[], None] = _nobody
-        """Tells the workers of this process, if it has such, that parcels were committed."""
+        self.wake: Callable[[], None] = lambda: None
+        """Wakes the workers of this process, if there are any, when parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
-        """By operation, the call of INLINE handlers whose provider is asked or reports by webhook."""
-        self.routes: Callable[[], Iterable[Served] | None] = _unlisted
+        """The call of INLINE handlers by operation, whose provider has a resolver or a webhook."""
+        self.routes: Callable[[], Iterable[Served] | None] = lambda: None
         """The routes of the application, if it lists them."""
         self.notify: Notify | None = None
-        """Tells those who observe."""
+        """Passes an event to the observers."""
         self.max_request_bytes = policy.max_request_bytes
         self._settled_keys = SettledKeys()
         if policy.max_lookups_per_second is not None:
@@ -105,12 +105,12 @@ class ApplicationShared:
 
     @cached_property
     def limits(self) -> limiting.Limits:
-        """Counts for the routes that have limits."""
+        """The counters of routes with limits."""
         return limiting.Limits(blocking=self.in_threads)
 
     @cached_property
     def fronts(self) -> Fronts:
-        """The fronts of the routes that have one. A policy's front is connected to when it is first needed."""
+        """The fronts of routes that have one, connected on first use."""
         return fronting.fronts_here()
 
     @property
@@ -119,12 +119,12 @@ class ApplicationShared:
         return self.fronts.lines.values() if "fronts" in vars(self) else ()
 
     def admit(self, enrolment: Enrolment) -> None:
-        """Prepare for the requests of an enrolment: import what they need, and allow for the size of their bodies."""
+        """Prepare for the requests of an enrolment: import its modules, and allow for the size of their bodies."""
         load(*_NEEDED[enrolment.effects])
         if enrolment.completes:
             load("engine.kept_request")
         policy = enrolment.policy
-        # Made here and not by a request: two threads that came first at once would make two of them.
+        # Created here and not by a request: two threads that are first at the same time would create two.
         if enrolment.fronted:
             _ = self.fronts
         if any(front is not None and front.shared for front in (policy.replay_cache, policy.lock_hint)):
@@ -136,7 +136,7 @@ class ApplicationShared:
         self.max_request_bytes = max(self.max_request_bytes, enrolment.policy.max_request_bytes)
 
     def status_url(self, root_path: str, key: str, operation: str) -> str | None:
-        """Where the key's state can be read."""
+        """The URL of the key's status."""
         if self.status_path is None:
             return None
         whose = f"?operation={quote(operation, safe='')}" if self.policy.separate_operations else ""
@@ -151,7 +151,7 @@ class ApplicationShared:
         echo: bytes | None = None,
         status_url: str | None = None,
     ) -> Answer:
-        """The answer to a request that is refused before it could claim; the observers get an event of it."""
+        """The response to a request that is refused before it could claim; it is reported to the observers."""
         if self.notify is not None:
             self.notify(events.TurnedAway("" if enrolment is None else enrolment.operation, refused.code))
         policy = self.policy if enrolment is None else enrolment.policy
@@ -170,8 +170,8 @@ class ApplicationShared:
             self.notify(events.Keyless(enrolment.operation))
         return None
 
-    def site_of(self, engine: AsyncEngine | Engine, crowded: Callable[[bool], bool]) -> Site:
-        """What the operations of one event loop, or of all threads of a process, share."""
+    def site_of(self, engine: AsyncEngine | Engine, is_full: Callable[[bool], bool]) -> Site:
+        """State shared by the operations of one event loop, or of all threads of a process."""
 
         def with_identity() -> Fronts:
             here = self.fronts
@@ -184,7 +184,7 @@ class ApplicationShared:
             clock=time.monotonic,
             boot=boottime,
             stopping=lambda: self.stopping,
-            crowded=crowded,
+            is_full=is_full,
             wake=lambda: self.wake(),  # noqa: PLW0108  (replaced later)
             inline_calls=lambda: self.inline_calls(),  # noqa: PLW0108
             settled_keys=self._settled_keys,
@@ -194,13 +194,5 @@ class ApplicationShared:
 
 
 def is_served(policy: Policy) -> bool:
-    """Whether the policy's link leads to this application, and not to a page that is kept elsewhere."""
+    """Whether the policy's link leads to this application, and not to a page elsewhere."""
     return policy.docs_url.startswith("/") and not policy.docs_url.startswith("//")
-
-
-def _unlisted() -> None:
-    """The routes are not known."""
-
-
-def _nobody() -> None:
-    """There are no workers."""

@@ -1,7 +1,7 @@
-"""Starlette, and what FastAPI shares with it: where the middleware goes, the status resource, who calls, and routes.
+"""Starlette, and its parts that FastAPI shares: the middleware's place, the status resource, callers, and routes.
 
-The `tenant` and `principal` functions are handed its requests. Its routes are walked through mounts and included
-routers, and checked at start-up.
+The `tenant` and `principal` functions take its requests. Its routes are walked through mounts and included routers, and
+checked at start-up.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from starlette import routing
 from starlette.middleware import Middleware
@@ -44,27 +44,27 @@ else:
     starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
 
 STATUS_TAKEN = (
-    "another Once serves {path} of this application already: give this one another place, install(app, status=...), or "
-    "none, status=None"
+    "another Once already serves {path} of this application: pass another path, install(app, status=...), or "
+    "status=None"
 )
-DOCS_TAKEN = "another Once serves {path} of this application already: give this one its own page, Policy(docs_url=...)"
+DOCS_TAKEN = "another Once already serves {path} of this application: set Policy(docs_url=...) for this one"
 
 TAKES_A_FUNCTION = (
-    "once.install(app, {what}=...) takes a function of the request that returns a text, or, in FastAPI, Depends(...)"
+    "once.install(app, {what}=...) takes a function of the request that returns a string, or, in FastAPI, Depends(...)"
 )
 NOT_PLACED: Final = (
-    "the middleware of oncekey must be there once and innermost: call once.install(app) and use "
+    "oncekey's middleware must be installed once and be the innermost: call once.install(app), and use "
     "app.add_middleware for everything else"
 )
 NOT_INSTALLED: Final = (
-    "{operation} is served at {path}, and the Once that protects it is not installed there: call "
-    "install(app, tenant=...) of that Once on this application"
+    "{operation} is served at {path}, but the Once that protects it is not installed there: call install(app, "
+    "tenant=...) of that Once on this application"
 )
 _UNWRAPPED: Final = 20
 
 
 def installed(app: Any, engines: Engines, policy: Policy, options: Installing) -> Installation:  # noqa: ANN401
-    """Put the middleware into an application of Starlette or FastAPI, with the status resource and its documents."""
+    """Install the middleware in a Starlette or FastAPI application, with the status resource and its pages."""
     principal, status = options.get("principal"), options.get("status", "/idempotency-keys")
     installation = Installation(
         engines,
@@ -89,7 +89,7 @@ def installed(app: Any, engines: Engines, policy: Policy, options: Installing) -
 
 
 def place(app: Starlette, installation: Installation) -> None:
-    """Put the middleware innermost: what is added later stays outside, and is fresh on every replay."""
+    """Make the middleware the innermost one: middleware that is added later stays outside, and runs on every replay."""
     if app.middleware_stack is not None:
         raise ConfigurationError("once.install(app) must come before the application's first request")
     others = installations_of(app)
@@ -107,11 +107,12 @@ def place(app: Starlette, installation: Installation) -> None:
 
 
 class Directness:
-    """Whether no code between the middleware and an endpoint may refuse a repeat of its request.
+    """Whether no code between the middleware and an endpoint could refuse a retry of its request.
 
-    True only for what is known by its exact type. The route is the application's own and not a mounted one's; nothing
-    before it in the list chooses by more than method and path; its function is the one that `protect` made, without a
-    decorator above and without middleware of the route; and FastAPI resolves no dependency, header or cookie for it.
+    True only for code that is known by its exact type. The route belongs to the application itself, not to a mounted
+    one; no route before it matches by more than method and path; its function is the one that `protect` returned,
+    without a decorator above and without middleware of the route; and FastAPI resolves no dependency, header or cookie
+    for it.
     """
 
     def __init__(self, app: Starlette) -> None:
@@ -120,7 +121,7 @@ class Directness:
 
     def __call__(self, scope: Scope, endpoint: object) -> bool:
         """Judge an endpoint, once for as long as no route is added."""
-        # Instrumentation that counts routes has to see this one, too.
+        # Instrumentation that counts routes must see this one, too.
         if scope.get("app") is not self._app or scope.get("fastapi.telemetry") is not None:
             return False
         routes = len(self._app.router.routes)
@@ -145,12 +146,12 @@ class Directness:
 
 @dataclass(frozen=True, slots=True)
 class _Kinds:
-    """The classes whose behaviour is known, those of FastAPI if it is there."""
+    """The classes whose behaviour is known, including FastAPI's if it is installed."""
 
     routers: tuple[type, ...]
     routes: tuple[type, ...]
     codes: tuple[object, ...]
-    """Of the functions that call an endpoint and do nothing else."""
+    """The code of functions that only call an endpoint."""
 
     @classmethod
     def known(cls) -> _Kinds:
@@ -168,7 +169,7 @@ class _Kinds:
         )
 
     def is_bare(self, route: Any) -> bool:  # noqa: ANN401  (of one framework or the other)
-        """Whether a route does nothing but to check path, query and body, and to call its endpoint."""
+        """Whether a route only validates path, query and body, and calls its endpoint."""
         if getattr(route.app, "__code__", None) not in self.codes:
             return False
         asks = getattr(route, "dependant", None)
@@ -189,12 +190,12 @@ def _status_route(installation: Installation) -> str:
 
 
 def add_route(app: Starlette, path: str, endpoint: Callable[..., Any]) -> None:
-    """Serve an ASGI endpoint of ours for POST, beside the application's own routes."""
+    """Serve one of oncekey's ASGI endpoints for POST, next to the application's own routes."""
     app.router.routes.append(Route(path, endpoint, methods=["POST"], include_in_schema=False))
 
 
 def add_documentation(app: Starlette, installation: Installation) -> None:
-    """Serve the page that refusals link to, unless the policy links to another place."""
+    """Serve the page that refusals link to, unless the policy links elsewhere."""
     if not is_served(installation.policy):
         return
 
@@ -205,7 +206,7 @@ def add_documentation(app: Starlette, installation: Installation) -> None:
 
 
 def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable[Response]]:
-    """What answers for the status resource."""
+    """The endpoint of the status resource."""
     load("frameworks.resources")
 
     async def idempotency_key_status(request: Request) -> Response:
@@ -219,20 +220,20 @@ def status_endpoint(installation: Installation) -> Callable[[Request], Awaitable
 
 
 def respond(answer: Answer) -> Response:
-    """An answer as a response of the framework; headers as they are, with none added."""
+    """A response of oncekey's as a response of the framework, with its headers unchanged and none added."""
     response = Response(answer.body, status_code=answer.status)
     response.raw_headers = list(answer.headers) or response.raw_headers
     return response
 
 
 def raised(app: Starlette) -> Callable[[Exception], App]:
-    """What answers for an exception by the application's own handlers, where it was raised outside of them."""
+    """Handles an exception with the application's own handlers, if it was raised outside them."""
 
     def answering(error: Exception) -> App:
         async def again(*_: object) -> NoReturn:
             raise error
 
-        # The handler of everything else is the server's error page, which is outside of us as well.
+        # The catch-all handler is the server's error page, which is also outside oncekey's middleware.
         handlers = {kind: one for kind, one in app.exception_handlers.items() if kind not in (500, Exception)}
         return ExceptionMiddleware(again, handlers=handlers)
 
@@ -240,9 +241,9 @@ def raised(app: Starlette) -> Callable[[Exception], App]:
 
 
 def identify_by(app: Any, given: Any, what: str) -> Identify:  # noqa: ANN401  (FastAPI's Depends(...) is nothing we import)
-    """What names the tenant or the principal of a scope: a function of the request, or a dependency of FastAPI."""
+    """The function that identifies the tenant or principal: one of the request, or a FastAPI dependency."""
     if given is SINGLE_TENANT:
-        return given  # no request has to be made for what does not look at it
+        return given  # no request object is needed for a constant
     if callable(given):
         return by_request(given, what, Request)
     if hasattr(app, "openapi") and hasattr(given, "dependency"):
@@ -250,12 +251,12 @@ def identify_by(app: Any, given: Any, what: str) -> Identify:  # noqa: ANN401  (
     raise ConfigurationError(TAKES_A_FUNCTION.format(what=what))
 
 
-# The routes, and the checks that find a mistake in them at start-up.
+# The routes, and the start-up checks of them.
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """An endpoint, where it is served, and the installations that a request passes on its way, from the outside in."""
+    """An endpoint, its path, and the installations that a request passes on its way, from the outside in."""
 
     path: str
     methods: frozenset[str]
@@ -265,37 +266,37 @@ class Routed:
 
     @property
     def enrolment(self) -> Enrolment | None:
-        """How it is protected, below whatever decorators."""
+        """Its enrolment, below any decorators."""
         return next((layer.__oncekey__ for layer in layers(self.endpoint) if hasattr(layer, "__oncekey__")), None)
 
     def claimed_by(self, owner: object) -> Installation | None:
-        """The installation of a `Once` that claims here: its innermost one."""
+        """The innermost installation of a `Once`, which claims here."""
         return next((one for one in reversed(self.passed) if one.engines is owner), None)
 
     @property
     def protected(self) -> bool:
-        """Whether an enrolled endpoint meets its own `Once`, installed so that it can answer for the handler."""
+        """Whether an enrolled endpoint is inside an installation of its own `Once`."""
         claiming = None if self.enrolment is None else self.claimed_by(self.enrolment.owner)
         return claiming is not None and claiming.respond is not None
 
     def serves(self, handler: Callable[..., Any]) -> bool:
-        """Whether a handler is called here, below whatever decorators."""
+        """Whether a handler is called here, below any decorators."""
         return any(layer is handler for layer in layers(self.endpoint))
 
 
 def routed(app: Any) -> Iterator[Routed]:  # noqa: ANN401  (an application of any kind)
-    """Every endpoint that an application serves, with mounts and included routers followed."""
+    """Every endpoint of an application, including mounts and included routers."""
     yield from _walk(app, "", ())
 
 
 def installations_of(app: Any) -> tuple[Installation, ...]:  # noqa: ANN401
     """The installations in an application's own middleware."""
-    placed = [_installation(one) for one in getattr(app, "user_middleware", ()) if _is_ours(one)]
+    placed = [one.kwargs.get("installation") for one in getattr(app, "user_middleware", ()) if _is_ours(one)]
     return tuple(installation for installation in placed if installation is not None)
 
 
 def check_placing(app: Starlette) -> None:
-    """Refuse middleware inside of ours: what it changes would be stored."""
+    """Raise for middleware inside oncekey's: its changes would be stored."""
     placed = [_is_ours(middleware) for middleware in app.user_middleware]
     owners = {id(installation.engines) for installation in installations_of(app)}
     innermost = True in placed and all(placed[placed.index(True) :])
@@ -304,7 +305,7 @@ def check_placing(app: Starlette) -> None:
 
 
 def check_owners(served: Iterable[Routed], around: Callable[[object], Iterable[Any]]) -> None:
-    """Refuse a handler whose own `Once` no request meets; `around` names the applications that one is installed in."""
+    """Raise for a handler that no request reaches through its own `Once`; `around` names the outer applications."""
     for route in served:
         enrolment = route.enrolment
         if enrolment is None or route.protected:
@@ -315,7 +316,7 @@ def check_owners(served: Iterable[Routed], around: Callable[[object], Iterable[A
 
 
 def routes_of(app: Any) -> Sequence[BaseRoute] | None:  # noqa: ANN401
-    """The routes of a Starlette application or router; None: it is of another kind, and cannot be asked."""
+    """The routes of a Starlette application or router; None if it is of another kind."""
     routes = getattr(app, "routes", None)
     return routes if isinstance(routes, list) and all(isinstance(route, BaseRoute) for route in routes) else None
 
@@ -342,21 +343,21 @@ def _walk(app: Any, prefix: str, passed: tuple[Installation, ...]) -> Iterator[R
 
 
 def _called_for(dependant: Any) -> Iterator[Callable[..., Any]]:  # noqa: ANN401  (FastAPI's, if it is one of its routes)
-    """The dependencies of a route, and theirs."""
+    """The dependencies of a route, including nested ones."""
     for inner in getattr(dependant, "dependencies", ()):
         yield inner.call
         yield from _called_for(inner)
 
 
 def contexts(routes: Iterable[Any]) -> Iterable[Any]:
-    """FastAPI includes routers by reference, so a route alone knows only its own part of the path."""
+    """FastAPI includes routers by reference, so a route has only its own part of the path."""
     contexts = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", None)
     found: Iterable[Any] = routes if contexts is None else contexts(list(routes))
     return found
 
 
 def unwrapped(app: Any, passed: tuple[Installation, ...]) -> tuple[Any, tuple[Installation, ...]]:  # noqa: ANN401
-    """What middleware was put around by hand, and the installations in it; `app` is its name by convention."""
+    """The application inside manually applied middleware (`app` by convention), and the installations in it."""
     for _ in range(_UNWRAPPED):
         if isinstance(app, OncekeyMiddleware):
             passed = (*passed, app.installation)
@@ -371,12 +372,8 @@ def _is_ours(middleware: Middleware) -> bool:
     return factory is OncekeyMiddleware
 
 
-def _installation(middleware: Middleware) -> Installation | None:
-    return cast("Installation | None", middleware.kwargs.get("installation"))
-
-
 def listed(app: Any) -> Iterator[listing.Served] | None:  # noqa: ANN401
-    """Every route of a Starlette or FastAPI application, also of one inside of other ASGI applications."""
+    """Every route of a Starlette or FastAPI application, also of one inside other ASGI applications."""
     inner, _ = unwrapped(app, ())
     if not hasattr(inner, "routes"):
         return None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def enrol_routes(app: Any, installation: Installation) -> None:  # noqa: ANN401  (an application of any kind)
-    """Enrol by the route that the router takes, where an application has one: a path has more than one spelling."""
+    """Enrol by the route that the router matches, if an application has one: a path has more than one spelling."""
     patterns, by_spelling = installation.patterns, installation.enrolled
 
     def enrolled(scope: Scope) -> Enrolment | None:
@@ -33,7 +33,7 @@ def enrol_routes(app: Any, installation: Installation) -> None:  # noqa: ANN401 
 
 
 def _taken(app: Any, scope: Scope, prefix: str = "") -> str | None:  # noqa: ANN401
-    """The path of the route that a request takes, as it is written; "" for none, None for a mount without routes."""
+    """The path template of the route that a request takes; "" for none, None for a mount without routes."""
     app, _ = unwrapped(app, ())
     routes = routes_of(app)
     if routes is None:
@@ -52,7 +52,7 @@ def _taken(app: Any, scope: Scope, prefix: str = "") -> str | None:  # noqa: ANN
 
 
 def check_patterns(app: Any, served: Iterable[Routed], installation: Installation) -> None:  # noqa: ANN401
-    """Refuse a handler that would meet its own claim, and a pattern that no route matches."""
+    """Raise for a handler that would wait for its own claim, and for a pattern that no route matches."""
     served = list(served)
     for route in served:
         for method in route.methods:

@@ -1,6 +1,6 @@
-"""Whether a LOCAL or OUTBOX handler takes the transaction of its key, as far as its signature and its code show.
+"""Whether a LOCAL or OUTBOX handler takes the transaction of its key, judged by its signature and its code.
 
-A handler that takes none can write only by a connection of its own, whose rows do not commit with the key.
+A handler that takes none can only write on another connection, whose rows do not commit with the key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def writes_apart(
 ) -> bool:
     """Whether a handler with a transaction takes nothing that it could write through.
 
-    `dependencies` are what its framework calls for it, and for its dependencies.
+    `dependencies` are the functions that its framework calls for it, including nested ones.
     """
     owner: Any = enrolment.owner
     if not enrolment.transactional or getattr(getattr(owner, "store", None), "ambient", False):
@@ -39,7 +39,7 @@ def writes_apart(
 
 
 def _loaded(function: Callable[..., Any]) -> Iterator[Any]:
-    """What the code of a function loads by name: `once.session`, `shop.once.session`, or another name of it."""
+    """The objects that the code of a function loads by name: `once.session`, `shop.once.session`, or an alias."""
     code: CodeType | None = getattr(function, "__code__", None)
     if code is None:
         return
@@ -47,7 +47,7 @@ def _loaded(function: Callable[..., Any]) -> Iterator[Any]:
     for name, cell in zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=False):
         try:
             known[name] = cell.cell_contents
-        except ValueError:  # a name that has no value yet
+        except ValueError:  # a name without a value yet
             continue
     yield from _loaded_by(code, known)
 
@@ -69,7 +69,7 @@ def _loaded_by(code: CodeType, known: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _attribute(found: Any, name: str) -> Any:  # noqa: ANN401  (of any object)
-    """An attribute, without running code of the application: of its properties only ours are asked."""
+    """An attribute, without running code of the application: only oncekey's own properties are evaluated."""
     value = inspect.getattr_static(found, name, None)
     if isinstance(value, property):
         return getattr(found, name) if type(found).__module__.partition(".")[0] == "oncekey" else None

@@ -1,4 +1,4 @@
-"""`def` handlers in threads: how one is called, and how an event loop opens its transaction."""
+"""`def` handlers in threads: their call, and how an event loop opens their transaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 def called(
     invoke: Callable[[object], Any], op: SyncOperation[Any] | Operation[Any], ended: HandlerEnded, enrolment: Enrolment
 ) -> Any:  # noqa: ANN401
-    """Call a handler that was let in; how it ended is noted."""
+    """Call an admitted handler, and record how it ended."""
     ended.entered, token = True, running.set(enrolment)
     try:
         return not_awaitable(invoke(op), enrolment)
@@ -43,7 +43,7 @@ def called(
 
 
 def not_awaitable(result: T, enrolment: Enrolment) -> T:
-    """What a blocking handler returned; a coroutine would be thrown away without having run."""
+    """The result of a blocking handler; a coroutine would be discarded without having run."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -95,10 +95,10 @@ async def _ended(job: Future[Any]) -> None:
 async def opened_in_thread(
     installation: Installation, first: Body[Any] | None = None
 ) -> tuple[ThreadedTransaction, Any]:
-    """A business transaction for a `def` handler, and what its first steps found.
+    """A business transaction for a `def` handler, and the results of its first steps.
 
     A request that waits for its connection occupies no handler's thread. The thread that got the connection runs the
-    first steps itself: in the queue they would wait behind the requests that wait for this very connection.
+    first steps itself: in the queue they would wait behind requests that wait for this very connection.
     """
     runtime = installation.threads()
     opened: list[tuple[OpenTransaction, Any]] = []

@@ -1,6 +1,7 @@
-"""Webhooks: which messages are verified, and what each one does. One flow, and its endpoints for ASGI and for WSGI.
+"""Webhooks: how messages are verified and applied. One flow, with endpoints for ASGI and WSGI.
 
-A webhook moves only UNKNOWN. On a live record it waits as evidence, and what a record says already it never changes.
+A webhook only changes UNKNOWN records. For a record in progress it is stored as evidence, and it never changes a
+settled record.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Headers: TypeAlias = "Iterable[tuple[bytes, bytes]]"
 
 
 class WebhookRules(Protocol):
-    """What settling by a message needs of `Once`."""
+    """The interface of `Once` that settling a message needs."""
 
     policy: Policy
     notify: Notify | None
@@ -65,7 +66,7 @@ class WebhookRules(Protocol):
 
 
 class WebhookOptions(TypedDict, total=False):
-    """Settings of one webhook. `verify` replaces `secret` for a provider that signs in another way."""
+    """Settings of one webhook. `verify` replaces `secret` for a provider with another signature scheme."""
 
     verify: Verify
     name: str
@@ -77,27 +78,27 @@ class WebhookOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class WebhookReply:
-    """What the sender is answered: 2xx to everything that need not be sent again."""
+    """The response to the sender: 2xx for every message that need not be sent again."""
 
     status: int
     detail: str
 
     @property
     def body(self) -> bytes:
-        """The answer's JSON."""
+        """The JSON body of the response."""
         return json.dumps({"detail": self.detail}).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEvent:
-    """A message that one of our secrets signed just now, and what it tells."""
+    """A message with a fresh signature of one of the secrets, and its content."""
 
     sighting: Sighting
     body: bytes
 
 
 class WebhookReceiver:
-    """The rules of one webhook; `path` is where it is served, if it is we who know that."""
+    """The rules of one webhook; `path` is where it is served, if oncekey routes it."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class WebhookReceiver:
         self._mover = Mover(Actor.WEBHOOK, name if path is None else f"{name} at {path}")
 
     def added_to(self, known: dict[str, frozenset[object]]) -> WebhookReceiver:
-        """Register the name with its secrets. A name is one account's: it scopes the provider's ids and event ids."""
+        """Register the name with its secrets. A name belongs to one account: it scopes the provider's ids."""
         there = known.setdefault(self._name, self._trusts)
         if not there & self._trusts:
             raise ConfigurationError(
@@ -135,7 +136,7 @@ class WebhookReceiver:
         return self
 
     def verify(self, headers: Headers, body: bytes | None) -> VerifiedEvent | WebhookReply:
-        """Believe a request or not, before any store is asked; a body of None was too long to be read."""
+        """Verify a request before the store is used; a body of None was too long to be read."""
         verified = self._verified(headers, body)
         return verified if isinstance(verified, VerifiedEvent) else self._counted(verified)
 
@@ -176,7 +177,7 @@ class WebhookReceiver:
         return WebhookReply(200, "Not about a call.") if sighting is None else VerifiedEvent(sighting, body)
 
     def apply(self, store: Store, event: VerifiedEvent) -> Flow[WebhookReply]:
-        """Keep what was believed and apply it; a store that fails is one more answer."""
+        """Store a verified message and apply it; a store failure is a response, too."""
         return self._counted((yield from self._applied(store, event)))
 
     def _applied(self, store: Store, event: VerifiedEvent) -> Flow[WebhookReply]:
@@ -188,11 +189,11 @@ class WebhookReceiver:
             )
             return self._reply_to(report, (yield from receiving))
         except ResultNotStorableError as error:
-            log.error("oncekey: %s brought what cannot be stored: %s", self._mover.who, error)
+            log.error("oncekey: %s sent a message that cannot be stored: %s", self._mover.who, error)
             return WebhookReply(422, "The message cannot be applied.")
         except StoreError as error:
             notify_failure(self._rules.notify, "webhook", error)
-            log.warning("oncekey: %s: the store did not answer (%s)", self._mover.who, type(error).__name__)
+            log.warning("oncekey: %s: the store did not respond (%s)", self._mover.who, type(error).__name__)
             return WebhookReply(503, "Send it again later.")
 
     def _report_of(self, sighting: Sighting, body: bytes) -> CallReport:
@@ -206,7 +207,7 @@ class WebhookReceiver:
             provider_id=_name(sighting.provider_id, "provider_id") or _name(ours, "provider_id"),
         )
         if report.downstream_key is None and report.provider_id is None:
-            raise ResultNotStorableError("a sighting names a downstream_key or a provider_id")
+            raise ResultNotStorableError("a sighting needs a downstream_key or a provider_id")
         return report
 
     def _reply_to(self, report: CallReport, received: Received) -> WebhookReply:
@@ -216,16 +217,18 @@ class WebhookReceiver:
             log.error("oncekey: %s used event id %r for two different messages; both are kept", who, report.event_id)
         match received.became:
             case Became.CONTRADICTS:
-                log.error("oncekey: %s contradicts the record with digest %s; it stays", who, digest)
-                return WebhookReply(200, "Kept; the record says otherwise.")
+                log.error("oncekey: %s contradicts the record with digest %s; the record is not changed", who, digest)
+                return WebhookReply(200, "Stored; it contradicts the record.")
             case Became.SETTLED:
                 log.info("oncekey: %s settled the record with digest %s", who, digest)
                 return WebhookReply(200, "Settled.")
             case Became.AGREES:
                 return WebhookReply(200, "Known.")
             case Became.UNCLEAR:
-                log.error("oncekey: %s: event %r may be about several calls; an operator decides", who, report.event_id)
-                return WebhookReply(200, "Kept; it is not clear which call it is about.")
+                log.error(
+                    "oncekey: %s: event %r may be about several calls; an operator must decide", who, report.event_id
+                )
+                return WebhookReply(200, "Stored; it may be about several calls.")
             case Became.KEPT:
                 return WebhookReply(200, "Kept.")
 
@@ -233,7 +236,7 @@ class WebhookReceiver:
 def _verified_by(verify: Verify, secret: Secrets) -> Callable[[Headers, bytes], bool]:
     """The application's own verification, with header names in lower case; if it raises, the message is refused."""
     if secret is not None:
-        raise ConfigurationError("a webhook has either secret= or verify=, not both")
+        raise ConfigurationError("a webhook takes either secret= or verify=, not both")
 
     def verified(headers: Headers, body: bytes) -> bool:
         fields: dict[str, str] = {}
@@ -253,41 +256,43 @@ def _secrets(given: Secrets) -> tuple[bytes, ...]:
     several = () if given is None else (given,) if isinstance(given, str | bytes) else tuple(given)
     secrets = tuple(one.encode() if isinstance(one, str) else one for one in several)
     if not secrets or any(len(one) < SHORTEST_SECRET for one in secrets):
-        raise ConfigurationError(f"a webhook's secret has at least {SHORTEST_SECRET} bytes: it is all that it trusts")
+        raise ConfigurationError(
+            f"a webhook's secret needs at least {SHORTEST_SECRET} bytes: it is the only authentication"
+        )
     return secrets
 
 
 def _name(given: object, what: str) -> str | None:
-    """A name that fits into an index; whatever a sender put in its place is refused."""
+    """A name that fits into an index; raises for any other value."""
     if given is None:
         return None
     if not isinstance(given, str):
-        raise ResultNotStorableError(f"{what} is a {type(given).__name__}, and has to be text")
+        raise ResultNotStorableError(f"{what} is a {type(given).__name__}, not a string")
     try:
         size = len(given.encode())
     except UnicodeEncodeError:
-        raise ResultNotStorableError(f"{what} is not Unicode text: it has half of a surrogate pair") from None
+        raise ResultNotStorableError(f"{what} is not valid Unicode: it has half of a surrogate pair") from None
     if size > _LONGEST_NAME or "\0" in given:
-        raise ResultNotStorableError(f"{what} has a NUL, or more than {_LONGEST_NAME} bytes")
+        raise ResultNotStorableError(f"{what} contains a NUL, or has more than {_LONGEST_NAME} bytes")
     return given or None
 
 
 class BlockingHost(WebhookRules, Protocol):
-    """What a webhook needs of `Once`."""
+    """The interface of `Once` that a webhook needs."""
 
     def blocking(self) -> Engine:
         """The engine of all threads."""
 
 
 class WsgiWebhook:
-    """The endpoint, as a WSGI application. It takes POST only, as there is no route before it that would see to it."""
+    """The endpoint, as a WSGI application. It accepts only POST, because no router does that for it."""
 
     def __init__(self, host: BlockingHost, receiver: WebhookReceiver) -> None:
         self._host = host
         self._receiver = receiver
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request."""
+        """Serve one request."""
         posted = environ["REQUEST_METHOD"] == "POST"
         reply = self._answer(environ) if posted else WebhookReply(405, "Webhooks are posted.")
         body = reply.body
@@ -298,7 +303,7 @@ class WsgiWebhook:
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     def _answer(self, environ: WSGIEnvironment) -> WebhookReply:
-        # A server joins several lines of one name by commas, and two times in one signature are refused.
+        # A server joins several headers of one name with commas, and two timestamps in one signature are refused.
         return self._receiver.answer_blocking(
             self._host, lines_of(environ), taken(read(environ, self._receiver.max_body))
         )
@@ -310,7 +315,7 @@ def taken(body: bytes | Refuse) -> bytes | None:
 
 
 class AsyncHost(WebhookRules, Protocol):
-    """The part of `Once` that a webhook needs."""
+    """The interface of `Once` that a webhook needs."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running loop."""
@@ -324,7 +329,7 @@ class Webhook:
         self._receiver = receiver
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Serve one request."""
         reply = await self._answer(scope, receive)
         body = reply.body
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

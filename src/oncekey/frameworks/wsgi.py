@@ -1,7 +1,7 @@
-"""WSGI: how a request is read, how an answer is captured and sent. All else is `blocking.BlockingExchange`.
+"""WSGI: reads requests, and captures and sends responses. `blocking.BlockingExchange` does the rest.
 
-The answer of a request that was claimed is held back from the server until it is settled; everything else passes
-through piece by piece.
+The response of a claimed request is withheld from the server until it is stored; everything else passes through piece
+by piece.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.core.answers import Answer, marked_lines
-from oncekey.core.errors import SAID_TO_US
+from oncekey.core.errors import CONTROL_ERRORS
 from oncekey.core.headers import trace_id_of
 from oncekey.core.model import Refuse
 from oncekey.engine.capture import IncompleteError
@@ -31,10 +31,10 @@ KEY: Final = "HTTP_IDEMPOTENCY_KEY"
 
 
 class OncekeyWsgi:
-    """Captures the answers of claimed requests, settles them, and only then hands them to the server."""
+    """Captures and stores the responses of claimed requests before they are passed to the server."""
 
     exchange: type[BlockingExchange] = BlockingExchange
-    """What becomes of a request; a framework on top of WSGI may have one of its own."""
+    """The exchange class; a framework on top of WSGI may have its own."""
 
     def __init__(self, app: WSGIApplication, threads: Threads, *, serves_resources: bool = True) -> None:
         self.app, self.threads = app, threads
@@ -50,9 +50,9 @@ class OncekeyWsgi:
         method, path = environ["REQUEST_METHOD"], decoded(environ.get("PATH_INFO", "")) or "/"
         own = self._serves_resources and method == "GET" and self.threads.resource(self.asked(environ), path)
         if own:
-            return saying(own)(environ, start_response)
+            return responding(own)(environ, start_response)
         enrolment = self.enrolled(method, path)
-        # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
+        # A key has no effect on safe methods, even if it is malformed, unless a pattern names them.
         keyed = KEY in environ and (method not in SAFE or method in self.threads.patterns.methods)
         if keyed and not self.threads.started:
             self.start()
@@ -63,18 +63,18 @@ class OncekeyWsgi:
                 return self.app(environ, start_response)
             return self._serve(exchange, environ, start_response, enrolment)
         finally:
-            thread_exchange.reset(token)  # a server uses the thread for its next request
+            thread_exchange.reset(token)  # the server reuses the thread for its next request
             exchange.close()
 
     def enrolled(self, method: str, path: str) -> Enrolment | None:
-        """How a request is enrolled by its path, before the application runs."""
+        """The enrolment of a request by its path, before the application runs."""
         return self.threads.patterns.find_spelled(method, path)
 
     def start(self) -> None:
         """Check everything before the application runs.
 
-        The start needs a connection. A request whose application has taken one from the same pool must not wait for
-        the start of another request.
+        The start needs a connection. A request whose application has taken one from the same pool must not wait for the
+        start of another request.
         """
         self.threads.ready()
 
@@ -101,13 +101,13 @@ class OncekeyWsgi:
         except BaseException as error:
             if exchange.unsettled:
                 exchange.finish(error)
-            if exchange.answer is None or not isinstance(error, SAID_TO_US):
+            if exchange.answer is None or not isinstance(error, CONTROL_ERRORS):
                 raise
         return _sent(exchange, start_response)
 
 
 class Environ:
-    """A request. Its body is read before the application runs, which may have read it when its handler is called."""
+    """A request. Its body is read before the application runs, which may consume it before it calls a handler."""
 
     def __init__(self, environ: WSGIEnvironment, limit: int | None = None) -> None:
         self.environ = environ
@@ -121,11 +121,11 @@ class Environ:
 
     @property
     def shown(self) -> Any:  # noqa: ANN401  (a framework on top of WSGI shows its own)
-        """What the `tenant` and `principal` functions are handed."""
+        """The argument of the `tenant` and `principal` functions."""
         return self.environ
 
     def parts(self) -> Parts | Refuse:
-        """All of it, or why the body cannot be had."""
+        """The parts of the request, or a refusal."""
         environ, body = self.environ, self._body
         if isinstance(body, Refuse):
             return body
@@ -142,15 +142,15 @@ class Environ:
 
     @staticmethod
     def instead(answer: Answer, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """A WSGI application, which Flask takes for a response; a handler that is one itself has run it."""
+        """A WSGI application, which Flask accepts as a response; a handler that is one itself has run it."""
         for place, given in enumerate(args[:-1]):
             if isinstance(given, dict) and "wsgi.input" in given:
-                return saying(answer)(given, args[place + 1])
-        return saying(answer)
+                return responding(answer)(given, args[place + 1])
+        return responding(answer)
 
 
 def read(environ: WSGIEnvironment, limit: int) -> bytes | Refuse:
-    """The body, or why it cannot be had; the application reads it as if anew."""
+    """The body, or a refusal; the application can read it again."""
     size = length_of(environ.get("CONTENT_LENGTH") or "")
     if size is None and not environ.get("wsgi.input_terminated"):
         return NO_LENGTH if "HTTP_TRANSFER_ENCODING" in environ else b""
@@ -159,7 +159,7 @@ def read(environ: WSGIEnvironment, limit: int) -> bytes | Refuse:
 
 
 def lines_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The header lines of a request, as every server has them."""
+    """The headers of a request, in the form of other servers."""
     sent = ((name[5:], value) for name, value in environ.items() if name.startswith("HTTP_"))
     known = ((name, environ[name]) for name in ("CONTENT_TYPE",) if environ.get(name))
     names = ((name.replace("_", "-").lower(), str(value)) for name, value in (*known, *sent))
@@ -167,12 +167,12 @@ def lines_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
 
 
 def decoded(text: str) -> str:
-    """A path as other servers give it: WSGI has its bytes as latin-1."""
+    """The path in the form of other servers: WSGI decodes its bytes as latin-1."""
     return text.encode("latin-1").decode("utf-8", "replace")
 
 
 def _begun(app: WSGIApplication, environ: WSGIEnvironment, begun: list[_Begun]) -> Generator[bytes, None, None]:
-    """What the application answers. Some begin only when the first piece is asked for, so it is."""
+    """The application's response. Some applications begin only when the first piece is read, so it is read."""
     written: list[bytes] = []
 
     def start(status: str, headers: list[tuple[str, str]], _: Any = None, /) -> Callable[[bytes], object]:  # noqa: ANN401
@@ -185,7 +185,7 @@ def _begun(app: WSGIApplication, environ: WSGIEnvironment, begun: list[_Begun]) 
 
 
 def _closing(body: Iterable[bytes], source: object = None) -> Generator[bytes, None, None]:
-    """The pieces of a body; where they come from is closed with the last of them, or when the server wants no more."""
+    """The pieces of a body; its source is closed after the last piece, or when the server stops reading."""
     try:
         yield from body
     finally:
@@ -195,14 +195,14 @@ def _closing(body: Iterable[bytes], source: object = None) -> Generator[bytes, N
 
 
 def _last(begun: list[_Begun]) -> _Begun:
-    """The last arguments of `start_response`; an application that never called it is refused."""
+    """The last arguments of `start_response`; raises for an application that never called it."""
     if not begun:
         raise IncompleteError
     return begun[-1]
 
 
 def _captured(exchange: BlockingExchange, pieces: Generator[bytes, None, None], begun: list[_Begun]) -> None:
-    """Keep the answer; what we answer ourselves has none, and no more is wanted of one that cannot be stored."""
+    """Capture the response; oncekey's own is not captured, and a body that cannot be stored is not read further."""
     capture = exchange.capture
     for piece in pieces:
         if capture is None:
@@ -218,10 +218,10 @@ def _captured(exchange: BlockingExchange, pieces: Generator[bytes, None, None], 
 
 
 def _sent(exchange: BlockingExchange, start_response: StartResponse) -> Iterable[bytes]:
-    """Our own answer, or the application's as it was and with our marks."""
+    """Return oncekey's own response, or the application's with oncekey's headers added."""
     answer, capture, run = exchange.answer, exchange.capture, exchange.run
     if answer is not None:
-        return saying(answer)({}, start_response)
+        return responding(answer)({}, start_response)
     assert capture is not None
     assert capture.status is not None
     assert run is not None
@@ -231,8 +231,8 @@ def _sent(exchange: BlockingExchange, start_response: StartResponse) -> Iterable
     return _closing(capture.pieces(), capture) if kept is None else [kept]
 
 
-def saying(answer: Answer) -> WSGIApplication:
-    """An application that says nothing else."""
+def responding(answer: Answer) -> WSGIApplication:
+    """A WSGI application that always returns this response."""
 
     def application(_: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         _notify(start_response, answer.status, answer.headers)
@@ -245,5 +245,5 @@ def _notify(start_response: StartResponse, status: int, headers: Iterable[tuple[
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
-        phrase = "Status"  # a line needs some word there
+        phrase = "Status"  # the status line needs a phrase
     start_response(f"{status} {phrase}", [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])

@@ -1,10 +1,10 @@
-"""The events: one frozen class for each thing that requests, workers, operators and stores do.
+"""The events: one frozen class for each action of requests, workers, operators and stores.
 
 An observer is any callable that takes an event: `Once(..., observers=[Prometheus(), print])`. An event is reported
-after the store has answered, so what it says is committed; the two exceptions say so. An event does not show the key:
-it knows the record's id, and gives its digest to an observer that asks. Without observers no event is made.
+after the store has replied, so it describes committed facts; the two exceptions are documented. An event does not show
+the key: it has the record's id, and computes its digest on request. Without observers no event is created.
 
-`counted` is the table from events to the twelve counters, once for every backend.
+`counted` maps events to the twelve counters, for every backend.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("oncekey")
 
 @value
 class About:
-    """Which operation of whose key an event is about."""
+    """The operation and the key that an event is about."""
 
     operation: str
     """The operation; for a parcel its topic, and for a contradiction the call."""
@@ -43,22 +43,22 @@ class About:
 
     @classmethod
     def of(cls, what: Claim | Record | Finished) -> About:
-        """What a claim or a record is about."""
+        """The subject of a claim or a record."""
         return cls(what.operation, what.effects, what.id, what.incarnation)
 
     @classmethod
     def of_parcel(cls, parcel: Parcel) -> About:
-        """What a parcel is about."""
+        """The subject of a parcel."""
         return cls(parcel.topic, None, parcel.record_id, parcel.incarnation)
 
     @property
     def tenant(self) -> str:
-        """Whose key it is."""
+        """The owner of the key."""
         return tenant_of(self._id.scope)
 
     @property
     def key_digest(self) -> str:
-        """The digest that stands for the key."""
+        """The digest of the key."""
         return key_digest(self._id.key)
 
 
@@ -66,11 +66,11 @@ class How(StrEnum):
     """How a request got the right to execute."""
 
     NEW = "new"
-    """The key was not used before, or its record has expired."""
+    """The key is new, or its record has expired."""
     RETRIED = "retried"
     """An earlier run had failed, provably without effect or with work that can be resumed."""
     TAKEN_OVER = "taken_over"
-    """The lease of its owner had run out."""
+    """The lease of its owner had expired."""
 
 
 # Events about requests
@@ -80,7 +80,7 @@ class How(StrEnum):
 class Reserved:
     """A request, or the completer without its client, got the right to execute.
 
-    LOCAL in one commit has locked the key then, and commits nothing before the answer.
+    LOCAL in one commit has only locked the key at this point, and commits nothing before the response.
     """
 
     about: About
@@ -88,14 +88,14 @@ class Reserved:
     seconds: float
     """How long the claim took."""
     resumed: bool = False
-    """The completer asked, without the client."""
+    """The completer claimed, without the client."""
     after: Duration | None = None
     """The time since the previous run began, if there was one."""
 
 
 @value
 class Replayed:
-    """A request was answered with the stored answer."""
+    """A request received the stored response."""
 
     about: About
     seconds: float
@@ -121,14 +121,14 @@ class TurnedAway:
 
 @dataclass(frozen=True, slots=True)
 class Keyless:
-    """A request came without a key to a route that does not require one, and ran unprotected."""
+    """A request without a key came to a route that does not require one, and ran unprotected."""
 
     operation: str
 
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A client asked the status resource about a key, and got the key's state or a refusal."""
+    """A client queried the status resource for a key, and received the key's state or a refusal."""
 
     outcome: State | Code
     seconds: float
@@ -136,7 +136,7 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class Bypassed:
-    """The store was unavailable, and the route fails open: its handler runs without protection."""
+    """The store was unavailable, and the route fails open: its handler runs unprotected."""
 
     about: About
 
@@ -156,7 +156,7 @@ class Stepped:
 
 @value
 class Settled:
-    """An operation has ended, and its record says so. `to` is None if the claim was taken back."""
+    """An operation has ended, and its record is settled. `to` is None if the claim was withdrawn."""
 
     about: About
     to: State | None
@@ -179,23 +179,23 @@ class Unsettled:
     settling: float
 
 
-# Events about work that was left behind
+# Events about abandoned work
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The sweeper, or a request, found a record whose lease was over, and moved it."""
+    """The sweeper, or a request, found a record with an expired lease, and moved it."""
 
     about: About
     to: State
     by: Actor
     late: Duration | None
-    """How long its lease had been over; None if a request found it, which did not read the store's clock."""
+    """How long the lease had been expired; None if a request found it, which does not read the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubted:
-    """An outcome became unknown: from now on the reconciler asks about it."""
+    """An outcome became unknown: from now on the reconciler checks it."""
 
     about: About
     why: str
@@ -215,7 +215,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """No resolver is asked about an unknown outcome, any more or at all: an operator has to settle it."""
+    """No resolver checks an unknown outcome, any more or at all: an operator must resolve it."""
 
     about: About
     tries: int
@@ -224,7 +224,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Messaged:
-    """A webhook answered a message. A `status` of 401 says that none of our secrets signed it, or not lately."""
+    """A webhook responded to a message. A `status` of 401 means that the signature is wrong or too old."""
 
     source: str
     """The webhook's name."""
@@ -233,7 +233,7 @@ class Messaged:
 
 @dataclass(frozen=True, slots=True)
 class Contradicted:
-    """A provider contradicts the record, which stays as it is: an operator has to look."""
+    """A provider contradicts the record, which is not changed: an operator must look."""
 
     about: About
     source: str
@@ -299,7 +299,7 @@ class ShortLease:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The store was asked for one transaction; `failed` is the class of the error, if there was one."""
+    """The store ran one transaction; `failed` is the class of the error, if there was one."""
 
     name: str
     seconds: float
@@ -308,29 +308,29 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """The store failed a request or a worker. `where` is what that was doing."""
+    """The store failed for a request or a worker. `where` is what it was doing."""
 
     where: str
     error: str
-    """The class only: an error's text may quote what a client sent."""
+    """The class only: an error's text may contain client data."""
 
 
 class Found(StrEnum):
-    """What a front answered."""
+    """The reply of a front (a cache before the store)."""
 
     HIT = "hit"
     NOTHING = "miss"
     STALE = "stale"
-    """Its copy is too old to count."""
+    """Its copy is too old."""
     REFUSED = "refused"
-    """Its value was not put there for this key by this installation."""
+    """Its value was not stored for this key by this installation."""
     UNAVAILABLE = "unavailable"
-    """It did not answer in time, or has not lately, so that it was not asked."""
+    """It did not reply in time, or recently failed and was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consulted:
-    """A front was asked before the store; the store decides what the front does not know."""
+    """A front was queried before the store; the store decides what the front does not have."""
 
     front: str
     """The setting: `replay_cache` or `lock_hint`."""
@@ -393,16 +393,16 @@ class Count(StrEnum):
 MEANING: Final[Mapping[Count, str]] = MappingProxyType(
     {
         Count.CREATED: "Keys that were reserved for the first time",
-        Count.REPLAY: "Requests that were answered with the stored answer",
-        Count.IN_PROGRESS: "Requests that met the same request under way",
-        Count.KEY_MISUSE: "Keys that came with another payload",
+        Count.REPLAY: "Requests that received the stored response",
+        Count.IN_PROGRESS: "Requests that found the same request in progress",
+        Count.KEY_MISUSE: "Keys that were reused with another payload",
         Count.FAILED_RETRY: "Keys that had failed, and were reserved again",
-        Count.UNKNOWN: "Requests that met an unknown outcome",
+        Count.UNKNOWN: "Requests that found an unknown outcome",
         Count.STORE_ERROR: "Failures of the store",
-        Count.ZOMBIE_KEY: "Keys whose owner did not come back",
+        Count.ZOMBIE_KEY: "Keys whose owner died",
         Count.TTL_PRUNED: "Expired records that were deleted",
         Count.SCHEDULED: "Outcomes that became unknown",
-        Count.RESOLVED: "Unknown outcomes that became known",
+        Count.RESOLVED: "Unknown outcomes that were resolved",
         Count.FAILED: "Unknown outcomes and parcels that were given up",
     }
 )
@@ -417,22 +417,24 @@ REFUSALS: Final[Mapping[Code, Count]] = MappingProxyType(
         Code.OUTCOME_UNKNOWN: Count.UNKNOWN,
     }
 )
-"""Refusals that have a counter of their own; all of them are also counted by their code."""
+"""Refusals that have their own counter; all of them are also counted by their code."""
 PURGED: Final = "purged"
 
 TENANTS: Final = 50
-"""How many tenants have lines of their own by default."""
+"""How many tenants have their own series by default."""
 QUICK: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 LONG: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 SLOW: Final = (0.1, 1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600)
-"""Buckets in seconds: for the store, for operations, and for what waits."""
+"""Buckets in seconds: for the store, for operations, and for pending work."""
 
 
 def counted(event: Event) -> tuple[Count, int] | None:
-    """Which of the twelve counters an event moves, and by how much."""
+    """Which of the twelve counters an event increments, and by how much."""
     match event:
         case Reserved():
             return RESERVATIONS[event.how], 1
+        case Settled():
+            return None
         case Replayed():
             return Count.REPLAY, 1
         case Refused():
@@ -453,7 +455,6 @@ def counted(event: Event) -> tuple[Count, int] | None:
         case (
             Bypassed()
             | Stepped()
-            | Settled()
             | Unsettled()
             | TurnedAway()
             | Keyless()
@@ -473,10 +474,10 @@ def counted(event: Event) -> tuple[Count, int] | None:
 
 
 def requested(event: Event) -> tuple[str, str] | None:
-    """The operation and the outcome that a request is counted by, if the event is the end of one."""
+    """The operation and the outcome under which a request is counted, if the event is the end of one."""
     match event:
         case Reserved():
-            return event.about.operation, event.how.value
+            return event.about.operation, event.how._value_  # `value` calls a function of the enum module
         case Replayed():
             return event.about.operation, "replayed"
         case Refused():
@@ -492,7 +493,7 @@ def requested(event: Event) -> tuple[str, str] | None:
 
 
 def recovered(event: Event) -> tuple[str, float] | None:
-    """Who resumed a run that had failed, and how many seconds after it began, if the event is about that."""
+    """How a failed run was resumed, and how many seconds after it began, if the event is about that."""
     if isinstance(event, Reserved) and event.after is not None:
         return "completer" if event.resumed else "requester", event.after / SECOND
     return (event.by.value, event.after / SECOND) if isinstance(event, Resolved) else None
@@ -501,10 +502,10 @@ def recovered(event: Event) -> tuple[str, float] | None:
 # Reporting
 
 
-def telling(observers: Iterable[Observer]) -> Notify | None:
-    """A function that passes an event to all observers; None if there are none, so that no event is made.
+def notify_all(observers: Iterable[Observer]) -> Notify | None:
+    """A function that passes an event to all observers; None if there are none, so that no event is created.
 
-    If an observer raises, that is logged once: a lost observation must not cost a client its answer.
+    If an observer raises, that is logged once: a lost observation must not cost a client its response.
     """
     several = tuple(observers)
     if not several:
@@ -519,7 +520,9 @@ def telling(observers: Iterable[Observer]) -> Notify | None:
                 if id(observer) not in complained:
                     complained.add(id(observer))
                     log.error(
-                        "oncekey: the observer %r failed with %s; this is said once", observer, type(error).__name__
+                        "oncekey: the observer %r failed with %s; further failures are not logged",
+                        observer,
+                        type(error).__name__,
                     )
 
     return notify

@@ -1,8 +1,7 @@
 """Events as structured log lines: `Once(..., observers=[Logs()])`.
 
-Each line has its fields in `record.oncekey`, for whatever formatter the application has; `JsonLines` writes them as one
-JSON object. A key is its digest. Requests that went well are DEBUG, because an application that has many of them has
-counters for them.
+Each line has its fields in `record.oncekey`, for any formatter; `JsonLines` writes them as one JSON object. A key is
+logged as its digest. Successful requests are DEBUG, because a busy application counts them with metrics.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def level_of(event: events.Event) -> int:
 
 
 def fields_of(event: events.Event) -> dict[str, Any]:
-    """The event's name and all its fields, as plain values; of the key only the digest."""
+    """The event's name and all its fields, as plain values; the key as its digest."""
     known: dict[str, Any] = {"event": _name(type(event).__name__)}
     for one in fields(event):
         value = getattr(event, one.name)

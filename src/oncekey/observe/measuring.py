@@ -1,10 +1,10 @@
-"""What metrics need beside events: how the store stands, how long it takes, and counts per tenant.
+"""The inputs of metrics besides events: gauges of the store, transaction times, and counts per tenant.
 
-The gauges are read from the store when they are collected: no event has these numbers. Counts per tenant have bounded
-memory: those who count for most have a line of their own, the others share one.
+The gauges are read from the store on collection: no event has these numbers. Counts per tenant use bounded memory: the
+most frequent tenants have their own series, the others share one.
 
-Only a driver that is observed is changed, and only in `run`; the engine still sees everything else that it can do. The
-begin and the commit of a LOCAL handler do not pass there; `Reserved.seconds` and `Settled.settling` have those times.
+Only an observed driver is changed, and only its `run`; everything else that it can do stays visible to the engine. The
+begin and the commit of a LOCAL handler are not in `run`; `Reserved.seconds` and `Settled.settling` have those times.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """The part of a blocking engine that is needed."""
+    """The interface of a blocking engine that is needed."""
 
     store: Store
     driver: Driver
 
 
 class AsyncEngine(Protocol):
-    """The part of an asyncio engine that is needed."""
+    """The interface of an asyncio engine that is needed."""
 
     store: Store
     driver: AsyncDriver
 
 
 class Engines(Protocol):
-    """The part of `Once` that is needed: the engine of the running event loop, and the one for threads."""
+    """The interface of `Once` that is needed: the engine of the running event loop, and the one for threads."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running event loop."""
@@ -61,25 +61,25 @@ class MetricsPage(Protocol):
         """The media type of the page."""
 
     async def page(self, once: Engines) -> bytes:
-        """The page as it is now."""
+        """The current page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """How many of each kind there are, and how long the oldest has been there, in seconds."""
+    """How many of each kind there are, and the age of the oldest in seconds."""
 
     records: Mapping[str, int]
     """Unfinished records by state, and `finished` ones: an estimate where counting them would read them all."""
     waiting: Mapping[str, int]
-    """What waits for a worker or an operator: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+    """Work that waits for a worker or an operator: unknown, stale, resumable, expired, parcels_due, dead_letters."""
     oldest: Mapping[str, float]
     """How long the oldest of each has waited; 0 if there is none."""
     workers: Mapping[str, int]
-    """Living workers, by task."""
+    """Live workers, by task."""
 
 
 def gauges_of(store: Store) -> Flow[Gauges | None]:
-    """The gauges; None for a store in the memory of its process."""
+    """The gauges; None for an in-memory store."""
     if store.operate is None or store.upkeep is None:
         return None
     backlog: Backlog = yield from store.operate.backlog()
@@ -92,7 +92,7 @@ def gauges_of(store: Store) -> Flow[Gauges | None]:
             one.what: 0.0 if one.oldest is None else max(0, backlog.now - one.oldest) / SECOND
             for one in backlog.waiting
         },
-        workers={task: sum(task in one.tasks for one in living) for task in NAMES},  # those without a worker, too
+        workers={task: sum(task in one.tasks for one in living) for task in NAMES},  # including those without a worker
     )
 
 
@@ -109,15 +109,15 @@ def look_blocking(engines: Engines) -> Gauges | None:
 
 
 OTHERS: Final = "other"
-"""The line of all tenants without one; a tenant of this name is counted there, too."""
+"""The series of all tenants without their own; a tenant with this name is counted there, too."""
 
 
 class Tenants:
-    """A limited number of tenants by name. Another one replaces the least frequent of them when it is seen more often.
+    """A limited number of tenants by name. A new tenant replaces the least frequent one when it is seen more often.
 
-    A tenant that is replaced leaves its count to the shared line, so the sum is always right. As many tenants without a
-    line are counted, too: with each further newcomer all of their counts go down by one, and at 0 one is dropped (Misra
-    and Gries). So a tenant with a real part of all events is never missed, however many others come.
+    A replaced tenant adds its count to the shared series, so the sum is always right. The same number of tenants
+    without a series are counted, too: each further newcomer lowers all of their counts by one, and at 0 one is dropped
+    (Misra and Gries). So a tenant with a real share of all events is never missed, however many others there are.
     """
 
     def __init__(self, most: int) -> None:
@@ -156,7 +156,7 @@ class Tenants:
 
 
 class PerTenant:
-    """The counts for each tenant: keys that came with another payload, and requests that came again."""
+    """The counts for each tenant: keys reused with another payload, and retried requests."""
 
     def __init__(self, most: int) -> None:
         self.misuse, self.duplicates = Tenants(most), Tenants(most)

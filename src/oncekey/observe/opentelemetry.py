@@ -1,13 +1,13 @@
 """Events as OpenTelemetry metrics and spans: `Once(..., observers=[OpenTelemetry()])`.
 
-Metrics have the names of `Count`, with their dots. An event is reported when its subject has ended, so spans are made
-with the times in the event; only the handler's span is open while its steps are reported, because it is their parent.
-Spans belong to the span that is current where the request came in. Keys are digests here, too.
+Metrics have the names of `Count`, with their dots. An event is reported when its subject has ended, so spans are
+created with the times in the event; only the handler's span is open while its steps are reported, because it is their
+parent. The parent of all spans is the span that was current when the request arrived. Keys are digests here, too.
 
 One request may span hours and processes: a retry, a resume, a reconciliation. All of them have one incarnation, which
-has as many bits as a trace's id. So each incarnation has a trace of its own, its story: the trace's id follows from the
+has as many bits as a trace id. So each incarnation has its own trace, its story: the trace id is derived from the
 record, and nothing is stored for it. The story contains the attempts, each with a link to the trace of its own request,
-and everything that workers and operators did; and each claim links to its story.
+and every action of workers and operators; and each claim links to its story.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ log = logging.getLogger("oncekey")
 SCOPE: Final = "oncekey"
 PREFIX: Final = "api.idempotency."
 UNDER_WAY: Final = 10_000
-"""For how many running operations the span is kept; a span that is dropped is never exported."""
+"""The maximum number of running operations with an open span; a dropped span is never exported."""
 FRESH: Final = 1.0
-"""Seconds for which one reading of the gauges is used: several instruments ask at once."""
+"""Seconds for which one reading of the gauges is used: several instruments are collected at once."""
 
 
 class OpenTelemetry:
-    """An observer that counts and traces by the given providers, or by the global ones.
+    """An observer that counts and traces with the given providers, or with the global ones.
 
-    `tenants` is how many tenants have series of their own. `once.blocking()` has to be possible for `gauges`.
+    `tenants` is how many tenants have their own series. `gauges` needs `once.blocking()`.
     """
 
     def __init__(
@@ -60,16 +60,18 @@ class OpenTelemetry:
         self._spans = Spans(trace.get_tracer(SCOPE, tracer_provider=tracer_provider))
         self._counters = {one: meter.create_counter(one.value, "{event}", events.MEANING[one]) for one in events.Count}
         for counter in self._counters.values():
-            counter.add(0)  # it is there from the start
+            counter.add(0)  # it exists from the start
         self._requests = meter.create_counter(f"{PREFIX}requests.count", "{request}", "Requests by their outcome")
-        self._looks = meter.create_counter(f"{PREFIX}lookups.count", "{request}", "Questions to the status resource")
-        self._fronts = meter.create_counter(f"{PREFIX}fronts.count", "{question}", "Questions before the store's")
-        self._messages = meter.create_counter(f"{PREFIX}messages.count", "{message}", "Messages that webhooks answered")
+        self._looks = meter.create_counter(f"{PREFIX}lookups.count", "{request}", "Queries of the status resource")
+        self._fronts = meter.create_counter(
+            f"{PREFIX}fronts.count", "{question}", ("Queries of the caches before the store")
+        )
+        self._messages = meter.create_counter(f"{PREFIX}messages.count", "{message}", "Messages to webhooks")
         self._beats = meter.create_counter(f"{PREFIX}heartbeats.count", "{beat}", "Heartbeats of workers")
         self._short = meter.create_counter(f"{PREFIX}short_lease.count", "{warning}", "Leases below twice the p99")
-        self._operation = self._histogram("operation", "From the claim to the settlement", events.LONG)
+        self._operation = self._histogram("operation", "Time from the claim to the settlement", events.LONG)
         self._store = self._histogram("store", "Transactions of the store", events.QUICK)
-        self._recovery = self._histogram("recovery", "From the run that failed to its recovery", events.SLOW)
+        self._recovery = self._histogram("recovery", "Time from the failed run to its recovery", events.SLOW)
         self._tenants = each = PerTenant(tenants)
         for name, counts in (("key_misuse", each.misuse), ("duplicates", each.duplicates)):
             meter.create_observable_counter(f"{PREFIX}tenant.{name}.count", [_lines(counts)], "{request}")
@@ -113,7 +115,7 @@ class OpenTelemetry:
                 pass  # counted and traced above, if at all
 
     def gauges(self, once: Engines) -> None:
-        """Export the store's gauges, too: the exporter's thread reads them at each collection."""
+        """Also export the store's gauges: the exporter's thread reads them at each collection."""
         standing = _Standing(once)
         shown: dict[str, tuple[str, str, Callable[[Gauges], Mapping[str, float]]]] = {
             "records": ("{record}", "oncekey.state", lambda one: one.records),
@@ -159,7 +161,7 @@ class _Standing:
                 try:
                     self._gauges = look_blocking(self._once)
                 except StoreError as error:
-                    log.warning("oncekey: the store did not tell how it stands: %s", type(error).__name__)
+                    log.warning("oncekey: reading the store's gauges failed: %s", type(error).__name__)
                     self._gauges = None  # no value is better than a wrong one
                 self._asked = time.monotonic()
             return self._gauges
@@ -169,7 +171,7 @@ class _Standing:
 
 
 class Spans:
-    """Makes spans of events: claim, handler with its steps inside, settlement, and moves by workers and operators."""
+    """Creates spans from events: claim, handler with its steps, settlement, and moves by workers and operators."""
 
     def __init__(self, tracer: Tracer, clock: Callable[[], int] = time.time_ns) -> None:
         self._tracer = tracer
@@ -177,7 +179,7 @@ class Spans:
         self._handlers: OrderedDict[int, Span] = OrderedDict()
 
     def __call__(self, event: events.Event) -> None:
-        """Make the spans of an event, if it has any."""
+        """Create the spans of an event, if it has any."""
         now = self._clock()
         match event:
             case events.Reserved(about=about):
@@ -220,7 +222,7 @@ class Spans:
                 story = NonRecordingSpan(story_of(event.about))
                 self._span(name, event, now, now, parent=story, links=links, failed=bad)
             case events.Bypassed() | events.TurnedAway() | events.Messaged():
-                # A mistake of the sender is no failure of this server.
+                # A mistake of the sender is not a failure of this server.
                 bad = (
                     event.status >= _OURS if isinstance(event, events.Messaged) else isinstance(event, events.Bypassed)
                 )

@@ -1,4 +1,4 @@
-"""`Once`: what an application holds. It composes store, driver, engine and framework, and knows nothing else."""
+"""`Once`: the object that an application creates. It composes store, driver, engine and framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, overload
@@ -35,7 +35,7 @@ from oncekey.frameworks.options import (
     settings_of,
 )
 from oncekey.frameworks.shared import ApplicationShared
-from oncekey.once import starting
+from oncekey.once import startup
 from oncekey.wire import Given, aconnect_to, check_stakes, connect_to, has_threads, sealing, source_of
 
 if TYPE_CHECKING:
@@ -85,18 +85,20 @@ DRAIN_SECONDS = 10.0
 class Once:
     """Makes the routes of an application safe to retry.
 
-    `store` is a URL (`sqlite:///shop.db`, `postgresql://...`, `redis://...`, `memory:`; `oncekey stores` lists all), or
-    the application's own SQLAlchemy engine (`AsyncEngine`, or `Engine` for `def`), which stays the application's, or a
-    database that its framework connects to (`oncekey.ports.store.Borrowed`); without one, SQLite in the working folder.
-    `migrate=True` creates oncekey's own tables at start-up and runs their `pre` migrations; otherwise
-    `oncekey migrate up` does, which alone runs `post` ones.
-    `observers` get every event (`oncekey.observe`): metrics, traces, logs, or any function.
-    `workers=True` runs what `oncekey worker` would run inside of `lifespan`: one process is then enough.
-    `seal` encrypts what the store keeps of answers, results, payloads and requests (`oncekey.sealing`).
-    `survey=False` leaves out the line of the log that counts, at start-up, which routes are protected.
+    Protect handlers with `@once.protect(effects=...)`, then attach it with `install`, `flask`, `asgi` or `wsgi`.
+
+    Args:
+        store: A URL such as `postgresql://...` (`oncekey stores` lists all), the application's SQLAlchemy engine, or a
+            database of its framework (`oncekey.ports.store.Borrowed`). The default is a SQLite file, `oncekey.db`.
+        policy: The settings of all routes; `@once.protect(...)` overrides them for one.
+        migrate: Create oncekey's tables at start-up and run `pre` migrations; `oncekey migrate up` runs all.
+        workers: Run the workers of `oncekey worker` inside `lifespan`, so one process is enough.
+        observers: Functions that receive every event (`oncekey.observe`), for metrics, traces and logs.
+        seal: Encrypts the responses, results, payloads and requests in the store (`oncekey.sealing`).
+        survey: Log how many routes are protected at start-up.
     """
 
-    _wrapped = staticmethod(protect)  # a framework with wrappers of its own replaces it
+    _wrapped = staticmethod(protect)  # replaced by a framework that has its own wrappers
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class Once:
         self.enrolled: dict[str, Callable[..., Any]] = {}
         self.observers: tuple[Observer, ...] = ()
         self.notify: Notify | None = None
-        """Tells all observers; None: there are none."""
+        """Calls all observers; None if there are none."""
         self.survey = survey
         self._webhooks: dict[str, frozenset[object]] = {}
         self._migrate = migrate
@@ -123,7 +125,7 @@ class Once:
         self._service: service.Service | None = None
         self._aside: service.WorkerThread | None = None
         self._running: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
-        self._lifespans: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+        self._lifespans = startup.Lifespans(self)
         self._installed: dict[Any, Installation] = {}
         self._threaded: dict[Any, Threads] = {}
         self._engines: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncEngine] = WeakKeyDictionary()
@@ -133,9 +135,9 @@ class Once:
         self.observe(*observers)
 
     def observe(self, *observers: Observer) -> None:
-        """Tell these observers, too. To be called before the application is served: what runs already goes on."""
+        """Add observers. Call it before the application serves requests: running operations keep the earlier ones."""
         self.observers += observers
-        self.notify = starting.notify_all(self.observers)
+        self.notify = startup.notify_all(self.observers)
         for installation in self._installations:
             installation.notify = self.notify
 
@@ -143,12 +145,12 @@ class Once:
 
     @cached_property
     def topics(self) -> topic_parts.Topics:
-        """The topics of parcels, and who handles them."""
+        """The topics of parcels and their handlers."""
         return topic_parts.Topics()
 
     @cached_property
     def resolvers(self) -> resolver_parts.Resolvers:
-        """Who asks providers what became of a call."""
+        """The functions that ask providers for the outcome of a call."""
         return resolver_parts.Resolvers()
 
     @cached_property
@@ -156,7 +158,7 @@ class Once:
         return function_parts.Functions(self, self)
 
     def has(self, part: str) -> bool:
-        """Whether `topics`, `resolvers` or `_functions` were ever used; asking for one of them would import it."""
+        """Whether `topics`, `resolvers` or `_functions` was ever used; reading the attribute would import it."""
         return part in vars(self)
 
     def topic(self, name: str, *, repeatable: bool | timedelta = False) -> Callable[[F], F]:
@@ -170,7 +172,7 @@ class Once:
         call: str | None = None,
         answer: Callable[[resolver_parts.Question, Any], Any] | None = None,
     ) -> Callable[[F], F]:
-        """Register the function that asks a provider what became of a call; see `Resolvers.resolver`."""
+        """Register the function that asks a provider for the outcome of a call; see `Resolvers.resolver`."""
         return self.resolvers.resolver(operation, call=call, answer=answer)
 
     @overload
@@ -187,7 +189,7 @@ class Once:
     def protect(self, *misused: object, effects: Effects | None = None, **options: Any) -> Callable[[F], F]:
         """Protect a handler: `@once.protect(effects=LOCAL)`, directly above it and below the route decorator.
 
-        It is the opt-in for every method that the handler is served by and that changes something.
+        It applies to every state-changing method that the route serves.
         """
         if misused or effects not in tuple(Effects):
             raise TypeError(f"@once.protect(effects=...): {WHAT_EFFECTS_MEAN}")
@@ -198,7 +200,7 @@ class Once:
         policy = self.policy.override(**options)
 
         def decorate(handler: F) -> F:
-            starting.check_handler(handler)
+            startup.check_handler(handler)
             enrolment = Enrolment(
                 operation=name or handler.__qualname__,
                 effects=Effects(effects),
@@ -210,7 +212,7 @@ class Once:
             check_stakes(self.store, enrolment.operation, low_stakes=low_stakes)
             if enrolment.operation in self.enrolled:
                 raise ConfigurationError(
-                    f"two handlers are called {enrolment.operation}: name one with @once.protect(operation=...)"
+                    f"two handlers have the name {enrolment.operation}: name one with @once.protect(operation=...)"
                 )
             protected = self._wrapped(handler, enrolment)
             self.enrolled[enrolment.operation] = protected
@@ -233,18 +235,15 @@ class Once:
         key: str | Callable[..., str] | None = None,
         **options: Unpack[FunctionOptions],
     ) -> Protects:
-        """Protect any `def` or `async def` function: with one key it happens once, and every call returns what it did.
+        """Protect any `def` or `async def` function: it runs once per key, and every call returns the same result.
 
         `key` is the name of a parameter, or a function of parameters: `key=lambda order: order.id`. The other arguments
-        must be the same on every call. What a request would be refused with is raised, see `oncekey.NotRunError`.
+        must be the same on every call. A call that is not run raises; see `oncekey.NotRunError`.
         """
         return self._functions.function(effects, options, key)
 
     def inbox(self, *, effects: Effects, consumer: str | None = None, **options: Unpack[InboxOptions]) -> Receives:
-        """Handle messages once that a broker delivers at least once: `consumer(message_id, ...)` gives a `Receipt`.
-
-        `consumer` is the name of who reads: of two consumers, each handles every message.
-        """
+        """Handle a message once per `consumer`, which is a name: `consumer(message_id, ...)` returns a `Receipt`."""
         return self._functions.inbox(effects, options, consumer)
 
     # Lending
@@ -257,32 +256,33 @@ class Once:
     def session(self) -> Callable[[], Awaitable[Any]]:
         """A plain dependency: the request's session, `Annotated[AsyncSession, Depends(once.session)]`.
 
-        On a LOCAL route what it writes commits with the key, in a phase of a PHASED one with the phase, outside of
-        which it only reads; anywhere else it is an ordinary session.
+        On a LOCAL route it commits together with the key. On a PHASED route it commits with the phase, and only reads
+        outside a phase. On any other route it is an ordinary session.
         """
         return self._lender.session
 
     @property
     def connection(self) -> Callable[[], Awaitable[Any]]:
-        """The same for a connection: on a LOCAL route `op.connection`, in a phase the phase's own, else one to read."""
+        """A connection as a dependency: `op.connection`, in a phase the phase's, otherwise a read-only one."""
         return self._lender.connection
 
     # Installing
 
     def install(self, app: Any, **options: Unpack[Installing]) -> None:  # noqa: ANN401  (nothing we may import)
-        """Put the middleware into a Starlette or FastAPI application, with the status resource and OpenAPI.
+        """Put the middleware into a Starlette or FastAPI application, with its lifespan, status resource and OpenAPI.
 
-        `tenant` and `principal` are functions that are handed the request, or, in FastAPI, `Depends(...)`. `status` is
-        the path of the status resource (`/idempotency-keys`), or None; `status_dependencies` are FastAPI's, to
-        authenticate it. `enrol` enrols by path what cannot be decorated. `keep_headers` are request headers that a
-        completer needs besides those that describe the body: they are stored with the request of a PHASED handler, so
-        never name one that authenticates.
+        `tenant` and `principal` are functions of the request or, in FastAPI, `Depends(...)`. `status` is the path of
+        the status resource (`/idempotency-keys`), or None; FastAPI's `status_dependencies` authenticate it. `enrol`
+        protects, by path, routes that cannot be decorated. `keep_headers` are request headers that a completer needs in
+        addition to those that describe the body: they are stored with the request of a PHASED handler, so never name
+        one that authenticates.
         """
         check_installing(options)
         if not hasattr(app, "user_middleware"):
             raise ConfigurationError("once.install takes a Starlette or FastAPI application; wrap others in once.asgi")
         installation = starlette.installed(app, self, self.policy, options)
-        installation.ready = lambda: starting.check_running(self, app)
+        app.router.lifespan_context = self._lifespans.around(app.router.lifespan_context)
+        installation.ready = lambda: startup.check_running(self, app)
         self.adopt(app, installation)
 
     def webhook(
@@ -294,21 +294,21 @@ class Once:
         parse: Parse,
         **options: Unpack[WebhookOptions],
     ) -> None:
-        """Take a provider's webhooks at `path`, signed as `Oncekey-Signature: t=...,v1=...` (HMAC-SHA256 of "t.body").
+        """Receive webhooks at `path`, signed as `Oncekey-Signature: t=...,v1=...` (HMAC-SHA256 of "t.body").
 
-        `parse` gets the event's JSON and returns a `Sighting`, or None for what is not about a call. Any of several
-        secrets is accepted. `header="Stripe-Signature"` takes Stripe's messages. `verify` replaces `secret` for other
-        schemes: it gets the header fields and the body, and returns whether the message is genuine. A provider's ids
-        count within `name`, because two accounts may number their charges alike.
+        `parse` receives the event's JSON and returns a `Sighting`, or None if the event is not about a call. Any of
+        several secrets is accepted. `header="Stripe-Signature"` accepts Stripe's messages. `verify` replaces `secret`
+        for other schemes: it receives the header fields and the body, and returns whether the message is genuine.
+        A provider's ids are unique within `name`, because two accounts may use the same ids.
         """
         starlette.add_route(app, path, webhooks.Webhook(self, self._receiver(path, secret, parse, options)))
 
     def webhook_asgi(self, *, secret: Secrets = None, parse: Parse, **options: Unpack[WebhookOptions]) -> Webhook:
-        """The same as an ASGI application, for other frameworks to mount where the provider posts to."""
+        """`webhook` as an ASGI application, which other frameworks mount at the path that the provider posts to."""
         return webhooks.Webhook(self, self._receiver(None, secret, parse, options))
 
     def webhook_wsgi(self, *, secret: Secrets = None, parse: Parse, **options: Unpack[WebhookOptions]) -> WsgiWebhook:
-        """The same as a WSGI application, to be mounted where the provider posts to; run `oncekey migrate up` first."""
+        """`webhook` as a WSGI application; run `oncekey migrate up` first."""
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI)
         return webhooks.WsgiWebhook(self, self._receiver(None, secret, parse, options))
@@ -319,9 +319,9 @@ class Once:
     def asgi(
         self, app: App, *, tenant: Identify, enrol: Mapping[str, Enrolment], principal: Identify | None = None
     ) -> OncekeyMiddleware:
-        """Protect any other ASGI application from outside, by path; `tenant` is handed the ASGI scope.
+        """Protect any other ASGI application from outside, by path; `tenant` receives the ASGI scope.
 
-        It runs `lifespan` itself, around the application's own: a server needs to know of nothing else.
+        The returned application runs `once.lifespan` around the lifespan of `app`.
         """
         installation = Installation(self, self.policy, tenant=tenant, principal=principal, enrol=enrol)
         if "starlette" in sys.modules:
@@ -333,85 +333,70 @@ class Once:
     def wsgi(self, app: WSGIApplication, **options: Unpack[WsgiOptions]) -> WSGIApplication:
         """Protect a WSGI application: `def` handlers by `@once.protect`, others by path; `tenant` gets the environ.
 
-        `status` is the path of the status resource, if there is to be one; `keep_headers` are as with `install`. WSGI
-        has no lifespan: the checks of `lifespan` are made with the first request of each process. A Flask application
-        is changed in place and returned; `once.flask` is made for it, and hands `tenant` its request.
+        `status` is the path of the status resource, if any; `keep_headers` is as with `install`. WSGI has no lifespan:
+        the first request of each process runs the checks of `lifespan`. A Flask application is changed in place and
+        returned; better use `once.flask`, which passes Flask's request to `tenant`.
         """
-        threads = starting.threads_for(self, "wsgi", options)
+        threads = startup.threads_for(self, "wsgi", options)
         if hasattr(app, "wsgi_app"):
-            starting.place_in_flask(self, app, threads, shows_request=False)
+            startup.place_in_flask(self, app, threads, shows_request=False)
             return app
         wrapped = wsgi.OncekeyWsgi(app, threads)
         self.adopt(wrapped, threads)
         return wrapped
 
     def flask(self, app: Any, **options: Unpack[ThreadOptions]) -> None:  # noqa: ANN401  (nothing we may import)
-        """Protect the views of a Flask application, in place: the `init_app` of Flask's extensions.
+        """Protect the views of a Flask application, in place, as `init_app` of a Flask extension does.
 
-        `tenant` and `principal` are handed Flask's `request`, after `before_request`. The status resource is a view at
-        `/idempotency-keys`, unless `status` says otherwise.
+        `tenant` and `principal` receive Flask's `request`, after `before_request`. The status resource is a view at
+        `/idempotency-keys`, or at `status`.
         """
         if not hasattr(app, "view_functions"):
             raise ConfigurationError("once.flask takes a Flask application; wrap others in once.wsgi")
         given = {"status": "/idempotency-keys", **options}
-        threads = starting.threads_for(self, "flask", given)
-        starting.place_in_flask(self, app, threads, shows_request=True)
+        threads = startup.threads_for(self, "flask", given)
+        startup.place_in_flask(self, app, threads, shows_request=True)
 
     # Running
 
     @asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:  # noqa: ANN401
-        """Check everything before the first request, and let settlements end after the last one.
+        """Check everything before the first request, and wait for settlements after the last one.
 
-        It may be entered again for a mounted application: the outermost one stops.
+        `install` and Litestar's plugin enter it. Enter it yourself for functions, consumers, tests and mounted
+        applications. It may be nested: the outermost one stops.
         """
-        loop, working = asyncio.get_running_loop(), None
-        self._lifespans[loop] = self._lifespans.get(loop, 0) + 1
-        try:
-            await self.start(app)
-            if self._workers and self._lifespans[loop] == 1:
-                working = self._work()
+        async with self._lifespans.opened(app), self._lifespans.serving():
             yield
-        finally:
-            self._lifespans[loop] -= 1
-            if working is not None and self._service is not None:
-                # Before the drain: what they still do is in flight, too.
-                self._service.stop()
-                await working
-            if not self._lifespans[loop]:
-                await self.stop()
-
-    def lifespan_with(
-        self, inner: Callable[[Any], AbstractAsyncContextManager[Any]]
-    ) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
-        """The application's own lifespan inside of ours."""
-
-        @asynccontextmanager
-        async def both(app: Any) -> AsyncIterator[Any]:  # noqa: ANN401
-            async with self.lifespan(app), inner(app) as state:
-                yield state
-
-        return both
 
     async def start(self, app: Any = None) -> None:  # noqa: ANN401
-        """The checks of `lifespan`."""
-        self._running.add(asyncio.get_running_loop())
+        """Run the checks of `lifespan`; a second call checks only the application's routes."""
         for installation in self._in_loops:
             installation.stopping = False
-        engine = self.asynchronous()
-        if self._migrate:
-            await engine.migrate()
-        await engine.check()
-        starting.check_settings(self, engine)
+        if not self.running:
+            await self._check_all()
         if app is not None:
             handlers = [one for name, one in self.enrolled.items() if name not in self.functions]
-            starting.check_routes(self, app, self._installed.get(app), handlers)
-        starting.warn_of_own_sessions(self)
-        starting.log_protection(self)
+            startup.check_routes(self, app, self._installed.get(app), handlers)
+
+    async def _check_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._running.add(loop)
+        try:
+            engine = self.asynchronous()
+            if self._migrate:
+                await engine.migrate()
+            await engine.check()
+            startup.check_settings(self, engine)
+        except BaseException:
+            self._running.discard(loop)
+            raise
+        startup.warn_of_own_sessions(self)
+        startup.log_protection(self)
 
     @property
     def running(self) -> bool:
-        """Whether it was started in the running event loop, and not stopped yet."""
+        """Whether it is started in the running event loop."""
         return asyncio.get_running_loop() in self._running
 
     @property
@@ -421,12 +406,12 @@ class Once:
 
     @property
     def served(self) -> Mapping[Any, ApplicationShared]:
-        """The applications that it protects, of whatever framework, and how."""
+        """The applications of any framework that it protects, each with its installation."""
         return {**self._installed, **self._threaded}
 
     @property
     def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Its protected functions and consumers by their operations, as they were written."""
+        """Its protected functions and consumers by operation, without their protection."""
         return {name: one.__wrapped__ for name, one in self._by_operation.items()}
 
     @property
@@ -440,7 +425,7 @@ class Once:
 
     @property
     def policies(self) -> list[Policy]:
-        """The application's own, and those of all that is enrolled, by decoration or by path."""
+        """The application's policy and those of all enrolments, by decorator or by path."""
         enrolled = [handler.__oncekey__ for handler in self.enrolled.values()]  # type: ignore[attr-defined]
         by_path = [enrolment for one in self._installations for enrolment in one.patterns]
         return [self.policy, *(enrolment.policy for enrolment in (*enrolled, *by_path))]
@@ -456,52 +441,65 @@ class Once:
         return [*self._threaded.values(), *(() if threads is None else (threads,))]
 
     def healthy(self) -> bool:
-        """Whether requests reach the store: a process whose own leases run out must not take others for dead."""
+        """Whether requests reach the store: a process that cannot renew its leases must not treat others as dead."""
         return all(one.breaker.closed for one in self._installations)
 
     def wake(self) -> None:
-        """Tell the workers of this process that parcels were committed; without such it does nothing."""
+        """Wake the workers of this process, if any, after parcels were committed."""
         if self._service is not None:
             self._service.wake()
 
-    def _work(self) -> asyncio.Task[None]:
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Run the workers of this process, if `workers` is set."""
+        if not self._workers:
+            yield
+            return
         work = tasks.tasks_for(self)
         presence = tasks.presence_of(self, work)
-        self._service = service.Service(work, presence=presence, grace=DRAIN_SECONDS, notify=self.notify)
+        running = self._service = service.Service(work, presence=presence, grace=DRAIN_SECONDS, notify=self.notify)
         for installation in self._installations:
             installation.wake = self.wake
-        return asyncio.create_task(self._service.run(), name="oncekey-workers")
+        task = asyncio.create_task(running.run(), name="oncekey-workers")
+        try:
+            yield
+        finally:
+            running.stop()
+            await task
 
     def quiesce(self) -> None:
-        """Tell phased handlers to begin no further step, so that others can go on with them at once (P5).
+        """Stop PHASED handlers at their next step, so that other processes can resume them at once (P5).
 
-        `stop` does so too, but a server calls it only after its requests have ended: call this when a signal asks
-        the process to stop, and long operations need not be waited for.
+        `stop` does so too, but only after the requests have ended. Call this when the process receives SIGTERM.
         """
         for installation in self._installations:
             installation.stopping = True
 
     async def forget(self, record_id: RecordId) -> bool:
-        """Before an operator takes a stored answer away: no front gives it any more, here and in what is shared.
+        """Remove a stored response from all caches, in this process and shared, before an operator removes it.
 
-        False: that is certain only after the front's `life`.
+        False: a cache may still return it until its `life` has passed.
         """
         engine, policies = self.asynchronous(), self.policies
         return all([await fronting.forget(one.fronts, policies, engine, record_id) for one in self._installations])
 
-    async def stop(self) -> None:
-        """The end of `lifespan`."""
-        self._running.discard(asyncio.get_running_loop())
+    async def drain(self) -> None:
+        """Wait for operations and settlements of this process to end; PHASED handlers begin no further step."""
         for installation in self._in_loops:
             await installation.stop(DRAIN_SECONDS)
+
+    async def stop(self) -> None:
+        """End what `start` began: drain, and close the connections."""
+        self._running.discard(asyncio.get_running_loop())
+        await self.drain()
         for threads in self._in_threads:
             for line in threads.lines:
-                await line.close()  # an operator's word may have gone over it
+                await line.close()  # an operator's command may have used it
         engine = self._engines.pop(asyncio.get_running_loop(), None)
         if engine is not None:
             await engine.close()
         busy = self._threaded or any(threads.started for threads in self._in_threads)
-        if self._blocking is not None and not busy:  # threads go on until their process ends
+        if self._blocking is not None and not busy:  # threads run until their process ends
             self._blocking.close()
             self._blocking = None
 
@@ -524,17 +522,17 @@ class Once:
         return bool(self._webhooks or (self.has("resolvers") and self.resolvers.names))
 
     def policy_of(self, operation: str) -> Policy:
-        """The policy of an operation; the application's own for one that it does not know."""
+        """The policy of an operation; the application's policy if the operation is not enrolled."""
         enrolment = self.enrolment_of(operation)
         return self.policy if enrolment is None else enrolment.policy
 
     def enrolment_of(self, operation: str) -> Enrolment | None:
-        """The enrolment of an operation, if it is one of ours."""
+        """The enrolment of an operation, if there is one."""
         handler = self.enrolled.get(operation)
         return None if handler is None else handler.__oncekey__  # type: ignore[attr-defined]
 
     def app_of(self, operation: str) -> App | None:
-        """The application that serves an operation: where there are several, the one with its route."""
+        """The application that serves an operation: among several, the one with its route."""
         handler, function = self.enrolled.get(operation), self._by_operation.get(operation)
         return serving.app_of(self, handler, function, self._installed, self._threaded)
 
@@ -550,20 +548,20 @@ class Once:
             return self._blocking
 
     def start_blocking(self) -> None:
-        """The checks of `start` for a process that serves WSGI."""
+        """Run the checks of `start` in a process that serves WSGI."""
         engine = self.blocking()
         if self._migrate:
             engine.migrate()
         engine.check()
-        starting.check_settings(self, engine, blocking=True)
-        starting.warn_of_own_sessions(self)
-        starting.log_protection(self)
+        startup.check_settings(self, engine, blocking=True)
+        startup.warn_of_own_sessions(self)
+        startup.log_protection(self)
         with self._connecting:
             if self._workers and self._aside is None:
                 self._aside = service.WorkerThread(self.lifespan)
 
     def start_anew(self) -> None:
-        """In a process that was forked: connections, threads and locks are the parent's, and stay as they are."""
+        """Reset a forked process: the connections, threads and locks of its parent are left untouched."""
         _inherited.append((self._blocking, self._aside))
         if self._aside is not None:
             atexit.unregister(self._aside.stop)
@@ -573,12 +571,12 @@ class Once:
             threads.start_anew()
 
     def adopt(self, app: A, installation: Installation | Threads) -> A:
-        """Take in an application and what a skin put into it, ours or yours (docs/howto/write-a-framework.md)."""
+        """Register an application and its installation; adapters call it (docs/howto/write-a-framework.md)."""
         if installation.in_threads and not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP.format(called="adopt"))
         installation.inline_calls = lambda: self.resolvers.inline_calls if self.has("resolvers") else {}
         installation.notify = self.notify
-        installation.routes = lambda: starting.routes_of(app)
+        installation.routes = lambda: startup.routes_of(app)
         for handler in self.enrolled.values():
             installation.admit(handler.__oncekey__)  # type: ignore[attr-defined]
         for enrolment in installation.patterns:
@@ -593,7 +591,7 @@ class Once:
 _ALL: Final[WeakSet[Once]] = WeakSet()
 """Every `Once` of this process."""
 _inherited: Final[list[Any]] = []
-"""What a parent process had open. To close it here, or to let it be collected, would say goodbye in its name."""
+"""Connections of the parent process. Closing or collecting them here would end the parent's sessions."""
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,8 +1,8 @@
-"""The protected functions and the consumers of one `Once`: how they are enrolled, and where they take place.
+"""The protected functions and consumers of one `Once`: how they are enrolled, and where they run.
 
-`Once.function` and `Once.inbox` are decorators of this module. Each function is an operation beside the handlers of
-routes: workers, resolvers and operators know it by its name. Its calls share settings and counters of their own, once
-for threads and once for event loops, which stop and fork with those of the applications.
+`Once.function` and `Once.inbox` are decorators of this module. Each function is an operation, like a route's
+handler: workers, resolvers and operators use its name. All functions share two installations, one for threads and one
+for event loops, which stop and fork with those of the applications.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ R = TypeVar("R")
 FUNCTION: Final = "once.function"
 INBOX: Final = "once.inbox"
 NO_KEY: Final = (
-    "@once.function(key=...) says which call is which: the name of a parameter that holds it, or a function of "
+    "@once.function(key=...) is missing: give the name of the parameter that holds the key, or a function of "
     "parameters, such as key=lambda order: order.id"
 )
 NO_CONSUMER: Final = (
-    "@once.inbox(consumer=...) names who reads the messages: each consumer handles a message once, and its name must "
-    "stay the same"
+    "@once.inbox(consumer=...) is missing: give the consumer a name that stays the same; each consumer handles a "
+    "message once"
 )
 NO_ACCEPTED: Final = (
-    "on_in_progress='accepted' is a status of HTTP: a function takes 'conflict', which raises, or 'wait'"
+    "on_in_progress='accepted' is an HTTP response: use 'conflict', which raises, or 'wait' for a function"
 )
 
 
 class InboxOptions(CallOptions, total=False):
-    """Settings of a consumer, whose name is that of its operation."""
+    """Settings of a consumer; its name is the name of its operation."""
 
 
 class FunctionOptions(CallOptions, total=False):
@@ -63,10 +63,10 @@ class FunctionOptions(CallOptions, total=False):
 
 
 class Protects(Protocol):
-    """What `once.function` decorates with: callers leave out the operation, which is the first parameter.
+    """The decorator of `once.function`: callers leave out the operation, which is the first parameter.
 
-    A function without one is protected, too, but type checkers refuse it: with a signature for it beside these two they
-    could not choose where a parameter is of any type, and would know nothing of either.
+    A function without that parameter is protected too, but type checkers reject it: with a third overload they could
+    not choose one if a parameter is `Any`.
     """
 
     @overload
@@ -77,7 +77,7 @@ class Protects(Protocol):
 
 
 class Receives(Protocol):
-    """What `once.inbox` decorates with: a consumer takes the message's id first, and returns a `Receipt`."""
+    """The decorator of `once.inbox`: a consumer takes the message's id first, and returns a `Receipt`."""
 
     @overload
     def __call__(
@@ -91,7 +91,7 @@ class Receives(Protocol):
 
 
 class Owner(Protocol):
-    """What a function needs of its `Once`."""
+    """The part of `Once` that functions use."""
 
     policy: Policy
     enrolled: dict[str, Callable[..., Any]]
@@ -114,17 +114,17 @@ class Functions:
 
     @property
     def shared(self) -> tuple[ApplicationShared, ...]:
-        """What their calls share, in threads and in event loops; nothing as long as there is no function."""
+        """The installations for threads and for event loops; none while there is no function."""
         return self._shared or ()
 
     @property
     def threads(self) -> Threads | None:
-        """What calls of `def` functions share, if there are any functions."""
+        """The installation of `def` functions, if there are any functions."""
         return None if self._shared is None else self._shared[0]
 
     @property
     def loops(self) -> Installation | None:
-        """What calls of `async def` functions share, if there are any functions."""
+        """The installation of `async def` functions, if there are any functions."""
         return None if self._shared is None else self._shared[1]
 
     def function(self, effects: object, options: Mapping[str, Any], key: Chooses | None) -> Protects:
@@ -156,7 +156,7 @@ class Functions:
     ) -> tuple[Function, str | None]:
         operation = operation_name(function, options.pop("operation", None), decorator=word)
         if operation in self._owner.enrolled:
-            raise ConfigurationError(f"two operations are called {operation}: give one of them another name")
+            raise ConfigurationError(f"two operations have the name {operation}: rename one of them")
         tenant, result = options.pop("tenant", None), options.pop("result", None)
         ignore, blocking = tuple(options.pop("ignore", ())), not inspect.iscoroutinefunction(function)
         settings = settings_of(effects, options)
@@ -183,7 +183,7 @@ class Functions:
         return enrolled, op
 
     def _policy(self, operation: str, settings: dict[str, Any]) -> Policy:
-        """The application's policy with the function's own settings, and without those that are about HTTP."""
+        """The application's policy with the function's settings, and without those for HTTP."""
         policy = self._owner.policy
         if policy.on_in_progress is InProgress.ACCEPTED:
             policy = policy.override(on_in_progress=InProgress.CONFLICT)
@@ -205,7 +205,7 @@ class Functions:
 
 
 def _check(options: Mapping[str, Any], offered: type, effects: object, word: str) -> None:
-    """Refuse what a function does not take: most settings of a route are about HTTP."""
+    """Reject settings that a function does not have: most settings of a route are for HTTP."""
     if effects not in tuple(Effects):
         raise TypeError(f"@{word}(effects=...): {WHAT_EFFECTS_MEAN}")
     known = [*inspect.get_annotations(offered)]
@@ -216,4 +216,4 @@ def _check(options: Mapping[str, Any], offered: type, effects: object, word: str
 
 
 def _nothing(_: Mapping[str, Any]) -> None:
-    """A message brings its key along."""
+    """No key is chosen: the id of the message is the key."""

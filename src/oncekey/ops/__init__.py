@@ -1,1 +1,1 @@
-"""What operators look at: how a store stands, what is wrong with it, and what a retry will meet. Pure, over core."""
+"""Operator views: the condition of a store, its problems, and the effect of a retry. Pure, over core."""

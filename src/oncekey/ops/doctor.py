@@ -1,6 +1,6 @@
-"""What is wrong with a store, or will be: findings from what the store reports. Pure: the caller asks the store.
+"""Diagnoses a store: findings from its reports. Pure: the caller queries the store.
 
-Each finding says what was seen, what it means and what to do. Only what is known to be harmful is an error.
+Each finding has an observation, its meaning and what to do. Only a condition that is known to be harmful is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DROPPED: Final = re.compile(r"DROP INDEX (?:IF EXISTS )?(?:\w+\.)?(\w+)", re.IG
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
@@ -62,7 +62,7 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 
 def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | None, unopened: int) -> Iterator[Finding]:
-    """Which keys content is sealed under, and whether all are there. `names` of None: the command has no keys."""
+    """Which encryption keys are in use, and whether all are available. `names` of None: the command has no keys."""
     used: dict[str | None, list[str]] = {}
     for one in kept:
         used.setdefault(one.key_id, []).append(f"{one.found} {one.part}")
@@ -73,9 +73,9 @@ def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | No
             yield Finding(
                 Level.NOTE,
                 "seals",
-                f"among what was looked at, sealed under {seen}",
-                "this command has no keys, so it shows none of it, and cannot tell whether it can be opened",
-                "put the keys into ONCEKEY_SEAL_KEYS",
+                f"in the sample, encrypted with {seen}",
+                "this command has no keys, so it cannot check whether the content can be decrypted",
+                "set ONCEKEY_SEAL_KEYS",
             )
         return
     missing = [name for name in sealed if name not in names]
@@ -83,24 +83,24 @@ def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | No
         yield Finding(
             Level.ERROR,
             "seals",
-            f"sealed under {seen}, and there is no key {', '.join(missing)} here",
-            "a repeat of these requests is refused, and their parcels wait",
-            "give every process the missing key again",
+            f"encrypted with {seen}; the key {', '.join(missing)} is missing here",
+            "retries of these requests are refused, and their deferred calls wait",
+            "give the missing key to every process again",
         )
     if unopened:
         yield Finding(
             Level.ERROR,
             "seals",
-            f"{unopened} records do not open with the key of their name",
-            "the key is another one by that name, or rows were changed by hand",
-            "find the key that was used; what it sealed is lost without it",
+            f"{unopened} records cannot be decrypted with the key that they name",
+            "the key has changed under that name, or rows were changed by hand",
+            "find the key that was used; content encrypted with it is lost without it",
         )
     if None in used:
         yield Finding(
             Level.NOTE,
             "seals",
-            f"not sealed: {', '.join(used[None])}",
-            "it was stored by a process without a seal, or before there was one",
+            f"not encrypted: {', '.join(used[None])}",
+            "stored by a process without a seal, or before there was one",
             "oncekey rekey",
         )
     older = [name for name in sealed if name != current and name in names]
@@ -108,16 +108,16 @@ def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | No
         yield Finding(
             Level.NOTE,
             "seals",
-            f"sealed under {seen}; the current key is {current}",
+            f"encrypted with {seen}; the current key is {current}",
             "the older keys are still needed",
-            "oncekey rekey, and then take them away",
+            "run oncekey rekey, then remove the older keys",
         )
     if not missing and not unopened:
-        yield Finding(Level.OK, "seals", f"all can be opened ({seen or 'nothing is sealed yet'})")
+        yield Finding(Level.OK, "seals", f"all content can be decrypted ({seen or 'nothing is encrypted yet'})")
 
 
 def schema(entries: Sequence[MigrationStatus]) -> Iterator[Finding]:
-    """Whether the tables are the ones that this version works with."""
+    """Whether the tables match this version."""
     bad = False
     for entry in entries:
         name = f"{entry.migration.number:04} {entry.migration.name}"
@@ -126,9 +126,9 @@ def schema(entries: Sequence[MigrationStatus]) -> Iterator[Finding]:
             yield Finding(
                 Level.NOTE,
                 "schema",
-                f"migration {name} is still to be run",
-                "what only older versions need is still kept up, and costs time and space",
-                "oncekey migrate up, when no process of an older version is left",
+                f"migration {name} is still pending",
+                "data that only older versions need is still maintained, and costs time and space",
+                "run oncekey migrate up when no process of an older version is left",
             )
         elif entry.state is MigrationState.PENDING:
             bad = True
@@ -137,23 +137,23 @@ def schema(entries: Sequence[MigrationStatus]) -> Iterator[Finding]:
                 "schema",
                 f"migration {name} is missing",
                 "applications of this version do not start on this store",
-                "oncekey migrate up",
+                "run oncekey migrate up",
             )
         elif entry.state is MigrationState.CHANGED:
             bad = True
             yield Finding(
                 Level.ERROR,
                 "schema",
-                f"migration {name} is not the one that was applied",
-                "the tables were made by other statements than this version knows",
-                "compare `oncekey migrate sql` with the tables; use the version that made them",
+                f"migration {name} differs from the one that was applied",
+                "the tables were created by other statements than those of this version",
+                "compare `oncekey migrate sql` with the tables; use the version that created them",
             )
     if not bad:
         yield Finding(Level.OK, "schema", f"all {len(entries)} migrations are applied")
 
 
 def clock(store: Instant, before: Instant, after: Instant) -> Finding:
-    """Whether the store's clock agrees with this host's; the duration of the question itself does not count."""
+    """Whether the store's clock agrees with this host's; the duration of the query does not count."""
     apart = max(before - store, store - after, 0)
     seen = f"the store's clock and this host's differ by {apart / SECOND:.1f} s"
     if apart > CLOCK_TOLERANCE:
@@ -161,16 +161,16 @@ def clock(store: Instant, before: Instant, after: Instant) -> Finding:
             Level.ERROR,
             "clock",
             seen,
-            "sweeper and reaper stand still, and a jump longer than a key's life ends what was promised (A3)",
-            "set both clocks by NTP; after a clock was wrong, wait for one ttl before anything is reaped",
+            "sweeper and reaper pause, and a jump longer than a key's ttl breaks the guarantee (A3)",
+            "synchronise both clocks with NTP; after a clock was wrong, reap nothing for one ttl",
         )
     if apart > SKEW_WORTH_SAYING:
-        return Finding(Level.WARNING, "clock", seen, "leases are counted by the store's clock", "set both by NTP")
+        return Finding(Level.WARNING, "clock", seen, "leases use the store's clock", "synchronise both with NTP")
     return Finding(Level.OK, "clock", seen)
 
 
 def indexes(migrations: Sequence[Migration], there: Rows) -> Iterator[Finding]:
-    """Whether every index that the migrations make is there, works, and is used."""
+    """Whether every index of the migrations exists, is valid, and is used."""
     wanted: set[str] = set()
     for migration in migrations:
         wanted |= set(_INDEX.findall(migration.text))
@@ -182,8 +182,8 @@ def indexes(migrations: Sequence[Migration], there: Rows) -> Iterator[Finding]:
             Level.ERROR,
             "indexes",
             f"missing: {', '.join(missing)}",
-            "a worker reads the whole table for each look",
-            "make them as `oncekey migrate sql` prints them",
+            "each look of a worker scans the whole table",
+            "create them as printed by `oncekey migrate sql`",
         )
     invalid = sorted(name for name, row in by_name.items() if row.get("valid") is False)
     if invalid:
@@ -191,8 +191,8 @@ def indexes(migrations: Sequence[Migration], there: Rows) -> Iterator[Finding]:
             Level.ERROR,
             "indexes",
             f"invalid: {', '.join(invalid)}",
-            "PostgreSQL writes them and does not read them; a CREATE INDEX CONCURRENTLY failed",
-            "REINDEX INDEX CONCURRENTLY, or drop and make them again",
+            "PostgreSQL maintains them but does not use them; a CREATE INDEX CONCURRENTLY failed",
+            "REINDEX INDEX CONCURRENTLY, or drop and create them again",
         )
     unused = sorted(
         name for name, row in by_name.items() if row.get("scans") == 0 and int(row.get("rows", 0)) >= MANY_ROWS
@@ -201,17 +201,17 @@ def indexes(migrations: Sequence[Migration], there: Rows) -> Iterator[Finding]:
         yield Finding(
             Level.NOTE,
             "indexes",
-            f"not used since the statistics began: {', '.join(unused)}",
+            f"not used since the statistics were reset: {', '.join(unused)}",
             "the worker that reads them has not run: sweeper, reaper, completer, resolver or relay",
-            "see that an `oncekey worker` runs",
+            "check that an `oncekey worker` runs",
         )
     if not missing and not invalid:
-        yield Finding(Level.OK, "indexes", f"all {len(wanted)} are there")
+        yield Finding(Level.OK, "indexes", f"all {len(wanted)} exist")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long things may wait before a note becomes a warning, and how many workers there should be."""
+    """How long work may wait before a note becomes a warning, and the minimum number of workers."""
 
     unknown: Duration = HOUR
     stale: Duration = SWEEP_GRACE + LATE
@@ -220,12 +220,12 @@ class Limits:
     due: Duration = LATE
     dead: Duration = 0
     silent: Duration | None = None
-    """How long a worker may send no heartbeat; None: three of its own intervals."""
+    """How long a worker may miss heartbeats; None: three of its intervals."""
     workers: int = 1
 
 
 def unresolved(stats: StoreStats, limits: Limits = Limits()) -> Iterator[Finding]:  # noqa: B008  (frozen)
-    """What waits for a worker or an operator: a note from the first one on, a warning when it has waited too long."""
+    """Work that waits for a worker or an operator: a note from the first one, a warning when it has waited too long."""
     now = stats.now
     for what, late, means, todo in _waiting(limits):
         line = stats.waiting_for(what)
@@ -235,7 +235,7 @@ def unresolved(stats: StoreStats, limits: Limits = Limits()) -> Iterator[Finding
         elif waits >= late:
             yield Finding(Level.WARNING, what, _how_many(line, waits), means, todo)
         else:
-            # A record that has just expired is not due yet: the reaper waits for its grace.
+            # A record that has just expired is not due yet: the reaper waits for a grace period.
             level = Level.OK if what == "expired" else Level.NOTE
             yield Finding(level, what, _how_many(line, waits), means, todo)
 
@@ -245,15 +245,16 @@ def workers(roll: Roll, stats: StoreStats, limits: Limits = Limits()) -> Iterato
     living = [one for one in roll.workers if one.is_alive(roll.now, limits.silent)]
     silent = [one for one in roll.workers if one not in living]
     named = "".join(f"; {one.name} runs {', '.join(one.tasks)}" for one in living)
-    seen = f"{len(living) or 'no'} living{named}"
+    seen = f"{len(living) or 'none'} alive{named}"
     if len(living) < limits.workers:
-        wanted = "" if limits.workers == 1 else f", and {limits.workers} are wanted"
+        wanted = "" if limits.workers == 1 else f", but {limits.workers} are required"
         yield Finding(
             Level.WARNING,
             "workers",
             f"{seen}{wanted}",
-            "deferred calls are not made, keys of dead owners are not swept, nothing that has expired is removed",
-            "run `oncekey worker --app MODULE:NAME`, or say workers=True to Once; --workers 0 if that is meant",
+            "deferred calls are not made, keys of dead owners are not released, expired records are not removed",
+            "run `oncekey worker --app MODULE:NAME`, or pass workers=True to Once; pass --workers 0 if there "
+            "should be none",
         )
     else:
         yield Finding(Level.OK, "workers", seen)
@@ -263,50 +264,51 @@ def workers(roll: Roll, stats: StoreStats, limits: Limits = Limits()) -> Iterato
                 Level.WARNING,
                 "workers",
                 f"{one.name} cannot run {', '.join(one.troubled)}",
-                "the last look of these tasks failed, or they ended and are started again",
-                "see the worker's log and its /readyz",
+                "the last look of these tasks failed, or they ended and are being restarted",
+                "check the worker's log and its /readyz",
             )
     missing = [task for task in TASKS if task.needed(stats) and not any(task.name in one.tasks for one in living)]
     if living and missing:
         yield Finding(
             Level.WARNING,
             "workers",
-            f"no living worker runs {' or '.join(task.name for task in missing)}",
+            f"no live worker runs {' or '.join(task.name for task in missing)}",
             "; ".join(task.undone for task in missing),
-            "run `oncekey worker` without --only and --without, or another one for these tasks",
+            "run `oncekey worker` without --only and --without, or another worker for these tasks",
         )
     for one in silent:
         yield Finding(
             Level.NOTE,
             "workers",
-            f"{one.name} was last seen {lapse(roll.now - one.seen_at)} ago, and promised {lapse(one.every)}",
-            "it died without leaving, or does not reach the store; its leases run out by themselves",
-            "see why it ended; its line goes after a day",
+            f"{one.name} sent its last heartbeat {lapse(roll.now - one.seen_at)} ago; its interval is "
+            f"{lapse(one.every)}",
+            "it was killed, or cannot reach the store; its leases expire by themselves",
+            "find out why it ended; its row is deleted after a day",
         )
 
 
 def records(broken: Rows) -> Iterator[Finding]:
-    """Whether all rows that were read are valid records; what the table's own constraints refuse is not looked for."""
+    """Whether all rows that were read are valid records, as far as the table's own constraints do not ensure it."""
     for row in broken:
         yield Finding(
             Level.ERROR,
             "records",
-            f"{row['records']} against the rule {row['name']}",
-            "no statement of oncekey writes such a row, so what becomes of its key is not known",
+            f"{row['records']} in violation of the rule {row['name']}",
+            "oncekey never writes such a row, so the behaviour of its key is undefined",
             "find out who changed the tables by hand; correct the rows by the table of constraints in the reference",
         )
     if not broken:
-        yield Finding(Level.OK, "records", "those that were looked at are in order")
+        yield Finding(Level.OK, "records", "the rows that were checked are valid")
 
 
 def policies(runs: Sequence[Run], lease: Duration, ttls: Rows) -> Iterator[Finding]:
-    """Whether settings contradict the observed run times, or each other."""
+    """Whether settings contradict the observed durations, or each other."""
     for operation, p99 in sorted(short_leases(runs, lease).items()):
         yield Finding(
             Level.WARNING,
             "lease",
             f"1 in 100 runs of {operation} takes {p99 / SECOND:.1f} s or more, and the lease is {lease / SECOND:.0f} s",
-            "an owner that misses a heartbeat looks dead while it works",
+            "an owner that misses a heartbeat is treated as dead while it works",
             "make the lease at least twice as long",
         )
     for row in ttls:
@@ -315,57 +317,57 @@ def policies(runs: Sequence[Run], lease: Duration, ttls: Rows) -> Iterator[Findi
             yield Finding(
                 Level.WARNING,
                 "ttl",
-                f"keys are remembered for {ttl // SECOND} s",
-                "a client that retries the next day executes again",
-                "make ttl at least 24 h, unless clients never do that",
+                f"keys expire after {ttl // SECOND} s",
+                "a client that retries on the next day executes again",
+                "set ttl to at least 24 h, unless clients never retry that late",
             )
         if 0 < ttl <= max(lease, call):
             yield Finding(
                 Level.ERROR,
                 "ttl",
                 f"ttl is {ttl // SECOND} s, the lease {lease // SECOND} s, a call may take {call // SECOND} s",
-                "a client that waits for one attempt to end finds its key forgotten",
+                "a client that waits for one attempt to end finds its key expired",
                 "make ttl much longer than both",
             )
 
 
 def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
-    """Each kind of what waits: how long it may, what it means, and what to do."""
+    """Each kind of waiting work: its limit, what it means, and what to do."""
     return (
         (
             "unknown",
             limits.unknown,
-            "their clients hear that the outcome is unknown, and nothing retries them",
-            "`oncekey unknown list`, then `oncekey keys show KEY`; or register a resolver, which asks by itself",
+            "their clients receive that the outcome is unknown, and nothing retries them",
+            "`oncekey unknown list`, then `oncekey keys show KEY`; or register a resolver, which checks automatically",
         ),
         (
             "stale",
             limits.stale,
-            "in progress, and their owners did not come back in time",
-            "a worker sweeps them a minute after; else `oncekey sweep --once`",
+            "in progress, and the owners have died or are overdue",
+            "a worker releases them a minute later; otherwise run `oncekey sweep --once`",
         ),
         (
             "resumable",
             limits.resumable,
-            "work was begun and is not gone on with: a client retries, or a completer does it",
+            "work was started and is not resumed: it needs a client's retry or a completer",
             "run `oncekey worker --app ...`; see `oncekey keys list --state failed_retryable --effects phased`",
         ),
         (
             "expired",
             limits.expired,
-            "the table grows, because what has expired is not removed",
+            "the table grows, because expired records are not removed",
             "run `oncekey worker`, or `oncekey reap --once`",
         ),
         (
             "parcels_due",
             limits.due,
-            "what was committed is not sent yet",
-            "run `oncekey worker --app ...`, with a function for each topic that `oncekey stats` shows",
+            "committed calls and messages are not sent yet",
+            "run `oncekey worker --app ...`, with a function for each topic in `oncekey stats`",
         ),
         (
             "dead_letters",
             limits.dead,
-            "they were tried too often, or may have been sent and may not be repeated; no worker tries them again",
+            "they failed too often, or may have been sent and must not be repeated; no worker retries them",
             "`oncekey dlq list`; then `oncekey dlq retry` or `oncekey dlq discard`",
         ),
     )

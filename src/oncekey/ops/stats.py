@@ -1,12 +1,12 @@
-"""The state of a store: counts of its records and parcels, one sentence about it, how requests ended, how much waited.
+"""The state of a store: counts of its records and parcels, a headline, the outcomes of requests, and pending work.
 
 The console's overview and `oncekey stats --watch` show the same. The store keeps no history of its counts, so each
-reading is kept for a while in this process. A caller with a longer memory, such as a metrics backend, passes another
+reading is kept for a while in this process. A caller with more history, such as a metrics backend, passes another
 `History`.
 
-Listings are walks over records. A walk follows one index, the newest first. It reads a bounded number of entries and
-skips those that do not match, so that a page costs the same whatever the size of the table; the next page goes on where
-it stopped. Counts of what waits stop at a limit, too.
+Listings are walks over records. A walk follows one index, newest first. It reads a bounded number of entries and skips
+those that do not match, so that a page costs the same whatever the size of the table; the next page continues where it
+stopped. Counts of pending work stop at a limit, too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,23 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from uuid import UUID
 
-from oncekey.core.model import MINUTE, SECOND, Duration, Effects, Instant, Outcome, ParcelKind, Record, State
+from oncekey.core.model import (
+    MINUTE,
+    SECOND,
+    DeadLetter,
+    Duration,
+    Effects,
+    Instant,
+    Outcome,
+    ParcelKind,
+    Record,
+    State,
+)
 from oncekey.core.upkeep import percentile
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from oncekey.core.transitions import AuditEntry
 
 MISSED_BEATS: Final = 3
@@ -37,11 +47,11 @@ class Group:
     operation: str
     records: int
     stale: int
-    """In progress, with a lease that is over."""
+    """In progress, with an expired lease."""
     resumable: int
-    """Handed back with finished steps, and not taken over yet."""
+    """Released with finished steps, and not yet taken over."""
     expired: int
-    """Expired, and not reaped yet."""
+    """Expired, and not yet deleted."""
     oldest: Instant
     newest: Instant
 
@@ -59,7 +69,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Letters:
-    """Dead letters of one topic: no worker tries them any more."""
+    """Dead letters of one topic: no worker retries them."""
 
     topic: str
     kind: ParcelKind
@@ -69,7 +79,7 @@ class Letters:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for a worker or an operator: how many, and since when the oldest does."""
+    """Work that waits for a worker or an operator: how much, and since when."""
 
     what: str
     count: int
@@ -78,7 +88,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The numbers of the gauges. Indexes serve all of them, so the cost does not grow with the finished records."""
+    """The numbers of the gauges. Indexes serve all of them, so the cost does not grow with finished records."""
 
     now: Instant
     records: Mapping[str, int]
@@ -97,12 +107,12 @@ class StoreStats:
     waiting: tuple[Waiting, ...]
 
     def waiting_for(self, what: str) -> Waiting:
-        """One kind of what waits: unknown, stale, resumable, expired, parcels_due, dead_letters."""
+        """One kind of pending work: unknown, stale, resumable, expired, parcels_due, dead_letters."""
         return next((one for one in self.waiting if one.what == what), Waiting(what, 0, None))
 
 
 def troubled(task: str, wrong: str) -> str:
-    """How a heartbeat names a task that does not work: by this name nobody takes it for one that does."""
+    """The prefix of a failing task in a heartbeat, so that it does not count as running."""
     return f"{task} ({wrong})"
 
 
@@ -115,13 +125,13 @@ class Worker:
     started_at: Instant
     seen_at: Instant
     every: Duration
-    """The interval in which the worker promises its next heartbeat."""
+    """The interval of the worker's heartbeats."""
     calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By operation, the calls of INLINE handlers, as the worker's application names them."""
+    """The calls of INLINE handlers by operation, from the worker's application."""
 
     @property
     def troubled(self) -> tuple[str, ...]:
-        """The tasks that do not work, with what is wrong."""
+        """The failing tasks, with their errors."""
         return tuple(task for task in self.tasks if task.endswith(")"))
 
     def is_alive(self, now: Instant, silence: Duration | None = None) -> bool:
@@ -132,13 +142,13 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """All workers that have registered and not left, with the store's clock."""
+    """All registered workers, with the store's clock."""
 
     now: Instant
     workers: tuple[Worker, ...]
 
     def inline_calls(self, operation: str) -> tuple[str, ...]:
-        """The calls of an INLINE operation, as far as a worker's application names them."""
+        """The calls of an INLINE operation, from the workers' applications."""
         return tuple(dict.fromkeys(name for one in self.workers for name in one.calls.get(operation, ())))
 
 
@@ -147,17 +157,17 @@ BUCKETS: Final = 60
 RANKS: Final = (50, 95, 99)
 """The percentiles of how long requests take."""
 ENDS: Final = 5000
-"""How many ends of requests are looked at, for each way to end."""
+"""How many finished requests are read for each outcome."""
 KEPT: Final = 5000
 FRESH: Final = 5 * SECOND
-"""How long one reading of the ended requests is shared by all viewers."""
+"""How long all viewers share one reading of the finished requests."""
 EVERY: Final = 2 * SECOND
 """Two readings within this time are one sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What waited at one moment."""
+    """Pending work at one moment."""
 
     at: Instant
     unknown: int
@@ -166,19 +176,19 @@ class Sample:
     failed_retryable: int
     dead: int
     lag: Duration
-    """For how long the oldest parcel has been due."""
+    """How long the oldest parcel has been due."""
     oldest_unknown: Duration
     workers: int
 
 
 class History(Protocol):
-    """Where samples are kept, and found again."""
+    """Stores samples and returns them."""
 
     def add(self, sample: Sample) -> None:
-        """Keep one."""
+        """Store a sample."""
 
     def since(self, at: Instant) -> Sequence[Sample]:
-        """Those that are younger, the oldest first."""
+        """Samples younger than that, oldest first."""
 
 
 class Recent:
@@ -188,12 +198,12 @@ class Recent:
         self._samples: deque[Sample] = deque(maxlen=KEPT)
 
     def add(self, sample: Sample) -> None:
-        """Keep one, unless there is one of this moment."""
+        """Store a sample, unless there is one of this moment."""
         if not self._samples or sample.at - self._samples[-1].at >= EVERY:
             self._samples.append(sample)
 
     def since(self, at: Instant) -> Sequence[Sample]:
-        """Those that are younger, the oldest first."""
+        """Samples younger than that, oldest first."""
         return [one for one in self._samples if one.at >= at]
 
 
@@ -218,7 +228,7 @@ def sample_of(tally: Tally, roll: Roll) -> Sample:
 
 
 def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window: Duration) -> dict[str, Any]:
-    """All charts as the page's script draws them: columns of numbers, with instants in seconds."""
+    """All charts as the page's script draws them: columns of numbers, with timestamps in seconds."""
     width = max(window // BUCKETS, SECOND)
     start = (now - window) // width * width
     places = [start + number * width for number in range(BUCKETS + 1)]
@@ -227,7 +237,7 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
     for end in ends:
         place = end.at // width * width
         ended[ending(end), place] += 1
-        # A LOCAL request is written in one commit, so its record does not show how long it took.
+        # A LOCAL request is written in one commit, so its record has no duration.
         if end.took > 0 and place in took:
             took[place].append(end.took)
     seconds = [place / SECOND for place in places]
@@ -242,20 +252,30 @@ def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window:
 
 
 def headline(tally: Tally, roll: Roll) -> tuple[str, str]:
-    """How things are, in one word for the colour and one sentence."""
-    unknown, dead, stuck = (tally.of(what).found for what in ("unknown", "dead", "stuck"))
+    """The condition of a store: a level for the colour and one sentence."""
+    stuck, waiting = tally.of("stuck").found, queues(tally)
+    need = "needs" if len(waiting) == 1 and tally.of(waiting[0][0]).found == 1 else "need"
+    attention = f"{' and '.join(words for _, words in waiting)} {need} attention." if waiting else ""
     if not any(worker.is_alive(roll.now) for worker in roll.workers):
-        return "bad", "No worker lives: nothing is swept, sent or settled by itself."
-    if unknown or dead:
-        parts = [f"{unknown:,} of unknown outcome"] if unknown else []
-        parts += [f"{dead:,} dead letters" if dead > 1 else "one dead letter"] if dead else []
-        return "wait", f"An operator has to look: {' and '.join(parts)}."
+        return "bad", f"No worker is alive: nothing is swept, sent or resolved. {attention}".rstrip()
+    if attention:
+        return "wait", attention
     if stuck:
-        return "note", f"{stuck:,} stuck, which a worker releases soon. Nothing waits for a person."
-    return "good", "Nothing waits for a person."
+        return "note", f"{_counted(stuck, 'stuck request')}, to be released by a worker. Nothing needs attention."
+    return "good", "Nothing needs attention."
 
 
-ENDINGS: Final = ("succeeded", "failed for good", "to be retried", "unknown")
+def queues(tally: Tally) -> tuple[tuple[str, str], ...]:
+    """What waits for an operator: the name of each count that is not 0, and its words in the headline."""
+    nouns = (("unknown", "unknown outcome"), ("dead", "dead letter"))
+    return tuple((what, _counted(tally.of(what).found, noun)) for what, noun in nouns if tally.of(what).found)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+ENDINGS: Final = ("succeeded", "failed", "retryable", "unknown")
 
 
 def ending(end: End) -> str:
@@ -264,9 +284,9 @@ def ending(end: End) -> str:
         case State.UNKNOWN:
             return "unknown"
         case State.FAILED_RETRYABLE:
-            return "to be retried"
+            return "retryable"
         case _:
-            return "failed for good" if end.outcome is Outcome.FAILURE else "succeeded"
+            return "failed" if end.outcome is Outcome.FAILURE else "succeeded"
 
 
 def _millis(took: list[Duration], rank: int) -> float | None:
@@ -283,37 +303,46 @@ def _columns(samples: Sequence[Sample], names: Sequence[str], scale: int = 1) ->
 LOOKED: Final = 5000
 """How many entries of an index one page reads."""
 MOST: Final = 10_000
-"""Counts of what waits stop here: a larger number tells an operator nothing more."""
+"""Counts of pending work stop here: a larger number gives an operator no more information."""
 
 WalkPosition: TypeAlias = tuple["Instant", str, str]
-"""A position in a walk: the instant that it is ordered by, the scope and the key."""
+"""A position in a walk: the timestamp that orders it, the scope and the key."""
 
 START: Final[WalkPosition] = (2**63 - 1, "", "")
 """The position before the newest record."""
+FIRST: Final[WalkPosition] = (-1, "", "")
+"""The position before the oldest record."""
+
+LetterPosition: TypeAlias = tuple["Instant", UUID]
+"""A position among the dead letters: when the last one died, and its id."""
+
+FIRST_LETTER: Final[LetterPosition] = (-1, UUID(int=0))
+"""The position before the oldest dead letter."""
 
 UNFINISHED: Final = (State.UNKNOWN, State.FAILED_RETRYABLE, State.IN_PROGRESS, State.PENDING)
-"""States that are walked by when the records began."""
+"""States that are walked in order of creation."""
 FINISHED: Final = (State.COMPLETED, State.EXPIRED)
-"""Walked by when they expire: an index of when finished records began would cost every request a write."""
+"""Walked in order of expiry: an index on the creation of finished records would cost every request a write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Which records are looked for; None is any. All states are unfinished ones, or there is one finished."""
+    """Which records match; None is any. Either all states are unfinished ones, or there is one finished."""
 
     states: tuple[State, ...] = UNFINISHED
     scope: str | None = None
     beginning: str | None = None
-    """Of the key's text."""
+    """A part of the key's text."""
     operation: str | None = None
     effects: Effects | None = None
     error: str | None = None
     older: Duration = 0
-    """Begun at least so long ago; 0 is any."""
+    """Created at least that long ago; 0 is any."""
     younger: Duration = 0
-    """Begun less than so long ago; 0 is any."""
+    """Created less than that long ago; 0 is any."""
     stale: bool = False
-    """Only records whose lease is over."""
+    """Only records with an expired lease."""
+    incarnation: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,14 +352,41 @@ class Stretch:
     now: Instant
     records: tuple[Record, ...]
     further: Mapping[State, WalkPosition]
-    """By state, where the next page goes on; a state that is missing has been walked to its end."""
+    """By state, where the next page continues; a state that is missing was walked to its end."""
     broken_off: bool
     """Whether the walk stopped because it read enough entries, and not because it found enough records."""
 
 
 @dataclass(frozen=True, slots=True)
+class LetterWalk:
+    """Which dead letters are looked for; None is any."""
+
+    scope: str | None = None
+    topic: str | None = None
+    kind: ParcelKind | None = None
+    error: str | None = None
+    """A part of the last error's text."""
+    older: Duration = 0
+    """Dead for at least that long; 0 is any."""
+    younger: Duration = 0
+    """Dead for less than that long; 0 is any."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterStretch:
+    """A part of a walk over dead letters."""
+
+    now: Instant
+    letters: tuple[DeadLetter, ...]
+    further: LetterPosition | None
+    """Where the next page begins; None: this was the last page."""
+    broken_off: bool
+    """Whether the walk stopped because it read enough entries, and not because it found enough letters."""
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
-    """A number, counted up to MOST, and the instant of the oldest one."""
+    """A number, counted up to MOST, and the timestamp of the oldest one."""
 
     found: int = 0
     oldest: Instant | None = None
@@ -343,7 +399,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts of what waits: unfinished records by state, and `stuck` leases, `due` parcels and `dead` letters."""
+    """Counts of pending work: unfinished records by state, and `stuck` leases, `due` parcels and `dead` letters."""
 
     now: Instant
     counts: Mapping[str, Count]
@@ -358,7 +414,7 @@ _NONE: Final = Count()
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How and when a request ended for now, and how long its last run took, if known."""
+    """How and when a request last ended, and the duration of its last run, if known."""
 
     state: State
     outcome: Outcome | None
@@ -369,7 +425,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ParcelView:
-    """A parcel of a record with all that is known of it."""
+    """A parcel of a record with all its fields."""
 
     id: UUID
     kind: ParcelKind
@@ -386,14 +442,14 @@ class ParcelView:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it lies with the dead letters."""
+        """Whether it is a dead letter."""
         return self.died_at is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Some lines of the audit, the newest first."""
+    """Some entries of the audit, newest first."""
 
     entries: tuple[AuditEntry, ...]
     further: int | None
-    """The line that the next page ends before; None: this was the last page."""
+    """The entry before which the next page ends; None for the last page."""

@@ -32,18 +32,20 @@ RELAY: Final = TaskKind(
 )
 COMPLETER: Final = TaskKind(
     "completer",
-    "resumes phased requests whose client never came back",
+    "resumes phased requests whose client did not retry",
     "phased requests whose client is gone are not finished",
     lambda stats: bool(stats.waiting_for("resumable").count),
 )
-SWEEPER: Final = TaskKind("sweeper", "moves keys whose owner died", "keys of dead owners are not swept", lambda _: True)
+SWEEPER: Final = TaskKind(
+    "sweeper", "releases keys whose owner died", "keys of dead owners are not released", lambda _: True
+)
 RECONCILER: Final = TaskKind(
     "reconciler",
-    "asks resolvers about unknown outcomes",
-    "resolvers are not asked about unknown outcomes",
+    "checks unknown outcomes with resolvers",
+    "unknown outcomes are not checked with resolvers",
     lambda _: False,  # the store does not show whether the application has resolvers
 )
-REAPER: Final = TaskKind("reaper", "removes what has expired", "nothing that has expired is removed", lambda _: True)
+REAPER: Final = TaskKind("reaper", "removes expired records", "expired records are not removed", lambda _: True)
 
 TASKS: Final = (RELAY, COMPLETER, SWEEPER, RECONCILER, REAPER)
 NAMES: Final = tuple(task.name for task in TASKS)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         OpenTransaction,
         RequestSession,
         SteppingSession,
-        SyncFoldingTransaction,
     )
 
 T = TypeVar("T")
@@ -58,14 +57,6 @@ class Borrowed(Protocol):
 
 
 @runtime_checkable
-class Folds(Protocol):
-    """A blocking driver that sends the first statement of a business transaction in the message of its BEGIN."""
-
-    def begin_with(self, first: Body[T]) -> tuple[SyncFoldingTransaction, T]:
-        """Open a business transaction and run `first` in it; if that fails, nothing stays open."""
-
-
-@runtime_checkable
 class AsyncFolds(Protocol):
     """An asyncio driver that sends the first statement of a business transaction in the message of its BEGIN."""
 
@@ -82,19 +73,11 @@ class AsyncReads(Protocol):
 
 
 @runtime_checkable
-class AsyncRoom(Protocol):
+class AsyncWaits(Protocol):
     """An asyncio driver that can wait for a free connection."""
 
-    async def room(self, seconds: float) -> bool:
-        """Wait so long for a free connection, without taking it: whether there is one."""
-
-
-@runtime_checkable
-class AsyncFlushes(Protocol):
-    """A business transaction that may hold rows back until it is flushed."""
-
-    async def flush(self) -> None:
-        """Write the rows that are held back; the database's errors are raised as they are."""
+    async def wait_for_slot(self, seconds: float) -> bool:
+        """Wait for a free connection without taking it; False if there was none within `seconds`."""
 
 
 @runtime_checkable

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from oncekey.ports.driver import (
-    AsyncFlushes,
     AsyncFolds,
     AsyncReads,
-    AsyncRoom,
     AsyncSessions,
     AsyncShares,
+    AsyncWaits,
     Borrowed,
-    Folds,
     Shares,
 )
 from oncekey.ports.upkeep import Audit, Operate, Reconcile, Reseal, Survey, Upkeep
@@ -49,20 +47,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncDriver",
-    "AsyncFlushes",
     "AsyncFolds",
     "AsyncOpenTransaction",
     "AsyncReads",
-    "AsyncRoom",
     "AsyncSessions",
     "AsyncShares",
+    "AsyncWaits",
     "Audit",
     "Borrowed",
     "Borrows",
-    "Crowds",
+    "Bounded",
     "Driver",
     "FoldingTransaction",
-    "Folds",
     "Inspect",
     "Locks",
     "OpenTransaction",
@@ -81,7 +77,6 @@ __all__ = [
     "SteppingSession",
     "Store",
     "Survey",
-    "SyncFoldingTransaction",
     "Upkeep",
 ]
 
@@ -103,7 +98,7 @@ class Records(Protocol):
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Begin anew in the row of the expired `seen`: raises the fence, clears all else. None: it has moved."""
 
-    def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
+    def mark_unknown(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
         """Make a stale record that must not run again UNKNOWN. None: it has moved."""
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
@@ -390,13 +385,6 @@ class Borrows(Driver, Shares, Protocol):
     """A blocking driver on the connections of the application's framework."""
 
 
-class SyncFoldingTransaction(OpenTransaction, Protocol):
-    """A business transaction of blocking code whose last statement can be sent in the message of its COMMIT."""
-
-    def commit_with(self, last: Statement) -> Rows | None:
-        """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
-
-
 class FoldingTransaction(AsyncOpenTransaction, Protocol):
     """A business transaction whose last statement can be sent in the message of its COMMIT."""
 
@@ -502,12 +490,12 @@ class Captured(Protocol):
         """The body as it will be stored; None if it is over the limit."""
 
 
-class Crowds(Protocol):
-    """A driver that knows when its connections are all in use by business transactions."""
+class Bounded(Protocol):
+    """A driver that reports when business transactions use all of its connections."""
 
     @property
-    def crowded(self) -> bool:
-        """Whether the next one would have to wait for another one to end."""
+    def is_full(self) -> bool:
+        """Whether the next business transaction would have to wait for another to end."""
 
 
 class Interruptible(Protocol):

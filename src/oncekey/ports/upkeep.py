@@ -26,7 +26,20 @@ if TYPE_CHECKING:
     from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
     from oncekey.core.transitions import Actor, AuditEntry, Mover, Note
     from oncekey.core.upkeep import Expired, Gone, Page, ReapPosition, Run
-    from oncekey.ops.stats import Backlog, End, Lines, ParcelView, Roll, StoreStats, Stretch, Tally, Walk
+    from oncekey.ops.stats import (
+        Backlog,
+        End,
+        LetterPosition,
+        LetterStretch,
+        LetterWalk,
+        Lines,
+        ParcelView,
+        Roll,
+        StoreStats,
+        Stretch,
+        Tally,
+        Walk,
+    )
     from oncekey.ops.stats import WalkPosition as Spot
 
 
@@ -55,16 +68,23 @@ class Upkeep(Protocol):
     def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
         """Records that have been marked as expired for at least `age`, longest ago first; without their answers."""
 
-    def purge(self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None) -> Flow[Gone]:
+    def purge(
+        self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None, *, each: bool = False
+    ) -> Flow[Gone]:
         """Delete finished and expired records, longest ago first, after a place (row 30).
 
-        With a `mover` the audit gets a line for each; without one it gets none.
+        With a `mover` the audit gets a line per scope and state, or with `each` a line per record; without one it gets
+        none. A line about one record names it.
         """
 
-    def purge_kept(self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None) -> Flow[Gone]:
+    def purge_kept(
+        self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None, *, each: bool = False
+    ) -> Flow[Gone]:
         """Delete records that are marked as expired, in the same way (row 30)."""
 
-    def mark(self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None) -> Flow[Gone]:
+    def mark(
+        self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None, *, each: bool = False
+    ) -> Flow[Gone]:
         """Mark expired records that have an answer, in the same way (row 29)."""
 
     def abandon(
@@ -98,6 +118,9 @@ class Audit(Protocol):
 
     def history(self, record_id: RecordId, limit: int = ...) -> Flow[tuple[AuditEntry, ...]]:
         """The lines about a key over all its incarnations, oldest first."""
+
+    def deletions(self, scope: str, limit: int) -> Flow[tuple[AuditEntry, ...]]:
+        """The latest lines about several keys of a scope, newest first: a key that is gone may be among them."""
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
         """Delete the oldest lines that are older than `age`, at most `limit` of them; how many."""
@@ -149,6 +172,14 @@ class Survey(Protocol):
         self, wanted: Walk, limit: int, before: Mapping[State, Spot] | None = None, looked: int = ...
     ) -> Flow[Stretch]:
         """Records of some states, the newest first; without their answers. `before` is where the last page ended."""
+
+    def unknown(self, limit: int, after: Spot = ...) -> Flow[Stretch]:
+        """Records of unknown outcome, the oldest first; without their answers. `after` is where the last page ended."""
+
+    def letters(
+        self, wanted: LetterWalk, limit: int, after: LetterPosition = ..., looked: int = ...
+    ) -> Flow[LetterStretch]:
+        """Dead letters, the oldest first. `after` is where the last page ended."""
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
         """Records of this key, else unfinished ones that begin with it; without answers."""

@@ -39,20 +39,18 @@ import inspect
 import logging
 import sys
 from contextvars import Context
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from oncekey.core.errors import StoreError
 from oncekey.core.flow import Body, Transaction, adrive
 from oncekey.engine import actions
-from oncekey.ports.driver import AsyncFlushes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from oncekey.core.model import Glimpse, RecordId
     from oncekey.engine.shell import AsyncEngine
-    from oncekey.ports.store import AsyncOpenTransaction, FoldingTransaction, Recalls
+    from oncekey.ports.store import AsyncOpenTransaction, Recalls
 
 
 T = TypeVar("T")
@@ -160,6 +158,10 @@ class AsyncRuntime:
                 return await self.begin(action)
             case actions.Commit():
                 return await self.commit(action)
+            case actions.Rollback(wait=False) if hasattr(action.tx, "leave"):
+                return action.tx.leave()
+            case actions.Rollback(wait=False):
+                return self.running_work.end_later(action.tx.rollback())
             case actions.Rollback():
                 return await action.tx.rollback()
             case actions.Execute():
@@ -199,7 +201,7 @@ class AsyncRuntime:
 
     async def aside(self, action: actions.Aside) -> Any:  # noqa: ANN401  (what the flow returns)
         """Run a look while all connections are in use, unless one comes free first: quick handlers end sooner."""
-        if not action.blocking and await self.engine.room():
+        if not action.blocking and await self.engine.wait_for_slot():
             action.flow.close()
             return None
         async with self.engine.aside:
@@ -235,31 +237,18 @@ class AsyncRuntime:
     async def commit(self, action: actions.Commit) -> actions.Keep | actions.Drop:
         """Commit one, or roll it back."""
         tx, last, fold = action.tx, action.last, action.fold
-        kind: type[AsyncOpenTransaction] = type(tx)
-        if fold is not None and _folds(kind):
-            rows = await cast("FoldingTransaction", tx).commit_with(fold.statement)
+        if fold is not None and hasattr(tx, "commit_with"):
+            rows = await tx.commit_with(fold.statement)
             return actions.Drop() if rows is None else actions.Keep(fold.read(rows))
         ended: actions.Keep | actions.Drop = actions.Keep() if last is None else await tx.run(last)
         await (tx.commit() if type(ended) is actions.Keep else tx.rollback())
         return ended
 
 
-async def flush(tx: AsyncOpenTransaction) -> None:
+async def flush(tx: actions.Tx) -> None:
     """Write a session's pending changes while the application can still handle an error."""
-    if flushes(type(tx)):
-        await cast("AsyncFlushes", tx).flush()
-
-
-@cache
-def flushes(kind: type) -> bool:
-    """Whether transactions of this type hold rows back until they are flushed."""
-    # Checking an object against a protocol is slow, and the result depends on its class only.
-    return issubclass(kind, AsyncFlushes)
-
-
-@cache
-def _folds(kind: type) -> bool:
-    return hasattr(kind, "commit_with")
+    if hasattr(tx, "flush"):
+        await tx.flush()
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
@@ -344,11 +333,15 @@ class RunningWork:
         if self._busy == 0 and self._idle is not None:
             self._idle.set()
 
-    def settle_later(self, work: Callable[[], Awaitable[object]], *, patience: float) -> None:
-        """Repeat `work` until the store has answered, for at most `patience` seconds."""
-        task = asyncio.get_running_loop().create_task(self._repeat(work, patience))
+    def end_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` to its end beside the request, which may be cancelled meanwhile; a stop waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
+
+    def settle_later(self, work: Callable[[], Awaitable[object]], *, patience: float) -> None:
+        """Repeat `work` until the store has answered, for at most `patience` seconds."""
+        self.end_later(self._repeat(work, patience))
 
     async def wait(self, seconds: float) -> bool:
         """Wait for running operations and background settlements, at most `seconds`; whether all have ended."""

@@ -117,6 +117,8 @@ class ThreadRuntime:
                 return self.begin(action.first)
             case actions.Commit():
                 return self._commit(action)
+            case actions.Rollback(wait=False) if hasattr(action.tx, "leave"):
+                return action.tx.leave()
             case actions.Rollback():
                 return action.tx.rollback()
             case actions.Execute():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from oncekey.core.flow import Body, Flow, Mode, Row, Transaction, Value
+from oncekey.core.flow import Flow, Row, Value
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Duration, RecordId, State
 from oncekey.core.transitions import Actor, AuditEntry, Note, Trigger
@@ -35,19 +35,14 @@ class AuditStore(NoteWriter):
             "after": 0,
             "limit": limit,
         }
+        return tuple(entry_of(row) for row in (yield from self._statements.read("history", params)))
 
-        def body() -> Body[tuple[AuditEntry, ...]]:
-            rows = yield self._statements.statement("history", params)
-            return tuple(entry_of(row) for row in rows)
-
-        return (yield from execute(Transaction("history", Mode.READ, body)))
+    def deletions(self, scope: str, limit: int) -> Flow[tuple[AuditEntry, ...]]:
+        rows = yield from self._statements.read("deletions", {"scope": scope, "limit": limit})
+        return tuple(entry_of(row) for row in rows)
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        def body() -> Body[int]:
-            rows = yield self._statements.statement("forget_notes", {"age": age, "limit": limit})
-            return len(rows)
-
-        return (yield from execute(Transaction("forget_notes", Mode.SINGLE, body)))
+        return len((yield from execute(self._statements.alone("forget_notes", {"age": age, "limit": limit}))))
 
 
 def entry_of(row: Row) -> AuditEntry:

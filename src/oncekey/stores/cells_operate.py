@@ -64,6 +64,11 @@ class LoggedMoves:
         yield from ()
         return ()
 
+    def deletions(self, scope: str, limit: int) -> Flow[tuple[AuditEntry, ...]]:  # noqa: ARG002
+        """Nothing is kept."""
+        yield from ()
+        return ()
+
     def forget(self, age: Duration, limit: int) -> Flow[int]:  # noqa: ARG002
         """Nothing is kept."""
         yield from ()

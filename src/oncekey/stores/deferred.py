@@ -7,17 +7,16 @@ reply was lost is made again, and recognises its own first write: records by own
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncekey.core import deferred as rules
-from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.flow import Body, Flow, Mode, Rows, Statement, Transaction, Value
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Lease, ParcelKind, Settled, Snapshot, State
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
-from oncekey.stores.phases import MARGIN
+from oncekey.stores.phases import MARGIN, announcement_params
 from oncekey.stores.rows import memo_text, owner_proof, parcels_text, response_params, snapshot_of, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, Statements, execute_until_acknowledged
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute_until_acknowledged, locked_row
 from oncekey.stores.worker_rows import held_of, parcel_proof
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class DeferredCalls:
             span = max(lease, call.send_window + record.call_timeout + MARGIN)
             extended = yield self._say("extend_parcel", {**parcel_proof(held), "lease": span})
             return rules.TakenUp(
-                Lease.of(written), held_of(_must(extended), self._statements.content), written, seen.now
+                Lease.of(written), held_of(locked_row(extended), self._statements.content), written, seen.now
             )
 
         return (yield from execute_until_acknowledged(Transaction("take_up", Mode.ATOMIC, body)))
@@ -117,7 +116,7 @@ class DeferredCalls:
             written = yield from self._write("pend", {**owner_proof(lease), **params})
             yield from self._noting(record, State.PENDING, Trigger.TRY_AGAIN, lease.owner, error)
             waiting: dict[str, Value] = {"after": after, "error": error, "spared": 0 if counted else 1}
-            _must((yield self._say("again", {**parcel_proof(held), **waiting})))
+            locked_row((yield self._say("again", {**parcel_proof(held), **waiting})))
             return rules.Postponed(written)
 
         return (yield from execute_until_acknowledged(Transaction("try_again", Mode.ATOMIC, body)))
@@ -154,7 +153,7 @@ class DeferredCalls:
                 **response_params(settlement.response, lease, self._statements.content),
             }
             written = yield from self._write("settle_completed", {**owner_proof(lease), **answer})
-            _must((yield self._say("drop_parcel", parcel_proof(held))))
+            locked_row((yield self._say("drop_parcel", parcel_proof(held))))
             return Settled(ours=True, snapshot=Snapshot(written, seen.now))
 
         return (yield from execute_until_acknowledged(Transaction("deliver", Mode.ATOMIC, body)))
@@ -166,15 +165,14 @@ class DeferredCalls:
 
     def _parking(self, record: Record, held: HeldParcel, code: str, error: str) -> Body[Record]:
         written = yield from self._write("park_record", {**version_proof(record), "last_error": code})
-        if not (yield from self._burying(held, error)):
-            raise StoreUnavailableError(_MOVED)
+        locked_row((yield from self._burying(held, error)))
         return written
 
-    def _burying(self, held: HeldParcel, error: str) -> Body[bool]:
+    def _burying(self, held: HeldParcel, error: str) -> Body[Rows]:
         rows = yield self._say("bury", {**parcel_proof(held), "error": error})
         if rows:
             yield self._say("drop_parcel", parcel_proof(held))
-        return bool(rows)
+        return rows
 
     def _is_buried(self, held: HeldParcel) -> Body[bool]:
         """Whether the parcel became a dead letter under this very claim of it."""
@@ -192,7 +190,7 @@ class DeferredCalls:
     def _retaking(self, held: HeldParcel, owner: str, span: Duration) -> Body[HeldParcel]:
         """The parcel under a new fence: from the outbox, from the dead letters, or written once more (ADR 0009)."""
         proof = {**parcel_proof(held), "incarnation": str(held.parcel.incarnation)}
-        kept: dict[str, Value] = {"kind": ParcelKind.DEFER.value, "attempts": held.attempts}
+        kept: dict[str, Value] = {"kind": ParcelKind.DEFER.value, "attempts": held.attempts, "died_at": None}
         rows = yield self._say("retake_parcel", {**proof, "owner": owner, "lease": span})
         if rows:
             return held_of(rows[0], self._statements.content)
@@ -201,7 +199,7 @@ class DeferredCalls:
         else:
             yield self._say("put_parcels", {"parcels": parcels_text((held.parcel,), self._statements.content)})
         rows = yield self._say("retake_parcel", {**proof, "owner": owner, "lease": span})
-        return held_of(_must(rows), self._statements.content)
+        return held_of(locked_row(rows), self._statements.content)
 
     def _own_parcel(self, held: HeldParcel, owner: str) -> Body[HeldParcel | None]:
         rows = yield self._say("find_parcel", parcel_proof(held))
@@ -220,21 +218,12 @@ class DeferredCalls:
     def _write(self, name: str, params: dict[str, Value]) -> Body[Record]:
         """Write to a locked record: the proof fits, or the transaction is rolled back."""
         rows = yield self._say(name, params)
-        record = snapshot_of(_must(rows), self._statements.content).record
+        record = snapshot_of(locked_row(rows), self._statements.content).record
         assert record is not None
         return record
 
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
         return self._statements.statement(name, params)
-
-
-_MOVED = "what was locked has moved: the transaction is undone"
-
-
-def _must(rows: Rows) -> Any:  # noqa: ANN401  (a row of whatever driver there is)
-    if not rows:
-        raise StoreUnavailableError(_MOVED)
-    return rows[0]
 
 
 def _there(seen: Snapshot) -> Record:
@@ -244,13 +233,5 @@ def _there(seen: Snapshot) -> Record:
 
 
 def _announced(record: Record, call: Announcement, owner: str) -> dict[str, Value]:
-    announcement = replace(call, sends=1 if record.intent is None else record.intent.sends + 1)
-    return {
-        "owner": owner,
-        "phase": announcement.phase,
-        "downstream_key": announcement.downstream_key,
-        "digest": announcement.digest,
-        "sends": announcement.sends,
-        "repeatable": announcement.repeatable,
-        "send_window": announcement.send_window,
-    }
+    sends = 1 if record.intent is None else record.intent.sends + 1
+    return {"owner": owner, **announcement_params(replace(call, sends=sends))}

@@ -71,7 +71,7 @@ STATEMENTS: tuple[str, ...] = (
     "claim",
     "take_over",
     "supersede",
-    "doubt",
+    "mark_unknown",
     "renew",
     "settle_completed",
     "settle_retryable",
@@ -153,9 +153,9 @@ class KeyStore:
         """Begin the expired `seen` anew as the claim."""
         return (yield from execute(self._swap("supersede", seen, claim_params(claim, self._statements.content), note)))
 
-    def doubt(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
+    def mark_unknown(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
         """Make the stale `seen` UNKNOWN."""
-        return (yield from execute(self._swap("doubt", seen, {"last_error": last_error}, note)))
+        return (yield from execute(self._swap("mark_unknown", seen, {"last_error": last_error}, note)))
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
         """Move the lease's end, never past the deadline."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.core.errors import ConfigurationError, StoreError, TransactionControlError
-from oncekey.core.flow import Body, Flow, Fold, Mode, Row, Rows, Statement, Transaction, Value
+from oncekey.core.flow import Body, Flow, Fold, Row, Rows, Statement, Value
 from oncekey.core.model import SECOND, Claim, Completed, Deferred, Duration, Instant, Outcome, Snapshot, StoredResponse
 from oncekey.core.onecommit import Holder, Lock, Locked, Stored, WriteKind, WriteTarget
 from oncekey.stores.keystore import NO_OUTBOX
@@ -24,7 +24,7 @@ from oncekey.stores.rows import (
     snapshot_of,
     version_proof,
 )
-from oncekey.stores.statements import Statements, execute
+from oncekey.stores.statements import Statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,18 +191,13 @@ class LockStore:
         return Fold(self._statements.fold("seal", params, text_command="seal", proof="was_sealed"), read)
 
     def held(self, number: int) -> Flow[bool]:
-        def body() -> Body[bool]:
-            rows = yield self._statements.statement("held", {"lock": number})
-            return bool(rows[0]["held"])
-
-        return (yield from execute(Transaction("held", Mode.READ, body)))
+        rows = yield from self._statements.read("held", {"lock": number})
+        return bool(rows[0]["held"])
 
     def holder(self, lock: Lock) -> Flow[Holder]:
-        def body() -> Body[Holder]:
-            rows = yield self._statements.statement("holder", _numbers(lock))
-            return Holder(rows[0]["holder"])
-
-        return (yield from execute(Transaction("holder", Mode.READ, body)))
+        asked: dict[str, Value] = {"lock": lock.number, "family": lock.family, "mark": lock.mark}
+        rows = yield from self._statements.read("holder", asked)
+        return Holder(rows[0]["holder"])
 
 
 def finished_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> bytes:
@@ -237,7 +232,3 @@ def _kind_text(operation: str, effects: str, recovery: str) -> str:
 @lru_cache(maxsize=256)
 def _spans_text(entered: bool, deadline: Duration, call_timeout: Duration, ttl: Duration) -> str:  # noqa: FBT001
     return f"{entered},{deadline:d},{call_timeout:d},{ttl:d}"
-
-
-def _numbers(lock: Lock) -> dict[str, Value]:
-    return {"lock": lock.number, "family": lock.family, "mark": lock.mark}

@@ -93,7 +93,10 @@ def audit_commands() -> Mapping[str, Command]:
         lines[:] = [line for line in lines if line not in old]
         return old
 
-    return {"note": note, "history": history, "forget_notes": forget_notes}
+    def deletions(_: Table, *, now: Instant, scope: str, limit: int) -> Rows:  # noqa: ARG001
+        return [line for line in reversed(lines) if (line["scope"], line["key_digest"]) == (scope, "")][:limit]
+
+    return {"note": note, "history": history, "deletions": deletions, "forget_notes": forget_notes}
 
 
 def roll_commands() -> Mapping[str, Command]:

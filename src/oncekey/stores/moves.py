@@ -153,7 +153,7 @@ def _supersede(cell: Cell, now: Instant, given: Cell) -> Cell:
     return {**_started(now, given), "fence": cell["fence"] + 1}
 
 
-def _doubt(_: Cell, now: Instant, given: Cell) -> Cell:
+def _mark_unknown(_: Cell, now: Instant, given: Cell) -> Cell:
     asked = None if given["last_error"] == FAILED_BY_LEASE else now
     return {**_FREE, "state": "unknown", "last_error": given["last_error"], "reconcile_after": asked}
 
@@ -236,14 +236,6 @@ def _result(cell: Cell, now: Instant, given: Cell) -> Cell:
         "last_error": None,
         "reconcile_after": None,
     }
-
-
-def _withdraw(_: Cell, __: Instant, ___: Cell) -> Cell:
-    return {"intent": None}
-
-
-def _mark(_: Cell, __: Instant, ___: Cell) -> Cell:
-    return {"state": "expired"}
 
 
 def _longer(cell: Cell, now: Instant) -> Cell:
@@ -340,24 +332,24 @@ MOVES: Mapping[str, CellMove] = MappingProxyType(
     {
         "take_over": CellMove(_rows(13, 16), _take_over),
         "supersede": CellMove(_rows(31, trigger=Trigger.SUPERSEDE), _supersede),
-        "doubt": CellMove(_rows(15), _doubt),
+        "mark_unknown": CellMove(_rows(15), _mark_unknown),
         "renew": CellMove(_rows(4), _renew),
         "settle_completed": CellMove(_rows(7, 8), _complete),
         "settle_retryable": CellMove(_rows(10), _fail),
-        "settle_unknown": CellMove(_rows(12), _doubt),
+        "settle_unknown": CellMove(_rows(12), _mark_unknown),
         "settle_handed_back": CellMove(_rows(11), _hand_back),
         "settle_deferred": CellMove(_rows(3), _defer),
         "discard": CellMove(_rows(9), _gone),
         "checkpoint": CellMove(_rows(5, trigger=Trigger.CHECKPOINT), _checkpoint, _same_memo),
         "announce": CellMove(_rows(5, trigger=Trigger.ANNOUNCE), _announce, _next_send),
         "result": CellMove(_rows(6, trigger=Trigger.RESULT), _result, _same_memo),
-        "withdraw": CellMove(_rows(33), _withdraw),
+        "withdraw": CellMove(_rows(33), lambda *_: {"intent": None}),
         "sweep_retryable": CellMove(_rows(14), _fail),
-        "expire_begun": CellMove(_rows(18), _doubt),
-        "mark": CellMove(_rows(29), _mark),
+        "expire_begun": CellMove(_rows(18), _mark_unknown),
+        "mark": CellMove(_rows(29), lambda *_: {"state": "expired"}),
         "purge": CellMove(_rows(30), _gone),
         "take_up": CellMove(_rows(24), _take_up, proof=Proof.VERSION),
-        "park_record": CellMove(_rows(25, 27), _doubt, proof=Proof.VERSION),
+        "park_record": CellMove(_rows(25, 27), _mark_unknown, proof=Proof.VERSION),
         "pend": CellMove(_rows(26), _pend, proof=Proof.OWNER),
         "abandon": CellMove(_rows(28), _abandon),
         "operator_answer": CellMove(_rows(19), _complete),

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 from oncekey.core.envelopes import key_of_text
-from oncekey.core.errors import StoreError, StoreUnavailableError
-from oncekey.core.flow import Body, Flow, Mode, Row, Rows, Transaction, Value
+from oncekey.core.errors import StoreError
+from oncekey.core.flow import Body, Flow, Mode, Row, Transaction, Value
 from oncekey.core.memo import is_rejection, was_not_sent
 from oncekey.core.model import DeadLetter, Effects, Instant, MemoEntry, ParcelKind, Record, RecordId, Snapshot, State
 from oncekey.core.operate import Forbidden, Move, Moved, ParcelLocation, Search, recovery_point_after
 from oncekey.core.upkeep import Page
 from oncekey.ops.stats import Backlog, Group, Letters, Queue, StoreStats, Waiting
 from oncekey.stores.rows import memo_of, memo_text, response_params, snapshot_of, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, Statements, execute
-from oncekey.stores.worker_rows import records_of
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, locked_row
+from oncekey.stores.worker_rows import page_of
 
 if TYPE_CHECKING:
     from oncekey.core.transitions import Note
@@ -43,7 +43,6 @@ _LAST: Final = 2**63 - 1
 _LOOKED_AT: Final = 1000
 _FEW: Final = 20
 _SURROGATES: Final = range(0xD800, 0xE000)
-_MOVED: Final = "what was locked has moved: the transaction is undone"
 
 
 class OperateStore:
@@ -69,12 +68,8 @@ class OperateStore:
             "before_scope": scope,
             "before_key": key,
         }
-
-        def body() -> Body[Page]:
-            rows = yield self._statements.statement("list_records", params)
-            return Page(int(rows[0]["now"]), records_of(rows, self._statements.content))
-
-        return (yield from execute(Transaction("list_records", Mode.READ, body)))
+        rows = yield from self._statements.read("list_records", params)
+        return page_of(rows, self._statements.content)
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
@@ -82,20 +77,13 @@ class OperateStore:
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
         params: dict[str, Value] = {"operation": operation, "phase": phase, "looked_at": _LOOKED_AT, "limit": _FEW}
-
-        def body() -> Body[MemoEntry | None]:
-            rows = yield self._statements.statement("last_results", params)
-            entries = (entry for row in rows for entry in memo_of(row["memo"]))
-            return next((entry for entry in entries if entry.name == phase and _is_answer(entry)), None)
-
-        return (yield from execute(Transaction("last_results", Mode.READ, body)))
+        rows = yield from self._statements.read("last_results", params)
+        entries = (entry for row in rows for entry in memo_of(row["memo"]))
+        return next((entry for entry in entries if entry.name == phase and _is_answer(entry)), None)
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelLocation, ...]]:
-        def body() -> Body[tuple[ParcelLocation, ...]]:
-            rows = yield self._statements.statement("parcels_of", {"incarnation": str(incarnation)})
-            return tuple(_parcel_location(row) for row in rows)
-
-        return (yield from execute(Transaction("parcels_of", Mode.READ, body)))
+        rows = yield from self._statements.read("parcels_of", {"incarnation": str(incarnation)})
+        return tuple(_parcel_location(row) for row in rows)
 
     def move(self, record_id: RecordId, deciding: Deciding, noting: Callable[[Move], Note]) -> Flow[Moved | Forbidden]:
         """Make the move that `deciding` returns for the current record, with its audit line; or nothing at all."""
@@ -114,7 +102,7 @@ class OperateStore:
         return (yield from execute(Transaction("operate", Mode.ATOMIC, body)))
 
     def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Make a dead message due again, from its first attempt. False: it is gone."""
+        """Make a dead message due again, from its first attempt. False: it is gone, or has died again since."""
         return (yield from self._letter(letter, note, back=True))
 
     def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
@@ -137,12 +125,9 @@ class OperateStore:
         return (yield from execute(Transaction("stats", Mode.READ, body)))
 
     def backlog(self) -> Flow[Backlog]:
-        def body() -> Body[Backlog]:
-            (row,) = yield self._statements.statement("standing", {})
-            waiting = tuple(Waiting(what, int(row[what]), row[f"{what}_oldest"]) for what in WAITING)
-            return Backlog(int(row["now"]), {one: int(row[one]) for one in STANDING}, waiting)
-
-        return (yield from execute(Transaction("standing", Mode.READ, body)))
+        (row,) = yield from self._statements.read("standing", {})
+        waiting = tuple(Waiting(what, int(row[what]), row[f"{what}_oldest"]) for what in WAITING)
+        return Backlog(int(row["now"]), {one: int(row[one]) for one in STANDING}, waiting)
 
     def diagnostics(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
         """What the database reports about its health, all or some; what this user may not read is left out."""
@@ -151,14 +136,11 @@ class OperateStore:
             if names and name not in names:
                 continue
             try:
-                found[name] = yield from execute(Transaction(name, Mode.READ, partial(self._reading, name, columns)))
+                rows = yield from self._statements.read(name, {})
             except StoreError:
                 continue
+            found[name] = tuple({column: row[column] for column in columns} for row in rows)
         return found
-
-    def _reading(self, name: str, columns: tuple[str, ...]) -> Body[tuple[Mapping[str, Any], ...]]:
-        rows = yield self._statements.statement(name, {})
-        return tuple({column: row[column] for column in columns} for row in rows)
 
     def _holding(self, record: Record) -> Body[tuple[ParcelLocation, ...]]:
         incarnation: dict[str, Value] = {"incarnation": str(record.incarnation)}
@@ -169,7 +151,7 @@ class OperateStore:
     def _writing(self, move: Move) -> Body[Snapshot]:
         proof = version_proof(move.seen)
         name, params = _statement(move, self._statements.content)
-        written = _must((yield self._statements.statement(name, {**proof, **params})))
+        written = locked_row((yield self._statements.statement(name, {**proof, **params})))
         if "parcel" in move.row.sets and move.seen.effects is Effects.OUTBOX:
             yield from self._with_parcel(move, proof)
         return snapshot_of(written, self._statements.content)
@@ -180,14 +162,19 @@ class OperateStore:
             yield self._statements.statement("drop_deferred", proof)
         if move.letter is None:
             return
-        letter: dict[str, Value] = {"id": str(move.letter), "kind": ParcelKind.DEFER.value, "attempts": 0}
+        defer = ParcelKind.DEFER.value
+        letter: dict[str, Value] = {"id": str(move.letter), "kind": defer, "attempts": 0, "died_at": None}
         if move.row.to is State.PENDING:
-            _must((yield self._statements.statement("bring_back", letter)))
-        _must((yield self._statements.statement("drop_dead_letter", letter)))
+            locked_row((yield self._statements.statement("bring_back", letter)))
+        locked_row((yield self._statements.statement("drop_dead_letter", letter)))
 
     def _letter(self, letter: DeadLetter, note: Note, *, back: bool) -> Flow[bool]:
-        kind = letter.parcel.kind.value
-        params: dict[str, Value] = {"id": str(letter.parcel.id), "kind": kind, "attempts": 0}
+        params: dict[str, Value] = {
+            "id": str(letter.parcel.id),
+            "kind": letter.parcel.kind.value,
+            "attempts": 0,
+            "died_at": letter.died_at,
+        }
 
         def body() -> Body[bool]:
             if back:
@@ -206,7 +193,7 @@ def _statement(move: Move, content: SealedContent | None) -> tuple[str, dict[str
         case 14:
             return "sweep_retryable", {"last_error": move.last_error}
         case 15:
-            return "doubt", {"last_error": move.last_error}
+            return "mark_unknown", {"last_error": move.last_error}
         case 19:
             assert move.answer is not None
             answer = response_params(move.answer.response, move.seen, content)
@@ -241,7 +228,7 @@ def first_found(
     page = Page(0, ())
     for name in finds:
         rows = yield statements.statement(name, params)
-        page = Page(int(rows[0]["now"]), records_of(rows, statements.content))
+        page = page_of(rows, statements.content)
         if page.records:
             break
     return page
@@ -261,12 +248,6 @@ def after(beginning: str) -> str:
 def _is_answer(entry: MemoEntry) -> bool:
     """Whether an operator may take it for an example. A sealed result cannot be opened without its record."""
     return not (entry.by_hand or is_rejection(entry) or was_not_sent(entry) or key_of_text(entry.result) is not None)
-
-
-def _must(rows: Rows) -> Row:
-    if not rows:
-        raise StoreUnavailableError(_MOVED)
-    return rows[0]
 
 
 def _parcel_location(row: Row) -> ParcelLocation:

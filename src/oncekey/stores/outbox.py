@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from oncekey.core.errors import CommitAmbiguousError
-from oncekey.core.flow import Body, Flow, Mode, Rows, Transaction, Value
+from oncekey.core.flow import Body, Flow, Mode, Transaction, Value
 from oncekey.stores.deferred import DeferredCalls
 from oncekey.stores.keystore import ParcelStore
 from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
@@ -43,26 +43,26 @@ class OutboxStore(ParcelStore, DeferredCalls):
         """
         params: dict[str, Value] = {
             "owner": owner,
-            "topics": _names(topics),
+            "topics": json.dumps(topics),
             "limit": limit,
             "careful": limit if careful is None else careful,
             "lease": lease,
         }
         try:
-            rows = yield from execute(self._one("due", params))
+            rows = yield from execute(self._statements.alone("due", params))
         except CommitAmbiguousError:
-            rows = yield from execute(self._one("held_by", {"owner": owner}, Mode.READ))
+            rows = yield from self._statements.read("held_by", {"owner": owner})
         return tuple(held_of(row, self._statements.content) for row in sorted(rows, key=lambda row: int(row["place"])))
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
         """Acknowledge delivered messages, many at once; those that another worker has claimed since are left out."""
         params: dict[str, Value] = {"held": held_text(held)}
         try:
-            rows = yield from execute(self._one("sent", params))
+            rows = yield from execute(self._statements.alone("sent", params))
         except CommitAmbiguousError:
-            yield from execute_until_acknowledged(self._one("sent", params))
+            yield from self._statements.write("sent", params)
             # A missing parcel was acknowledged, by the statement whose reply was lost or by another worker.
-            left = yield from execute_until_acknowledged(self._one("remaining", params, Mode.READ))
+            left = yield from execute_until_acknowledged(self._statements.alone("remaining", params, Mode.READ))
             return frozenset(one.parcel.id for one in held) - ids_of(left)
         return frozenset(one.parcel.id for one in held) if len(rows) == len(held) else ids_of(rows)
 
@@ -91,7 +91,7 @@ class OutboxStore(ParcelStore, DeferredCalls):
 
     def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
         """Release parcels that were claimed and not begun: due at once, and the attempt does not count."""
-        return ids_of((yield from execute_until_acknowledged(self._one("hand_back", {"held": held_text(held)}))))
+        return ids_of((yield from self._statements.write("hand_back", {"held": held_text(held)})))
 
     # The operator's side
 
@@ -99,19 +99,9 @@ class OutboxStore(ParcelStore, DeferredCalls):
         """The dead letters, oldest first, after `after`."""
         died_at, last = (-1, _FIRST) if after is None else (after.died_at, after.parcel.id)
         params: dict[str, Value] = {"limit": limit, "died_at": died_at, "id": str(last)}
-        rows = yield from execute(self._one("dead_letters", params, Mode.READ))
+        rows = yield from self._statements.read("dead_letters", params)
         return tuple(dead_letter_of(row, self._statements.content) for row in rows)
 
     def find_dead_letter(self, parcel_id: UUID) -> Flow[DeadLetter | None]:
-        rows = yield from execute(self._one("find_dead_letter", {"id": str(parcel_id)}, Mode.READ))
+        rows = yield from self._statements.read("find_dead_letter", {"id": str(parcel_id)})
         return dead_letter_of(rows[0], self._statements.content) if rows else None
-
-    def _one(self, name: str, params: dict[str, Value], mode: Mode = Mode.SINGLE) -> Transaction[Rows]:
-        def body() -> Body[Rows]:
-            return (yield self._say(name, params))
-
-        return Transaction(name, mode, body)
-
-
-def _names(topics: tuple[str, ...]) -> str:
-    return json.dumps(topics)

@@ -13,8 +13,8 @@ from oncekey.core.flow import Body, Flow, Fold, Mode, Transaction, Value
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import Announcement, Duration, Lease, MemoEntry, Record, Snapshot, State
 from oncekey.stores.rows import HALF_A_PAIR, LONGEST_FOLDED, memo_text, owned, owner_proof, snapshot_of
-from oncekey.stores.statements import PART_STATEMENTS, execute, execute_until_acknowledged
-from oncekey.stores.worker_rows import records_of
+from oncekey.stores.statements import PART_STATEMENTS, execute_until_acknowledged
+from oncekey.stores.worker_rows import behind, records_of
 
 if TYPE_CHECKING:
     from oncekey.stores.statements import Statements
@@ -63,12 +63,7 @@ class PhaseStore:
     ) -> Flow[Snapshot | None]:
         """Write the intent, before the call is made (row 5); the snapshot shows what was stored."""
         params: dict[str, Value] = {
-            "phase": call.phase,
-            "downstream_key": call.downstream_key,
-            "digest": call.digest,
-            "sends": call.sends,
-            "repeatable": call.repeatable,
-            "send_window": call.send_window,
+            **announcement_params(call),
             "busy": call.send_window + call.call_timeout + MARGIN,
         }
 
@@ -128,18 +123,10 @@ class PhaseStore:
         return (yield from execute_until_acknowledged(Transaction("after_lost_commit", Mode.SINGLE, body)))
 
     def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
-        since: dict[str, Value] = {
-            "after_created": 0 if after is None else after.created_at,
-            "after_scope": "" if after is None else after.id.scope,
-            "after_key": "" if after is None else after.id.key,
-            "limit": limit,
-        }
-
-        def body() -> Body[tuple[Snapshot, ...]]:
-            rows = yield self._statements.statement("resumable", since)
-            return tuple(Snapshot(record, int(rows[0]["now"])) for record in records_of(rows, self._statements.content))
-
-        return (yield from execute(Transaction("resumable", Mode.READ, body)))
+        created = 0 if after is None else after.created_at
+        since: dict[str, Value] = {"after_created": created, **behind(after), "limit": limit}
+        rows = yield from self._statements.read("resumable", since)
+        return tuple(Snapshot(record, int(rows[0]["now"])) for record in records_of(rows, self._statements.content))
 
     def _write(
         self,
@@ -164,6 +151,18 @@ class PhaseStore:
     def _find(self, lease: Lease) -> Body[Snapshot]:
         rows = yield self._statements.statement("find", {"scope": lease.id.scope, "key": lease.id.key})
         return snapshot_of(rows[0], self._statements.content)
+
+
+def announcement_params(call: Announcement) -> dict[str, Value]:
+    """The parameters that announce a call."""
+    return {
+        "phase": call.phase,
+        "downstream_key": call.downstream_key,
+        "digest": call.digest,
+        "sends": call.sends,
+        "repeatable": call.repeatable,
+        "send_window": call.send_window,
+    }
 
 
 def row_text(*values: str | bytes | int | None) -> str:

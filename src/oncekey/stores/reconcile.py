@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-from oncekey.core.flow import Body, Flow, Mode, Row, Rows, Transaction, Value
+from oncekey.core.flow import Body, Flow, Mode, Row, Transaction, Value
 from oncekey.core.model import Duration, Instant, Record, RecordId
 from oncekey.core.resolution import AnnouncedCall, CallReport, Evidence, EvidenceVerdict
 from oncekey.core.upkeep import Page
 from oncekey.stores.rows import record_of, version_proof
 from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
-from oncekey.stores.worker_rows import records_of
+from oncekey.stores.worker_rows import behind, page_of
 
 if TYPE_CHECKING:
     from oncekey.core.transitions import Note
@@ -41,15 +41,10 @@ class ReconcileStore:
         params: dict[str, Value] = {
             "limit": limit,
             "after_at": -1 if after is None else after.reconcile_after,
-            "after_scope": "" if after is None else after.id.scope,
-            "after_key": "" if after is None else after.id.key,
+            **behind(after),
         }
-
-        def body() -> Body[Page]:
-            rows = yield self._statements.statement("unknown_due", params)
-            return Page(int(rows[0]["now"]), records_of(rows, self._statements.content))
-
-        return (yield from execute(Transaction("unknown_due", Mode.READ, body)))
+        rows = yield from self._statements.read("unknown_due", params)
+        return page_of(rows, self._statements.content)
 
     def later(self, seen: Record, after: Duration | None, *, counted: bool = True, noting: Noting = None) -> Flow[bool]:
         params: dict[str, Value] = {**version_proof(seen), "after": after, "tries": 1 if counted else 0}
@@ -90,23 +85,26 @@ class ReconcileStore:
             "incarnation": str(record.incarnation),
             "since": record.created_at,
         }
-        return tuple(
-            evidence_of(row, self._statements.content) for row in (yield from self._read("evidence_about", params))
-        )
+        rows = yield from self._statements.read("evidence_about", params)
+        return tuple(evidence_of(row, self._statements.content) for row in rows)
 
     def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        rows = yield from self._read("open_evidence", {"limit": limit, "after": after})
+        rows = yield from self._statements.read("open_evidence", {"limit": limit, "after": after})
         return tuple(evidence_of(row, self._statements.content) for row in rows)
 
     def store_verdict(self, evidence: Evidence, verdict: EvidenceVerdict) -> Flow[bool]:
-        return bool((yield from self._write("judge_evidence", {"id": evidence.id, "verdict": verdict.value})))
+        return bool(
+            (yield from self._statements.write("judge_evidence", {"id": evidence.id, "verdict": verdict.value}))
+        )
 
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[AnnouncedCall, ...]]:
-        rows = yield from self._read("find_calls", {"downstream_key": downstream_key, "provider_id": provider_id})
+        rows = yield from self._statements.read(
+            "find_calls", {"downstream_key": downstream_key, "provider_id": provider_id}
+        )
         return tuple(call_of(row) for row in rows)
 
     def keys_named(self, source: str, provider_id: str) -> Flow[tuple[str, ...]]:
-        rows = yield from self._read("keys_named", {"source": source, "provider_id": provider_id})
+        rows = yield from self._statements.read("keys_named", {"source": source, "provider_id": provider_id})
         return tuple(row["downstream_key"] for row in rows)
 
     def add_call(self, call: AnnouncedCall) -> Flow[bool]:
@@ -118,7 +116,7 @@ class ReconcileStore:
             "key": call.id.key,
             "operation": call.operation,
         }
-        return bool((yield from self._write("add_call", params)))
+        return bool((yield from self._statements.write("add_call", params)))
 
     def name(self, call: AnnouncedCall, provider_id: str) -> Flow[bool]:
         params: dict[str, Value] = {
@@ -126,7 +124,7 @@ class ReconcileStore:
             "phase": call.phase,
             "provider_id": provider_id,
         }
-        return bool((yield from self._write("name_call", params)))
+        return bool((yield from self._statements.write("name_call", params)))
 
     def calls(
         self, since: Instant, limit: int, after: AnnouncedCall | None = None
@@ -138,7 +136,7 @@ class ReconcileStore:
             "after_incarnation": str(_FIRST if after is None else after.incarnation),
             "after_phase": "" if after is None else after.phase,
         }
-        rows = yield from self._read("list_calls", params)
+        rows = yield from self._statements.read("list_calls", params)
         return tuple(
             (call_of(row, "call_"), record_of(row, self._statements.content) if row["state"] is not None else None)
             for row in rows
@@ -146,20 +144,8 @@ class ReconcileStore:
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
         params: dict[str, Value] = {"age": age, "limit": limit}
-        calls = yield from self._write("forget_calls", params)
-        return len(calls) + len((yield from self._write("forget_evidence", params)))
-
-    def _read(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
-        return (yield from execute(self._one(name, params, Mode.READ)))
-
-    def _write(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
-        return (yield from execute_until_acknowledged(self._one(name, params, Mode.SINGLE)))
-
-    def _one(self, name: str, params: dict[str, Value], mode: Mode) -> Transaction[Rows]:
-        def body() -> Body[Rows]:
-            return (yield self._statements.statement(name, params))
-
-        return Transaction(name, mode, body)
+        calls = yield from self._statements.write("forget_calls", params)
+        return len(calls) + len((yield from self._statements.write("forget_evidence", params)))
 
 
 def evidence_of(row: Row, content: SealedContent | None) -> Evidence:

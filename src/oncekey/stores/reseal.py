@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from oncekey.core.enclosing import InUse
-from oncekey.core.flow import Body, Flow, Mode, Rows, Transaction, Value
+from oncekey.core.flow import Flow, Value
 from oncekey.stores.reconcile import evidence_of
 from oncekey.stores.rows import memo_text, response_params, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
-from oncekey.stores.worker_rows import parcel_of, records_of
+from oncekey.stores.statements import PART_STATEMENTS, Statements
+from oncekey.stores.worker_rows import behind, parcel_of, records_of
 
 if TYPE_CHECKING:
     from oncekey.core.model import Parcel, Record
@@ -36,13 +36,12 @@ class ResealStore:
 
     def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
         """Records that have an answer, steps or a request, in the store's order, after one."""
-        rows = yield from self._page("content_records", {**self._behind(after), "limit": limit})
+        rows = yield from self._statements.read("content_records", {**self._behind(after), "limit": limit})
         return records_of(rows, None)
 
     def _behind(self, after: Record | None) -> dict[str, Value]:
         """Where a page begins: tables are read by scope and key."""
-        scope, key = ("", "") if after is None else (after.id.scope, after.id.key)
-        return {"after_scope": scope, "after_key": key}
+        return behind(after)
 
     def rewrite(self, seen: Record, record: Record) -> Flow[bool]:
         params: dict[str, Value] = {
@@ -51,41 +50,28 @@ class ResealStore:
             "memo": memo_text(record.memo, record, None),
             "request": record.request,
         }
-        return (yield from self._written("reseal_record", params))
+        return bool((yield from self._statements.write("reseal_record", params)))
 
     def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
-        rows = yield from self._page("content_parcels", {"after": str(after or _FIRST), "limit": limit})
+        rows = yield from self._statements.read("content_parcels", {"after": str(after or _FIRST), "limit": limit})
         return tuple(parcel_of(row, None) for row in rows)
 
     def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
         """Store another payload, wherever the parcel is now. False: it is gone, or was rewritten."""
         params: dict[str, Value] = {"id": str(seen.id), "seen": seen.payload, "payload": payload}
         for name in ("reseal_parcel", "reseal_letter"):
-            if (yield from self._written(name, params)):
+            if (yield from self._statements.write(name, params)):
                 return True
         return False
 
     def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        rows = yield from self._page("content_evidence", {"after": after, "limit": limit})
+        rows = yield from self._statements.read("content_evidence", {"after": after, "limit": limit})
         return tuple(evidence_of(row, None) for row in rows)
 
     def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
-        return (
-            yield from self._written("reseal_evidence", {"id": seen.id, "seen": seen.report.resolution, "said": text})
-        )
+        params: dict[str, Value] = {"id": seen.id, "seen": seen.report.resolution, "said": text}
+        return bool((yield from self._statements.write("reseal_evidence", params)))
 
     def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
-        rows = yield from self._page("seals", {"limit": limit})
+        rows = yield from self._statements.read("seals", {"limit": limit})
         return tuple(InUse(row["part"], row["name"], int(row["found"])) for row in rows)
-
-    def _page(self, name: str, params: dict[str, Value]) -> Flow[Rows]:
-        def body() -> Body[Rows]:
-            return (yield self._statements.statement(name, params))
-
-        return (yield from execute(Transaction(name, Mode.READ, body)))
-
-    def _written(self, name: str, params: dict[str, Value]) -> Flow[bool]:
-        def body() -> Body[bool]:
-            return bool((yield self._statements.statement(name, params)))
-
-        return (yield from execute_until_acknowledged(Transaction(name, Mode.SINGLE, body)))

@@ -44,8 +44,9 @@ IN_CLEAR: Final = "the parameter {name} of the statement {statement} is neither 
 _READABLE: Final = """
     scope key incarnation seen_incarnation operation effects recovery method path fingerprint seed owner outcome state
     last_error error recovery_point phase downstream_key digest id kind source event_id provider_id verdict name asked
-    found held topics tasks calls notes key_digest actor trigger who why first last beginning index
-    after after_scope after_key after_incarnation after_phase before_scope before_key
+    found held topic topics tasks calls notes key_digest actor trigger who why first last beginning index
+    after after_scope after_key after_incarnation after_phase before_scope before_key place_scope
+    place_key
     """
 READABLE: Final = frozenset(_READABLE.split())
 """The texts that a statement sends as they are."""
@@ -213,7 +214,7 @@ class SealedContent:
         except CannotOpenError:
             return None  # the code that would use it refuses to
         except Exception as error:  # noqa: BLE001  (whatever a seal of the application's own may raise)
-            log.error("oncekey: opening what is %s failed: %s", envelopes.said_of(closed[0]), type(error).__name__)
+            log.error("oncekey: opening what is %s failed: %s", envelopes.described(closed[0]), type(error).__name__)
             return None
 
     def _open_text(self, stored: str, about: bytes) -> str:

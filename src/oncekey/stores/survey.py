@@ -16,17 +16,34 @@ from uuid import UUID
 from oncekey.core.flow import Body, Flow, Mode, Row, Rows, Transaction, Value
 from oncekey.core.model import Instant, Outcome, ParcelKind, Record, State
 from oncekey.core.upkeep import Page
-from oncekey.ops.stats import FINISHED, LOOKED, MOST, START, Count, End, Lines, ParcelView, Stretch, Tally, WalkPosition
+from oncekey.ops.stats import (
+    FINISHED,
+    FIRST,
+    FIRST_LETTER,
+    LOOKED,
+    MOST,
+    START,
+    Count,
+    End,
+    LetterPosition,
+    LetterStretch,
+    Lines,
+    ParcelView,
+    Stretch,
+    Tally,
+    Walk,
+    WalkPosition,
+)
 from oncekey.stores.audit import entry_of
 from oncekey.stores.operate import first_found
 from oncekey.stores.reconcile import call_of, evidence_of
 from oncekey.stores.statements import PART_STATEMENTS, Statements, execute
-from oncekey.stores.worker_rows import records_of
+from oncekey.stores.worker_rows import dead_letter_of, records_of
 
 if TYPE_CHECKING:
     from oncekey.core.resolution import AnnouncedCall, Evidence
     from oncekey.core.transitions import Actor
-    from oncekey.ops.stats import Walk
+    from oncekey.ops.stats import LetterWalk
     from oncekey.stores.sealed_content import SealedContent
 
 
@@ -62,31 +79,61 @@ class SurveyStore:
 
         return (yield from execute(Transaction("walk", Mode.READ, body)))
 
+    def unknown(self, limit: int, after: WalkPosition = FIRST) -> Flow[Stretch]:
+        state = State.UNKNOWN
+
+        def body() -> Body[Stretch]:
+            params = _walking(Walk(states=(state,)), limit, after, LOOKED)
+            rows = yield self._statements.statement("walk_unknown_oldest", params)
+            path = _path(rows, state, after, limit, self._statements.content)
+            return _merged(int(rows[0]["now"]), {state: path}, limit)
+
+        return (yield from execute(Transaction("unknown", Mode.READ, body)))
+
+    def letters(
+        self, wanted: LetterWalk, limit: int, after: LetterPosition = FIRST_LETTER, looked: int = LOOKED
+    ) -> Flow[LetterStretch]:
+        at, last = after
+        params: dict[str, Value] = {
+            "scope": wanted.scope,
+            "topic": wanted.topic,
+            "kind": None if wanted.kind is None else wanted.kind.value,
+            "error": wanted.error,
+            "older": wanted.older,
+            "younger": wanted.younger,
+            "limit": limit,
+            "looked": looked,
+            "skipped": looked - 1,
+            "place_at": at,
+            "id": str(last),
+        }
+
+        def body() -> Body[LetterStretch]:
+            rows = yield self._statements.statement("walk_letters", params)
+            found = tuple(dead_letter_of(row, self._statements.content) for row in rows if row["id"] is not None)
+            now, edge = int(rows[0]["now"]), rows[0]["edge_at"]
+            if len(found) == limit:
+                return LetterStretch(now, found, (found[-1].died_at, found[-1].parcel.id), broken_off=False)
+            further = None if edge is None else (int(edge), UUID(str(rows[0]["edge_id"])))
+            return LetterStretch(now, found, further, broken_off=further is not None)
+
+        return (yield from execute(Transaction("walk_letters", Mode.READ, body)))
+
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
         body = partial(first_found, self._statements, FINDS, beginning, scope, limit)
         return (yield from execute(Transaction("named", Mode.READ, body)))
 
     def tally(self) -> Flow[Tally]:
-        def body() -> Body[Tally]:
-            rows = yield self._statements.statement("tally", {"most": MOST})
-            return Tally(int(rows[0]["now"]), {row["what"]: Count(int(row["found"]), row["oldest"]) for row in rows})
-
-        return (yield from execute(Transaction("tally", Mode.READ, body)))
+        rows = yield from self._statements.read("tally", {"most": MOST})
+        return Tally(int(rows[0]["now"]), {row["what"]: Count(int(row["found"]), row["oldest"]) for row in rows})
 
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
-        def body() -> Body[tuple[End, ...]]:
-            rows = yield self._statements.statement("ended", {"limit": limit})
-            return tuple(_end(row) for row in rows if row["at"] is not None)
-
-        return (yield from execute(Transaction("ended", Mode.READ, body)))
+        rows = yield from self._statements.read("ended", {"limit": limit})
+        return tuple(_end(row) for row in rows if row["at"] is not None)
 
     def calls(self, incarnation: UUID) -> Flow[tuple[AnnouncedCall, ...]]:
-        def body() -> Body[tuple[AnnouncedCall, ...]]:
-            params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
-            rows = yield self._statements.statement("calls_of_record", params)
-            return tuple(call_of(row) for row in rows)
-
-        return (yield from execute(Transaction("calls_of_record", Mode.READ, body)))
+        rows = yield from self._statements.read("calls_of_record", {"incarnation": str(incarnation), "limit": _MANY})
+        return tuple(call_of(row) for row in rows)
 
     def reports_about(
         self, downstream_keys: tuple[str, ...], provider_ids: tuple[str, ...]
@@ -111,12 +158,8 @@ class SurveyStore:
         return (yield from execute(Transaction("heard", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
-        def body() -> Body[tuple[ParcelView, ...]]:
-            params: dict[str, Value] = {"incarnation": str(incarnation), "limit": _MANY}
-            rows = yield self._statements.statement("parcels_in_full", params)
-            return tuple(_parcel(row, incarnation, self._statements.content) for row in rows)
-
-        return (yield from execute(Transaction("parcels_in_full", Mode.READ, body)))
+        rows = yield from self._statements.read("parcels_in_full", {"incarnation": str(incarnation), "limit": _MANY})
+        return tuple(_parcel(row, incarnation, self._statements.content) for row in rows)
 
     def notes(
         self, limit: int, before: int | None = None, actor: Actor | None = None, looked: int = LOOKED
@@ -151,8 +194,8 @@ class _Path:
     """Where the read ended, if there may be more after it."""
 
 
-def _walking(wanted: Walk, limit: int, before: WalkPosition, looked: int) -> dict[str, Value]:
-    at, scope, key = before
+def _walking(wanted: Walk, limit: int, place: WalkPosition, looked: int) -> dict[str, Value]:
+    at, scope, key = place
     return {
         "scope": wanted.scope,
         "beginning": wanted.beginning,
@@ -162,12 +205,13 @@ def _walking(wanted: Walk, limit: int, before: WalkPosition, looked: int) -> dic
         "older": wanted.older,
         "younger": wanted.younger,
         "stale": wanted.stale,
+        "incarnation": None if wanted.incarnation is None else str(wanted.incarnation),
         "limit": limit,
         "looked": looked,
         "skipped": looked - 1,
-        "before_at": at,
-        "before_scope": scope,
-        "before_key": key,
+        "place_at": at,
+        "place_scope": scope,
+        "place_key": key,
     }
 
 

@@ -14,16 +14,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-from oncekey.core.errors import StoreUnavailableError
-from oncekey.core.flow import Body, Flow, Mode, Row, Transaction, Value
+from oncekey.core.flow import Body, Flow, Mode, Row, Rows, Transaction, Value
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Completed, Duration, Instant, Record, State
 from oncekey.core.transitions import Mover, Note, Trigger
-from oncekey.core.upkeep import EXPIRED, START, Expired, Gone, Page, ReapPosition, Run
+from oncekey.core.upkeep import EXPIRED, START, Expired, Gone, Page, ReapPosition, Run, expired_batch
 from oncekey.ops.stats import Roll, Worker
 from oncekey.stores.rows import response_params, version_proof
-from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, execute_until_acknowledged
-from oncekey.stores.worker_rows import records_of
+from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, locked_row
+from oncekey.stores.worker_rows import behind, page_of
 
 if TYPE_CHECKING:
     from oncekey.ports.store import Audit
@@ -35,7 +34,6 @@ Noting: TypeAlias = "Callable[[Record], Note] | None"
 """Makes the audit line about a record; None: write none."""
 
 _NO_CALLS: Mapping[str, Sequence[str]] = MappingProxyType({})
-_MOVED = "what was about to be abandoned has moved: the transaction is undone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +43,32 @@ class _Ending:
     trigger: Trigger
     to: State | None
     mover: Mover | None
+    each: bool
+    """A line per record, and not per scope and state."""
 
-    def note(self, row: Row, mover: Mover) -> Note:
-        """The line about one record."""
+    def notes(self, rows: Rows, mover: Mover) -> list[Note]:
+        """The lines about a batch."""
+        batches: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            group = (row["scope"], row["state"], row["key"]) if self.each else (row["scope"], row["state"])
+            batches.setdefault(group, []).append(row)
+        return [self._note(batch, mover) for batch in batches.values()]
+
+    def _note(self, batch: Sequence[Row], mover: Mover) -> Note:
+        """The line about the records of a scope and a state; a single one is named."""
+        row, single = batch[0], len(batch) == 1
         return Note(
             scope=row["scope"],
-            key_digest=key_digest(row["key"]),
-            incarnation=UUID(str(row["incarnation"])),
-            operation=row["operation"],
-            fence=row["fence"],
+            key_digest=key_digest(row["key"]) if single else "",
+            incarnation=UUID(str(row["incarnation"])) if single else UUID(int=0),
+            operation=row["operation"] if single else "",
+            fence=row["fence"] if single else 0,
             source=State(row["state"]),
             to=self.to,
             trigger=self.trigger,
             actor=mover.actor,
             who=mover.who,
-            why=EXPIRED,
+            why=EXPIRED if single else expired_batch([one["expires_at"] for one in batch]),
         )
 
 
@@ -85,14 +94,12 @@ class UpkeepStore:
                 yield from self._noting(seen, noting)
             return bool(rows)
 
-        return (yield from execute(Transaction("sweep", _mode(noting), body)))
+        mode = Mode.SINGLE if noting is None else Mode.ATOMIC
+        return (yield from execute(Transaction("sweep", mode, body)))
 
     def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
-        def body() -> Body[tuple[Run, ...]]:
-            rows = yield self._statements.statement("runs", {"limit": limit})
-            return tuple(Run(row["operation"], int(row["took"])) for row in rows)
-
-        return (yield from execute(Transaction("runs", Mode.READ, body)))
+        rows = yield from self._statements.read("runs", {"limit": limit})
+        return tuple(Run(row["operation"], int(row["took"])) for row in rows)
 
     def expiring(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
         expires = None if after is None else after.expires_at
@@ -102,19 +109,22 @@ class UpkeepStore:
         expires = None if after is None else after.expires_at
         return (yield from self._page("kept_expired", {"limit": limit, "age": age}, expires, after))
 
-    def purge(self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None) -> Flow[Gone]:
+    def purge(
+        self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None, *, each: bool = False
+    ) -> Flow[Gone]:
         """Delete finished and expired records, longest ago first, after a place (row 30)."""
-        return (yield from self._ended("purge_expired", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
+        return (yield from self._ended("purge_expired", due, limit, after, _Ending(Trigger.PURGE, None, mover, each)))
 
     def purge_kept(
-        self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None
+        self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None, *, each: bool = False
     ) -> Flow[Gone]:
-        return (yield from self._ended("purge_kept", due, limit, after, _Ending(Trigger.PURGE, None, mover)))
+        return (yield from self._ended("purge_kept", due, limit, after, _Ending(Trigger.PURGE, None, mover, each)))
 
-    def mark(self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None) -> Flow[Gone]:
-        return (
-            yield from self._ended("mark_expired", due, limit, after, _Ending(Trigger.EXPIRE, State.EXPIRED, mover))
-        )
+    def mark(
+        self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None, *, each: bool = False
+    ) -> Flow[Gone]:
+        ending = _Ending(Trigger.EXPIRE, State.EXPIRED, mover, each)
+        return (yield from self._ended("mark_expired", due, limit, after, ending))
 
     def abandon(self, seen: Record, answer: Completed, kept: Duration, noting: Noting = None) -> Flow[bool]:
         """End a pending record whose parcel no worker ever claimed, and delete that parcel (row 28, O4).
@@ -128,19 +138,15 @@ class UpkeepStore:
         def body() -> Body[bool]:
             if not (yield self._statements.statement("drop_unclaimed", version_proof(seen))):
                 return False
-            if not (yield self._statements.statement("abandon", {**params, **version_proof(seen)})):
-                raise StoreUnavailableError(_MOVED)
+            locked_row((yield self._statements.statement("abandon", {**params, **version_proof(seen)})))
             yield from self._noting(seen, noting)
             return True
 
         return (yield from execute(Transaction("abandon", Mode.ATOMIC, body)))
 
     def live_keys(self, scope: str, limit: int) -> Flow[int]:
-        def body() -> Body[int]:
-            rows = yield self._statements.statement("live_keys", {"scope": scope, "limit": limit})
-            return int(rows[0]["live"])
-
-        return (yield from execute(Transaction("live_keys", Mode.READ, body)))
+        rows = yield from self._statements.read("live_keys", {"scope": scope, "limit": limit})
+        return int(rows[0]["live"])
 
     def beat(
         self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = _NO_CALLS
@@ -152,31 +158,18 @@ class UpkeepStore:
             "every": every,
             "calls": json.dumps(named),
         }
-
-        def body() -> Body[Instant]:
-            rows = yield self._statements.statement("beat", params)
-            return int(rows[0]["seen_at"])
-
-        return (yield from execute_until_acknowledged(Transaction("beat", Mode.SINGLE, body)))
+        rows = yield from self._statements.write("beat", params)
+        return int(rows[0]["seen_at"])
 
     def leave(self, name: str) -> Flow[None]:
-        def body() -> Body[None]:
-            yield self._statements.statement("leave", {"name": name})
-
-        yield from execute_until_acknowledged(Transaction("leave", Mode.SINGLE, body))
+        yield from self._statements.write("leave", {"name": name})
 
     def workers(self) -> Flow[Roll]:
-        def body() -> Body[Roll]:
-            rows = yield self._statements.statement("workers", {})
-            return Roll(int(rows[0]["now"]), tuple(_worker(row) for row in rows if row["name"] is not None))
-
-        return (yield from execute(Transaction("workers", Mode.READ, body)))
+        rows = yield from self._statements.read("workers", {})
+        return Roll(int(rows[0]["now"]), tuple(_worker(row) for row in rows if row["name"] is not None))
 
     def forget_workers(self, age: Duration) -> Flow[int]:
-        def body() -> Body[int]:
-            return len((yield self._statements.statement("forget_workers", {"age": age})))
-
-        return (yield from execute_until_acknowledged(Transaction("forget_workers", Mode.SINGLE, body)))
+        return len((yield from self._statements.write("forget_workers", {"age": age})))
 
     def _noting(self, seen: Record, noting: Noting) -> Body[None]:
         """Write the line about a move, if it is wanted and there is an audit."""
@@ -197,7 +190,7 @@ class UpkeepStore:
                 found = [{"scope": row["scope"], "key": row["key"]} for row in rows]
                 yield self._statements.statement(moves, {"found": json.dumps(found)})
             if mover is not None and self._audit is not None:
-                yield from self._audit.noting([ending.note(row, mover) for row in rows])
+                yield from self._audit.noting(ending.notes(rows, mover))
             if not rows:
                 return Gone(0, full=False)
             last = max((row["expires_at"], row["scope"], row["key"]) for row in rows)
@@ -207,17 +200,9 @@ class UpkeepStore:
         return (yield from execute(Transaction(name, mode, body)))
 
     def _page(self, name: str, params: dict[str, Value], at: Instant | None, after: Record | None) -> Flow[Page]:
-        since: dict[str, Value] = {
-            "after_at": -1 if at is None else at,
-            "after_scope": "" if after is None else after.id.scope,
-            "after_key": "" if after is None else after.id.key,
-        }
-
-        def body() -> Body[Page]:
-            rows = yield self._statements.statement(name, {**params, **since})
-            return Page(int(rows[0]["now"]), records_of(rows, self._statements.content))
-
-        return (yield from execute(Transaction(name, Mode.READ, body)))
+        since: dict[str, Value] = {"after_at": -1 if at is None else at, **behind(after)}
+        rows = yield from self._statements.read(name, {**params, **since})
+        return page_of(rows, self._statements.content)
 
 
 def _worker(row: Row) -> Worker:
@@ -230,12 +215,7 @@ def _sweeping(seen: Record, to: State) -> str:
     """The statement for a move: after the end of a lease (rows 14, 15), or after the expiry of a begun record (18)."""
     if to is not State.UNKNOWN:
         return "sweep_retryable"
-    return "expire_begun" if seen.state is State.FAILED_RETRYABLE else "doubt"
-
-
-def _mode(noting: Noting) -> Mode:
-    """One statement commits by itself; with its audit line there are two."""
-    return Mode.SINGLE if noting is None else Mode.ATOMIC
+    return "expire_begun" if seen.state is State.FAILED_RETRYABLE else "mark_unknown"
 
 
 def _due_params(due: Expired, limit: int, after: ReapPosition) -> dict[str, Value]:
@@ -259,15 +239,12 @@ class NotingUpkeepStore(UpkeepStore):
         params: dict[str, Value] = {
             **_due_params(due, limit, after),
             "noted": mover is not None,
+            "each": ending.each,
             "trigger": ending.trigger.value,
             "actor": "" if mover is None else mover.actor.value,
             "who": "" if mover is None else mover.who,
             "why": EXPIRED,
         }
-
-        def body() -> Body[Gone]:
-            [row] = yield self._statements.statement(name, params)
-            last = None if row["scope"] is None else ReapPosition(row["expires_at"], row["scope"], row["key"])
-            return Gone(int(row["moved"]), int(row["looked"]) >= limit, last, int(row["now"]))
-
-        return (yield from execute(Transaction(name, Mode.SINGLE, body)))
+        [row] = yield from execute(self._statements.alone(name, params))
+        last = None if row["scope"] is None else ReapPosition(row["expires_at"], row["scope"], row["key"])
+        return Gone(int(row["moved"]), int(row["looked"]) >= limit, last, int(row["now"]))

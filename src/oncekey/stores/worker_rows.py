@@ -9,6 +9,7 @@ from uuid import UUID
 
 from oncekey.core.errors import RecordUnreadableError
 from oncekey.core.model import DeadLetter, HeldParcel, Parcel, ParcelKind, Record, RecordId
+from oncekey.core.upkeep import Page
 from oncekey.stores.rows import record_of, uuid_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,17 @@ def ids_of(rows: Rows) -> frozenset[UUID]:
 def _any_uuid(value: object) -> UUID:
     """A UUID, perhaps of a driver's own class, which is equal to Python's: this id does not leave oncekey."""
     return value if isinstance(value, UUID) else UUID(str(value))
+
+
+def behind(after: Record | None) -> dict[str, Value]:
+    """Where a page begins: after the last record of the page before."""
+    scope, key = ("", "") if after is None else (after.id.scope, after.id.key)
+    return {"after_scope": scope, "after_key": key}
+
+
+def page_of(rows: Rows, content: SealedContent | None) -> Page:
+    """The records of a statement that always returns the store's clock."""
+    return Page(int(rows[0]["now"]), records_of(rows, content))
 
 
 def records_of(rows: Rows, content: SealedContent | None) -> tuple[Record, ...]:

@@ -1,4 +1,4 @@
-"""Tools for tests of stores, drivers and applications; shipped, and without dependencies of their own."""
+"""Operations for unit tests of an application's handlers."""
 
 from oncekey.testing.operations import operation, sync_operation
 

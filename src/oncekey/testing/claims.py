@@ -1,4 +1,4 @@
-"""A clock that tests move by hand, and claims and answers with ordinary values that a test may change."""
+"""A clock that tests move by hand, and claims and responses with default values that a test may override."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ManualClock:
         self.now = start
 
     def __call__(self) -> Instant:
-        """The instant."""
+        """The current instant."""
         return self.now
 
     def advance(self, span: Duration) -> Instant:
@@ -69,12 +69,12 @@ def a_claim(key: str | None = None, **changes: Any) -> Claim:  # noqa: ANN401  (
 
 
 def again(claim: Claim, **changes: Any) -> Claim:  # noqa: ANN401  (any field of a claim)
-    """The same request, sent once more: another incarnation and another owner."""
+    """The claim of a retry: the same request with another incarnation and another owner."""
     return replace(claim, **{"incarnation": uuid.uuid4(), "owner": uuid.uuid4().hex, **changes})
 
 
 def answered(body: bytes | None = b'{"id":7}', *, status: int = 201) -> Completed:
-    """A settlement with an answer."""
+    """A settlement with a response."""
     headers = ((b"content-type", b"application/json"), (b"location", b"/orders/7"))
     outcome = Outcome.SUCCESS if status < 400 else Outcome.FAILURE  # noqa: PLR2004  (where HTTP's errors begin)
     return Completed(StoredResponse(status, headers, body), outcome)

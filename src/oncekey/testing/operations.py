@@ -1,13 +1,14 @@
 """Operations without a server, for unit tests: `await create_order(order, op=operation(connection=tx))`.
 
-Steps work as on a server, with a store in memory: one at a time, each name once, results in their stored form. A test
-can read afterwards what the handler called, emitted and deferred.
+Steps work as on a server, with a store in memory: one at a time, each name once, results in their stored form. The test
+can then read the handler's calls, and the messages that it emitted and deferred.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import UUID
 
@@ -42,27 +43,28 @@ T = TypeVar("T")
 KEY: Final = "test-key-0000000001"
 SCOPE: Final = "test"
 SEED: Final = bytes(32)
-"""With the same seed `op.downstream_key` gives the same keys in every test; give another one for others."""
+"""The same seed gives the same downstream keys in every test; pass another seed for other keys."""
 
 _INCARNATION: Final = UUID(int=1)
 _POLICY: Final = Policy(max_attempts=1_000_000)
 _RESUMED: Final = "resumed_by_a_test"
-_OPEN: Final = "this operation cannot go on: the outcome of its call is unknown, and it is not repeated"
+_OPEN: Final = "this operation cannot be resumed: the outcome of its call is unknown, and the call is not repeatable"
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
-    """One outside call that a handler made."""
+class MadeCall:
+    """An external call that the handler made."""
 
     name: str
     downstream_key: str
+    args: tuple[Any, ...]
     repeatable: bool | timedelta
     parameters: object
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """One parcel that a handler emitted or deferred."""
+class SentMessage:
+    """A message that the handler emitted, or a call that it deferred."""
 
     topic: str
     payload: Any
@@ -70,7 +72,7 @@ class Sent:
 
 
 class _Driver(MemoryDriver):
-    """The store in memory of one test, with transactions for its phases."""
+    """The in-memory store of one test, with transactions for its phases."""
 
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  (the test's own)
         super().__init__()
@@ -82,7 +84,7 @@ class _Driver(MemoryDriver):
 
 
 class _Opened:
-    """The transaction of a phase. The test decides whether its rows are kept; this class runs the last statement."""
+    """The transaction of a phase. The test commits or rolls back the rows; this class runs the last statement."""
 
     def __init__(self, driver: _Driver) -> None:
         self._driver = driver
@@ -93,10 +95,10 @@ class _Opened:
         return self._driver.run(Transaction("phase", Mode.ATOMIC, lambda: body))
 
     def commit(self) -> None:
-        """Do nothing: the test commits its own connection."""
+        """No-op: the test commits its own connection."""
 
     def rollback(self) -> None:
-        """Do nothing: the recovery point, which comes last, was not written."""
+        """No-op: the recovery point, the last statement, was not written."""
 
 
 class _AsyncDriver(AsyncMemoryDriver):
@@ -124,19 +126,19 @@ class _AsyncOpened:
 
 
 class _Outbox:
-    """Keeps the parcels of finished phases."""
+    """Stores the parcels of finished phases."""
 
     def __init__(self) -> None:
         self.parcels: tuple[Parcel, ...] = ()
 
     def putting(self, parcels: tuple[Parcel, ...]) -> Body[None]:
-        """Write parcels as part of an open transaction."""
+        """Write parcels in an open transaction."""
         self.parcels += parcels
         yield from ()
 
 
 class _World:
-    """The parts of one unit test's operation; the operations that resume it share its store."""
+    """The store and the driver of one unit test's operation, shared by the operations that resume it."""
 
     def __init__(self, claim: Claim, connection: Any) -> None:  # noqa: ANN401  (the test's own)
         self.claim = claim
@@ -156,7 +158,7 @@ class _World:
         return PhasedRun.of(verdict.record, verdict.lease, _POLICY, verdict.now, boottime)
 
     def leave(self, phased_run: PhasedRun) -> None:
-        """End a run without an answer."""
+        """End a run without a response."""
         begun = phased_run.progress().begun
         settlement = HandedBack(_RESUMED) if begun else Retryable(_RESUMED)
         drive(request.settle(self.store, phased_run.lease, settlement), self.driver.run)
@@ -171,7 +173,7 @@ class _World:
 
 
 class _Steps(Stepping):
-    """Steps that keep which calls the handler made."""
+    """Steps that record the handler's calls."""
 
     __slots__ = ("calls",)
 
@@ -179,34 +181,36 @@ class _Steps(Stepping):
         self, drive: Callable[[Life[Any]], Any], store: MemoryStore, phased_run: PhasedRun, parcels: Parcels
     ) -> None:
         super().__init__(drive, store, phased_run, parcels)
-        self.calls: list[Called] = []
+        self.calls: list[MadeCall] = []
 
     def call(
         self,
         name: str,
-        fn: Callable[[str], Any],
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
         *,
         repeatable: bool | timedelta,
         parameters: object,
         result: object = None,
     ) -> Any:  # noqa: ANN401  (what the call returns)
-        """One outside call."""
+        """Make an external call, and record it."""
 
-        def noted(key: str) -> Any:  # noqa: ANN401
-            self.calls.append(Called(name, key, repeatable, parameters))
-            return fn(key)
+        @wraps(fn)
+        def recorded(*args: Any, key: str) -> Any:  # noqa: ANN401
+            self.calls.append(MadeCall(name, key, args, repeatable, parameters))
+            return fn(*args, key=key)
 
-        return super().call(name, noted, repeatable=repeatable, parameters=parameters, result=result)
+        return super().call(name, recorded, args, repeatable=repeatable, parameters=parameters, result=result)
 
 
-class _Looked:
-    """What a test may read from an operation afterwards."""
+class _Inspection:
+    """The properties by which a test inspects an operation."""
 
     _stepping: Any
     _parcels: Any
     _phased_run: Any
 
-    def __init__(self, *, world: _World, **held: Any) -> None:  # noqa: ANN401  (what an operation is handed)
+    def __init__(self, *, world: _World, **held: Any) -> None:  # noqa: ANN401  (the arguments of an operation)
         super().__init__(**held)
         self._world = world
         self._outbox = world.outbox
@@ -218,52 +222,52 @@ class _Looked:
         return {entry.name: decode(entry.result) for entry in script.memo if entry.name in script.asked}
 
     @property
-    def calls(self) -> list[Called]:
-        """The outside calls that the handler made, or tried to make."""
-        calls: list[Called] = self._stepping.calls
+    def calls(self) -> list[MadeCall]:
+        """The external calls that the handler made, or tried to make."""
+        calls: list[MadeCall] = self._stepping.calls
         return calls
 
     @property
-    def emitted(self) -> list[Sent]:
+    def emitted(self) -> list[SentMessage]:
         """The messages that the handler emitted."""
-        undone = self._phased_run.failed is not None  # what a phase that failed has emitted is gone with it
+        undone = self._phased_run.failed is not None  # the messages of a failed phase are rolled back
         loose = () if undone else self._parcels.emitted
-        return [_sent(parcel) for parcel in (*self._outbox.parcels, *loose)]
+        return [_message(parcel) for parcel in (*self._outbox.parcels, *loose)]
 
     @property
-    def deferred(self) -> Sent | None:
+    def deferred(self) -> SentMessage | None:
         """The call that the handler deferred to a worker, if any."""
-        return _sent(self._parcels.deferred[0]) if self._parcels.deferred else None
+        return _message(self._parcels.deferred[0]) if self._parcels.deferred else None
 
     def _emits(self) -> None:
-        # Without a step it is a handler with one transaction for everything.
+        # A handler without steps has one transaction for everything.
         if self._phased_run.script.asked and not self._phased_run.in_phase:
             raise ConfigurationError(NO_OUTBOX)
 
 
-class UnitOperation(_Looked, Operation[Conn]):
-    """An operation for an `async def` handler that can be looked at."""
+class UnitOperation(_Inspection, Operation[Conn]):
+    """An operation for an `async def` handler that the test can inspect."""
 
     def emit(self, topic: str, payload: object, *, order_by: str | None = None) -> None:
-        """As `Operation.emit`; it is kept in `emitted`."""
+        """As `Operation.emit`; the message is added to `emitted`."""
         self._emits()
         self._parcels.emit(topic, payload, order_by, self._phased_run.step or "")
 
     def resumed(self) -> UnitOperation[Conn]:
-        """The operation as the next run of the handler gets it: what was stored is not done again."""
+        """The operation for the next run of the handler: stored steps are not executed again."""
         return UnitOperation(**_resumed(self))
 
 
-class UnitSyncOperation(_Looked, SyncOperation[Conn]):
+class UnitSyncOperation(_Inspection, SyncOperation[Conn]):
     """The same for a `def` handler."""
 
     def emit(self, topic: str, payload: object, *, order_by: str | None = None) -> None:
-        """As `SyncOperation.emit`; it is kept in `emitted`."""
+        """As `SyncOperation.emit`; the message is added to `emitted`."""
         self._emits()
         self._parcels.emit(topic, payload, order_by, self._phased_run.step or "")
 
     def resumed(self) -> UnitSyncOperation[Conn]:
-        """The operation as the next run of the handler gets it: what was stored is not done again."""
+        """The operation for the next run of the handler: stored steps are not executed again."""
         return UnitSyncOperation(**_resumed(self))
 
 
@@ -275,10 +279,9 @@ def operation(
     connection: Conn | None = None,
     seed: bytes = SEED,
 ) -> UnitOperation[Conn]:
-    """An operation for an `async def` handler. It claims nothing, and stores nothing outside of memory.
+    """An operation for an `async def` handler. Everything is stored in memory.
 
-    `connection` is the connection through which the handler and its phases write; the test decides whether their rows
-    are kept.
+    The handler and its phases write through `connection`; the test commits or rolls it back.
     """
     return UnitOperation(**_made(key, scope, attempt, connection, seed, blocking=False))
 
@@ -327,5 +330,5 @@ def _running(world: _World, held: dict[str, Any], *, blocking: bool) -> dict[str
     }
 
 
-def _sent(parcel: Parcel) -> Sent:
-    return Sent(parcel.topic, json.loads(parcel.payload), parcel.order_by)
+def _message(parcel: Parcel) -> SentMessage:
+    return SentMessage(parcel.topic, json.loads(parcel.payload), parcel.order_by)

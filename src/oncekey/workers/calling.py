@@ -2,8 +2,8 @@
 
 A call is made within its send window, with a time limit, and off the event loop if it blocks.
 
-A function without `await` ends before any other task has a turn, so no time-out could end it sooner: it is called
-directly. Every other one gets a task or a thread of its own, which can be left behind.
+A function without `await` ends before any other task gets a turn, so no timeout could end it sooner: it is called
+directly. Every other one gets its own task or thread, which can be abandoned.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Clock: TypeAlias = Callable[[], float]
 
 
 class TooLateError(NotExecutedError):
-    """The send window was over before the call began, so it was not made (U1)."""
+    """The send window ended before the call began, so the call was not made (U1)."""
 
 
 class CallTimeoutError(TimeoutError):
-    """The call did not return within its time; its later result is ignored."""
+    """The call did not return in time; a later result is ignored."""
 
 
 CANCELLED_WITHIN: Final = 1.0
@@ -37,11 +37,11 @@ CANCELLED_WITHIN: Final = 1.0
 
 
 ABANDONED: Final[list[asyncio.Task[Any]]] = []
-"""Tasks that swallowed their cancellation. They are kept: one that is collected is thrown an error to swallow again."""
+"""Tasks that swallowed their cancellation. They are referenced here: collecting one throws another error into it."""
 
 
 async def abandon(tasks: Iterable[asyncio.Task[Any]]) -> int:
-    """Cancel tasks, and leave those that swallow it behind; how many. The event loop ends without them."""
+    """Cancel tasks, and abandon those that swallow it; returns how many. The event loop ends without them."""
     open_tasks = {task for task in tasks if not task.done()}
     for task in open_tasks:
         task.cancel()
@@ -62,12 +62,12 @@ async def call(
     sleep: Sleep,
     left_behind: set[asyncio.Task[Any]],
 ) -> object:
-    """The function's return value. `limit` is in seconds; a thread or a task that takes longer is left behind."""
+    """The function's return value. `limit` is in seconds; a thread or a task that takes longer is abandoned."""
 
     def in_time() -> Any:  # noqa: ANN401  (whatever the function returns)
-        # Checked as late as possible: only the function itself comes between here and the send.
+        # Checked as late as possible: only the function itself runs between here and the send.
         if send_by is not None and clock() > send_by:
-            raise TooLateError("the send window is over")
+            raise TooLateError("the send window has ended")
         return topic.function(message)
 
     async def awaited() -> object:
@@ -97,7 +97,7 @@ async def call(
 
 
 def awaits_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it is an `async def` that cannot be interrupted, because there is no `await` of any kind in it."""
+    """Whether it is an `async def` that cannot be interrupted, because it contains no `await` of any kind."""
     code = getattr(function, "__code__", None)
     if code is None or not inspect.iscoroutinefunction(function):
         return False
@@ -106,7 +106,7 @@ def awaits_nothing(function: Callable[..., Any]) -> bool:
 
 
 def call_at_once(topic: Topic, message: Message) -> object:
-    """The return value of a function that awaits nothing; it gets a context of its own, as in a task."""
+    """The return value of a function that awaits nothing; it gets its own context, as in a task."""
     coroutine = topic.function(message)
     try:
         contextvars.copy_context().run(coroutine.send, None)
@@ -117,7 +117,7 @@ def call_at_once(topic: Topic, message: Message) -> object:
     except BaseException as error:
         raise contained(error) from error
     coroutine.close()
-    raise CallBrokenError("it awaits something after all")
+    raise CallBrokenError("the function awaits after all")
 
 
 async def _slept(sleep: Sleep, seconds: float) -> None:
@@ -125,13 +125,13 @@ async def _slept(sleep: Sleep, seconds: float) -> None:
 
 
 def _take_result(future: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a call that was left behind, so that asyncio does not report it."""
+    """Retrieve the error of an abandoned call, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()
 
 
 def _in_thread(function: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Run the function in a thread of its own, so that a hung one delays neither other calls nor the process's end."""
+    """Run the function in its own thread, so that a hung one delays neither other calls nor the process's exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -162,14 +162,14 @@ T = TypeVar("T")
 MOST: Final = 250
 """A batch of this size is written without waiting for more; meanwhile the next one collects."""
 SOONEST: Final = 0.05
-"""Seconds that a delivered message waits for others to be acknowledged with."""
+"""Seconds that a delivered message waits to be acknowledged together with others."""
 
 
 class Acks(Generic[T]):
-    """Collects delivered parcels, and writes them when there are enough, after a moment, or on `flush`.
+    """Collects delivered parcels, and writes them when there are enough, after a short delay, or on `flush`.
 
-    Only one statement runs at a time; parcels that come meanwhile go with the next one. `write` reports the result of
-    each batch itself, an outage included, and raises nothing.
+    Only one statement runs at a time; parcels that arrive meanwhile go with the next one. `write` reports the result of
+    each batch itself, including an outage, and raises nothing.
     """
 
     def __init__(self, write: Callable[[list[T]], Awaitable[None]], sleep: Sleep, most: int = MOST) -> None:
@@ -190,13 +190,13 @@ class Acks(Generic[T]):
         return len(self._waiting) + len(self._writing)
 
     def __iter__(self) -> Iterator[T]:
-        """Those that wait, or are being written."""
+        """Parcels that are waiting or being written."""
         yield from self._waiting
         yield from self._writing
 
     @property
     def busy(self) -> bool:
-        """Whether some are waiting, or being written."""
+        """Whether any are waiting or being written."""
         return bool(self._waiting) or self._writer is not None
 
     def add(self, delivered: T) -> None:
@@ -208,12 +208,12 @@ class Acks(Generic[T]):
             self._timer = asyncio.create_task(self._later(), name="oncekey-acks-timer")
 
     def flush(self) -> None:
-        """Write those that wait now."""
+        """Write the waiting ones now."""
         if self._waiting and self._writer is None:
             self._writer = asyncio.create_task(self._written(), name="oncekey-acks")
 
     async def shut_down(self) -> None:
-        """Write all, and wait for that."""
+        """Write all, and wait for the writes."""
         self.flush()
         if self._writer is not None:
             await asyncio.wait({self._writer})

@@ -1,6 +1,6 @@
-"""The completer: goes on with phased requests whose server died, or that handed their work back (H7).
+"""The completer: resumes phased requests whose server died, or whose worker released them at a stop (H7).
 
-It does not take records over itself. It sends the kept request through the application, where the same claim, handler
+It does not take records over itself. It sends the stored request through the application, where the same claim, handler
 and settlement run as for the client's own retry.
 """
 
@@ -38,16 +38,16 @@ log = logging.getLogger("oncekey")
 PAGE: Final = 50
 CONCURRENCY: Final = 8
 LONGEST_REST: Final = 64
-"""The most rounds that a request is skipped after the application refused it."""
+"""The maximum number of rounds for which a request is skipped after the application refused it."""
 
 NOT_LET_IN: Final = (
-    "oncekey: a completer's request for %s was answered %s before its handler was entered (digest %s): the "
-    "application's authentication has to ask oncekey.resumed_as(request), or the route says complete=False"
+    "oncekey: a completer's request for %s received %s before its handler was called (digest %s): call "
+    "oncekey.resumed_as(request) in the application's authentication, or set complete=False on the route"
 )
 
 
 class CompletedApplication(Protocol):
-    """The part of an application that the completer needs."""
+    """The interface of an application that the completer needs."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running event loop."""
@@ -59,7 +59,7 @@ class CompletedApplication(Protocol):
         """The application that serves an operation."""
 
     def quiesce(self) -> None:
-        """Let phased handlers begin no further step."""
+        """Stop phased handlers at their next step."""
 
 
 class Completer:
@@ -90,10 +90,10 @@ class Completer:
         self._going: set[asyncio.Task[bool]] = set()
         self._resting: dict[UUID, _Rest] = {}
         self.failed = 0
-        """Requests that could not be continued, or whose handler failed again."""
+        """Requests that could not be resumed, or whose handler failed again."""
 
     async def run_once(self) -> int:
-        """Look once for everything that is due; how many requests were continued."""
+        """Resume everything that is due; returns how many requests were resumed."""
         engine = self._served.asynchronous()
         done, after = 0, None
         met: set[UUID] = set()
@@ -102,19 +102,19 @@ class Completer:
             done += await self._all(page)
             met.update(snapshot.record.incarnation for snapshot in page if snapshot.record is not None)
             if len(page) < self._page:
-                # A request that is not listed any more was continued by another process or its client.
+                # A request that is no longer listed was resumed by another process or its client.
                 self._resting = {one: rest for one, rest in self._resting.items() if one in met}
                 return done
             after = page[-1].record
         return done
 
     async def shut_down(self) -> None:
-        """Wait for every request that was begun."""
+        """Wait for every request that was started."""
         while self._going:
             await asyncio.wait(set(self._going))
 
     async def stop(self, grace: float) -> None:
-        """Begin no further request. What runs is handed back at its next step; a call has `grace` seconds (P5, F10)."""
+        """Start no further request; running ones stop at their next step, calls after `grace` seconds (P5, F10)."""
         self._stopped = True
         if not self._going:
             return
@@ -124,7 +124,7 @@ class Completer:
         drained.cancel()
         timer.cancel()
         if stubborn := await abandon(self._going):
-            log.warning("completer: %d handlers ignore their cancellation; the worker ends without them", stubborn)
+            log.warning("completer: %d handlers ignore their cancellation; the worker exits without them", stubborn)
 
     async def _all(self, page: tuple[Snapshot, ...]) -> int:
         tasks = {asyncio.create_task(self._go_on(snapshot), name="oncekey-completion") for snapshot in page}
@@ -171,7 +171,7 @@ class Completer:
         except BaseException as raised:  # noqa: BLE001  (the handler's own: its record says what it means)
             contained(raised)  # a cancellation of this task is raised again
             self.failed += 1
-            log.warning("oncekey: %s failed again while it was completed: %s", record.operation, type(raised).__name__)
+            log.warning("oncekey: %s failed again during completion: %s", record.operation, type(raised).__name__)
         if await self._was_touched(record):
             self._resting.pop(record.incarnation, None)
             return True
@@ -190,7 +190,7 @@ class Completer:
 
 
 class _Rest:
-    """A number of rounds without another try; it doubles after each refusal."""
+    """A number of rounds without another attempt; it doubles after each refusal."""
 
     __slots__ = ("_left", "_length")
 

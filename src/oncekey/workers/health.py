@@ -1,7 +1,7 @@
-"""How others see that a worker lives: its row in the store, and `/healthz`, `/readyz` and `/metrics`.
+"""A worker's liveness: its row in the store, and `/healthz`, `/readyz` and `/metrics`.
 
-The worker writes the row with every heartbeat, and deletes it when it stops. The three addresses are a few lines of
-HTTP, because a worker serves nothing else.
+The worker writes the row with every heartbeat, and deletes it when it stops. The three paths are a few lines of HTTP,
+because a worker serves nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Metrics: TypeAlias = Callable[[], Awaitable[tuple[str, bytes]]]
 PATIENCE: Final = 5.0
-"""Seconds within which a caller has to send its request."""
+"""Timeout in seconds for a caller to send its request."""
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ async def health(service: Service, address: str | None, metrics: Metrics | None 
 
 
 def report(service: Service) -> dict[str, Any]:
-    """The state of every task: when its last good look was, and what is wrong."""
+    """The state of every task: when its last successful look was, and its error."""
     now = boottime()
     return {
         "ready": service.ready,
@@ -86,7 +86,7 @@ async def _answer(
         )
         await writer.drain()
     except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        pass  # the caller did not wait, or did not speak HTTP
+        pass  # the caller disconnected, or did not send HTTP
     finally:
         writer.close()
 
@@ -105,7 +105,7 @@ def _response(service: Service, line: list[bytes]) -> tuple[HTTPStatus, dict[str
 def _place(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit():
-        raise ConfigurationError(f"--health {address}: say host:port, as in --health 127.0.0.1:9000")
+        raise ConfigurationError(f"--health {address} is not host:port: write it like --health 127.0.0.1:9000")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -115,11 +115,11 @@ EVERY: Final = 15.0
 """The longest time in seconds between two heartbeats."""
 NO_CALLS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 FORGOTTEN: Final = 24 * 3600 * SECOND
-"""How long the row of a dead worker is kept, so that an operator can see that it died."""
+"""How long the row of a dead worker is kept, so that operators see that it died."""
 
 
 class Presence:
-    """A task that writes the heartbeat. It looks for no work, so it always finds none."""
+    """A task that writes the heartbeat. It never finds work."""
 
     name: Final = "heartbeat"
     about: Final = ""
@@ -137,7 +137,7 @@ class Presence:
         notify: Notify | None = None,
     ) -> None:
         self.pace = Pace(shortest=every, longest=every)
-        # A container's process has the same number after every start, so the name has a random part.
+        # A container's process has the same pid after every start, so the name has a random part.
         self.who = who or f"{this_process()}:{uuid.uuid4().hex[:6]}"
         self._store = store
         self._run = run
@@ -156,24 +156,24 @@ class Presence:
                 wrong = self.troubles()
                 tasks = tuple(troubled(name, wrong[name]) if name in wrong else name for name in self._tasks)
                 await adrive(self._store.beat(self.who, tasks, self._every, self._calls), self._run)
-                self._tells(leaving=False)
+                self._notify_beat(leaving=False)
         return 0
 
     async def shut_down(self) -> None:
-        """Nothing to wait for: a heartbeat leaves nothing open."""
+        """No-op: a heartbeat leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (one statement)
-        """Remove the row, after a heartbeat that is under way; if the store does not answer, it stays for a day."""
+        """Delete the row, after any running heartbeat; if the store does not respond, it stays for a day."""
         self._stopped = True
         async with self._writing:
             try:
                 await adrive(self._store.leave(self.who), self._run)
             except StoreError as error:
-                log.warning("heartbeat: the store did not answer (%s); the row stays", type(error).__name__)
+                log.warning("heartbeat: the store did not respond (%s); the row stays", type(error).__name__)
                 notify_failure(self._notify, self.name, error)
             else:
-                self._tells(leaving=True)
+                self._notify_beat(leaving=True)
 
-    def _tells(self, *, leaving: bool) -> None:
+    def _notify_beat(self, *, leaving: bool) -> None:
         if self._notify is not None:
             self._notify(Beat(self.who, self._tasks, leaving))

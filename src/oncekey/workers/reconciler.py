@@ -1,6 +1,6 @@
-"""The reconciler: asks providers about unknown outcomes, and applies evidence that arrived in the meantime.
+"""The reconciler: checks unknown outcomes with providers, and applies evidence that arrived meanwhile.
 
-It settles a record by the same move as a webhook or an operator does (`engine.reconcile`).
+It settles a record with the same move as a webhook or an operator (`engine.reconcile`).
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ T = TypeVar("T")
 
 PAGE: Final = 100
 CONCURRENCY: Final = 8
-"""How many questions are open at a time."""
+"""How many resolver calls run at a time."""
 LONGEST_PAUSE: Final = 3600.0
-"""Seconds between two questions about one record, at most."""
+"""The maximum delay in seconds between two checks of one record."""
 REMEMBERED: Final = 10_000
-"""For how many records it remembers when they were first seen unknown; a record beyond that waits once more."""
+"""For how many records it remembers when they were first seen unknown; a record beyond that waits again."""
 FORGET_EVERY: Final = 100
 """After how many rounds old calls and evidence are deleted."""
 
@@ -66,12 +66,12 @@ class Policies(Protocol):
     """A lookup of an operation's policy."""
 
     def __call__(self, operation: str) -> Policy:
-        """The policy that its records are settled by."""
+        """The policy under which its records are settled."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownCall:
-    """One doubt about one record: with another owner, or after another send, it is another doubt."""
+    """Identifies one unknown outcome of a record: a new owner, or another send, makes it a different one."""
 
     incarnation: UUID
     fence: int
@@ -80,7 +80,7 @@ class UnknownCall:
 
     @classmethod
     def of(cls, record: Record) -> UnknownCall:
-        """The current doubt about a record."""
+        """The current one of a record."""
         intent = record.intent
         open_call = (None, 0) if intent is None else (intent.phase, intent.sends)
         return cls(record.incarnation, record.fence, *open_call)
@@ -88,14 +88,14 @@ class UnknownCall:
 
 @dataclass(frozen=True, slots=True)
 class ResolverAnswer:
-    """A resolver's answer, and when the question began."""
+    """A resolver's result, and when the check began."""
 
     resolution: Resolution
     asked: Sight
 
 
 class Reconciler:
-    """The task that reconciles. Several may run side by side: each record is settled by one of them."""
+    """The task that reconciles. Several may run at once: each record is settled by one of them."""
 
     name: Final = RECONCILER.name
 
@@ -133,7 +133,7 @@ class Reconciler:
         self.counts: Counter[str] = Counter()
         """Records by what was done: `settled`, `postponed`, `waiting`, `exhausted`; `contradictions`."""
         self.failed = 0
-        """Questions on which a resolver failed, and answers that fit nothing."""
+        """Checks in which a resolver failed, and results that match nothing."""
         seconds = policy.reconcile_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
         self._backoff = Backoff(
@@ -142,12 +142,12 @@ class Reconciler:
 
     @property
     def about(self) -> str:
-        """The resolvers that it asks."""
+        """The resolvers that it calls."""
         names = self._resolvers.names
         return f"resolvers {', '.join(names)}" if names else ""
 
     async def run_once(self) -> int:
-        """Look once for everything that is due; how many records were settled."""
+        """Check everything that is due; returns how many records were settled."""
         before = self.counts["settled"]
         after: Record | None = None
         while not self._stopped:
@@ -161,9 +161,9 @@ class Reconciler:
                         raise error
                     if error is not None:
                         self.failed += 1
-                        # Only the class is logged: an error's text may quote what a client sent.
+                        # Only the class is logged: an error's text may contain client data.
                         facts = (record.operation, key_digest(record.id.key), type(error).__name__)
-                        log.error("reconciler: %s (digest %s) failed with %s; the others go on", *facts)
+                        log.error("reconciler: %s (digest %s) failed with %s; the others continue", *facts)
             if len(page.records) < self._page:
                 break
             after = page.records[-1]
@@ -174,15 +174,15 @@ class Reconciler:
         return self.counts["settled"] - before
 
     async def shut_down(self) -> None:
-        """Nothing to wait for: a round leaves nothing open."""
+        """No-op: a round leaves nothing open."""
 
     async def stop(self, grace: float) -> None:  # noqa: ARG002  (the service bounds the round that is under way)
-        """Begin no further page."""
+        """Start no further page."""
         self._stopped = True
         await abandon(self._left_behind)
 
     async def _tend(self, record: Record, at: Sight) -> None:
-        """Settle one record by its evidence, or else by its resolver's answer."""
+        """Settle one record by its evidence, or by its resolver's result."""
         first = self._seen(record, at)
         resolver = self._resolvers.get(record.operation)
         name = called_by(record, None if resolver is None else resolver.call)
@@ -194,7 +194,7 @@ class Reconciler:
         elif isinstance(answer.resolution, NotExecuted) and not (
             answer.resolution.closed or has_waited(record, self._patience(record), first, answer.asked)
         ):
-            # An answer to a question that came too early does not count, and does not count as a try either.
+            # The result of a check that came too early does not count, and is not counted as a try.
             wait = still_to_wait(record, self._patience(record), first, answer.asked)
             self.counts["waiting"] += 1
             await self._go(self._port.later(record, max(wait, SECOND), counted=False))
@@ -210,7 +210,7 @@ class Reconciler:
             resolution,
             self._mover,
             self._policy_of,
-            why="the resolver's answer",
+            why="the resolver's result",
             waited=True,
             notify=self._notify,
         )
@@ -222,7 +222,7 @@ class Reconciler:
             return
         if not isinstance(done, Moved):
             current = (await self._go(self._store.find(record.id))).record
-            # Another actor settled the record first, or its owner did: that settlement holds (U2).
+            # Another actor, or the owner, settled the record first: that settlement holds (U2).
             if current is not None and current.version == record.version:
                 self.failed += 1
                 await self._later(record, f"not_allowed: {done.why}")
@@ -241,7 +241,7 @@ class Reconciler:
             if key is None:
                 named = await self._go(reconcile.target_of(self._store, evidence.report, {}))
                 if not isinstance(named, EvidenceTarget) or named.downstream_key != name:
-                    continue  # the provider's id is another account's, or of several calls
+                    continue  # the provider's id belongs to another account, or to several calls
                 key = named.downstream_key
             target = EvidenceTarget(record.id, record.incarnation, phase, key)
             mover = Mover(Actor.WEBHOOK, self._mover.who)
@@ -253,7 +253,7 @@ class Reconciler:
         return False
 
     async def _compare(self) -> None:
-        """Compare evidence with records that have an answer by now: they agree, or an operator has to look (U3)."""
+        """Compare evidence with records that are settled by now: they agree, or an operator must look (U3)."""
         after = 0
         while not self._stopped:
             page = await self._go(self._port.undecided(self._page, after))
@@ -302,20 +302,20 @@ class Reconciler:
             raise
         except Exception as error:  # noqa: BLE001  (whatever a provider's client raises means: not known yet)
             self.failed += 1
-            # Only the class is logged: an error's text may quote what a client sent.
+            # Only the class is logged: an error's text may contain client data.
             name = str(error) if isinstance(error, CallBrokenError) else type(error).__name__
             log.warning(
-                "reconciler: the resolver of %s failed with %s; it is asked again later", record.operation, name
+                "reconciler: the resolver of %s failed with %s; it will be called again", record.operation, name
             )
             resolution = Undecided(name)
         if not isinstance(resolution, Executed | Rejected | NotExecuted | Undecided):
             self.failed += 1
-            log.error("reconciler: the resolver of %s answered a %s", record.operation, type(resolution).__name__)
+            log.error("reconciler: the resolver of %s returned a %s", record.operation, type(resolution).__name__)
             resolution = Undecided("no_resolution")
         return ResolverAnswer(resolution, asked)
 
     async def _later(self, record: Record, why: str) -> None:
-        """Ask again, at growing intervals, and finally no more: then an operator has to settle it (row 23)."""
+        """Check again, at growing intervals, and finally give up: an operator must resolve it (row 23)."""
         last = record.reconcile_tries + 1 >= self._policy.reconcile_max_tries
         reason = f"{EXHAUSTED}: {why}" if last else why
 
@@ -329,7 +329,7 @@ class Reconciler:
             self.counts["exhausted" if last else "postponed"] += 1
             if last:
                 facts = (record.operation, key_digest(record.id.key), record.reconcile_tries + 1, why)
-                log.error("reconciler: %s (digest %s) is an operator's now, after %d looks: %s", *facts)
+                log.error("reconciler: %s (digest %s) needs an operator after %d checks: %s", *facts)
                 if self._notify is not None:
                     self._notify(GivenUp(About.of(record), record.reconcile_tries + 1, why))
                 self._forget(record)
@@ -359,9 +359,9 @@ class Reconciler:
 
 
 def alarm(source: str, event_id: str, target: EvidenceTarget) -> None:
-    """Log that money and records disagree: nothing is changed automatically, and an operator has to look."""
+    """Log that the provider and the record disagree: nothing is changed automatically, and an operator must look."""
     facts = (source, event_id, target.phase, key_digest(target.id.key))
-    log.error("oncekey: %s %s contradicts what is stored about %r (digest %s); nothing was changed", *facts)
+    log.error("oncekey: %s %s contradicts the stored outcome of %r (digest %s); nothing was changed", *facts)
 
 
 def _never() -> float:

@@ -1,14 +1,14 @@
 """The relay: claims parcels from the outbox, calls their topics' functions, and stores the results.
 
-It claims batches, and a few standing tasks (senders) process them one parcel at a time. The next batch is claimed when
-half of the current one is done, and delivered messages are acknowledged in batches, too. So three things run at once:
-the store claims, the senders call, and the store acknowledges.
+It claims batches, and a few long-lived tasks (senders) process them one parcel at a time. The next batch is claimed
+when half of the current one is done, and delivered messages are acknowledged in batches, too. So three things run at
+once: the store claims, the senders call, and the store acknowledges.
 
-A parcel's lease runs while the parcel waits for its turn. So a batch begins with the parcels that can be begun at once,
-and grows only while batches end within a tenth of the lease (`core.batches`); a parcel that has waited so long that
-its call might outlast the lease is not begun, but handed back. If one parcel of a batch kills the process each time,
-all others of the batch have lost an attempt, too. So a parcel that was tried before is claimed like a request's own
-call: never more of them than can be begun at once, and begun before all others.
+A parcel's lease runs while the parcel waits for its turn. So a batch begins with the parcels that can start at once,
+and grows only while batches end within a tenth of the lease (`core.batches`); a parcel that has waited so long that its
+call might outlast the lease is not started, but released. If one parcel of a batch kills the process each time, all
+others of the batch lose an attempt, too. So a parcel that was attempted before is claimed like a request's own call:
+never more of them than can start at once, and before all others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 from oncekey.core.batches import Bounds, Worked
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
-from oncekey.core.envelopes import is_sealed, key_of_text, said_of
+from oncekey.core.envelopes import described, is_sealed, key_of_text
 from oncekey.core.errors import NotExecutedError, RejectedError, ResultNotStorableError, StoreError
 from oncekey.core.flow import Flow, Transaction, adrive
 from oncekey.core.model import MINUTE, Duration, HeldParcel, ParcelKind
@@ -51,30 +51,30 @@ log = logging.getLogger("oncekey.worker")
 
 CONCURRENCY: Final = 10
 BATCH: Final = 1000
-"""The most parcels that a relay holds, if their calls are short."""
+"""The maximum number of parcels that a relay holds, if their calls are short."""
 HEAVIEST: Final = 16 * 1024 * 1024
-"""The most characters of payload that it holds; a batch of at most `concurrency` parcels may exceed it."""
+"""The maximum number of payload characters that it holds; a batch of at most `concurrency` parcels may exceed it."""
 SHARE: Final = 10
 """A batch should end within one tenth of the lease."""
 LONGEST_TURN: Final = 0.005
 """Seconds after which a sender that never had to wait yields to other tasks."""
 WAITS: Final = Backoff(base=1.0, cap=300.0, floor=0.05, longest=3600.0)
-"""Seconds before the next attempt; if a provider names a time, the relay waits at least that long."""
+"""Seconds before the next attempt; if a provider sends a delay, the relay waits at least that long."""
 OUTAGE: Final = Backoff(base=0.1, cap=5.0)
 """Seconds before the result of a call is offered to the store again."""
 DECLINED: Final = 422
-"""The status of a `RejectedError` whose value is no `Reply`."""
+"""The status of a `RejectedError` whose value is not a `Reply`."""
 DEAD_LETTERS: Final = frozenset({ParcelEnded.PARKED, ParcelEnded.BURIED, ParcelEnded.ORPHANED})
 FAILURES: Final = DEAD_LETTERS | {ParcelEnded.POSTPONED}
 SEALED_WITHOUT_KEY: Final = "sealed"
-"""The error code of a parcel that is sealed under a key that this process does not have."""
+"""The error code of a parcel that is encrypted with a key that this process does not have."""
 SEALED_WITHOUT_KEY_WAITS: Final = MINUTE
 """How long it waits for a worker that has the key."""
 _MICROS: Final = 1_000_000
 
 
 class ReplyNotFinalError(Exception):
-    """A topic's function returned a `Reply` that says "not now": the attempt failed, and its effect is unknown."""
+    """A topic's function returned a `Reply` that means "not now": the attempt failed, and its effect is unknown."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(f"reply_{reply.status}")
@@ -102,9 +102,9 @@ class InHand:
     held: HeldParcel
     batch: Batch
     at_most_concurrency: bool
-    """A request's own call, or a parcel that was tried before: the relay holds at most `concurrency` of these."""
+    """A request's own call, or a parcel that was attempted before: the relay holds at most `concurrency` of these."""
     error: Exception | None = None
-    """Why its call, which was made directly, failed."""
+    """Why its direct call failed."""
 
 
 class Relay:
@@ -146,7 +146,7 @@ class Relay:
         self._me = uuid.uuid4().hex
         self._claims = 0
         self._lease = lease_of(policy)
-        # Within a lease every place is given back: the call is over, or the parcel is left to its lease.
+        # Within a lease every slot is released: the call has ended, or the parcel is left to its lease.
         self.pace = replace(pace or Pace(), patience=2 * self._lease / _MICROS)
         self._limit = micros(policy.call_timeout)
         target = self._lease / _MICROS / SHARE
@@ -168,31 +168,31 @@ class Relay:
 
     @property
     def failed(self) -> int:
-        """Parcels whose call failed: tried again later, dead, or left to their lease."""
+        """Parcels whose call failed: to be retried, dead, or left to their lease."""
         return self._broken + sum(self.ended[ended] for ended in FAILURES)
 
     @property
     def size(self) -> int:
-        """How many parcels it may hold: as many as it can begin at once, or more if their calls are quick."""
+        """How many parcels it may hold: as many as it can start at once, or more if their calls are quick."""
         return self._size
 
     async def run_once(self) -> int:
-        """Claim as many parcels as there is room for, and begin them; waits until there is room."""
-        room = await self._room()
-        if not room:
+        """Claim as many parcels as there are free slots, and start them; waits until there is one."""
+        free = await self._free_slots()
+        if not free:
             return 0
         self._claims += 1
         owner = f"{self._me}:{self._claims}"
         untaken = max(0, self._concurrency - self._at_most_concurrency)
         claimed_at = self._clock()
-        held = await self._drive(self._outbox.due(owner, self.topics, room, self._lease, careful=untaken))
+        held = await self._drive(self._outbox.due(owner, self.topics, free, self._lease, careful=untaken))
         if self._stopping and held:
-            # The stop came during the claim: it would not wait for what is begun now.
+            # The stop came during the claim, and will not wait for parcels that start now.
             await self._drive(self._outbox.hand_back(*held))
             return 0
-        self._exhausted = len(held) < room
+        self._exhausted = len(held) < free
         if held:
-            self._take(held, room, claimed_at)
+            self._take(held, free, claimed_at)
         return len(held)
 
     async def shut_down(self) -> None:
@@ -214,9 +214,9 @@ class Relay:
         await abandon({ending, *left})
         self._acks.close()
         if stubborn := await abandon(self._left_behind):
-            log.warning("relay: %d functions ignore their cancellation; the worker ends without them", stubborn)
+            log.warning("relay: %d functions ignore their cancellation; the worker exits without them", stubborn)
         if left:
-            log.warning("relay: stopped with %d calls open; their leases run out", len(left))
+            log.warning("relay: stopped with %d calls open; their leases will expire", len(left))
         if self.ended:
             log.info("relay: %s", ", ".join(f"{count} {ended}" for ended, count in sorted(self.ended.items())))
 
@@ -227,22 +227,23 @@ class Relay:
         await self._give_back(unbegun)
         await self.shut_down()
 
-    async def _room(self) -> int:
-        """Wait until a claim is worth its statement; how many parcels it may bring. 0: the relay stops."""
+    async def _free_slots(self) -> int:
+        """Wait until a claim is worth its statement; returns how many parcels to claim. 0: the relay stops."""
         while not self._stopping:
             self._reclaim()
-            room = self._size - len(self._held)
-            # While calls are slow, every free place is filled at once; of quick ones, half of the batch is done first.
+            free = self._size - len(self._held)
+            # While calls are slow, every free slot is filled at once; when they are quick, half of the batch is done
+            # first.
             enough = 1 if self._size == self._concurrency else self._size // 2
             self._changed.clear()
-            if room < enough or self._at_most_concurrency >= self._concurrency:
+            if free < enough or self._at_most_concurrency >= self._concurrency:
                 await self._changed.wait()
             elif self._exhausted and self._ordered:
-                # All other due parcels may be ordered after those that we hold: look again when one of these has ended.
+                # All other due parcels may be ordered after those held here: look again when one of these has ended.
                 self._exhausted = False
                 await self._wait_for_change()
             else:
-                return room
+                return free
         return 0
 
     async def _wait_for_change(self) -> None:
@@ -266,18 +267,18 @@ class Relay:
         self._add_sender()
 
     def _reclaim(self) -> None:
-        """Find places that were not given back: their parcels wait for no turn, no sender and no acknowledgement."""
+        """Find leaked slots: their parcels are not queued, not with a sender and not being acknowledged."""
         if len(self._held) == len(self._urgent) + len(self._waiting) + len(self._working) + len(self._acks):
             return
         lost = self._held.difference(self._urgent, self._waiting, self._working, self._acks)
         if lost:
             self._broken += len(lost)
-            log.error("relay: %d places were not given back; they are free again", len(lost))
+            log.error("relay: %d slots were leaked; they are free again", len(lost))
         for parcel in lost:
             self._no_longer_held(parcel, None)
 
     def _add_sender(self) -> None:
-        """Start one more sender, if parcels wait and there may be one more; a sender with a long call asks for it."""
+        """Start another sender, if parcels wait and the limit allows it; a sender with a long call requests it."""
         if len(self._senders) < self._concurrency and (self._urgent or self._waiting):
             sender = asyncio.create_task(self._sender(), name="oncekey-parcels")
             self._senders.add(sender)
@@ -349,7 +350,7 @@ class Relay:
             self._no_longer_held(parcel, ended)
 
     def _no_longer_held(self, parcel: InHand, ended: ParcelEnded | None) -> None:
-        """Note that the relay no longer holds a parcel. None: it was handed back, or is left to its lease."""
+        """Record that the relay no longer holds a parcel. None: it was released, or is left to its lease."""
         if parcel not in self._held:
             return
         self._held.discard(parcel)
@@ -379,26 +380,26 @@ class Relay:
 
     def _leave_to_lease(self, parcels: Sequence[InHand], error: BaseException) -> None:
         self._broken += len(parcels)
-        # Only the class is logged: an error's text may quote what a client sent.
+        # Only the class is logged: an error's text may contain client data.
         name = type(error).__name__
         if isinstance(error, StoreError):
             notify_failure(self._notify, self.name, error)
         if len(parcels) == 1:
-            log.error("relay: a parcel is left to its lease, because of a %s", name)
+            log.error("relay: a parcel is left to its lease because of a %s", name)
         else:
-            log.error("relay: %d parcels are left to their leases, because of a %s", len(parcels), name)
+            log.error("relay: %d parcels are left to their leases because of a %s", len(parcels), name)
         for parcel in parcels:
             self._no_longer_held(parcel, None)
 
     async def _too_late(self, parcel: InHand, now: float) -> None:
-        """Hand back a parcel that has waited for so long that its call could outlast its lease."""
+        """Release a parcel that has waited so long that its call could outlast its lease."""
         late = [parcel]
         for waiting in (self._urgent, self._waiting):
             late += [one for one in waiting if now > one.batch.begin_by]
             kept = [one for one in waiting if now <= one.batch.begin_by]
             waiting.clear()
             waiting.extend(kept)
-        log.warning("relay: %d parcels waited too long for their turn, and are handed back", len(late))
+        log.warning("relay: %d parcels waited too long for their turn, and are released", len(late))
         self._working.update(late)
         try:
             await self._give_back(late)
@@ -426,18 +427,18 @@ class Relay:
             self._no_longer_held(one, ParcelEnded.DELIVERED if one.held.parcel.id in done else ParcelEnded.LOST)
 
     async def _wait_for_key(self, held: HeldParcel) -> ParcelEnded:
-        """Let a parcel wait for a worker that has its key; that does not count as an attempt."""
+        """Let a parcel wait for a worker that has its key; this does not count as an attempt."""
         log.error(
             "relay: parcel %s of topic %s waits: it is %s, which this process does not have (Once(seal=...))",
             held.parcel.id,
             held.parcel.topic,
-            said_of(key_of_text(held.parcel.payload) or "?"),
+            described(key_of_text(held.parcel.payload) or "?"),
         )
         waiting = self._outbox.again(held, SEALED_WITHOUT_KEY_WAITS, SEALED_WITHOUT_KEY, counted=False)
         return ParcelEnded.POSTPONED if await self._drive(waiting) else ParcelEnded.LOST
 
     async def _message(self, held: HeldParcel, error: Exception | None) -> ParcelEnded | None:
-        """Deliver a message, or store the error of a call that was made. None: it has to be acknowledged."""
+        """Deliver a message, or store the error of its call. None: it has to be acknowledged."""
         failed: CallFailed | None = None
         if error is None and held.attempts > self._policy.outbox_max_attempts:
             failed = CallFailed(held.last_error or relay.SPENT)
@@ -454,7 +455,7 @@ class Relay:
         return await self._drive(relay.fail_message(self._outbox, held, failed, self._policy))
 
     async def _deferred(self, held: HeldParcel) -> ParcelEnded:
-        # Taken before the announcement, so the send window ends no later than the store thinks (U1).
+        # Taken before the announcement, so the send window ends no later than the store assumes (U1).
         send_by = self._clock() + self._policy.send_window.total_seconds()
         owner = f"{self._me}:{held.parcel.id}:{held.fence}"
         topic = self._topics[held.parcel.topic]
@@ -485,13 +486,13 @@ class Relay:
             return Unstorable()
 
     async def _written(self, taken: TakenUp, ending: ParcelEnding) -> ParcelEnded:
-        """Store what a call returned; repeated until the store accepts or refuses it: it must not be lost (P7)."""
+        """Store the result of a call; repeated until the store accepts or refuses it: it must not be lost (P7)."""
         failures = 0
         while True:
             try:
                 return await self._drive(relay.end_call(self._outbox, taken, ending, self._policy))
             except StoreError as error:
-                log.warning("relay: the store did not answer (%s); trying again", type(error).__name__)
+                log.warning("relay: the store did not respond (%s); retrying", type(error).__name__)
                 notify_failure(self._notify, self.name, error)
             await self._sleep(OUTAGE.wait(failures, self._chance()))
             failures += 1
@@ -526,8 +527,8 @@ class Relay:
         return known
 
     def _failure(self, held: HeldParcel, error: Exception) -> CallFailed:
-        seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_asked(error))
-        # Only the class is logged: an error's text may quote what a client sent.
+        seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_delay_of(error))
+        # Only the class is logged: an error's text may contain client data.
         name = str(error) if isinstance(error, ReplyNotFinalError | CallBrokenError) else type(error).__name__
         return CallFailed(name, int(seconds * _MICROS), never_sent=self._proves_not_sent(error))
 
@@ -559,7 +560,7 @@ def message_of(held: HeldParcel) -> Message:
 
 
 def event_of(held: HeldParcel, ended: ParcelEnded) -> Event | None:
-    """The event about a parcel that a worker no longer holds; None: it is tried again, or another worker has it."""
+    """The event about a parcel that a worker no longer holds; None: it is retried, or another worker has it."""
     parcel, about = held.parcel, About.of_parcel(held.parcel)
     match ended:
         case ParcelEnded.DELIVERED:
@@ -574,8 +575,8 @@ def event_of(held: HeldParcel, ended: ParcelEnded) -> Event | None:
             assert_never(ended)
 
 
-def _asked(error: Exception) -> float | None:
-    """The seconds that an error asks to wait, if it names a number."""
+def _delay_of(error: Exception) -> float | None:
+    """The delay in seconds that an error carries, if it has one."""
     asked: object = getattr(error, "retry_after", None)
     if isinstance(asked, bool) or not isinstance(asked, int | float):
         return None

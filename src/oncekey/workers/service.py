@@ -1,6 +1,6 @@
-"""The service: runs each task in a loop of its own; busy tasks look again at once, idle ones more and more slowly.
+"""The service: runs each task in its own loop; busy tasks look again at once, idle ones at growing intervals.
 
-Before a task acts on a lease, a watch compares the store's clock with those of this host (A3, F41).
+Before a task acts on a lease, a watch compares the store's clock with this host's clocks (A3, F41).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("oncekey.worker")
 GRACE: Final = 30.0
 """Seconds that a stop waits for open calls."""
 RESTART: Final = 1.0
-"""Seconds until a task that ended is started again."""
+"""Seconds until a task that ended is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,17 @@ class Pace:
 
     @property
     def fixed(self) -> bool:
-        """Whether the pause never changes. Such a task is not woken: it does not look for what was just committed."""
+        """Whether the pause is fixed. Such a task is not woken: it does not look for new commits."""
         return self.shortest == self.longest
 
     def pause(self, idle: int, chance: float) -> float:
-        """The pause after so many looks that found nothing; `chance` is a random number from 0 to 1."""
+        """The pause after that many looks that found nothing; `chance` is a random number from 0 to 1."""
         envelope: float = min(self.longest, self.shortest * 2 ** min(idle, 30))
         return envelope * (0.5 + chance / 2)
 
 
 class Task(Protocol):
-    """Something that looks for work."""
+    """A task that looks for work."""
 
     @property
     def name(self) -> str:
@@ -73,35 +73,35 @@ class Task(Protocol):
 
     @property
     def about(self) -> str:
-        """What it works on, as the worker's first lines show it; empty for a task that works on all records."""
+        """What it works on, for the worker's first lines; empty for a task that works on all records."""
 
     @property
     def failed(self) -> int:
-        """How many of the things that it found it could not do; the log says which."""
+        """How many of its items failed; the log has the details."""
 
     async def run_once(self) -> int:
-        """Look once, and begin what was found; how much that was."""
+        """Look once, and start what was found; returns how much that was."""
 
     async def shut_down(self) -> None:
-        """Wait for everything that was begun."""
+        """Wait for everything that was started."""
 
     async def stop(self, grace: float) -> None:
-        """Begin nothing more, hand back what has not begun, and wait for the rest up to `grace` seconds."""
+        """Start nothing more, release what has not started, and wait for the rest up to `grace` seconds."""
 
 
 @dataclass(slots=True)
 class TaskHealth:
-    """The looks of a task: when the last good one ended, and what has been wrong since."""
+    """The looks of a task: when the last successful one ended, and the error since."""
 
     patience: float
     good_at: float | None = None
     failed: str | None = None
     began: float | None = None
-    """When the look that is under way began."""
+    """When the current look began."""
 
     @property
     def wrong(self) -> str | None:
-        """What is wrong: the last look failed, or the one that is under way takes too long."""
+        """The problem: the last look failed, or the current one takes too long."""
         taken = 0.0 if self.began is None else boottime() - self.began
         return f"a look has taken {taken:.0f} s" if taken > self.patience else self.failed
 
@@ -129,7 +129,7 @@ class Service:
         notify: Notify | None = None,
     ) -> None:
         self.tasks = tuple(tasks)
-        # Only a service that runs until it is stopped writes heartbeats; one that works off what is due ends too soon.
+        # Only a service that runs until it is stopped writes heartbeats; a single run ends too soon.
         self._looking: tuple[Task, ...] = self.tasks if presence is None else (*self.tasks, presence)
         if presence is not None:
             presence.troubles = self.troubles
@@ -152,26 +152,26 @@ class Service:
             await self._end(loops)
 
     async def _end(self, loops: list[asyncio.Task[None]]) -> None:
-        # At the same time: a loop may be waiting for the room that its own task's stop makes.
+        # Concurrently: a loop may be waiting for a slot that its own task's stop frees.
         stops = [asyncio.create_task(task.stop(self._grace), name=f"oncekey-{task.name}") for task in self._looking]
         if not stops:
             return
         ending = asyncio.ensure_future(asyncio.wait({*stops, *loops}))
-        # A task takes a moment more than the grace: it cancels what is still open then.
+        # A task takes a little longer than the grace period: it then cancels what is still open.
         timer = asyncio.ensure_future(self._sleep(self._grace + 2 * CANCELLED_WITHIN))
         await asyncio.wait({ending, timer}, return_when=asyncio.FIRST_COMPLETED)
         timer.cancel()
         ending.cancel()
         for task in stops:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                log.error("%s: failed with %s when it stopped", task.get_name(), type(error).__name__)
+                log.error("%s: failed with %s while stopping", task.get_name(), type(error).__name__)
         late = sorted({task.get_name() for task in (*stops, *loops) if not task.done()})
         if late:
             log.warning("stopped without waiting any longer for %s", ", ".join(late))
         await abandon((*stops, *loops))
 
     async def once(self) -> Done:
-        """Work until nothing is due any more, and stop; what one task did may be work for another."""
+        """Work until nothing is due, and stop; one task's results may be work for another."""
         total = errors = 0
         found = True
         while found:
@@ -182,18 +182,18 @@ class Service:
                     total += did
                     await task.shut_down()
             errors += sum(look.wrong is not None for look in self.looks.values())
-            found = found and not errors  # a task that cannot look finds nothing however often it is asked
+            found = found and not errors  # a task whose look fails finds nothing, however often it is run
         for task in self.tasks:
             await task.stop(self._grace)
         return Done(total, sum(task.failed for task in self.tasks) + errors)
 
     def stop(self) -> None:
-        """Begin the end; `run` returns when it is over. For signal handlers of the event loop."""
+        """Begin the shutdown; `run` returns when it is complete. For signal handlers of the event loop."""
         self._stopping.set()
         self._rouse()
 
     def wake(self) -> None:
-        """Look now: something was committed. May be called from any thread, and has no effect when nothing runs."""
+        """Look now: something was committed. May be called from any thread; a no-op when nothing runs."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._rouse)
 
@@ -203,7 +203,7 @@ class Service:
                 wake.set()
 
     async def _keep_alive(self, task: Task) -> None:
-        """Run a task's loop until the stop. A loop that ends before is an error, and is started again after a pause."""
+        """Run a task's loop until the stop. A loop that ends earlier is an error, and is restarted after a pause."""
         wake = self._wakes[task] = asyncio.Event()
         while not self._stopping.is_set():
             try:
@@ -212,14 +212,14 @@ class Service:
                 error = contained(raised)
                 look = self.looks[task.name]
                 look.began, look.failed = None, f"ended with {error}"
-                # Only the class is logged: an error's text may quote what a client sent.
-                log.error("%s: ended with %s; it is started again", task.name, type(raised).__name__)
+                # Only the class is logged: an error's text may contain client data.
+                log.error("%s: ended with %s; restarting it", task.name, type(raised).__name__)
                 await self._pause(wake, RESTART)
 
     async def _keep_looking(self, task: Task, wake: asyncio.Event) -> None:
         idle = 0
         while not self._stopping.is_set():
-            # Before the look: what is committed during the look needs another one.
+            # Before the look: a commit during the look needs another one.
             wake.clear()
             if await self._look(task):
                 idle = 0
@@ -235,11 +235,11 @@ class Service:
             did = await task.run_once()
         except StoreError as error:
             look.failed = type(error).__name__
-            log.warning("%s: the store did not answer (%s)", task.name, type(error).__name__)
+            log.warning("%s: the store did not respond (%s)", task.name, type(error).__name__)
             notify_failure(self._notify, task.name, error)
         except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
             look.failed = type(error).__name__
-            # Only the class is logged: an error's text may quote what a client sent.
+            # Only the class is logged: an error's text may contain client data.
             log.error("%s: failed with %s", task.name, type(error).__name__)
         else:
             look.good_at, look.failed = boottime(), None
@@ -249,7 +249,7 @@ class Service:
         return 0
 
     def troubles(self) -> dict[str, str]:
-        """By the names of tasks, what is wrong with them."""
+        """The problems of tasks, by name."""
         return {name: look.wrong for name, look in self.looks.items() if look.wrong is not None}
 
     @property
@@ -269,7 +269,7 @@ class Service:
 
 
 class WorkerThread:
-    """Workers beside threads: an event loop in a thread of its own, until the process ends."""
+    """Workers in a threaded server: an event loop in its own thread, until the process ends."""
 
     def __init__(self, lifespan: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         self._lifespan = lifespan
@@ -280,7 +280,7 @@ class WorkerThread:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Stop the workers as a server's lifespan would, and wait for that."""
+        """Stop the workers as a server's lifespan would, and wait for them."""
         atexit.unregister(self.stop)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ending.set)
@@ -293,16 +293,16 @@ class WorkerThread:
             async with self._lifespan():
                 await self._ending.wait()
         except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
-            log.error("oncekey: the workers beside the threads ended: %s", type(error).__name__)
+            log.error("oncekey: the background workers ended: %s", type(error).__name__)
 
 
 def wall() -> Instant:
-    """The host's own clock."""
+    """The host's wall clock."""
     return time.time_ns() // 1000
 
 
 def boot() -> Instant:
-    """A clock that cannot be set and that goes on while the machine sleeps."""
+    """A clock that cannot be set and that advances while the machine sleeps."""
     return round(boottime() * SECOND)
 
 
@@ -312,10 +312,10 @@ def this_process() -> str:
 
 
 class ClockWatch:
-    """Compares the store's clock, whenever it comes with a page, with the host's, and notes when it was last wrong.
+    """Compares the store's clock, whenever it comes with a page, with the host's, and records when it was last wrong.
 
-    The instant of the page decides what is due, so that instant is compared: a worker that read a clock first and then
-    stood still would decide by another one.
+    The timestamp of the page decides what is due, so it is the one that is compared: a worker that read a clock first
+    and then paused would decide by another one.
     """
 
     def __init__(self, *, wall: Callable[[], Instant] = wall, boot: Callable[[], Instant] = boot) -> None:
@@ -329,15 +329,15 @@ class ClockWatch:
         return not self._trust.wrong
 
     def disturbed(self) -> None:
-        """Note that the store failed: owners could not renew their leases either."""
+        """Record that the store failed: owners could not renew their leases either."""
         self._trust = self._trust.disturbed(self._boot())
 
     @property
     def why(self) -> str:
-        """What is wrong, in a sentence; empty if nothing is."""
+        """The problem in one sentence; empty if there is none."""
         return self._trust.why
 
     @property
     def trusted_for(self) -> Duration | None:
-        """How long the clocks have agreed; None: always."""
+        """How long the clocks have agreed; None if they always have."""
         return self._trust.trusted_for(self._boot())

@@ -1,4 +1,4 @@
-"""Which application serves an operation: a completer sends a request through it again."""
+"""Finds the application that serves an operation, so that a completer can send a request through it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def app_of(
     installed: Mapping[Any, Installation],
     threaded: Mapping[Any, Threads],
 ) -> App | None:
-    """The application that serves an operation: where there are several, the one with its route."""
+    """The application that serves an operation: of several, the one with its route."""
     if function is not None:
         return cast("App", function.enter)
     if handler is not None and threaded and not installed:
@@ -37,7 +37,7 @@ def app_of(
 
 
 def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[Any]) -> Any:  # noqa: ANN401
-    """The application whose installation claims for a handler; the only one there is need not be asked."""
+    """The application whose installation claims for a handler; a single one is not checked."""
     if handler is None or not apps:
         return None
     if len(apps) == 1:
@@ -47,7 +47,7 @@ def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[An
             if any(route.serves(handler) for route in listed(app) or ()):
                 return app
             continue
-        # Where two installations of one Once are in each other, the inner one claims.
+        # If two installations of one Once are nested, the inner one claims.
         ours = [route for route in starlette.routed(app) if route.serves(handler)]
         if any(sum(one.engines is owner for one in route.passed) == 1 for route in ours):
             return app
@@ -55,7 +55,7 @@ def serving(owner: object, handler: Callable[..., Any] | None, apps: Sequence[An
 
 
 def serving_threads(handler: Callable[..., Any], apps: Sequence[Any]) -> Any:  # noqa: ANN401
-    """The WSGI application that serves a handler: of several the one of Flask whose views say so."""
+    """The WSGI application that serves a handler: of several, the Flask application with its view."""
     if len(apps) == 1:
         return apps[0]
     for app in apps:

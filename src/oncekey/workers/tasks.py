@@ -1,7 +1,7 @@
-"""Which tasks of `oncekey.ops.tasks` an application needs.
+"""Selects the tasks of `oncekey.ops.tasks` that an application needs.
 
-PHASED handlers need tasks by the calls that they make. What a handler's source code declares about its calls is parsed,
-not run; names are looked up in it.
+The calls of PHASED handlers decide which tasks they need. A handler's source code is parsed for its calls, not run;
+names are looked up in it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from oncekey.observe.events import Notify
 
 
-NO_OUTBOX = "topics need a store with an outbox: `oncekey stores` says which have one"
+NO_OUTBOX = "topics need a store with an outbox: run `oncekey stores` to list them"
 
 
 class Application(CompletedApplication, Protocol):
-    """The part of `Once` that a worker needs."""
+    """The interface of `Once` that a worker needs."""
 
     policy: Policy
     enrolled: dict[str, Callable[..., Any]]
@@ -58,12 +58,12 @@ class Application(CompletedApplication, Protocol):
         """The policy of an operation."""
 
     def healthy(self) -> bool:
-        """Whether this process can renew its own leases: if it cannot, it must not take other owners for dead."""
+        """Whether this process can renew its own leases: if not, it must not treat other owners as dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `oncekey worker` was told to run."""
+    """The options of `oncekey worker`."""
 
     names: frozenset[str] = frozenset(NAMES)
     topics: tuple[str, ...] | None = None
@@ -81,7 +81,7 @@ def tasks_for(once: Application, wanted: Wanted = EVERYTHING) -> list[Task]:
 
 
 def presence_of(once: Application, tasks: Sequence[Task]) -> Presence | None:
-    """The task that writes the heartbeat of these tasks; None for a store that has no list of workers."""
+    """The task that writes the heartbeat of these tasks; None for a store without a list of workers."""
     engine = once.asynchronous()
     if engine.store.upkeep is None:
         return None
@@ -89,11 +89,11 @@ def presence_of(once: Application, tasks: Sequence[Task]) -> Presence | None:
 
 
 def chosen(only: str | None, without: str | None) -> frozenset[str]:
-    """Reads `--only a,b` and `--without a,b`."""
+    """Parses `--only a,b` and `--without a,b`."""
     named, left_out = _words(only), _words(without)
     for name in (*named, *left_out):
         if name not in NAMES:
-            raise ConfigurationError(f"there is no task {name!r}; there are {', '.join(NAMES)}")
+            raise ConfigurationError(f"no task {name!r}; the tasks are {', '.join(NAMES)}")
     return frozenset(named or NAMES) - frozenset(left_out)
 
 
@@ -106,9 +106,9 @@ def _relay(once: Application, wanted: Wanted) -> Relay | None:
         return None
     for name in wanted.topics or ():
         if name not in once.topics:
-            raise ConfigurationError(f"there is no topic {name!r}; there is {', '.join(once.topics.names)}")
+            raise ConfigurationError(f"no topic {name!r}; the topics are {', '.join(once.topics.names)}")
     if wanted.concurrency < 1:
-        raise ConfigurationError(f"concurrency={wanted.concurrency}: a relay works on at least one parcel at a time")
+        raise ConfigurationError(f"concurrency={wanted.concurrency}: a relay needs at least 1")
     engine = once.asynchronous()
     if engine.store.outbox is None:
         raise ConfigurationError(NO_OUTBOX)
@@ -127,21 +127,21 @@ def _completer(once: Application, _: Wanted) -> Completer | None:
     enrolments = map(once.enrolment_of, once.enrolled)
     if not any(one is not None and one.effects is Effects.PHASED and one.policy.complete for one in enrolments):
         return None
-    # A handler that is still not over at its deadline has lost its record: nobody waits for it any more.
+    # A handler that is still running at its deadline has lost its record: its result is not used.
     patience = 2 * max(once.policy_of(name).deadline for name in once.enrolled).total_seconds()
     pace = Pace(longest=once.policy.complete_interval.total_seconds(), patience=patience)
     return Completer(once, pace=pace, notify=once.notify)
 
 
 def _sweeper(once: Application, _: Wanted) -> Sweeper | None:
-    # Where this process serves requests, its breaker shows whether it can renew its own leases.
+    # If this process serves requests, its breaker shows whether it can renew its own leases.
     return sweeper_of(once.asynchronous(), once.policy, healthy=once.healthy, notify=once.notify)
 
 
 def sweeper_of(
     engine: AsyncEngine, policy: Policy, *, healthy: Callable[[], bool] = lambda: True, notify: Notify | None = None
 ) -> Sweeper | None:
-    """The task that moves keys of dead owners; None for a store that has no upkeep."""
+    """The task that moves keys of dead owners; None for a store without upkeep."""
     upkeep = engine.store.upkeep
     return None if upkeep is None else Sweeper(upkeep, engine.driver.run, policy, healthy=healthy, notify=notify)
 
@@ -163,7 +163,7 @@ def _reaper(once: Application, _: Wanted) -> Reaper | None:
 
 
 def reaper_of(engine: AsyncEngine, policy: Policy, *, notify: Notify | None = None) -> Reaper | None:
-    """The task that removes what has expired; None for a store that has no upkeep."""
+    """The task that removes expired records; None for a store without upkeep."""
     store = engine.store
     return None if store.upkeep is None else Reaper(store.upkeep, store.audit, engine.driver.run, policy, notify=notify)
 
@@ -177,12 +177,12 @@ _MAKERS: Final[Mapping[str, Callable[[Application, Wanted], Task | None]]] = Map
         Reaper.name: _reaper,
     }
 )
-"""By the name of a task, the function that makes it; None if the application has no work for it."""
+"""The function that creates a task, by the task's name; it returns None if the application has no work for it."""
 
 
 def declared_by(handler: Callable[..., Any], phase: str) -> Any:  # noqa: ANN401  (whatever was declared)
-    """The `result=` of `op.call(phase, ..., result=DECLARED)`; None if the code does not show it."""
-    for attribute, name, node in _asked(handler):
+    """The `result=` of `op.call(phase, ..., result=DECLARED)`; None if it is not visible in the code."""
+    for attribute, name, node in _calls_in(handler):
         if (attribute, name) == ("call", phase):
             given = next((one.value for one in node.keywords if one.arg == "result"), None)
             return None if given is None else _looked_up(given, inspect.unwrap(handler))
@@ -190,18 +190,18 @@ def declared_by(handler: Callable[..., Any], phase: str) -> Any:  # noqa: ANN401
 
 
 def inline_calls_of(once: Application) -> dict[str, tuple[str, ...]]:
-    """By operation, the calls of INLINE handlers, which announce none: from resolvers and `op.downstream_key`."""
+    """The calls of INLINE handlers by operation, from resolvers and `op.downstream_key`."""
     found: dict[str, tuple[str, ...]] = {operation: (name,) for operation, name in once.resolvers.inline_calls.items()}
     for operation, handler in once.enrolled.items():
         enrolment = once.enrolment_of(operation)
         if enrolment is not None and enrolment.effects is Effects.INLINE:
-            names = (name for attribute, name, _ in _asked(handler) if attribute == "downstream_key")
+            names = (name for attribute, name, _ in _calls_in(handler) if attribute == "downstream_key")
             found[operation] = tuple(dict.fromkeys((*found.get(operation, ()), *names)))
     return {operation: names for operation, names in found.items() if names}
 
 
-def _asked(handler: Callable[..., Any]) -> Iterator[tuple[str, str, ast.Call]]:
-    """Every method call with a name as its first argument: the method, the name, and the call itself."""
+def _calls_in(handler: Callable[..., Any]) -> Iterator[tuple[str, str, ast.Call]]:
+    """Every method call with a string as its first argument: the method, the string, and the call itself."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(handler))))
     except (OSError, TypeError, SyntaxError):

@@ -29,10 +29,10 @@ from oncekey.core.errors import StoreError
 from oncekey.core.flow import Flow, Transaction, adrive
 from oncekey.core.keys import key_digest
 from oncekey.core.model import SECOND, Duration, Instant, Record, State
-from oncekey.core.policy import Policy, micros
+from oncekey.core.policy import EACH, Policy, micros
 from oncekey.core.rulings import FAILED_BY_LEASE, lease_error
 from oncekey.core.transitions import Actor, Mover
-from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Gone, Page, ReapPosition, Retention, short_leases
+from oncekey.core.upkeep import RESUMABLE_EXPIRED, START, Expired, Gone, Page, Retention, short_leases
 from oncekey.engine import upkeep
 from oncekey.engine.notifying import notify_failure, of_sweep
 from oncekey.observe.events import PURGED, About, Doubted, Notify, Reaped, ShortLease
@@ -57,7 +57,7 @@ LEASES_EVERY: Final = 10
 
 
 class Sweeper:
-    """The task that sweeps. Several may run side by side: each record is moved by one of them."""
+    """The task that sweeps. Several may run at once: each record is moved by one of them."""
 
     name: Final = SWEEPER.name
     about: Final = ""
@@ -85,21 +85,21 @@ class Sweeper:
         self._rounds = 0
         self._stopped = False
         self.failed = 0
-        """Looks that were ended early, because a clock or this process's own leases are wrong."""
+        """Looks that ended early because a clock or this process's own leases are wrong."""
         self.counts: Counter[tuple[str, State]] = Counter()
         """Records that were moved, by operation and new state: each of them is a crash."""
         seconds = policy.sweep_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
 
     async def run_once(self) -> int:
-        """Look once for everything that is stale; how many records were moved.
+        """Look once for everything that is stale; returns how many records were moved.
 
-        After an error, or if this process cannot renew its own leases, the sweeper moves nothing. It goes on only when
+        After an error, or if this process cannot renew its own leases, the sweeper moves nothing. It resumes only when
         every live owner has had the time of one lease to renew.
         """
         if not self._healthy():
             self.failed += 1
-            log.error("sweeper: this process cannot renew its own leases, so it judges no others")
+            log.error("sweeper: this process cannot renew its own leases, so it does not judge others")
             self._watch.disturbed()
             return 0
         try:
@@ -124,7 +124,7 @@ class Sweeper:
             page = await adrive(self._store.stale(self._page, after), self._run)
             if not self._watch.look(page.now):
                 self.failed += 1
-                log.error("sweeper: stopped, because %s", self._watch.why)
+                log.error("sweeper: stopped because %s", self._watch.why)
                 return moved
             trusted_for = self._watch.trusted_for
             if trusted_for is not None and trusted_for < micros(self._policy.lease):
@@ -146,7 +146,7 @@ class Sweeper:
         self.counts[record.operation, swept.to] += 1
         log.log(
             logging.ERROR if lease_error(record) == FAILED_BY_LEASE else logging.WARNING,
-            "sweeper: the owner of a key did not come back: %s is %s now (digest %s, attempt %d)",
+            "sweeper: the owner of a key died: %s is now %s (digest %s, attempt %d)",
             record.operation,
             swept.to,
             key_digest(record.id.key),
@@ -160,8 +160,8 @@ class Sweeper:
             if self._observed is not None:
                 self._observed(ShortLease(operation, lease, p99))
             log.warning(
-                "sweeper: a lease of %g s is short for %s, of which 1 in 100 takes %g s or more: make it at least "
-                "twice as long, or live ones look dead when they miss a heartbeat",
+                "sweeper: a lease of %g s is short for %s, where 1 in 100 takes %g s or more: make it at least twice "
+                "as long, or live owners that miss a heartbeat are treated as dead",
                 lease / SECOND,
                 operation,
                 p99 / SECOND,
@@ -181,7 +181,7 @@ RATE: Final = 20_000
 SHORTEST_REST: Final = 1
 """The shortest rest, as a multiple of the batch's duration: a reaper never takes more than half of the time."""
 LONGEST_REST: Final = 4
-"""The longest rest, as a multiple of the batch's duration: the reaper has to keep up with new keys."""
+"""The longest rest below the rate, as a multiple of the batch's duration: the reaper has to keep up with new keys."""
 MEMORY: Final = 20
 """Over how many batches the usual time per record is averaged: a store that stays slow becomes the usual."""
 
@@ -204,7 +204,7 @@ class BatchRests:
         usual = each if self.usual is None else self.usual
         self.usual = usual + (each - usual) / MEMORY
         rest = max(shortest, moved * SECOND / self.rate - took)
-        return min(longest, rest * max(1.0, each / usual)) / SECOND
+        return max(rest, min(longest, rest * each / usual)) / SECOND
 
 
 class Reaper:
@@ -299,7 +299,7 @@ class Reaper:
 
     async def _end_finished(
         self,
-        move: Callable[[Expired, int, ReapPosition, Mover | None], Flow[Gone]],
+        move: Callable[..., Flow[Gone]],
         what: str,
         now: Instant,
         age: Duration,
@@ -311,7 +311,7 @@ class Reaper:
             due = Expired(age, now - age, soft=self._retention.soft, trusted_for=self._watch.trusted_for)
             began, size = self._clock(), self._batch
             try:
-                gone = await adrive(move(due, size, after, mover), self._run)
+                gone = await adrive(move(due, size, after, mover, each=self._policy.audit == EACH), self._run)
             except StoreError as error:
                 if size <= SMALLEST:
                     raise
@@ -364,7 +364,7 @@ class Reaper:
         if self._watch.look(now):
             return True
         self.failed += 1
-        log.error("reaper: stopped, because %s", self._watch.why)
+        log.error("reaper: stopped because %s", self._watch.why)
         return False
 
     def _cared(self, page: Page) -> Flow[ReapedUnfinished]:
@@ -391,9 +391,9 @@ class Reaper:
             if cared.abandoned:
                 self._observed(Reaped("abandoned", len(cared.abandoned)))
         for record in cared.parked:
-            log.error("reaper: begun and never ended, so it is unknown now: %s (%s)", *_named(record))
+            log.error("reaper: started and never finished, so its outcome is unknown: %s (%s)", *_named(record))
         for record in cared.abandoned:
-            log.warning("reaper: its parcel was never taken, so it has timed out: %s (%s)", *_named(record))
+            log.warning("reaper: no worker took its deferred call, so it has timed out: %s (%s)", *_named(record))
 
 
 def _named(record: Record) -> tuple[str, str]:

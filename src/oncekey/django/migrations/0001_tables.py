@@ -12,7 +12,7 @@ _, TABLE = records()
 
 
 class Migration(migrations.Migration):
-    """Up to the tables of the first version with Django."""
+    """Creates the tables of the first version with Django support."""
 
     initial = True
     dependencies: ClassVar[list[Any]] = []

@@ -1,1 +1,1 @@
-"""oncekey's tables as migrations of Django's."""
+"""oncekey's tables as Django migrations."""

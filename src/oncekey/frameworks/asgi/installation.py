@@ -65,12 +65,12 @@ class Installation(ApplicationShared):
         self.respond = respond
         self.raised = raised
         """Answers an exception as the application's own error handlers do; raises it again if they have no answer."""
-        self.direct: Callable[[Scope, object], bool] = _unknown
+        self.direct: Callable[[Scope, object], bool] = lambda _scope, _endpoint: False
         """Whether nothing between the middleware and an endpoint could refuse a repeat of its request."""
         self.keyed_routes = KeyedRoutes()
         """Where a repeat may be answered without the application, by `direct`."""
         self.running_work = RunningWork()
-        self.ready: Callable[[], None] = _nobody
+        self.ready: Callable[[], None] = lambda: None
         """Called when the application reports that it has started; raises if something that it needs has not."""
         self.check: Callable[[], None] | None = None
         """Called when the application starts; raises if its routes and enrolments do not fit together."""
@@ -103,7 +103,7 @@ class Installation(ApplicationShared):
         pair = self._pairs.get(engine)
         if pair is None:
             threads = self.engines.blocking
-            site = self.site_of(engine, lambda blocking: (threads() if blocking else engine).crowded)
+            site = self.site_of(engine, lambda blocking: (threads() if blocking else engine).is_full)
             pair = self._pairs[engine] = (AsyncRuntime(engine, self.running_work, self._open_blocking), site)
         self._last_pair = pair
         return pair
@@ -167,14 +167,6 @@ class Installation(ApplicationShared):
     def _interrupt(self) -> None:
         for running in tuple(self.interruptible):
             running.interrupt()
-
-
-def _nobody() -> None:
-    """The default of `ready`: there is nothing to check."""
-
-
-def _unknown(_: Scope, __: object) -> bool:
-    return False
 
 
 MOST_ROUTES: Final = 10_000

@@ -27,7 +27,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer
-from oncekey.core.errors import SAID_TO_US, StoreError
+from oncekey.core.errors import CONTROL_ERRORS, StoreError
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
 from oncekey.engine.actions import Life, StoppedAtHandler
@@ -501,7 +501,7 @@ class OncekeyMiddleware:
                 if await exchange.turn_away(error):
                     return
                 raise
-            if not await exchange.finish(error) or not isinstance(error, SAID_TO_US):
+            if not await exchange.finish(error) or not isinstance(error, CONTROL_ERRORS):
                 raise
         else:
             if exchange.state is ExchangeState.RUNNING:

@@ -32,7 +32,7 @@ from oncekey.engine.serve import NoConnectionError, Unkeyed, serve_unkeyed
 from oncekey.frameworks.asgi.middleware import Exchange
 from oncekey.frameworks.asgi.requests import ExchangeState, UnkeyedRequest, current, request_for, trace_of
 from oncekey.frameworks.shared import thread_exchange
-from oncekey.runtimes.aio import Changed, flush, flushes, shielded
+from oncekey.runtimes.aio import Changed, shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -167,8 +167,8 @@ async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
         finally:
             running.reset(token)
             ended.kept, ended.rolled_back = op.kept, op.rolled_back
-        if run.tx is not None and not op.rolled_back and flushes(run.tx.__class__):
-            await flush(run.tx)
+        if run.tx is not None and not op.rolled_back and hasattr(run.tx, "flush"):
+            await run.tx.flush()
         if stepping is not None and exchange.transaction is not None:
             exchange.transaction.check()
             await exchange.transaction.rest()

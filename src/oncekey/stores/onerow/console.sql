@@ -11,13 +11,14 @@ clock AS (SELECT {now} AS now)
 
 -- part: walked
 entry.scope, entry.`key`, entry.created_at, entry.expires_at, entry.operation, entry.effects, entry.last_error,
-            entry.lease_until
+            entry.lease_until, entry.incarnation
 
 -- part: fitting
 (:scope IS NULL OR seen.scope = :scope)
           AND (:beginning IS NULL OR substr(seen.`key`, 1, length(:beginning)) = :beginning)
           AND (:operation IS NULL OR seen.operation = :operation)
           AND (:effects IS NULL OR seen.effects = :effects)
+          AND (:incarnation IS NULL OR seen.incarnation = :incarnation)
           AND (:error IS NULL OR seen.last_error = :error)
           AND (:older = 0 OR seen.created_at <= (SELECT clock.now FROM clock) - :older)
           AND (:younger = 0 OR seen.created_at > (SELECT clock.now FROM clock) - :younger)
@@ -27,7 +28,7 @@ entry.scope, entry.`key`, entry.created_at, entry.expires_at, entry.operation, e
 {all_but_content}, record.memo, record.response_status,
     '[]' AS response_headers, NULL AS response_body, 1 AS response_schema, NULL AS request
 
--- part: walk(at; fits)
+-- part: walk(at; fits; side; direction)
 WITH {console_clock}
 SELECT clock.now, edge.edge_at, edge.edge_scope, edge.edge_key, record.*
 FROM clock
@@ -35,8 +36,8 @@ LEFT JOIN (
     SELECT entry.{at} AS edge_at, entry.scope AS edge_scope, entry.`key` AS edge_key
     FROM oncekey_record AS entry
     WHERE {fits}
-      AND (entry.{at}, entry.scope, entry.`key`) < (:before_at, :before_scope, :before_key)
-    ORDER BY entry.{at} DESC, entry.scope DESC, entry.`key` DESC
+      AND (entry.{at}, entry.scope, entry.`key`) {side} (:place_at, :place_scope, :place_key)
+    ORDER BY entry.{at} {direction}, entry.scope {direction}, entry.`key` {direction}
     LIMIT 1 OFFSET :skipped) AS edge ON true
 LEFT JOIN (
     SELECT {shown}
@@ -46,44 +47,82 @@ LEFT JOIN (
             SELECT {walked}
             FROM oncekey_record AS entry
             WHERE {fits}
-              AND (entry.{at}, entry.scope, entry.`key`) < (:before_at, :before_scope, :before_key)
-            ORDER BY entry.{at} DESC, entry.scope DESC, entry.`key` DESC
+              AND (entry.{at}, entry.scope, entry.`key`) {side} (:place_at, :place_scope, :place_key)
+            ORDER BY entry.{at} {direction}, entry.scope {direction}, entry.`key` {direction}
             LIMIT :looked) AS seen
         WHERE {fitting}
-        ORDER BY seen.{at} DESC, seen.scope DESC, seen.`key` DESC
+        ORDER BY seen.{at} {direction}, seen.scope {direction}, seen.`key` {direction}
         LIMIT :limit) AS page
     JOIN oncekey_record AS record ON record.scope = page.scope AND record.`key` = page.`key`) AS record ON true
-ORDER BY record.{at} DESC, record.scope DESC, record.`key` DESC
+ORDER BY record.{at} {direction}, record.scope {direction}, record.`key` {direction}
 
 -- name: walk_pending
 -- List pending records, newest first.
 -- Served by oncekey_record_waiting.
-{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending')};
+{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'pending'; <; DESC)};
 
 -- name: walk_in_progress
 -- List records in progress, newest first.
 -- Served by oncekey_record_running.
-{walk(created_at; entry.state = 'in_progress')};
+{walk(created_at; entry.state = 'in_progress'; <; DESC)};
 
 -- name: walk_failed_retryable
 -- List retryable records, newest first.
 -- Served by oncekey_record_waiting.
-{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable')};
+{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'failed_retryable'; <; DESC)};
 
 -- name: walk_unknown
 -- List unknown records, newest first.
 -- Served by oncekey_record_waiting.
-{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown')};
+{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'; <; DESC)};
+
+-- name: walk_unknown_oldest
+-- List unknown records, oldest first.
+-- Served by oncekey_record_waiting.
+{walk(created_at; entry.state IN ('pending', 'failed_retryable', 'unknown') AND entry.state = 'unknown'; >; ASC)};
 
 -- name: walk_completed
 -- List completed records, those that expire last first.
 -- Served by oncekey_record_expiring.
-{walk(expires_at; entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed')};
+{walk(expires_at; entry.state IN ('completed', 'failed_retryable', 'pending') AND entry.state = 'completed'; <; DESC)};
 
 -- name: walk_expired
 -- List records that are marked as expired, those that expired last first.
 -- Served by oncekey_record_expired.
-{walk(expires_at; entry.state = 'expired')};
+{walk(expires_at; entry.state = 'expired'; <; DESC)};
+
+-- name: walk_letters
+-- List dead letters, oldest first.
+-- Served by oncekey_dead_letter_died.
+WITH {console_clock}
+SELECT clock.now, edge.edge_at, edge.edge_id, letter.*
+FROM clock
+LEFT JOIN (
+    SELECT dead.died_at AS edge_at, dead.id AS edge_id
+    FROM oncekey_dead_letter AS dead
+    WHERE (dead.died_at, dead.id) > (:place_at, :id)
+    ORDER BY dead.died_at, dead.id
+    LIMIT 1 OFFSET :skipped) AS edge ON true
+LEFT JOIN (
+    SELECT letter.*
+    FROM (
+        SELECT seen.id
+        FROM (
+            SELECT dead.id, dead.died_at, dead.scope, dead.aggregatetype, dead.kind, dead.last_error
+            FROM oncekey_dead_letter AS dead
+            WHERE (dead.died_at, dead.id) > (:place_at, :id)
+            ORDER BY dead.died_at, dead.id
+            LIMIT :looked) AS seen
+        WHERE (:scope IS NULL OR seen.scope = :scope)
+          AND (:topic IS NULL OR seen.aggregatetype = :topic)
+          AND (:kind IS NULL OR seen.kind = :kind)
+          AND (:error IS NULL OR instr(seen.last_error, :error) > 0)
+          AND (:older = 0 OR seen.died_at <= (SELECT clock.now FROM clock) - :older)
+          AND (:younger = 0 OR seen.died_at > (SELECT clock.now FROM clock) - :younger)
+        ORDER BY seen.died_at, seen.id
+        LIMIT :limit) AS page
+    JOIN oncekey_dead_letter AS letter ON letter.id = page.id) AS letter ON true
+ORDER BY letter.died_at, letter.id;
 
 -- part: tallied(state; fits)
 SELECT clock.now, '{state}' AS what, count(*) AS found, min(seen.created_at) AS oldest
@@ -154,7 +193,7 @@ FROM (
     LIMIT :limit) AS doubted;
 
 -- name: calls_of_record
--- List the outside calls of one incarnation.
+-- List the external calls of one incarnation.
 SELECT called.* FROM oncekey_call AS called WHERE called.incarnation = :incarnation ORDER BY called.at, called.phase
 LIMIT :limit;
 

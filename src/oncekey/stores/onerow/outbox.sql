@@ -120,12 +120,12 @@ INSERT INTO oncekey_outbox (
 SELECT id, aggregatetype, aggregateid, type, payload, kind, scope, `key`, incarnation, downstream_key, position, order_by,
        'ready', :attempts, fence, {now},
        created_at, first_error, last_error
-FROM oncekey_dead_letter WHERE id = :id AND kind = :kind
+FROM oncekey_dead_letter WHERE id = :id AND kind = :kind AND (:died_at IS NULL OR died_at = :died_at)
 {told(id)};
 
 -- name: drop_dead_letter
 -- Delete one dead letter.
-DELETE FROM oncekey_dead_letter WHERE id = :id AND kind = :kind
+DELETE FROM oncekey_dead_letter WHERE id = :id AND kind = :kind AND (:died_at IS NULL OR died_at = :died_at)
 {told(id)};
 
 -- name: find_dead_letter

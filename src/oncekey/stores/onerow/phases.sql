@@ -12,7 +12,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: announce
--- Record that the owner is about to make an outside call, with its downstream key (row 5).
+-- Record that the owner is about to make an external call, with its downstream key (row 5).
 UPDATE oncekey_record
 SET version = version + 1, memo = :memo, recovery_point = :recovery_point,
     intent = json_object(
@@ -34,7 +34,7 @@ WHERE scope = :scope AND `key` = :key
 {announced};
 
 -- name: result
--- Store the result of the owner's outside call (row 6).
+-- Store the result of the owner's external call (row 6).
 UPDATE oncekey_record
 SET state = 'in_progress', version = version + 1, memo = :memo, recovery_point = :recovery_point, intent = NULL,
     owner = :owner,

@@ -81,7 +81,7 @@ WHERE scope = :scope AND `key` = :key
   AND (state IN ('completed', 'expired') OR (state = 'failed_retryable' AND memo IS NULL AND intent IS NULL))
 {giving};
 
--- name: doubt
+-- name: mark_unknown
 -- Mark a record unknown whose lease is over and that must not run again (row 15).
 {doubted}
   AND state = 'in_progress' AND lease_until <= {now}

@@ -1,7 +1,7 @@
 -- The reads and writes of resolvers and webhooks, besides the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
--- List the unknown records whose provider is to be asked now, longest due first.
+-- List the unknown records to check with their provider now, longest due first.
 -- Served by oncekey_record_unknown. A record that the reconciler gave up has no instant, and only operators find it.
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
@@ -13,7 +13,7 @@ FROM {clock} LEFT JOIN (
 ORDER BY page.reconcile_after, page.scope, page.`key`;
 
 -- name: still_unknown
--- Set when the provider of an unknown record is asked again (row 23).
+-- Set when an unknown record is checked with its provider again (row 23).
 UPDATE oncekey_record
 SET version = version + 1, reconcile_after = {now} + :after,
     reconcile_tries = reconcile_tries + :tries
@@ -75,7 +75,7 @@ WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id AND judge
 LIMIT 2;
 
 -- name: add_call
--- Insert the call of an INLINE handler, which announces none.
+-- Insert the call of an INLINE handler, which does not announce it.
 INSERT INTO oncekey_call (incarnation, phase, downstream_key, scope, `key`, operation, at)
 VALUES (:incarnation, :phase, :downstream_key, :scope, :key, :operation,
         {now})

@@ -94,6 +94,14 @@ WHERE line.scope = :scope AND line.key_digest = :key_digest AND line.id > :after
 ORDER BY line.id
 LIMIT :limit;
 
+-- name: deletions
+-- Read the latest audit lines that are about several keys of a scope, newest first.
+SELECT line.*
+FROM oncekey_audit AS line
+WHERE line.scope = :scope AND line.key_digest = ''
+ORDER BY line.id DESC
+LIMIT :limit;
+
 -- name: workers
 -- List the workers, each with its last heartbeat.
 SELECT clock.now, worker.name, worker.tasks, worker.started_at, worker.seen_at, worker.every, worker.calls

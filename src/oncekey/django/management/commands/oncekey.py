@@ -1,4 +1,4 @@
-"""`manage.py oncekey ...`: the command `oncekey`, with the project's own `Once` and database."""
+"""`manage.py oncekey ...`: the `oncekey` command, with the project's own `Once` and database."""
 
 from __future__ import annotations
 
@@ -26,19 +26,17 @@ _LIBPQ: Final = frozenset(
         *("target_session_attrs", "application_name", "options", "keepalives", "keepalives_idle", "channel_binding"),
     }
 )
-"""Those parameters of Django's connections that are PostgreSQL's own, and not those of a Python package."""
+"""Connection parameters that belong to PostgreSQL itself rather than to a Python package."""
 
 
 class Command(BaseCommand):
-    """Hands its arguments on; `--app` and `--store` are known here, and need not be said."""
+    """Passes its arguments to `oncekey` and fills in `--app` and `--store`."""
 
-    help = (
-        "Looks after oncekey's keys: migrate, worker, keys, doctor, routes, audit and all other commands of `oncekey`."
-    )
+    help = "Runs every oncekey command for this project: migrate, worker, keys, doctor, routes, audit and the others."
     requires_system_checks = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Take every argument after the command's own name as it is."""
+        """Take every argument after the command's own name unchanged."""
         self._argv = argv[2:]
         super().run_from_argv(argv[:2])
 
@@ -60,7 +58,7 @@ class Command(BaseCommand):
 
 
 def url_of(store: Source) -> str | None:
-    """The address of a store, for commands that connect to it by themselves; None: there is no such."""
+    """The URL of a store, for commands that open their own connection; None if it has no URL."""
     if not isinstance(store, Database):
         return store if isinstance(store, str) else None
     given: dict[str, Any] = connections[store.alias].get_connection_params()
@@ -75,7 +73,7 @@ def url_of(store: Source) -> str | None:
 
 
 def arguments_of(app: Any, given: Sequence[str], place: str) -> list[str]:  # noqa: ANN401  (typer's application)
-    """The arguments, with `--app` behind a command that takes it and was not given one."""
+    """The arguments, with `--app` added after a command that accepts it and was not given one."""
     import typer  # noqa: PLC0415  (an optional package)
 
     command: Any = typer.main.get_command(app)

@@ -1,15 +1,18 @@
-"""What is checked before the first request: a mistake found now is not found by a client. And which one serves what."""
+"""The checks at start-up, which find mistakes before the first request does, and the lifespans of a `Once`."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from weakref import WeakKeyDictionary
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy, load
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi.installation import Installation
     from oncekey.observe import events
     from oncekey.observe.events import Notify, Observer
-    from oncekey.once import Once, surveying
+    from oncekey.once import Once, route_report
     from oncekey.ports.store import Store
     from oncekey.stores import cells_upkeep
     from oncekey.workers import tasks
@@ -49,7 +52,7 @@ else:
     listing = Lazy("oncekey.frameworks.listing")
     starlette = Lazy("oncekey.frameworks.starlette")
     starlette_patterns = Lazy("oncekey.frameworks.starlette_patterns")
-    surveying = Lazy("oncekey.once.surveying")
+    route_report = Lazy("oncekey.once.route_report")
     taking = Lazy("oncekey.frameworks.taking")
     tasks = Lazy("oncekey.workers.tasks")
     threaded = Lazy("oncekey.frameworks.blocking")
@@ -59,14 +62,14 @@ NO_AWAITING = (
     "a URL or an engine made by create_async_engine(...)"
 )
 ABOVE_A_LOGIN = (
-    "{handler}: @once.protect(...) is above {decorator}, so a stored answer would be given to every caller who has the "
-    "key, without its check: put @once.protect directly above the function, below every other decorator"
+    "{handler}: @once.protect(...) is above {decorator}, so every caller with the key would receive a stored response "
+    "key, without its check: move @once.protect(...) directly above the function, below every other decorator"
 )
 LOGINS = (
     *("authlib", "flask_httpauth", "flask_jwt_extended", "flask_login", "flask_principal", "flask_security"),
     "starlette.authentication",
 )
-"""Packages and modules whose decorators decide who may call a handler."""
+"""Packages and modules whose decorators authenticate or authorize the caller of a handler."""
 _WHO = r"(?:login|auth\w*|jwt|token|permissions?|roles?|scopes?|fresh|admin|staff|superuser|users?|access)"
 _LOGIN = re.compile(
     rf"(?:\w+_)?{_WHO}_(?:required|accepted|only)|(?:requires?|needs?|has|checks?|ensures?|verify)_(?:\w+_)?{_WHO}"
@@ -74,42 +77,42 @@ _LOGIN = re.compile(
 )
 _NAMELESS = (lambda: None).__code__
 
-NO_PHASE = "on this store a PHASED handler has op.call and op.value, and no op.phase: it shares no transaction"
+NO_PHASE = "on this store a PHASED handler can use op.call and op.value but not op.phase: it has no transactions"
 NO_RECONCILING = (
-    "resolvers and webhooks settle what is unknown, and have nothing to work with on this store: see `oncekey stores`"
+    "resolvers and webhooks need a store that lists unknown outcomes, which this one does not: see `oncekey stores`"
 )
 
 APART = (
-    "oncekey: %s is %s and takes neither op nor once.session or once.connection: what it writes by itself is not "
-    "committed with its key, so a retry after a crash writes it again; write through op.connection or once.session; if "
-    "it writes nothing, let it take op all the same"
+    "oncekey: %s is %s and takes neither op nor once.session or once.connection: rows that it writes are not committed "
+    "with its key, so a retry after a crash writes them again; write through op.connection or once.session; if it "
+    "writes nothing, add the parameter op"
 )
 
 STEPS = 10
-"""How many steps of the store's clock a lease has at least: one more or less must not matter."""
+"""The minimum length of a lease, in steps of the store's clock: an error of one step must not matter."""
 BARE = (
-    "{handler} is served without its protection: put @once.protect(...) directly above the function and below the "
+    "{handler} is served without its protection: move @once.protect(...) directly above the function and below the "
     "route decorator"
 )
 ONLY_SAFE = (
-    "{operation} is served at {path} by {methods} only, where a key has no effect: leave @once.protect out there, or "
+    "{operation} is served at {path} by {methods} only, where a key has no effect: remove @once.protect there, or "
     "serve it by POST, PUT, PATCH or DELETE"
 )
-COARSE = "lease={lease} is too short for a store whose clock goes by steps of {step:g} s: make it ten times that"
+COARSE = "lease={lease} is too short for a store whose clock has steps of {step:g} s: make it ten times that"
 
 log = logging.getLogger("oncekey")
 
 
 def notify_all(observers: tuple[Observer, ...]) -> Notify | None:
-    """Calls all observers; None: there are none, and what reports to them is not imported."""
+    """A function that calls all observers; None if there are none, and then no reporting module is imported."""
     if not observers:
         return None
     load("engine.notifying")
-    return events.telling(observers)
+    return events.notify_all(observers)
 
 
 def check_settings(owner: Once, engine: AsyncEngine | Engine, *, blocking: bool = False) -> None:
-    """Refuse what the store, the driver or a missing package cannot do, before the first request asks for it."""
+    """Reject settings that the store, the driver or the installed packages do not support."""
     enrolments = [handler.__oncekey__ for handler in owner.enrolled.values()]  # type: ignore[attr-defined]
     policies = owner.policies
     for enrolment in enrolments:
@@ -129,7 +132,7 @@ def check_settings(owner: Once, engine: AsyncEngine | Engine, *, blocking: bool 
 def check_effects(
     engine: AsyncEngine | Engine, enrolments: Iterable[Enrolment], blocking: Callable[[], object]
 ) -> None:
-    """Refuse handlers whose effects need what the store, its driver or this installation does not have."""
+    """Reject handlers whose effects the store, its driver or the installed packages do not support."""
     sharing = shares(engine.driver)
     beyond_inline = [enrolment for enrolment in enrolments if enrolment.effects is not Effects.INLINE]
     for enrolment in beyond_inline:
@@ -142,11 +145,11 @@ def check_effects(
         if enrolment.effects is Effects.PHASED and not sharing:
             log.warning("oncekey: %s: %s", enrolment.operation, NO_PHASE)
     if any(enrolment.blocking for enrolment in beyond_inline):
-        blocking()  # a missing blocking driver is found now, and not at the first request
+        blocking()  # raises now, and not at the first request, if the blocking driver is missing
 
 
 def check_parts(store: Store, policies: Sequence[Policy], *, topics: bool, reconciles: bool) -> None:
-    """Refuse parts of an application that have nothing to work with on this store, and say what it lacks besides."""
+    """Reject parts of the application that this store does not support, and warn about a missing audit."""
     if topics and store.outbox is None:
         raise ConfigurationError(tasks.NO_OUTBOX)
     if reconciles and (store.reconcile is None or store.operate is None):
@@ -159,43 +162,43 @@ def check_parts(store: Store, policies: Sequence[Policy], *, topics: bool, recon
     if any(policy.max_live_keys is not None for policy in policies):
         raise ConfigurationError(cells_upkeep.NO_COUNT)
     if store.audit is None:
-        log.warning("oncekey: this store keeps no audit: moves that no request made are lines of the log")
+        log.warning("oncekey: this store has no audit trail: transitions outside requests are only logged")
 
 
 def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], parent: object) -> None:
-    """Say that a store in memory protects one process only, and louder where there are several.
+    """Warn that a store in memory protects one process only; log an error if there are several processes.
 
-    Servers with several processes say so by `WEB_CONCURRENCY`, or start them as children of one.
+    A server with several processes sets `WEB_CONCURRENCY`, or starts them as children of one process.
     """
     if not getattr(engine.store, "of_one_process", False):
         return
-    log.warning("oncekey: the store is memory: it forgets every key when this process ends; it is meant for tests")
+    log.warning("oncekey: the store is memory: every key is lost when this process ends; use it for tests only")
     if parent is not None or environ.get("WEB_CONCURRENCY", "1") not in {"", "1"}:
         log.error(
-            "oncekey: this looks like one process of several, and each has a memory: store of its own: a request that "
-            "is sent twice may be executed twice; use sqlite:///shop.db or postgresql://"
+            "oncekey: there seem to be several processes, each with its own memory: store: a request sent twice may "
+            "be executed twice; use sqlite:///shop.db or postgresql://"
         )
 
 
 def check_handler(handler: Callable[..., Any]) -> None:
-    """Refuse to protect what is no function, what is protected already, and what has a login below the protection."""
+    """Reject a handler that is not a function, is already protected, or has a login below the protection."""
     if not inspect.isroutine(handler):
         raise ConfigurationError(
             "@once.protect(...) goes above a function; in a class-based endpoint, above the method"
         )
     if hasattr(handler, "__oncekey_function__"):
         raise ConfigurationError(
-            f"{handler.__qualname__} is protected by @once.function already: let the handler call it, or take one of "
-            "the two away"
+            f"{handler.__qualname__} is already protected by @once.function: call it from the handler, or remove one "
+            "of the decorators"
         )
     _check_order(handler)
 
 
 def _check_order(handler: Callable[..., Any]) -> None:
-    """Above a login, every caller who has a key would get the answer of the first one."""
+    """Above a login, every caller with the key would receive the first caller's response."""
     for layer in layers(handler):
         if not hasattr(layer, "__wrapped__"):
-            return  # the function itself, whatever it is called
+            return  # the function itself, whatever its name
         module = getattr(layer, "__globals__", {}).get("__name__", "")
         package = next((one for one in LOGINS if f"{module}.".startswith(f"{one}.")), None)
         parts = getattr(layer, "__code__", _NAMELESS).co_qualname.split(".")
@@ -206,7 +209,7 @@ def _check_order(handler: Callable[..., Any]) -> None:
 
 
 def threads_for(owner: Once, called: str, options: Mapping[str, Any]) -> threaded.Threads:
-    """What the requests of an application in threads share, by the options of the method that installs it."""
+    """The installation of an application that runs in threads, with the options of `once.wsgi` or `once.flask`."""
     check_installing(options, threaded.WsgiOptions if called == "wsgi" else threaded.ThreadOptions, called)
     if not has_threads(owner.store):
         raise ConfigurationError(NO_WSGI_APP.format(called=called))
@@ -226,13 +229,13 @@ def check_routes(
     installation: Installation | None,
     enrolled: Iterable[Callable[..., Any]],
 ) -> None:
-    """Refuse an application whose routes, enrolments and installations do not fit together."""
+    """Reject an application whose routes, enrolments and installations do not fit together."""
     if installation is not None and installation.check is not None:
         installation.check()
         check_handlers([route for one in owner.apps for route in listing.listed(one) or ()], enrolled)
         return
     if "starlette" not in sys.modules or (not hasattr(app, "routes") and not hasattr(app, "app")):
-        return  # what it serves cannot be seen
+        return  # its routes cannot be listed
     served = list(starlette.routed(app))
     starlette.check_owners(served, lambda one: cast("Once", one).apps)
     if installation is None:
@@ -251,12 +254,12 @@ def check_routes(
 
 
 def routes_of(app: Any) -> Iterable[listing.Served] | None:  # noqa: ANN401
-    """The routes of an application of any framework; None: they cannot be seen."""
+    """The routes of an application of any framework; None if they cannot be listed."""
     return listing.listed(app)
 
 
 def warn_of_own_sessions(owner: Once) -> None:
-    """Name the handlers that take no transaction: rows that they write themselves do not commit with their key."""
+    """Warn about handlers that take no transaction: rows that they write do not commit with their key."""
     without = [one for one in owner.enrolled.values() if _takes_no_operation(one)]
     if not without:
         return
@@ -278,27 +281,27 @@ def _takes_no_operation(handler: Any) -> bool:  # noqa: ANN401  (a protected han
 
 
 def log_protection(owner: Once) -> None:
-    """Say once how much of the application is protected, and what a seal does not hide; `oncekey audit` says more."""
+    """Log once how many routes are protected, and warn about fingerprints that a seal does not hide."""
     if owner.seal is not None and owner.policy.secret is None:
         log.warning(
-            "oncekey: content is sealed, but fingerprints are plain hashes without Policy(secret=...): who can guess a "
-            "request can check the guess"
+            "oncekey: content is sealed, but fingerprints are plain hashes, which allow a guess at a request to be "
+            "verified: set Policy(secret=...)"
         )
     if not owner.survey or not owner.served or not log.isEnabledFor(logging.INFO):
         return
     owner.survey = False
-    log.info("oncekey: %s", surveying.summary(surveying.survey([owner], owner.served)))
+    log.info("oncekey: %s", route_report.summary(route_report.route_lines([owner], owner.served)))
 
 
 def check_running(owner: Once, app: Any) -> None:  # noqa: ANN401
-    """Refuse to serve before everything that protects a route of an application was started."""
+    """Raise if a `Once` that protects a route of the application was not started."""
     protecting = [route.enrolment.owner for route in starlette.routed(app) if route.enrolment is not None]
     if not all(cast("Once", one).running for one in (owner, *protecting)):
         raise ConfigurationError(NO_LIFESPAN)
 
 
 class ServedAt(Protocol):
-    """Where an endpoint is served."""
+    """A route."""
 
     @property
     def path(self) -> str:
@@ -306,14 +309,14 @@ class ServedAt(Protocol):
 
     @property
     def methods(self) -> frozenset[str]:
-        """The methods; none are all."""
+        """The methods; an empty set means all."""
 
     def serves(self, handler: Callable[..., Any]) -> bool:
-        """Whether a handler is called here."""
+        """Whether the route calls a handler."""
 
 
 def check_handlers(served: Iterable[ServedAt], protected: Iterable[Callable[..., Any]]) -> None:
-    """Refuse to start with a protection that does not protect."""
+    """Raise if a protected handler is served without its protection, or only by safe methods."""
     served = list(served)
     for handler in protected:
         places = [route for route in served if route.serves(handler)]
@@ -327,3 +330,56 @@ def check_handlers(served: Iterable[ServedAt], protected: Iterable[Callable[...,
             named = ", ".join(sorted(methods))
             operation = handler.__oncekey__.operation  # type: ignore[attr-defined]  # every protected handler has one
             raise ConfigurationError(ONLY_SAFE.format(operation=operation, path=places[0].path, methods=named))
+
+
+class Lifespans:
+    """Counts the entries of `once.lifespan` in each event loop: the outermost one stops."""
+
+    def __init__(self, owner: Once) -> None:
+        self._owner = owner
+        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+        self._serving: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+
+    def around(
+        self, own: Callable[[Any], AbstractAsyncContextManager[Any]]
+    ) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
+        """The lifespan of an application, with its own inside oncekey's.
+
+        The store is open while the application starts and stops. Workers stop, and settlements end, before the
+        application's own shutdown, so oncekey runs nothing when its resources are closed.
+        """
+
+        @asynccontextmanager
+        async def both(app: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+            async with self.opened(app), own(app) as state, self.serving():
+                yield state
+
+        return both
+
+    @asynccontextmanager
+    async def opened(self, app: Any) -> AsyncIterator[None]:  # noqa: ANN401  (an application of any kind)
+        """Check everything, and close the store at the end."""
+        loop = asyncio.get_running_loop()
+        self._open[loop] = self._open.get(loop, 0) + 1
+        try:
+            await self._owner.start(app)
+            yield
+        finally:
+            self._open[loop] -= 1
+            if not self._open[loop]:
+                await self._owner.stop()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Run the workers, if configured, and wait for settlements at the end."""
+        loop = asyncio.get_running_loop()
+        others = self._serving.get(loop, 0)
+        self._serving[loop] = others + 1
+        try:
+            async with nullcontext() if others else self._owner.working():
+                yield
+        finally:
+            # The workers have ended by now; their operations are drained too.
+            self._serving[loop] -= 1
+            if not self._serving[loop]:
+                await self._owner.drain()

@@ -1,6 +1,6 @@
-"""What changes something in an application, and how each of it is protected: routes, functions, consumers.
+"""The state-changing routes, functions and consumers of an application, and how each is protected.
 
-`oncekey routes` lists it, `oncekey audit` judges it, and a line in the log counts it at start-up.
+`oncekey routes` lists them, `oncekey audit` reports the unprotected ones, and a log line counts them at start-up.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ SENDING: Final = STAGING | {
     *("post", "publish", "send", "produce", "enqueue", "delay", "apply_async", "urlopen"),
     *("send_message", "send_messages", "send_email", "send_mail", "sendmail"),
 }
-"""Names of functions and methods with which a handler publishes a message or calls out."""
+"""Names of functions and methods that publish a message or call another service."""
 CALL: Final = "CALL"
-"""The method of what is no route: a protected function, a consumer of messages."""
+"""Stands for the method of a protected function or a consumer of messages."""
 
 
 class Protection(StrEnum):
-    """What is to be said of a route."""
+    """How a route is protected."""
 
     PROTECTED = "protected"
     IDEMPOTENT = "idempotent"
-    """PUT or DELETE without a key: sent again it does the same."""
+    """PUT or DELETE without a key: repeating it has no further effect."""
     DECLARED = "declared open"
     OPEN = "open"
-    """POST or PATCH without protection: sent again it happens again."""
+    """POST or PATCH without protection: a retry executes it again."""
     APART = "writes apart"
-    """It has a key, and takes no transaction: rows that it writes by itself do not commit with the key."""
+    """It has a key but takes no transaction: rows that it writes do not commit with the key."""
     PUBLISHES = "publishes"
-    """PUT or DELETE that publishes or calls out: sent again it does so again, so it is not idempotent."""
+    """PUT or DELETE that publishes or calls another service, and does so again when it is repeated."""
 
     @property
     def is_finding(self) -> bool:
@@ -57,19 +57,19 @@ class Protection(StrEnum):
 
 TODO: Final[Mapping[Protection, str]] = MappingProxyType(
     {
-        Protection.OPEN: "protect it: @once.protect(effects=...) above the handler; or say --open",
+        Protection.OPEN: "protect it: @once.protect(effects=...) above the handler; or pass --open",
         Protection.APART: (
             "write through op.connection or once.session, so that its rows commit with its key; if it writes nothing, "
-            "let it take op: Operation (SyncOperation for a def) all the same"
+            "add the parameter op: Operation (SyncOperation for a def)"
         ),
-        Protection.PUBLISHES: "serve it by POST or PATCH with a key: as PUT or DELETE it publishes again when repeated",
+        Protection.PUBLISHES: "serve it by POST or PATCH with a key: a repeated PUT or DELETE publishes again",
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RouteLine:
-    """One method of one route, or a function."""
+    """One method of a route, or a function."""
 
     method: str
     path: str
@@ -78,16 +78,16 @@ class RouteLine:
     effects: str | None = None
     key: str | None = None
     front: str | None = None
-    """What is asked before the store."""
+    """The caches that are read before the store."""
 
     @property
     def named(self) -> str:
-        """As `--open` names it."""
+        """Its name for `--open`."""
         return f"{self.method} {self.path}"
 
 
-def survey(onces: Iterable[Once], apps: Iterable[Any], declared: frozenset[str] = frozenset()) -> list[RouteLine]:
-    """Every method of every route that may change something, in the order of their paths; then functions."""
+def route_lines(onces: Iterable[Once], apps: Iterable[Any], declared: frozenset[str] = frozenset()) -> list[RouteLine]:
+    """Every state-changing method of every route, ordered by path; then the functions."""
     onces = list(onces)
     found: dict[tuple[str, str], RouteLine] = {}
     for app in apps:
@@ -102,7 +102,7 @@ def survey(onces: Iterable[Once], apps: Iterable[Any], declared: frozenset[str] 
                 found["~" + operation, CALL] = line  # after all paths
     unknown = declared - {line.named for line in found.values()}
     if unknown:
-        raise ConfigurationError(f"--open {min(unknown)!r}: no route is served there")
+        raise ConfigurationError(f"--open {min(unknown)!r}: no such route is served")
     return [found[place] for place in sorted(found)]
 
 
@@ -113,7 +113,7 @@ def summary(lines: Iterable[RouteLine]) -> str:
     counted = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Protection if counts[verdict])
     wrong = [line.named for line in lines if line.verdict.is_finding]
     named = f": {', '.join(wrong[:_NAMED])}{' and others' if len(wrong) > _NAMED else ''}" if wrong else ""
-    return f"{len(lines)} routes and functions change something; {counted or 'none'}{named}"
+    return f"{len(lines)} state-changing routes and functions: {counted or 'none'}{named}"
 
 
 _NAMED: Final = 5
@@ -124,9 +124,9 @@ def _of_app(app: Any, onces: list[Once], declared: frozenset[str]) -> Iterator[R
     if routes is not None:
         for route in routes:
             if not route.is_ours:
-                yield from (_surveyed(route, method, declared) for method in route.changing)
+                yield from (_line_of(route, method, declared) for method in route.changing)
         return
-    # What it serves cannot be seen, but what is enrolled by path is known.
+    # Its routes cannot be listed; the enrolments by path can.
     for once in onces:
         shared = once.served.get(app)
         if shared is None:
@@ -137,7 +137,7 @@ def _of_app(app: Any, onces: list[Once], declared: frozenset[str]) -> Iterator[R
                 yield _protected(pattern.method, pattern.text.partition(" ")[2], enrolment)
 
 
-def _surveyed(route: Served, method: str, declared: frozenset[str]) -> RouteLine:
+def _line_of(route: Served, method: str, declared: frozenset[str]) -> RouteLine:
     enrolment = route.enrolment(method)
     publishes = method in IDEMPOTENT and _publishes(route.endpoint, enrolment)
     if enrolment is not None:
@@ -165,7 +165,7 @@ def _front(policy: Policy) -> str | None:
 
 
 def _publishes(endpoint: Callable[..., Any], enrolment: Enrolment | None) -> bool:
-    """Whether a handler publishes, or without a key calls out: by the names in its own code, which is not followed."""
+    """Whether a handler publishes or, without a key, calls another service: judged by the names in its own code."""
     if enrolment is not None and enrolment.effects is Effects.OUTBOX:
         return True
     names = SENDING if enrolment is None else STAGING
@@ -174,7 +174,7 @@ def _publishes(endpoint: Callable[..., Any], enrolment: Enrolment | None) -> boo
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of the functions inside of it."""
+    """A function's code, and the code of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
