@@ -1,6 +1,6 @@
-"""Makes variants of bodies that an API would accept too, and compares answers for the same outcome.
+"""Creates variants of a request body, and compares response bodies.
 
-It reads JSON pointers (RFC 6901) as far as counting needs them.
+It supports JSON pointers (RFC 6901) as far as counting needs them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oncekey_check.raw_http import Answer
 
 
 def amount_at(document: object, pointer: str) -> int:
-    """The number at a place, or the length of the list there; a `ValueError` names what is there instead."""
+    """The number at a pointer, or the length of the list there; raises `ValueError` otherwise."""
     if pointer and not pointer.startswith("/"):
         raise ValueError(f"the pointer {pointer!r} must begin with a slash, or be empty for the whole document")
     place = document
@@ -42,19 +42,19 @@ def _inside(place: object, step: str, pointer: str) -> object:
 
 
 Path: TypeAlias = tuple[str | int, ...]
-"""The names and numbers that lead to a place in a document."""
+"""The names and indexes that lead to a place in a document."""
 
 _MARKS: Final = re.compile(r"replay|idempot|duplicat|cached|repeat", re.IGNORECASE)
 _HERE: Final = "oncekey-check-puts-it-here"
 
 
 def parsed(body: bytes) -> object:
-    """The body as JSON; `ValueError` if it is none."""
+    """The body as JSON; raises `ValueError` if it is not JSON."""
     return json.loads(body.decode("utf-8"))
 
 
 def others(body: bytes) -> Iterator[bytes]:
-    """The same body with one value changed: each number in turn, then each text, then each truth value."""
+    """The same body with one value changed: each number in turn, then each string, then each boolean."""
     document = parsed(body)
     found = list(leaves(document))
     for kind in (is_number, lambda value: isinstance(value, str), lambda value: isinstance(value, bool)):
@@ -86,12 +86,12 @@ def escaped(body: bytes) -> bytes:
 
 
 def broken(body: bytes) -> bytes:
-    """The body, changed so that it is no JSON any more."""
+    """The body, changed so that it is no longer JSON."""
     return body.rstrip()[:-1]
 
 
 def lacking(body: bytes) -> Iterator[bytes]:
-    """The same object with one member less, for every member."""
+    """The same object without one member, for every member."""
     document = parsed(body)
     if isinstance(document, dict):
         for name in document:
@@ -121,7 +121,7 @@ def containers(document: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:  #
 
 
 def put(document: Any, path: Path, value: object) -> Any:  # noqa: ANN401  (JSON is anything)
-    """The document with another value at a place; a member that is not there yet is added."""
+    """The document with another value at a place; a missing member is added."""
     if not path:
         return value
     copy = document.copy()
@@ -131,12 +131,12 @@ def put(document: Any, path: Path, value: object) -> Any:  # noqa: ANN401  (JSON
 
 
 def spelt(document: object, path: Path, text: str) -> bytes:
-    """The document with a literal JSON text at a place, because no value of Python is written so."""
+    """The document with a literal JSON text at a place, which no Python value is serialised to."""
     return json.dumps(put(document, path, _HERE)).replace(json.dumps(_HERE), text).encode()
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number of JSON, and not a truth value."""
+    """Whether a value is a JSON number, and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -166,7 +166,7 @@ def _escaped(document: Any) -> str:  # noqa: ANN401  (JSON is anything)
 
 
 def is_same(first: Answer, again: Answer, ignored: frozenset[Path] = frozenset()) -> bool:
-    """Whether both answers report the same outcome. Other clauses judge whether status and bytes are equal, too."""
+    """Whether both responses report the same outcome. Other clauses judge whether status and bytes are equal, too."""
     places = {answer.header("Location") for answer in (first, again)} - {None}
     if first.ok != again.ok or len(places) > 1:
         return False
@@ -174,11 +174,11 @@ def is_same(first: Answer, again: Answer, ignored: frozenset[Path] = frozenset()
 
 
 def volatile(fresh: Answer, first: Answer, again: Answer) -> frozenset[Path]:
-    """The places of an answer whose values are new in every answer, such as the id of a request.
+    """The places of a response whose values are new in every response, such as a request id.
 
-    They are those that differ between an answer and its replay. If the answers of two operations differ in no other
-    place, the retry may have been no replay, and no place is taken as volatile. A member that only marks the replay is
-    volatile, too.
+    They are those that differ between a response and its replay. If the responses of two operations differ in no other
+    place, the retry may not have been a replay, and no place counts as volatile. A member that only marks the replay
+    is volatile, too.
     """
     one, two, marks = _leaves(first), _leaves(again), body_markers(first, again)
     found = frozenset(path for path in one if path in two and one[path] != two[path]) | marks

@@ -1,8 +1,8 @@
-"""How one API carries the key, and how it marks a replay: what the clauses say is translated into its own names.
+"""How an API carries the key and marks a replay: translates between the clauses and the API's own names.
 
 Clauses use one header for keys and one for the marker. The carrier writes the key where this API reads it: under
-another name, into the JSON body, or into the URL. It translates answers back, and it puts the API's own names into
-reports. It also fills in what must differ from key to key: `{{key}}`, `{{uuid}}` and `{{n}}` in a body.
+another name, in the JSON body, or in the URL. It translates responses back, and uses the API's own names in reports. It
+also fills in values that must differ from key to key: `{{key}}`, `{{uuid}}` and `{{n}}` in a body.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARKER: Final = "Idempotent-Replayed"
 Header: TypeAlias = tuple[str, str]
 
 IN_URL: Final = "{{key}}"
-"""Where a URL has this, the key is there and not in a header."""
+"""A URL with this placeholder carries the key, instead of a header."""
 _PARAMETER: Final = re.compile(r"[?&][^?&=]*=\{\{key\}\}")
 _CONTENT: Final = re.compile(r'"((?:[^"\\]|\\.)*)"(?:;.*)?')
 _RANDOM_END: Final = re.compile(r"[0-9a-f]{12}$")
@@ -43,14 +43,14 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """The API's own names. With `member` the key is a member of the JSON body and no header at all."""
+    """The API's own names. With `member` the key is a member of the JSON body, not a header."""
 
     header: str = KEY
     member: str | None = None
     marker: str = MARKER
     marked_by: str = "true"
     url: Place | None = None
-    """Where the URL has the key, if it has it."""
+    """Where the URL carries the key, if it does."""
 
     @property
     def place(self) -> Place:
@@ -59,13 +59,13 @@ class Carrier:
 
     @property
     def name(self) -> str:
-        """The name of the header or member, which a description of the API must have."""
+        """The name of the header or member, which the API's description must contain."""
         return self.member or self.header
 
     def for_api(
         self, headers: tuple[Header, ...], body: bytes, target: str, *, nonce: str, salt: str
     ) -> tuple[tuple[Header, ...], bytes, str]:
-        """The header lines, the body and the target as this API wants them; `nonce` fills a body without a key."""
+        """The headers, the body and the target as this API wants them; `nonce` fills a body without a key."""
         values = [value for name, value in headers if name.lower() == KEY.lower()]
         body = filled(body, content_of(values[0]) if values else nonce, salt)
         if self.place is Place.HEADER:
@@ -78,11 +78,11 @@ class Carrier:
         return rest, body, target.replace(IN_URL, quote(content_of(values[0]), safe=""))
 
     def read(self, headers: Iterable[Header]) -> tuple[Header, ...]:
-        """The header lines of an answer under the names that clauses know."""
+        """The headers of a response under the names that clauses use."""
         return tuple(self._read(name, value) for name, value in headers)
 
     def as_received(self, headers: Iterable[Header]) -> tuple[Header, ...]:
-        """The header lines of an answer as they came."""
+        """The headers of a response as they were received."""
         own = {MARKER.lower(): self.marker, KEY.lower(): self.header}
         return tuple((own.get(name.lower(), name), self._as_received(name, value)) for name, value in headers)
 
@@ -107,7 +107,7 @@ class Carrier:
         return self.header.upper() if name.isupper() else self.header.lower()
 
     def _inserted(self, value: str, body: bytes) -> bytes:
-        """The body with the key as its first member. The rest of its text stays as it is, also where it is broken."""
+        """The body with the key as its first member. The rest of its text is unchanged, even if it is broken JSON."""
         start = body.find(b"{")
         if start < 0 or body[:start].strip():
             return body
@@ -128,15 +128,15 @@ class Carrier:
 
 
 def content_of(value: str) -> str:
-    """The text inside the quotes of a header's value: JSON and URLs have quotes of their own."""
+    """The text inside the quotes of a header's value: JSON and URLs have their own quoting."""
     met = _CONTENT.fullmatch(value)
     return value if met is None else met[1].replace('\\"', '"').replace("\\\\", "\\")
 
 
 def filled(body: bytes, seed: str, salt: str = "") -> bytes:
-    """The body with its placeholders filled in; a seed and a salt always give the same values.
+    """The body with its placeholders filled in; the same seed and salt always give the same values.
 
-    A UUID ends with the random end of the seed, so that a script that replaces a key replaces it, too.
+    A UUID ends with the random end of the seed, so that a script that replaces a key also replaces the UUID.
     """
     if b"{{" not in body:
         return body
@@ -153,29 +153,29 @@ def filled(body: bytes, seed: str, salt: str = "") -> bytes:
 
 
 class BadKeyFormatError(ValueError):
-    """The text describes no form of keys; the message says why."""
+    """The text is not a valid key format; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFormat:
-    """The form of the keys that an API accepts, such as `order-{{hex:16}}`."""
+    """The format of the keys that an API accepts, such as `order-{{hex:16}}`."""
 
     text: str
 
     @classmethod
     def parse(cls, text: str) -> KeyFormat:
-        """The form, checked: it must have enough random characters that no two keys are equal."""
+        """The format, validated: it must have enough random characters that no two keys are equal."""
         placeholders = _RANDOM.findall(text)
         if "{{" in _RANDOM.sub("", text):
-            raise BadKeyFormatError("it may have {{uuid}}, {{hex:N}} and {{digits:N}} in it, and no other placeholder")
+            raise BadKeyFormatError("it may contain {{uuid}}, {{hex:N}} and {{digits:N}}, and no other placeholder")
         if any(kind != "uuid" and not length for kind, length in placeholders):
-            raise BadKeyFormatError("{{hex:N}} and {{digits:N}} need their number of characters")
+            raise BadKeyFormatError("{{hex:N}} and {{digits:N}} need a number of characters")
         if sum(32 if kind == "uuid" else int(length) for kind, length in placeholders) < _LEAST_RANDOM:
-            raise BadKeyFormatError(f"it needs {_LEAST_RANDOM} random characters at least, such as {{{{hex:16}}}}")
+            raise BadKeyFormatError(f"it needs at least {_LEAST_RANDOM} random characters, such as {{{{hex:16}}}}")
         return cls(text)
 
     def fresh(self) -> str:
-        """A key that was never used."""
+        """A new key."""
         return _RANDOM.sub(_random, self.text)
 
     def near(self, key: str) -> tuple[str, str]:
@@ -190,7 +190,7 @@ class KeyFormat:
 
 
 ANY_UUID: Final = KeyFormat("{{uuid}}")
-"""What most APIs accept."""
+"""The format that most APIs accept."""
 
 
 def _random(placeholder: re.Match[str]) -> str:
@@ -203,5 +203,5 @@ def _random(placeholder: re.Match[str]) -> str:
 
 
 def _another(digit: str) -> str:
-    """Another digit, decimal and so hexadecimal, too."""
+    """Another digit, valid as decimal and as hexadecimal."""
     return "0" if digit != "0" else "1"

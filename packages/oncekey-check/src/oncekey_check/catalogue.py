@@ -1,4 +1,4 @@
-"""The table of all clauses, and where the public text of each is: the draft, the RFCs, and what vendors publish."""
+"""The table of all clauses, with references to their public texts: the draft, the RFCs, and vendors' documentation."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ CLAUSES: Final[tuple[Clause, ...]] = (
 ABOUT_HEADERS: Final = frozenset(
     f"keys.{name}" for name in ("malformed", "doubled", "quoted", "bare", "two-spellings", "parameters", "field-name")
 ) | {"keys.echoed", "keys.status"}
-"""Clauses that have no meaning where the key is not in a header."""
+"""Clauses that do not apply if the key is not in a header."""
 
 NOT_IN_PATH: Final = frozenset({"keys.missing", "keys.explained", "keys.empty", "leaks.told-apart"}) | frozenset(
     f"others.{name}" for name in ("get", "get-current", "get-takes-no-key", "described")
 )
-"""Clauses that have no meaning where the key is a part of the path: without it there is another resource."""
+"""Clauses that do not apply if the key is part of the path: without it the path is another resource."""
 
 SIGHTING_REQUESTS: Final = 15
-"""About how many requests the tester sends before the first clause."""
+"""The approximate number of requests before the first clause."""
 
 
 def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Clause, ...]:
@@ -68,7 +68,7 @@ def _matches(clause: Clause, pattern: str) -> bool:
 
 
 def planned(clauses: tuple[Clause, ...] = CLAUSES, target: Target | None = None) -> int:
-    """About how many requests a run of these clauses sends; with a target, only of those that can be tried on it.
+    """The approximate number of requests of these clauses; with a target, only of those that can be tried on it.
 
     A plain request follows each area. Another body is made from a JSON body.
     """

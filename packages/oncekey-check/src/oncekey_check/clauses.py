@@ -1,6 +1,6 @@
 """The types of the tester: a clause, its verdicts, and the profiles by which it is judged.
 
-`Manner` records how the tester sent the requests of a finding, so that a script can send them in the same way again.
+`SendMode` records how the tester sent the requests of a finding, so that a script can send them in the same way again.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ class Way(StrEnum):
     """How a request reached the server."""
 
     PLAIN = "plain"
-    """On a connection of its own."""
+    """On a separate connection."""
     TOGETHER = "together"
     """At the same moment as others."""
     PIPELINED = "pipelined"
-    """In one piece with others on one connection."""
+    """In one write with others on one connection."""
     SLOWLY = "slowly"
     """The body in pieces."""
     CUT = "cut"
-    """The client hung up."""
+    """The client disconnected."""
     OVERLAPPING = "overlapping"
-    """The second one while the first one ran."""
+    """The second one while the first one was running."""
     INTERRUPTED = "interrupted"
-    """A command was run while the request ran."""
+    """A command was run during the request."""
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class SendMode:
     """A way, and its details. `many` consecutive exchanges belong together."""
 
     way: Way = Way.PLAIN
@@ -44,23 +44,23 @@ class Manner:
     seconds: float = 0.0
     """The distance between two requests, or how long the client stayed."""
     sent: int = 0
-    """The bytes that were sent before the client hung up."""
+    """The bytes that were sent before the client disconnected."""
     listened: bool = False
-    """Whether the client waited for the beginning of the answer before it hung up."""
+    """Whether the client waited for the beginning of the response before it disconnected."""
     after: tuple[str, ...] = ()
     """The options whose commands were run before the request, or while it ran."""
 
 
-PLAIN = Manner()
+PLAIN = SendMode()
 
 
-class Profile(StrEnum):
-    """A set of promises that an API may make."""
+class CheckProfile(StrEnum):
+    """A set of guarantees that an API may give."""
 
     IETF = "ietf"
     """The IETF draft (revision 07): quoted keys, 400, 409 and 422."""
     STRIPE = "stripe"
-    """The de-facto standard: bare keys, which may be left out; 400 for another request under a used key; a marker."""
+    """The de-facto standard: bare keys, which are optional; 400 for another request under a used key; a marker."""
     CONFLICT = "conflict"
     """As Stripe, but 409 for another request under a used key, and no marker."""
     STRICT_MONEY = "strict-money"
@@ -68,7 +68,7 @@ class Profile(StrEnum):
 
 
 class Area(StrEnum):
-    """What a clause is about."""
+    """The subject of a clause."""
 
     KEYS = "keys"
     REPLAYS = "replays"
@@ -117,24 +117,24 @@ LIKELY: Final = (
     Area.KEYS,
     Area.OTHERS,
 )
-"""The areas by how often an ordinary client meets what they are about: a plain retry first."""
+"""The areas by how often an ordinary client is affected: a plain retry first."""
 
 
 class Severity(IntEnum):
-    """What may follow when a clause is broken."""
+    """The possible consequence of a broken clause."""
 
     LOW = 1
-    """Clients learn less than they could."""
+    """Clients get less information than they could."""
     MEDIUM = 2
-    """Clients get stuck, or get a wrong answer."""
+    """Clients get stuck, or receive a wrong response."""
     HIGH = 3
-    """A client acts on a wrong answer."""
+    """A client acts on a wrong response."""
     CRITICAL = 4
     """An effect happens twice, or another caller sees it."""
 
 
 class Need(StrEnum):
-    """What a clause needs to be tried, named by the option that gives it."""
+    """What a clause needs to be tried, named by the option that provides it."""
 
     COUNT = "--count-url"
     SLOW = "--slow-header"
@@ -154,42 +154,42 @@ class Need(StrEnum):
     OUTAGE = "--store-down-command"
 
 
-EVERY: Final = frozenset(Profile)
-SAFE: Final = frozenset({Profile.STRICT_MONEY})
-DRAFT: Final = frozenset({Profile.IETF, Profile.STRICT_MONEY})
-MARKED: Final = frozenset({Profile.STRIPE, Profile.STRICT_MONEY})
+EVERY: Final = frozenset(CheckProfile)
+SAFE: Final = frozenset({CheckProfile.STRICT_MONEY})
+DRAFT: Final = frozenset({CheckProfile.IETF, CheckProfile.STRICT_MONEY})
+MARKED: Final = frozenset({CheckProfile.STRIPE, CheckProfile.STRICT_MONEY})
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request and its answer, and how the request was sent if that matters."""
+    """A request and its response, and how the request was sent if that matters."""
 
     request: RawRequest
     answer: Answer
     how: str = ""
-    manner: Manner = PLAIN
+    mode: SendMode = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The API does as the clause says."""
+    """The API keeps the clause."""
 
 
 class Harm(IntEnum):
-    """The harm that the tester saw, the worst last."""
+    """The harm that was observed, in ascending order."""
 
     UNTOLD = 1
-    """Clients learn less than they could."""
+    """Clients get less information than they could."""
     WRONG = 2
-    """A client got a wrong answer."""
+    """A client received a wrong response."""
     UNPROTECTED = 3
     """A request was executed outside the protection of any key."""
     LOST = 4
-    """An operation did not happen, or no retry gets its answer any more."""
+    """An operation did not happen, or no retry receives its response any more."""
     LEAKED = 5
-    """A caller saw what belongs to another caller."""
+    """A caller saw data of another caller."""
     TWICE = 6
-    """An effect happened more often than the client asked for."""
+    """An effect happened more often than the client requested."""
 
     @property
     def words(self) -> str:
@@ -198,7 +198,7 @@ class Harm(IntEnum):
 
 
 _WORDS: Final = {
-    Harm.UNTOLD: "clients know less",
+    Harm.UNTOLD: "less information for clients",
     Harm.WRONG: "wrong answer",
     Harm.UNPROTECTED: "executed without protection",
     Harm.LOST: "lost",
@@ -209,19 +209,19 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The API does not keep the clause. The runner adds the exchange."""
+    """The API breaks the clause. The runner adds the exchange."""
 
     expected: str
     seen: str
     exchange: tuple[Exchange, ...] = ()
-    only: frozenset[Profile] = EVERY
+    only: frozenset[CheckProfile] = EVERY
     """The profiles in which that is wrong."""
-    mild: frozenset[Profile] = frozenset()
-    """The profiles in which it is advice, even where the clause is a promise."""
-    expected_in: Mapping[Profile, str] = field(default_factory=dict, hash=False)
+    mild: frozenset[CheckProfile] = frozenset()
+    """The profiles in which it is advice, even where the clause is a guarantee."""
+    expected_in: Mapping[CheckProfile, str] = field(default_factory=dict, hash=False)
     """What a profile expects, where profiles differ."""
-    told: tuple[Harm, str] | None = None
-    """The harm and the headline, where the clause's own headline would not be true of what was seen."""
+    headline: tuple[Harm, str] | None = None
+    """The harm and the headline, where the clause's own headline would not describe what was observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +233,8 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided(Skipped):
-    """The clause was tried, and the answers prove neither that the API keeps it nor that it breaks it."""
+class Inconclusive(Skipped):
+    """The clause was tried, and the responses prove neither that the API keeps it nor that it breaks it."""
 
 
 Verdict: TypeAlias = Passed | Failed | Skipped
@@ -242,34 +242,34 @@ Verdict: TypeAlias = Passed | Failed | Skipped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
-    """One promise: `must` are the profiles that make it, `should` those that only advise it.
+    """One guarantee: `must` are the profiles that give it, `should` those that only advise it.
 
-    `sight` is set for promises about effects and replays. They cannot be judged if the answers to two fresh keys are
-    equal and effects are not counted: a replay would look the same as an execution.
+    `sight` is set for guarantees about effects and replays. They cannot be judged if the responses to two fresh keys
+    are equal and effects are not counted: a replay would look the same as an execution.
     """
 
     id: str
     title: str
     why: str
     fix: str
-    """How the owner of an API repairs it, in one line."""
+    """How the owner of an API fixes it, in one line."""
     severity: Severity
     requests: int
     judge: Callable[[Probe], Verdict]
-    must: frozenset[Profile] = EVERY
-    should: frozenset[Profile] = frozenset()
+    must: frozenset[CheckProfile] = EVERY
+    should: frozenset[CheckProfile] = frozenset()
     needs: tuple[Need, ...] = ()
     sight: bool = False
 
     @property
     def area(self) -> Area:
-        """What the clause is about: the first word of its id says it."""
+        """The subject of the clause: the first word of its id."""
         return _AREAS[self.id.partition(".")[0]]
 
 
-class UndecidedError(Exception):
-    """A clause cannot be judged after all; the runner makes it `Undecided`."""
+class InconclusiveError(Exception):
+    """A clause cannot be judged after all; the runner reports it as `Inconclusive`."""
 
     def __init__(self, because: str, pass_this: str = "") -> None:
         super().__init__(because)
-        self.verdict = Undecided(because, pass_this)
+        self.verdict = Inconclusive(because, pass_this)

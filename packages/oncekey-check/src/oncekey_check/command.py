@@ -1,6 +1,6 @@
-"""`oncekey-check URL` tests whether an API keeps the promises of its idempotency keys.
+"""`oncekey-check URL` tests an API's idempotency keys.
 
-Where the library is installed, too, the same command is `oncekey check`.
+If the library is also installed, the same command is `oncekey check`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from oncekey_check import Address, Clause, Failed, Report, Target, check, chosen, options, planned, reports
+from oncekey_check import Address, CheckReport, Clause, Failed, Target, check, chosen, options, planned, reports
 from oncekey_check.carrier import IN_URL, KEY, BadKeyFormatError, Carrier, Header, KeyFormat, Place
 from oncekey_check.errors import CheckError
 from oncekey_check.running import BadBaselineError, Baseline, written
@@ -42,19 +42,19 @@ def main() -> None:
 
 
 def register(app: Any) -> None:
-    """Add the command `check` to the program `oncekey`, which is typer's; the options are read here."""
+    """Add the command `check` to the typer program `oncekey`; the options are parsed here."""
     import typer
 
     def check(context: Any) -> None:
         raise SystemExit(run(context.args, context.command_path, "oncekey"))
 
-    check.__annotations__["context"] = typer.Context  # typer is not imported where this module is
+    check.__annotations__["context"] = typer.Context  # typer is not imported by this module
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
     app.command("check", add_help_option=False, context_settings=passed_on)(check)
 
 
 def run(words: list[str], prog: str, program: str) -> int:
-    """Run the command with these words, and return its exit code; an error of the tester is one line."""
+    """Run the command with these arguments, and return its exit code; an error of the tester is one line."""
     given = options.parsed(words, prog)
     try:
         return check_url(given)
@@ -66,7 +66,7 @@ def run(words: list[str], prog: str, program: str) -> int:
 
 
 def check_url(given: Namespace) -> int:
-    """Check the API that the options describe; the exit code."""
+    """Check the API of the options; returns the exit code."""
     clauses = chosen(given.only, given.skip)
     if given.show_list:
         _list(clauses)
@@ -74,7 +74,7 @@ def check_url(given: Namespace) -> int:
     if given.url is None:
         raise options.BadOptionError("the operation's URL is missing", option="URL")
     if (given.store_down_command is None) != (given.store_up_command is None):
-        raise options.BadOptionError("the store must be stopped and started: give both commands", option="--store-…")
+        raise options.BadOptionError("the store must be stopped and started: pass both commands", option="--store-…")
     if given.lease is not None and given.timeout <= 2 * given.lease:
         raise options.BadOptionError(
             "a request that is slower than its lease needs a --timeout of more than two leases", option="--lease"
@@ -145,11 +145,11 @@ def check_url(given: Namespace) -> int:
         _write_scripts(report, given.scripts)
     _print(report, as_json=given.as_json)
     for name in () if known is None else known.gone(report):
-        print(f"{name} is in the baseline and passes now: write the baseline again", file=sys.stderr)
+        print(f"{name} is in the baseline but passes now: write the baseline again", file=sys.stderr)
     return _exit_code(report)
 
 
-def _exit_code(report: Report) -> int:
+def _exit_code(report: CheckReport) -> int:
     if not report.stopped:
         return 1 if report.failed else 0
     print(f"the run stopped early: {report.stopped}", file=sys.stderr)
@@ -196,19 +196,21 @@ def _key_format(text: str) -> KeyFormat:
 
 def _carrier(url: str, header: str, member: str | None, marker: str, body: bytes) -> Carrier:
     if not _TOKEN.fullmatch(header):
-        raise options.BadOptionError(f"{header!r} is no name of a header", option="--key-header")
+        raise options.BadOptionError(f"{header!r} is not a header name", option="--key-header")
     name, _, value = marker.partition(":")
     if not _TOKEN.fullmatch(name.strip()):
         raise options.BadOptionError(
-            f"{marker!r} is no header: write 'Name' or 'Name: value'", option="--marker-header"
+            f"{marker!r} is not a header: write 'Name' or 'Name: value'", option="--marker-header"
         )
     if member is not None and header != KEY:
-        raise options.BadOptionError("the key is in a header or in the body, not in both", option="--key-field")
+        raise options.BadOptionError(
+            "the key is either in a header or in the body: pass one of the two options", option="--key-field"
+        )
     if member is not None and not isinstance(json.loads(body or b"null"), dict):
         raise options.BadOptionError("it needs a --body that is a JSON object", option="--key-field")
     in_url = None if IN_URL not in url else Place.QUERY if IN_URL in url.partition("?")[2] else Place.PATH
     if in_url is not None and (member is not None or header != KEY):
-        raise options.BadOptionError(f"the key is in the URL ({IN_URL}) already", option="--key-field, --key-header")
+        raise options.BadOptionError(f"the key is already in the URL ({IN_URL})", option="--key-field, --key-header")
     return Carrier(header, member, name.strip(), value.strip() or "true", in_url)
 
 
@@ -228,11 +230,11 @@ def _write(option: str, path: Path, text: str) -> None:
         raise options.BadOptionError(f"{path} cannot be written ({error.strerror})", option=option) from None
 
 
-def _write_scripts(report: Report, folder: Path) -> None:
+def _write_scripts(report: CheckReport, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise options.BadOptionError(f"{folder} cannot be made ({error.strerror})", option="--scripts") from None
+        raise options.BadOptionError(f"{folder} cannot be created ({error.strerror})", option="--scripts") from None
     for finding in (*report.failed, *report.known_findings, *report.advice):
         if isinstance(finding.verdict, Failed):
             lines = ["#!/usr/bin/env bash", f"# {finding.headline}", *script(report.target, finding.verdict.exchange)]
@@ -242,19 +244,19 @@ def _write_scripts(report: Report, folder: Path) -> None:
 def _line(option: str, text: str, key_header: str) -> Header:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or not (text.isascii() and text.isprintable()):
-        raise options.BadOptionError(f"{text!r} is no header: write 'Name: value'", option=option)
+        raise options.BadOptionError(f"{text!r} is not a header: write 'Name: value'", option=option)
     if name.strip().lower() == key_header.lower():
-        raise options.BadOptionError("keys are made by the check itself: leave it out", option=option)
+        raise options.BadOptionError("the check creates its own keys: remove it", option=option)
     return name.strip(), value.strip()
 
 
 def _with_media_type(lines: list[Header], body: str) -> tuple[Header, ...]:
-    """The headers, with `application/json` for a body that has no media type; raises if that body is not JSON."""
+    """The headers, with `application/json` for a body without a media type; raises if that body is not JSON."""
     if any(name.lower() == "content-type" for name, _ in lines):
         return tuple(lines)
     if not _is_json(_content("--body", body)):
         raise options.BadOptionError(
-            "the body is not JSON: correct it, or say what it is with --header 'Content-Type: …'", option="--body"
+            "the body is not JSON: correct it, or set its media type with --header 'Content-Type: …'", option="--body"
         )
     return (("Content-Type", "application/json"), *lines)
 
@@ -276,7 +278,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def _progress(clause: Clause, number: int, of: int) -> None:
-    """The clause on a terminal; in the log of a pipeline a line for every tenth one."""
+    """The clause on a terminal; in the log of a pipeline, a line for every tenth one."""
     if _is_terminal(sys.stderr):
         sys.stderr.write(f"\r\x1b[K{number}/{of} {clause.id}")
     elif number % 10 == 1:
@@ -290,7 +292,7 @@ def _clear() -> None:
         sys.stderr.flush()
 
 
-def _print(report: Report, *, as_json: bool) -> None:
+def _print(report: CheckReport, *, as_json: bool) -> None:
     if as_json:
         print(reports.to_json(report))
     elif _is_terminal(sys.stdout):
@@ -299,8 +301,8 @@ def _print(report: Report, *, as_json: bool) -> None:
         print(reports.plain(report))
 
 
-def _coloured(report: Report) -> str:
-    """The report for a terminal: results in colour, and the verdict last, where it is seen."""
+def _coloured(report: CheckReport) -> str:
+    """The report for a terminal: results in colour, and the verdict last."""
     colour = "31" if report.failed else "33"
     lines = [f"{_painted(danger, colour)}\n" for danger in reports.dangers(report)]
     lines += [_painted(f"Also wrong: {line}", "31") for line in reports.further(report)]

@@ -1,7 +1,7 @@
-"""Clauses about requests that do not end well: failures, clients that hang up or send slowly, and unusual answers.
+"""Clauses about requests that do not end well: failures, clients that disconnect or send slowly, unusual responses.
 
-They test which failures the API stores, that no failure blocks a key for ever, that a request whose client hung up has
-at most one effect, and that a final refusal and a very large answer are replayed.
+They test which failures the API stores, that no failure blocks a key permanently, that a request whose client
+disconnected has at most one effect, and that a final refusal and a very large response are replayed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,18 @@ from itertools import islice
 from typing import Final
 
 from oncekey_check import bodies
-from oncekey_check.clauses import DRAFT, EVERY, MARKED, Clause, Failed, Need, Passed, Severity, UndecidedError, Verdict
+from oncekey_check.clauses import (
+    DRAFT,
+    EVERY,
+    MARKED,
+    Clause,
+    Failed,
+    InconclusiveError,
+    Need,
+    Passed,
+    Severity,
+    Verdict,
+)
 from oncekey_check.judging import BAD_REQUEST, SERVER_ERROR, is_marked, needs_replays, one_operation, shown
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Answer, RawRequest
@@ -24,7 +35,7 @@ _MOST_LACKING: Final = 3
 
 
 def server_error_forgotten(probe: Probe) -> Verdict:
-    """A 500 is not the key's answer."""
+    """A 500 is not stored as the key's response."""
     failed, again = _after_failure(probe)
     if probe.same(failed, again):
         return Failed("a retry after a server error is executed, or held", f"{shown(again)}, the stored error")
@@ -35,7 +46,7 @@ def server_error_no_wedge(probe: Probe) -> Verdict:
     """A failed request releases its key."""
     _, again = _after_failure(probe)
     if probe.busy(again):
-        return Failed(f"within {probe.target.patience:g} s a retry is not told to wait any more", shown(again))
+        return Failed(f"within {probe.target.patience:g} s a retry no longer receives 'wait'", shown(again))
     return Passed()
 
 
@@ -62,12 +73,12 @@ def corrected(probe: Probe) -> Verdict:
         if not answer.ok:
             return Failed(f"after {what} the corrected request with the same key is executed", shown(answer))
     if not tried:
-        raise UndecidedError("no body is known that this API refuses", "--invalid-body")
+        raise InconclusiveError("no body is known that this API refuses", "--invalid-body")
     return Passed()
 
 
 def _invalid(probe: Probe) -> Iterator[tuple[str, bytes]]:
-    """Bodies that an API may refuse, at different depths: no JSON, no members at all, one member less."""
+    """Bodies that an API may refuse, at different depths: not JSON, no members at all, one member missing."""
     target = probe.target
     if target.invalid_body is not None:
         yield "an invalid body", target.invalid_body
@@ -75,7 +86,7 @@ def _invalid(probe: Probe) -> Iterator[tuple[str, bytes]]:
         yield "half a body", bodies.broken(target.body)
         yield "an empty object", b"{}"
         for body in islice(bodies.lacking(target.body), _MOST_LACKING):
-            yield "a body less one member", body
+            yield "a body without one member", body
 
 
 def _after_failure(probe: Probe) -> tuple[Answer, Answer]:
@@ -84,7 +95,9 @@ def _after_failure(probe: Probe) -> tuple[Answer, Answer]:
     fail = probe.target.fail
     failed = probe.send_raw(replace(request, headers=replaced(request.headers, () if fail is None else (fail,))))
     if failed.status < SERVER_ERROR:
-        raise UndecidedError(f"with --fail-header the answer was {failed.status or failed.reason}, not 5xx", Need.FAIL)
+        raise InconclusiveError(
+            f"with --fail-header the response was {failed.status or failed.reason}, not 5xx", Need.FAIL
+        )
     return failed, probe.until_settled(request)
 
 
@@ -96,11 +109,11 @@ _PLACES: Final = {
 
 
 def unfinished(probe: Probe, place: str) -> Verdict:
-    """A client that hangs up before its request is complete."""
+    """A client that disconnects before its request is complete."""
     key, before = probe.fresh(), probe.count()
     request = probe.request(key)
     probe.cut_off(request, _position(request, place))
-    time.sleep(probe.lead)  # the server must have seen that the client left, or there is nothing to see
+    time.sleep(probe.lead)  # the server must have noticed the disconnect, or there is nothing to observe
     answer = probe.until_settled(request)
     effects = probe.since(before, at_least=int(answer.ok))
     if not answer.ok:
@@ -111,14 +124,14 @@ def unfinished(probe: Probe, place: str) -> Verdict:
 
 
 def sent(probe: Probe) -> Verdict:
-    """A client that hangs up when everything is sent."""
+    """A client that disconnects when everything is sent."""
     before = probe.count()
     request = _abandoned(probe)
     return _one_effect(probe, request, before)
 
 
 def answered(probe: Probe) -> Verdict:
-    """A client that hangs up when the answer begins."""
+    """A client that disconnects when the response begins."""
     key, before = probe.fresh(), probe.count()
     request = probe.request(key)
     probe.cut_off(request, len(request.wire()), listen=True)
@@ -126,30 +139,30 @@ def answered(probe: Probe) -> Verdict:
 
 
 def retried(probe: Probe) -> Verdict:
-    """A client that hung up asks again."""
+    """A client that disconnected retries."""
     needs_replays(probe)
     request = _abandoned(probe)
     first = probe.until_settled(request, over_errors=True)
     if not first.ok:
-        return Failed(f"within {probe.target.patience:g} s a retry gets the answer", shown(first))
+        return Failed(f"within {probe.target.patience:g} s a retry receives the response", shown(first))
     again = probe.until_settled(request)
     if not probe.same(first, again):
-        return Failed("the same answer for every retry", f"{shown(first)}, then {shown(again)}")
+        return Failed("the same response for every retry", f"{shown(first)}, then {shown(again)}")
     return Passed()
 
 
 def slowly(probe: Probe) -> Verdict:
-    """A body that comes in slow pieces is the same body."""
+    """A body that arrives in slow pieces is the same body."""
     key, before = probe.fresh(), probe.count()
     first = probe.dribble(probe.request(key))
     if not first.ok:
-        raise UndecidedError(f"a body in slow pieces gets {first.status or first.reason} under a fresh key")
+        raise InconclusiveError(f"a body in slow pieces receives {first.status or first.reason} under a fresh key")
     again = probe.send(key)
     return one_operation(probe, probe.since(before, at_least=1), first, again, "the same body in one piece")
 
 
 def _abandoned(probe: Probe) -> RawRequest:
-    """A request that was sent, and whose client did not wait for its answer."""
+    """A request that was sent, and whose client did not wait for the response."""
     request = probe.request(probe.fresh(), slow=True)
     probe.cut_off(request, len(request.wire()), stay=probe.lead / 2)
     return request
@@ -172,8 +185,8 @@ def _position(request: RawRequest, place: str) -> int:
 def _unfinished(place: str, words: str) -> Clause:
     return Clause(
         id=f"hang-ups.{place}",
-        title=f"A client that hangs up {words} has done nothing, and may retry",
-        why="Half a request must not be executed, and must not keep its key.",
+        title=f"A client that disconnects {words} has done nothing, and may retry",
+        why="An incomplete request must not be executed, and must not keep its key.",
         fix="Claim the key only after the whole request was received.",
         severity=Severity.HIGH,
         requests=4,
@@ -183,50 +196,54 @@ def _unfinished(place: str, words: str) -> Clause:
 
 
 LARGE: Final = 64 * 1024
-"""Bytes from which an answer counts as large."""
+"""The minimum size in bytes of a large response."""
 
 
 def declined(probe: Probe) -> Verdict:
-    """A request that was refused for good gets the same refusal again."""
+    """A request that was refused permanently receives the same refusal again."""
     key, body = probe.fresh(), probe.target.declined_body
     first = probe.send(key, body=body)
     if not BAD_REQUEST <= first.status < SERVER_ERROR or probe.busy(first):
-        raise UndecidedError(f"--declined-body got {first.status or first.reason} and no final 4xx", Need.DECLINED)
+        raise InconclusiveError(
+            f"--declined-body received {first.status or first.reason}, not a final 4xx", Need.DECLINED
+        )
     again = probe.send(key, body=body)
     if first.status != again.status or not probe.same(first, again):
-        return Failed(f"{shown(first)} again", f"{shown(again)}, another answer")
+        return Failed(f"{shown(first)} again", f"{shown(again)}, a different response")
     if is_marked(again):
         return Passed()
-    # Equal answers prove something only if two decisions would give different ones.
+    # Equal responses prove something only if two decisions would give different ones.
     if probe.same(first, probe.send(probe.fresh(), body=body)):
-        raise UndecidedError("a refusal that is decided anew looks the same as a stored one")
+        raise InconclusiveError("a refusal that is decided again looks the same as a stored one")
     return Passed()
 
 
 def large(probe: Probe) -> Verdict:
-    """The API replays a large answer, or answers that it is not kept; it executes nothing again."""
+    """The API replays a large response, or reports that it is not stored; it executes nothing again."""
     request, header = probe.request(probe.fresh()), probe.target.large
     request = replace(request, headers=replaced(request.headers, () if header is None else (header,)))
     before = probe.count()
     first = probe.send_raw(request)
     if not first.ok or len(first.body) < LARGE:
-        raise UndecidedError(f"with --large-header the answer was {shown(first)}, and not {LARGE} bytes", Need.LARGE)
+        raise InconclusiveError(
+            f"with --large-header the response was {shown(first)}, smaller than {LARGE} bytes", Need.LARGE
+        )
     again = probe.send_raw(request)
     effects = probe.since(before)
     if effects not in {None, 1}:
-        return Failed("1 effect of a request with a large answer and its retry", f"{effects} effects; {shown(again)}")
+        return Failed("1 effect of a request with a large response and its retry", f"{effects} effects; {shown(again)}")
     if again.ok and not probe.same(first, again):
-        return Failed(f"{shown(first)} again, or a refusal that says why not", f"{shown(again)}, another answer")
+        return Failed(f"{shown(first)} again, or a refusal that says why not", f"{shown(again)}, a different response")
     if not again.ok and not BAD_REQUEST <= again.status < SERVER_ERROR:
-        return Failed(f"{shown(first)} again, or a refusal that says why not", shown(again))
+        return Failed(f"{shown(first)} again, or a refusal with the reason", shown(again))
     return Passed()
 
 
 CLAUSES: Final = (
     Clause(
         id="failures.5xx-forgotten",
-        title="A server error is not stored as the key's answer",
-        why="A client that retries an outage would get the outage for as long as the key lives.",
+        title="A server error is not stored as the key's response",
+        why="A client that retries after an outage would receive the old error until the key expires.",
         fix="Do not store a 5xx that is known to have had no effect.",
         severity=Severity.MEDIUM,
         must=DRAFT,
@@ -236,8 +253,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="failures.no-wedge",
-        title="A failed request lets go of its key",
-        why="A lock that is never released answers 409 until the key expires.",
+        title="A failed request releases its key",
+        why="A lock that is never released returns 409 until the key expires.",
         fix="Release the key when the handler fails, and expire the lock of a request that died.",
         severity=Severity.HIGH,
         needs=(Need.FAIL,),
@@ -246,8 +263,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="failures.one-effect",
-        title="A failed request and its retry have one effect at most",
-        why="An error after the effect, and a retry that runs again: paid twice.",
+        title="A failed request and its retry have at most one effect",
+        why="If a request fails after its effect and the retry runs again, the customer pays twice.",
         fix="Commit the effect and the key in one transaction, or record each step before the next one.",
         severity=Severity.CRITICAL,
         needs=(Need.FAIL, Need.COUNT),
@@ -257,7 +274,7 @@ CLAUSES: Final = (
     Clause(
         id="failures.corrected",
         title="A request that was refused as invalid does not use up its key",
-        why="A corrected request with the same key would be refused, or answered with the old error.",
+        why="A corrected request with the same key would be refused, or receive the old error.",
         fix="Validate the request before claiming the key, or release the key after a validation error.",
         severity=Severity.LOW,
         must=frozenset(),
@@ -268,8 +285,8 @@ CLAUSES: Final = (
     *(_unfinished(place, words) for place, words in _PLACES.items()),
     Clause(
         id="hang-ups.sent",
-        title="A client that hangs up when all is sent, and retries, has one effect",
-        why="It is the case for which keys were invented: the answer is lost, the work is not.",
+        title="A request whose client disconnects after sending it, and its retry, have one effect",
+        why="This is what keys were invented for: the response is lost, the work is not.",
         fix="Finish and store the request even if the client has disconnected.",
         severity=Severity.CRITICAL,
         needs=(Need.COUNT,),
@@ -279,8 +296,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="hang-ups.answered",
-        title="A client that hangs up during the answer, and retries, has one effect",
-        why="A server that forgets what it could not deliver executes the retry.",
+        title="A request whose client disconnects during the response, and its retry, have one effect",
+        why="A server that discards a response it could not deliver executes the retry.",
         fix="Store the response before the first byte of it is sent.",
         severity=Severity.CRITICAL,
         needs=(Need.COUNT,),
@@ -290,8 +307,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="hang-ups.retried",
-        title="A client that hung up gets the answer with its retry",
-        why="The work is done, and the client would never learn what came of it.",
+        title="A client that disconnected receives the response with its retry",
+        why="The work is done, but the client would never learn its outcome.",
         fix="Finish and store the request even if the client has disconnected.",
         severity=Severity.HIGH,
         requests=7,
@@ -300,9 +317,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="hang-ups.slowly",
-        title="A body that comes in slow pieces is the same request",
-        why="A bad line must not change what a request means.",
-        fix="Compute the fingerprint from the whole body, however many pieces it came in.",
+        title="A body that arrives in slow pieces is the same request",
+        why="A bad connection must not change the meaning of a request.",
+        fix="Compute the fingerprint from the whole body, however many pieces it arrived in.",
         severity=Severity.MEDIUM,
         requests=4,
         judge=slowly,
@@ -311,7 +328,7 @@ CLAUSES: Final = (
     Clause(
         id="finals.declined",
         title="A final refusal is replayed",
-        why="A card that is declined and charged at the second try was not declined.",
+        why="A card that is declined first must not be charged by a retry.",
         fix="Store a final 4xx and replay it.",
         severity=Severity.MEDIUM,
         must=MARKED,
@@ -322,8 +339,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="finals.large",
-        title="A request with a large answer is not executed again",
-        why="What does not fit into the store is easily not stored at all, and then forgotten.",
+        title="A request with a large response is not executed again",
+        why="A response that does not fit into the store is easily not stored at all, and the retry executes.",
         fix="Store a large response elsewhere, or store that it is not kept; never run the request again.",
         severity=Severity.HIGH,
         needs=(Need.LARGE,),

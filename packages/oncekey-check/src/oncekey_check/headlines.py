@@ -1,6 +1,6 @@
-"""The headline of a finding: one sentence that says what happened and how bad it is; and the cause of a finding.
+"""The headline of a finding: one sentence with what happened and how bad it is; and the cause of a finding.
 
-A report has one entry for each cause, so findings that follow from another one are grouped under it.
+A report has one entry per cause, so findings that follow from another one are grouped under it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a clause saw: how many effects were counted, and how many successes differ."""
+    """The evidence of a clause: how many effects were counted, and how many successes differ."""
 
     effects: int | None = None
     successes: int = 0
 
     @property
     def number(self) -> int:
-        """How often it happened: by the count if there is one, else by the answers."""
+        """How often it happened: by the count if there is one, otherwise by the responses."""
         return self.successes if self.effects is None else self.effects
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """A harm and its sentence; `more` takes their place when more happened than `allowed`."""
+class Headline:
+    """A harm and its sentence; `more` replaces them when more happened than `allowed`."""
 
     harm: Harm
     sentence: str
@@ -40,254 +40,256 @@ class Telling:
     allowed: int = 1
 
     def chosen(self, evidence: Evidence) -> tuple[Harm, str]:
-        """The harm and the sentence that fit the evidence."""
+        """The harm and the sentence that match the evidence."""
         if self.more and evidence.number > self.allowed:
             return self.more_harm, self.more
         return self.harm, self.sentence
 
 
-def _refusal(what: str) -> Telling:
+def _refusal(what: str) -> Headline:
     more = f"{what} was executed, and nothing protects its retries"
-    return Telling(Harm.WRONG, f"{what} was not refused with 400", more, Harm.UNPROTECTED, allowed=0)
+    return Headline(Harm.WRONG, f"{what} was not refused with 400", more, Harm.UNPROTECTED, allowed=0)
 
 
-def _spelling(name: str) -> Telling:
-    return Telling(
+def _spelling(name: str) -> Headline:
+    return Headline(
         Harm.WRONG,
-        f"{name} got another answer when it was sent again",
-        f"{name} was not recognised again: " + "{number} {nouns} came of one key",
+        f"{name} received a different response when it was sent again",
+        f"{name} was not recognised again: " + "{number} {nouns} from one key",
     )
 
 
-def _race(many: int) -> Telling:
-    return Telling(
+def _race(many: int) -> Headline:
+    return Headline(
         Harm.WRONG,
-        f"{many} identical requests at once: some got an answer that is neither the success nor 'wait'",
-        "{number} {nouns} came of one key: " + f"{many} identical requests arrived at the same moment",
+        f"{many} identical requests at once: some received neither the success nor 'wait'",
+        "{number} {nouns} from one key: " + f"{many} identical requests arrived at the same moment",
     )
 
 
-def _abandoned(where: str) -> Telling:
-    return Telling(
+def _abandoned(where: str) -> Headline:
+    return Headline(
         Harm.LOST,
-        f"A client that hung up {where} cannot use its key any more",
-        "{number} {nouns} came of one key: " + f"the client hung up {where} and retried",
+        f"A client that disconnected {where} cannot use its key any more",
+        "{number} {nouns} from one key: " + f"the client disconnected {where} and retried",
     )
 
 
-def _unseen(what: str) -> Telling:
-    return Telling(
+def _unseen(what: str) -> Headline:
+    return Headline(
         Harm.LOST,
-        f"{what} under a used key got the first one's answer: " + "the second {noun} never happened",
-        f"{what} under a used key was executed: " + "{number} {nouns} came of one key",
+        f"{what} under a used key received the first response: " + "the second {noun} never happened",
+        f"{what} under a used key was executed: " + "{number} {nouns} from one key",
     )
 
 
-_NEVER_AGAIN: Final = "{number} {nouns} came of one key: "
+_NEVER_AGAIN: Final = "{number} {nouns} from one key: "
 
-HEADLINES: Final[Mapping[str, Telling]] = {
+HEADLINES: Final[Mapping[str, Headline]] = {
     "keys.missing": _refusal("A request without a key"),
-    "keys.explained": Telling(Harm.UNTOLD, "The refusal of a missing key does not say where to read about keys"),
+    "keys.explained": Headline(Harm.UNTOLD, "The refusal of a missing key does not link to documentation"),
     "keys.empty": _refusal("A request with an empty key"),
     "keys.malformed": _refusal("A request with a key that cannot be parsed"),
     "keys.doubled": _refusal("A request with two keys"),
     "keys.too-long": _refusal("A request with a key of 256 characters"),
     "keys.too-short": _refusal("A request with a key of 4 characters"),
-    "keys.status": Telling(Harm.WRONG, "A key that cannot be used was refused with another status than 400"),
-    "keys.whole": Telling(
-        Harm.LOST, "Long keys that differ in one character were taken for one: the second {noun} never happened"
+    "keys.status": Headline(Harm.WRONG, "An unusable key was refused with a status other than 400"),
+    "keys.whole": Headline(
+        Harm.LOST, "Long keys that differ in one character were treated as one: the second {noun} never happened"
     ),
-    "keys.tricky": Telling(Harm.WRONG, "A key of odd characters broke the server"),
+    "keys.tricky": Headline(Harm.WRONG, "A key with unusual characters broke the server"),
     "keys.longest": _spelling("A key of 255 characters"),
     "keys.quoted": _spelling("A quoted key, as the draft writes it,"),
     "keys.bare": _spelling("A bare key, as most clients send it,"),
-    "keys.two-spellings": Telling(
+    "keys.two-spellings": Headline(
         Harm.WRONG,
-        "A key got another answer without its quotes",
+        "A key received a different response without its quotes",
         _NEVER_AGAIN + "it was sent once with quotes and once without",
     ),
-    "keys.parameters": Telling(
+    "keys.parameters": Headline(
         Harm.WRONG,
-        "A key got another answer with a parameter behind it",
+        "A key received a different response with a parameter after it",
         _NEVER_AGAIN + "it was sent once with a parameter and once without",
     ),
-    "keys.case": Telling(Harm.LOST, "Keys that differ in case were taken for one: the second {noun} never happened"),
-    "keys.not-deduplication": Telling(
-        Harm.LOST, "Two keys with equal bodies were taken for one: the second {noun} never happened"
+    "keys.case": Headline(Harm.LOST, "Keys that differ in case were treated as one: the second {noun} never happened"),
+    "keys.not-deduplication": Headline(
+        Harm.LOST, "Two keys with equal bodies were treated as one: the second {noun} never happened"
     ),
-    "keys.field-name": Telling(
+    "keys.field-name": Headline(
         Harm.WRONG,
-        "The key's header was not read when its name was in capitals",
+        "The key's header was ignored when its name was in capitals",
         _NEVER_AGAIN + "the header's name was in capitals the second time",
     ),
-    "keys.echoed": Telling(Harm.UNTOLD, "Answers do not repeat the key"),
-    "replays.status": Telling(Harm.WRONG, "A retry got another status than the first request"),
-    "replays.bytes": Telling(Harm.WRONG, "A retry got another body than the first request"),
-    "replays.headers": Telling(Harm.WRONG, "A retry did not get the headers of the first answer"),
-    "replays.many": Telling(
-        Harm.WRONG, "Not every retry got the first answer", "Every retry got an answer of its own: keys are not kept"
+    "keys.echoed": Headline(Harm.UNTOLD, "Responses do not repeat the key"),
+    "replays.status": Headline(Harm.WRONG, "A retry received a different status than the first request"),
+    "replays.bytes": Headline(Harm.WRONG, "A retry received a different body than the first request"),
+    "replays.headers": Headline(Harm.WRONG, "A retry did not receive the headers of the first response"),
+    "replays.many": Headline(
+        Harm.WRONG,
+        "Not every retry received the first response",
+        "Every retry received a new response: keys are not stored",
     ),
-    "replays.one-effect": Telling(
+    "replays.one-effect": Headline(
         Harm.LOST, "Three requests with one key had no effect", _NEVER_AGAIN + "the request was sent three times"
     ),
-    "replays.marked": Telling(Harm.UNTOLD, "A client cannot tell a replay from a first answer"),
-    "replays.expiry": Telling(Harm.UNTOLD, "Answers do not say how long a key is kept"),
-    "replays.white-space": Telling(
+    "replays.marked": Headline(Harm.UNTOLD, "A client cannot tell a replay from a first response"),
+    "replays.expiry": Headline(Harm.UNTOLD, "Responses do not state how long a key is valid"),
+    "replays.white-space": Headline(
         Harm.WRONG, "A retry with other white space was refused", _NEVER_AGAIN + "the retry had other white space"
     ),
-    "replays.escapes": Telling(
+    "replays.escapes": Headline(
         Harm.WRONG, "A retry with escaped characters was refused", _NEVER_AGAIN + "the retry had escaped characters"
     ),
-    "replays.encoding": Telling(
+    "replays.encoding": Headline(
         Harm.WRONG,
-        "A retry that accepts no encoding got the compressed body of the first answer",
+        "A retry that accepts no encoding received the compressed body of the first response",
         _NEVER_AGAIN + "the retry did not accept gzip",
     ),
-    "replays.chunked": Telling(
+    "replays.chunked": Headline(
         Harm.WRONG,
-        "A retry with its body in chunks did not get the first answer",
-        _NEVER_AGAIN + "the retry came in chunks",
+        "A retry with a chunked body did not receive the first response",
+        _NEVER_AGAIN + "the retry was chunked",
     ),
-    "replays.chunked-other": Telling(
+    "replays.chunked-other": Headline(
         Harm.LOST,
-        "Another body, sent in chunks, got the first one's answer: the second {noun} never happened",
-        "Another body under a used key was executed when it came in chunks",
+        "Another body, sent in chunks, received the first response: the second {noun} never happened",
+        "Another body under a used key was executed when it was chunked",
     ),
-    "mismatches.status": Telling(Harm.WRONG, "Another body under a used key got the wrong status"),
-    "mismatches.nothing-happens": Telling(
+    "mismatches.status": Headline(Harm.WRONG, "Another body under a used key received the wrong status"),
+    "mismatches.nothing-happens": Headline(
         Harm.LOST,
-        "Another body under a used key got the first one's answer: the second {noun} never happened",
-        "Another body under a used key was executed as well: {number} {nouns} came of one key",
+        "Another body under a used key received the first response: the second {noun} never happened",
+        "Another body under a used key was executed as well: {number} {nouns} from one key",
     ),
-    "mismatches.first-stays": Telling(
-        Harm.LOST, "A refused request with another body destroyed the first one's answer"
-    ),
-    "mismatches.while-running": Telling(
+    "mismatches.first-stays": Headline(Harm.LOST, "A refused request with another body destroyed the first response"),
+    "mismatches.while-running": Headline(
         Harm.WRONG,
-        "Another body got the wrong status while the first request ran",
-        "Another body was executed while the first request ran: {number} {nouns} came of one key",
+        "Another body received the wrong status while the first request was running",
+        "Another body was executed while the first request was running: {number} {nouns} from one key",
     ),
-    "mismatches.running-status": Telling(Harm.WRONG, "Another body got the wrong status while the first request ran"),
+    "mismatches.running-status": Headline(
+        Harm.WRONG, ("Another body received the wrong status while the first request was running")
+    ),
     "mismatches.every-member": _unseen("Another value of a member"),
     "mismatches.large-integers": _unseen("Another large integer"),
     "mismatches.types": _unseen("A value of another type"),
     "mismatches.array-order": _unseen("An array in another order"),
     "mismatches.duplicate-names": _unseen("Another member of the same name"),
-    "mismatches.surrogates": _unseen("Another half of a character"),
-    "mismatches.depth": _unseen("Another value far inside the body"),
-    "mismatches.query": Telling(Harm.WRONG, "A request with another query got the first one's answer"),
-    "mismatches.endpoint": Telling(
-        Harm.LOST, "Another endpoint gave the {noun}'s answer: what was asked of it never happened"
+    "mismatches.surrogates": _unseen("Another lone surrogate"),
+    "mismatches.depth": _unseen("Another value deep inside the body"),
+    "mismatches.query": Headline(Harm.WRONG, "A request with another query received the first response"),
+    "mismatches.endpoint": Headline(
+        Harm.LOST, "Another endpoint returned the response of the {noun}: its own operation never happened"
     ),
-    "mismatches.method": Telling(Harm.WRONG, "Another method got the answer that is stored for the first one"),
+    "mismatches.method": Headline(Harm.WRONG, "Another method received the stored response of the first one"),
     "races.2": _race(2),
     "races.10": _race(10),
     "races.50": _race(50),
-    "races.losers": Telling(
-        Harm.WRONG, "Of identical requests at once some got an answer that is neither the success nor 'wait'"
+    "races.losers": Headline(
+        Harm.WRONG, "Some of several identical requests at once received neither the success nor 'wait'"
     ),
-    "races.while-running": Telling(
+    "races.while-running": Headline(
         Harm.WRONG,
-        "A retry while the first request ran got an answer that is neither the success nor 'wait'",
-        _NEVER_AGAIN + "the retry came while the first request ran",
+        "A retry during the first request received neither the success nor 'wait'",
+        _NEVER_AGAIN + "the retry was sent during the first request",
     ),
-    "races.retry-after": Telling(Harm.UNTOLD, "A client that has to wait is not told how long"),
-    "races.answered": Telling(Harm.LOST, "A client that was told to wait never gets its answer"),
-    "races.pipelined": Telling(
+    "races.retry-after": Headline(Harm.UNTOLD, "A client that must wait receives no Retry-After"),
+    "races.answered": Headline(Harm.LOST, "A client that waited never receives its response"),
+    "races.pipelined": Headline(
         Harm.LOST,
-        "Duplicates on one connection did not get the answer",
+        "Duplicates on one connection did not receive the response",
         _NEVER_AGAIN + "both requests were on one connection",
     ),
-    "tenants.independent": Telling(Harm.LEAKED, "Tenant B got tenant A's {noun}, and its own never happened"),
-    "tenants.unseen": Telling(Harm.LEAKED, "Tenant B can find out which keys tenant A uses"),
-    "tenants.same-caller": Telling(
+    "tenants.independent": Headline(Harm.LEAKED, "Tenant B received tenant A's {noun}, and its own never happened"),
+    "tenants.unseen": Headline(Harm.LEAKED, "Tenant B can find out which keys tenant A uses"),
+    "tenants.same-caller": Headline(
         Harm.WRONG,
-        "A retry with a renewed token did not get the first answer",
-        _NEVER_AGAIN + "the retry came with a renewed token",
+        "A retry with a renewed token did not receive the first response",
+        _NEVER_AGAIN + "the retry was sent with a renewed token",
     ),
-    "tenants.no-pass": Telling(Harm.LEAKED, "A caller without credentials got an answer by knowing the key"),
-    "tenants.not-spoilt": Telling(Harm.LOST, "A request without credentials used up the key for its owner"),
-    "failures.5xx-forgotten": Telling(Harm.LOST, "A server error is stored: every retry gets the old error"),
-    "failures.no-wedge": Telling(Harm.LOST, "After a server error the key stays locked: retries are told to wait"),
-    "failures.one-effect": Telling(
+    "tenants.no-pass": Headline(Harm.LEAKED, "A caller without credentials received a response by knowing the key"),
+    "tenants.not-spoilt": Headline(Harm.LOST, "A request without credentials used up the key for its owner"),
+    "failures.5xx-forgotten": Headline(Harm.LOST, "A server error is stored: every retry receives the old error"),
+    "failures.no-wedge": Headline(Harm.LOST, "After a server error the key stays locked: retries receive 'wait'"),
+    "failures.one-effect": Headline(
         Harm.WRONG,
         "A request that failed and its retry did not end with one effect",
         _NEVER_AGAIN + "the first request failed after its effect, and its retry ran again",
     ),
-    "failures.corrected": Telling(Harm.LOST, "A request that was refused as invalid used up its key"),
+    "failures.corrected": Headline(Harm.LOST, "A request that was refused as invalid used up its key"),
     "hang-ups.head": _abandoned("in the head"),
     "hang-ups.body": _abandoned("in the middle of the body"),
     "hang-ups.last-byte": _abandoned("before the last byte"),
-    "hang-ups.sent": _abandoned("before the answer"),
-    "hang-ups.answered": _abandoned("during the answer"),
-    "hang-ups.retried": Telling(Harm.LOST, "A client that hung up cannot get the answer with its retry"),
-    "hang-ups.slowly": Telling(
+    "hang-ups.sent": _abandoned("before the response"),
+    "hang-ups.answered": _abandoned("during the response"),
+    "hang-ups.retried": Headline(Harm.LOST, "A client that disconnected cannot get the response with its retry"),
+    "hang-ups.slowly": Headline(
         Harm.WRONG,
-        "A body that came in slow pieces was not recognised again",
-        _NEVER_AGAIN + "the body came once in slow pieces and once in one",
+        "A body that arrived in slow pieces was not recognised",
+        _NEVER_AGAIN + "the body arrived once in slow pieces and once in one",
     ),
-    "leaks.mismatch": Telling(Harm.LEAKED, "The refusal of another body shows what the first request was about"),
-    "leaks.first-body": Telling(Harm.LEAKED, "The refusal of another body shows the body of the first request"),
-    "leaks.fingerprint": Telling(Harm.LEAKED, "A refusal shows a hash by which the first body can be guessed"),
-    "leaks.cookie": Telling(Harm.LEAKED, "A retry was given the cookie of the first answer"),
-    "leaks.reflection": Telling(Harm.LEAKED, "A key with a script in it came back as a page that would run it"),
-    "leaks.told-apart": Telling(Harm.UNTOLD, "Clients cannot tell one kind of refusal from another"),
-    "others.get": Telling(Harm.WRONG, "GET with a used key did not read what is there now"),
-    "others.get-current": Telling(Harm.WRONG, "GET with a key showed an old answer"),
-    "others.get-takes-no-key": Telling(
+    "leaks.mismatch": Headline(Harm.LEAKED, "The refusal of another body reveals the first response"),
+    "leaks.first-body": Headline(Harm.LEAKED, "The refusal of another body reveals the body of the first request"),
+    "leaks.fingerprint": Headline(Harm.LEAKED, "A refusal contains a hash that allows guessing the first body"),
+    "leaks.cookie": Headline(Harm.LEAKED, "A retry received the cookie of the first response"),
+    "leaks.reflection": Headline(Harm.LEAKED, "A key that contains a script was returned in a page that would run it"),
+    "leaks.told-apart": Headline(Harm.UNTOLD, "Clients cannot tell the kinds of refusals apart"),
+    "others.get": Headline(Harm.WRONG, "GET with a used key did not return the current state"),
+    "others.get-current": Headline(Harm.WRONG, "GET with a key returned an old response"),
+    "others.get-takes-no-key": Headline(
         Harm.LOST, "A key that was sent with GET was used up: its {noun} never happened"
     ),
-    "others.put-delete": Telling(Harm.WRONG, "PUT or DELETE with a key was answered from the store"),
-    "others.described": Telling(Harm.UNTOLD, "The OpenAPI description does not mention the key"),
-    "finals.declined": Telling(Harm.WRONG, "A final refusal was decided anew for the retry"),
-    "finals.large": Telling(
+    "others.put-delete": Headline(Harm.WRONG, "PUT or DELETE with a key received a stored response"),
+    "others.described": Headline(Harm.UNTOLD, "The OpenAPI description does not mention the key"),
+    "finals.declined": Headline(Harm.WRONG, "A final refusal was decided again for the retry"),
+    "finals.large": Headline(
         Harm.LOST,
-        "The retry of a request with a large answer got neither it nor a word about it",
-        _NEVER_AGAIN + "its answer was large, and the retry was executed",
+        "The retry of a request with a large response received neither it nor an explanation",
+        _NEVER_AGAIN + "its response was large, and the retry was executed",
     ),
-    "instances.replayed": Telling(
+    "instances.replayed": Headline(
         Harm.LOST,
-        "The second instance did not answer a key that the first one had finished",
+        "The second instance did not recognise a key that the first one had finished",
         _NEVER_AGAIN + "the retry went to the second instance",
     ),
-    "instances.race": Telling(
+    "instances.race": Headline(
         Harm.WRONG,
-        "Identical requests at two instances: one got neither the success nor 'wait'",
+        "Identical requests at two instances: one received neither the success nor 'wait'",
         _NEVER_AGAIN + "it arrived at two instances at the same moment",
     ),
-    "leases.one-effect": Telling(
+    "leases.one-effect": Headline(
         Harm.LOST,
-        "A request that ran longer than its lease did not keep its answer",
-        _NEVER_AGAIN + "the first request was still running when its lease ran out",
+        "A request that ran longer than its lease lost its response",
+        _NEVER_AGAIN + "the first request was still running when its lease expired",
     ),
-    "crashes.remembered": Telling(
+    "crashes.remembered": Headline(
         Harm.LOST,
-        "After a crash the answer of a finished request was gone",
-        _NEVER_AGAIN + "the server forgot the first one when it crashed",
+        "After a crash the response of a finished request was gone",
+        _NEVER_AGAIN + "the server lost the first request in the crash",
     ),
-    "crashes.one-effect": Telling(
+    "crashes.one-effect": Headline(
         Harm.LOST,
-        "After a crash a retry got a success, and nothing had happened",
-        _NEVER_AGAIN + "the server crashed while the first request ran",
+        "After a crash a retry received a success, but nothing had happened",
+        _NEVER_AGAIN + "the server crashed during the first request",
     ),
-    "crashes.answered": Telling(Harm.LOST, "After a crash the key stays locked: retries are told to wait"),
-    "outages.closed": Telling(
+    "crashes.answered": Headline(Harm.LOST, "After a crash the key stays locked: retries receive 'wait'"),
+    "outages.closed": Headline(
         Harm.WRONG,
-        "While the store was down a request got an answer that does not say so",
+        "While the store was down a request received a response that does not indicate it",
         "While the store was down a request was executed, and nothing protects its retries",
         Harm.UNPROTECTED,
         allowed=0,
     ),
-    "outages.told": Telling(Harm.UNTOLD, "While the store is down clients are not told when to retry"),
-    "outages.recovered": Telling(
+    "outages.told": Headline(Harm.UNTOLD, "While the store is down clients get no Retry-After"),
+    "outages.recovered": Headline(
         Harm.LOST,
         "After an outage of the store the key cannot be used",
-        _NEVER_AGAIN + "the first request came during an outage of the store",
+        _NEVER_AGAIN + "the first request was sent during an outage of the store",
     ),
-    "outages.remembered": Telling(
+    "outages.remembered": Headline(
         Harm.LOST,
-        "After an outage of the store the answer of a finished request was gone",
-        _NEVER_AGAIN + "the outage of the store lay between the request and its retry",
+        "After an outage of the store the response of a finished request was gone",
+        _NEVER_AGAIN + "the store was down between the request and its retry",
     ),
 }
 """The headlines, by the clause's id."""
@@ -300,15 +302,15 @@ _BY_SEVERITY: Final = {
 }
 
 
-def told_of(clause: Clause, verdict: Failed, evidence: Evidence, noun: str) -> tuple[Harm, str]:
+def headline_of(clause: Clause, verdict: Failed, evidence: Evidence, noun: str) -> tuple[Harm, str]:
     """The harm and the headline of a clause that failed."""
-    telling = HEADLINES.get(clause.id)
-    if verdict.told is not None:
-        harm, sentence = verdict.told
-    elif telling is None:
-        return _BY_SEVERITY[clause.severity], f"This promise is not kept: {clause.title}"
+    found = HEADLINES.get(clause.id)
+    if verdict.headline is not None:
+        harm, sentence = verdict.headline
+    elif found is None:
+        return _BY_SEVERITY[clause.severity], f"This guarantee is broken: {clause.title}"
     else:
-        harm, sentence = telling.chosen(evidence)
+        harm, sentence = found.chosen(evidence)
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return harm, sentence.format(noun=noun, nouns=plural, number=evidence.number)
 
@@ -328,7 +330,7 @@ class Cause:
 
 
 def _answers_differ(root: Finding) -> bool:
-    """The retry was executed and answered as a new request: the API does not look at keys at all."""
+    """The retry was executed as a new request: the API ignores keys."""
     return root.evidence.successes > 1
 
 
@@ -378,7 +380,7 @@ CAUSES: Final = (
     Cause(("crashes.remembered",), ("crashes.*", "outages.remembered")),
     Cause(("outages.closed",), ("outages.told", "outages.recovered")),
 )
-"""From the most general cause to the most special one."""
+"""From the most general cause to the most specific one."""
 
 
 @dataclass(frozen=True, slots=True)

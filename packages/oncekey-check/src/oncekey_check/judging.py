@@ -1,4 +1,4 @@
-"""Judgements on answers that several clauses share, and the words in which they describe answers."""
+"""Judgements on responses that several clauses share, and short descriptions of responses."""
 
 from __future__ import annotations
 
@@ -7,32 +7,43 @@ from dataclasses import replace
 from typing import Final
 
 from oncekey_check.carrier import MARKER
-from oncekey_check.clauses import EVERY, SAFE, Failed, Harm, Need, Passed, Profile, Skipped, UndecidedError, Verdict
+from oncekey_check.clauses import (
+    EVERY,
+    SAFE,
+    CheckProfile,
+    Failed,
+    Harm,
+    InconclusiveError,
+    Need,
+    Passed,
+    Skipped,
+    Verdict,
+)
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Answer
 
-MISMATCH: Final[Mapping[Profile, Collection[int]]] = {
-    Profile.IETF: {422},
-    Profile.STRIPE: {400},
-    Profile.CONFLICT: {409},
-    Profile.STRICT_MONEY: {422},
+MISMATCH: Final[Mapping[CheckProfile, Collection[int]]] = {
+    CheckProfile.IETF: {422},
+    CheckProfile.STRIPE: {400},
+    CheckProfile.CONFLICT: {409},
+    CheckProfile.STRICT_MONEY: {422},
 }
-"""What another request under a used key gets, by profile."""
+"""The status for another request under a used key, by profile."""
 
 BAD_REQUEST, CONFLICT, SERVER_ERROR = 400, 409, 500
 _LOCKED, _TOO_EARLY = 423, 425
 
 
 def shown(answer: Answer) -> str:
-    """An answer in a few words."""
+    """A response in a few words."""
     if not answer.status:
-        return f"no answer ({answer.reason})"
+        return f"no response ({answer.reason})"
     marked = ", marked as a replay" if is_marked(answer) else ""
     return f"{answer.status}{marked}, {len(answer.body)} bytes"
 
 
 def tally(answers: Iterable[Answer]) -> str:
-    """Many answers in a few words."""
+    """Several responses in a few words."""
     counts: dict[str, int] = {}
     for answer in answers:
         word = str(answer.status or "no answer")
@@ -41,21 +52,21 @@ def tally(answers: Iterable[Answer]) -> str:
 
 
 def is_marked(answer: Answer) -> bool:
-    """Whether the answer has the marker of a replay."""
+    """Whether the response has the marker of a replay."""
     return (answer.header(MARKER) or "").lower() == "true"
 
 
 def gets(answer: Answer, statuses: Collection[int], when: str) -> Verdict:
-    """The answer has one of these statuses, in every profile."""
+    """The response has one of these statuses, in every profile."""
     if answer.status in statuses:
         return Passed()
     return Failed(f"{when}: {wanted(statuses)}", shown(answer))
 
 
-def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]], when: str) -> Verdict:
-    """The answer has one of the statuses that a profile allows; it fails in the others.
+def gets_by_profile(answer: Answer, statuses: Mapping[CheckProfile, Collection[int]], when: str) -> Verdict:
+    """The response has one of the statuses that a profile allows; it fails in the others.
 
-    423 and 425 with Retry-After also tell a client to wait. Profiles that are not strict only advise against them.
+    423 and 425 with Retry-After also mean 'wait'. Profiles that are not strict only advise against them.
     """
     wrong = frozenset(profile for profile, allowed in statuses.items() if answer.status not in allowed)
     if not wrong:
@@ -69,18 +80,18 @@ def gets_by_profile(answer: Answer, statuses: Mapping[Profile, Collection[int]],
         only=wrong,
         mild=EVERY - SAFE if waits else frozenset(),
         expected_in=expected,
-        told=(Harm.UNTOLD, f"{when.capitalize()} got {answer.status} instead of 409") if waits else None,
+        headline=(Harm.UNTOLD, f"{when.capitalize()} received {answer.status} instead of 409") if waits else None,
     )
 
 
 def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
-    """Passed if both requests were one operation: by the count if there is one, and by the answers if they show it.
+    """Passed if both requests were one operation: by the count if there is one, and by the responses if they show it.
 
-    The clauses about replays report an API that executes plain retries, or answers them in another way; a clause that
-    only happens to look at a retry does not report it once more.
+    The clauses about replays report an API that executes plain retries, or responds to them differently; a clause that
+    only happens to use a retry does not report it again.
     """
     if effects is not None and effects > 1 and not probe.habits.protects:
-        raise UndecidedError("a plain retry is executed again, too")
+        raise InconclusiveError("a plain retry is executed again, too")
     if effects is not None and effects > 1:
         return Failed(f"{what}: one operation", f"{effects} effects; {shown(first)}, then {shown(again)}")
     if probe.same(first, again):
@@ -88,20 +99,20 @@ def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answe
     if probe.habits.replays:
         return Failed(f"{what}: {shown(first)} again", shown(again))
     if effects is None:
-        raise UndecidedError("a plain retry does not get the first answer either", Need.COUNT)
+        raise InconclusiveError("a plain retry does not receive the first response either", Need.COUNT)
     return Passed()
 
 
 def needs_replays(probe: Probe) -> None:
-    """Raise unless a plain retry gets the first answer; other clauses report an API where it does not."""
+    """Raise unless a plain retry receives the first response; other clauses report an API where it does not."""
     if not probe.habits.replays:
-        raise UndecidedError("a plain retry does not get the first answer either")
+        raise InconclusiveError("a plain retry does not receive the first response either")
 
 
 def needs_comparison(probe: Probe) -> None:
     """Raise unless another body under a used key is refused; other clauses report an API that accepts it."""
     if not probe.habits.compares:
-        raise UndecidedError("another body under a used key is not refused at all")
+        raise InconclusiveError("another body under a used key is not refused at all")
 
 
 def two_operations(probe: Probe, effects: int | None, first: Answer, second: Answer, what: str) -> Verdict:
@@ -116,20 +127,20 @@ def two_operations(probe: Probe, effects: int | None, first: Answer, second: Ans
 
 
 def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
-    """Passed if the second request did not get the first one's answer. It may be refused or executed.
+    """Passed if the second request did not receive the first response. It may be refused or executed.
 
-    Some APIs mark every replay by a status such as 409: a refusal whose body is the first one's answer is no refusal.
+    Some APIs mark every replay with a status such as 409: a refusal whose body is the first response is not a refusal.
     """
     if not again.ok and probe.habits.distinct and first.body and first.body == again.body:
-        return Failed(f"{what}: not the first one's answer", f"{shown(again)}, the body of the first one's answer")
+        return Failed(f"{what}: not the first response", f"{shown(again)}, the body of the first response")
     if not again.ok:
         return Passed()
     same = probe.same(first, again)
     if same and effects is None and not probe.habits.distinct and not is_marked(again):
-        raise UndecidedError("all answers are equal, and whether it was executed is not counted", Need.COUNT)
+        raise InconclusiveError("all responses are equal, and effects are not counted", Need.COUNT)
     if is_marked(again) or (same if effects is None else effects <= 1):
         probe.recount()
-        return Failed(f"{what}: not the first one's answer", f"{shown(again)}, and it was not executed")
+        return Failed(f"{what}: not the first response", f"{shown(again)}, and it was not executed")
     return Passed()
 
 
@@ -139,9 +150,9 @@ def wanted(statuses: Collection[int]) -> str:
 
 
 def worst_of(probe: Probe, cases: Iterable[Verdict]) -> Verdict:
-    """The failure in most profiles, else the first case that could not be judged, else `Passed`.
+    """The failure in most profiles, otherwise the first case that could not be judged, otherwise `Passed`.
 
-    `cases` is lazy: each case is tried when its turn comes, so that a failure has the requests of its own case only.
+    `cases` is lazy: each case is tried in its turn, so that a failure has only the requests of its own case.
     """
     failed: list[Failed] = []
     skipped: list[Skipped] = []
@@ -156,7 +167,7 @@ def worst_of(probe: Probe, cases: Iterable[Verdict]) -> Verdict:
                 case Passed():
                     pass
             probe.trail = []
-    except UndecidedError as error:
+    except InconclusiveError as error:
         skipped.append(error.verdict)
     failed.sort(key=lambda verdict: -len(verdict.only))
     return failed[0] if failed else skipped[0] if skipped else Passed()

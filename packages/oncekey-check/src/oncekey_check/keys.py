@@ -1,4 +1,4 @@
-"""Clauses about the key itself: when it is missing, malformed, doubled or too long, and which spellings are one key."""
+"""Clauses about the key itself: missing, malformed, duplicate or too long keys, and spellings of one key."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from oncekey_check.clauses import (
     EVERY,
     MARKED,
     SAFE,
+    CheckProfile,
     Clause,
     Failed,
     Harm,
+    Inconclusive,
+    InconclusiveError,
     Need,
     Passed,
-    Profile,
     Severity,
-    Undecided,
-    UndecidedError,
     Verdict,
 )
 from oncekey_check.judging import BAD_REQUEST, SERVER_ERROR, gets, one_operation, shown, two_operations, worst_of
@@ -42,28 +42,28 @@ _TRICKY: Final = (
 def missing(probe: Probe) -> Verdict:
     """No key at all."""
     if probe.target.key_optional:
-        raise UndecidedError("keys may be left out here (--key-optional)")
+        raise InconclusiveError("keys are optional here (--key-optional)")
     before = probe.count()
     answer = probe.send_raw(probe.raw_request())
     if answer.ok or probe.since(before):
-        return Failed("a request without a key: 400, and nothing happens", f"{shown(answer)}: it was taken")
+        return Failed("a request without a key: 400, and nothing happens", f"{shown(answer)}: it was accepted")
     return _refused(probe, [], answer, "a request without a key")
 
 
 def explained(probe: Probe) -> Verdict:
-    """The refusal of a missing key links to a description of keys."""
+    """The refusal of a missing key links to documentation."""
     answer = probe.send_raw(probe.raw_request())
     if answer.ok:
-        raise UndecidedError("a request without a key is not refused")
+        raise InconclusiveError("a request without a key is not refused")
     if answer.header("Link") or b"://" in answer.body or b"urn:" in answer.body:
         return Passed()
-    return Failed("a Link header or an address in the body", f"{shown(answer)}: neither")
+    return Failed("a Link header or a URL in the body", f"{shown(answer)}: neither")
 
 
 def empty(probe: Probe) -> Verdict:
     """A key without a character."""
     values = ("", '""')
-    taken = "An empty key was accepted as a key: all clients that send one share it"
+    taken = "An empty key was accepted: all clients that send one share it"
     cases = (
         _refuses(probe, [value], f"the value {value!r}", taken, as_none=True, wrong_if_taken=EVERY) for value in values
     )
@@ -71,10 +71,10 @@ def empty(probe: Probe) -> Verdict:
 
 
 def malformed(probe: Probe) -> Verdict:
-    """Values that are no String of RFC 9651 and no bare key either."""
+    """Values that are neither an RFC 9651 String nor a bare key."""
     key = probe.fresh()
     values = (f'"{key}', f'"{key[:8]}\\n{key[8:]}"', f'"{key}" x', f'"{key}\xfc"', f"'{key}' '")
-    taken = "A key that cannot be parsed was accepted as a key"
+    taken = "A key that cannot be parsed was accepted"
     return worst_of(probe, (_refuses(probe, [value], f"the value {value!r}", taken) for value in values))
 
 
@@ -87,7 +87,7 @@ def status(probe: Probe) -> Verdict:
 
 
 def doubled(probe: Probe) -> Verdict:
-    """Two header lines, and a list on one."""
+    """Two header lines, and a list on one line."""
     one, two = probe.written(probe.fresh()), probe.written(probe.fresh())
     cases = {
         "two lines with different keys": [one, two],
@@ -103,26 +103,26 @@ def too_long(probe: Probe) -> Verdict:
     key = probe.written(of_length(8192))
     huge = _refused(probe, [key], probe.send_raw(probe.raw_request(key)), "a key of 8,192 characters", or_taken=True)
     if isinstance(huge, Failed):
-        return replace(huge, told=(Harm.WRONG, "A key of 8,192 characters broke the server"))
+        return replace(huge, headline=(Harm.WRONG, "A key of 8,192 characters broke the server"))
     probe.trail = []
     key, before = of_length(256), probe.count()
     first = probe.send(key)
     if not first.ok:
         return _refused(probe, [probe.written(key)], first, "a key of 256 characters")
     if probe.blind:
-        raise UndecidedError("it is taken, and whether as a whole cannot be seen", Need.COUNT)
+        raise InconclusiveError("it is accepted, but whether as a whole cannot be observed", Need.COUNT)
     second = probe.send(KeyFormat("{{hex:256}}").near(key)[0])
     what = "two keys of 256 characters that differ in the last one"
     verdict = two_operations(probe, probe.since(before, at_least=1), first, second, what)
     if isinstance(verdict, Failed):
-        sentence = "Two keys of 256 characters were taken for one: the second {noun} never happened"
-        return replace(verdict, told=(Harm.LOST, sentence))
+        sentence = "Two keys of 256 characters were treated as one: the second {noun} never happened"
+        return replace(verdict, headline=(Harm.LOST, sentence))
     value = probe.written(of_length(256))
     return _refuses(probe, [value], "a key of 256 characters", "", as_none=True, wrong_if_taken=frozenset())
 
 
 def too_short(probe: Probe) -> Verdict:
-    """A key so short that other clients will choose it, too."""
+    """A key so short that other clients are likely to choose it."""
     taken = "A key of 4 characters was accepted: two clients may choose the same one"
     return _refuses(probe, [probe.written(uuid.uuid4().hex[:4])], "a key of 4 characters", taken, as_none=True)
 
@@ -149,7 +149,7 @@ def tricky(probe: Probe) -> Verdict:
         value = f'"{key}{probe.fresh()[:8]}"'
         answer = probe.send_raw(probe.raw_request(value))
         if not answer.status or answer.status >= SERVER_ERROR:
-            expected = "a key of odd characters is taken, or refused with 400"
+            expected = "a key with unusual characters is accepted, or refused with 400"
             return _its_own_fault(probe, [value], answer, expected)
     return Passed()
 
@@ -161,13 +161,13 @@ def _refuses(
     taken: str,
     *,
     as_none: bool = False,
-    wrong_if_taken: frozenset[Profile] = SAFE,
+    wrong_if_taken: frozenset[CheckProfile] = SAFE,
 ) -> Verdict:
     """Passed if the API refuses the value. If it does not, a second request shows whether the value protects.
 
-    With `as_none`, an API that treats the value as no key breaks nothing here if keys may be left out: `keys.missing`
-    reports that they may, and `keys.malformed` that the API drops a key which it cannot read. A value that the API
-    takes as a key, and that protects, is wrong only in the profiles that say so; `taken` is the headline then.
+    With `as_none`, an API that treats the value as no key breaks nothing here if keys are optional: `keys.missing`
+    reports that they are, and `keys.malformed` that the API drops a key that it cannot read. A value that the API
+    accepts as a key, and that protects, is wrong only in the profiles that require so; `taken` is the headline then.
     """
     before = probe.count()
     answer = probe.send_raw(probe.raw_request(*values))
@@ -177,21 +177,23 @@ def _refuses(
             return Failed(f"{what}: 400, and nothing happens", f"{shown(answer)}; {effects} effects")
         return _refused(probe, values, answer, what)
     if probe.blind:
-        return Undecided(f"{what} is taken, and whether it protects cannot be seen", Need.COUNT)
+        return Inconclusive(f"{what} is accepted, but whether it protects cannot be observed", Need.COUNT)
     again = probe.send_raw(probe.raw_request(*values))
     effects = probe.since(before)
     if effects is None and not probe.habits.replays:
-        return Undecided(f"{what} is taken, and a plain retry does not get the first answer either", Need.COUNT)
+        return Inconclusive(
+            f"{what} is accepted, and a plain retry does not receive the first response either", Need.COUNT
+        )
     if not probe.habits.protects:
-        return Undecided(f"{what} is taken, and a plain retry is executed again, too")
+        return Inconclusive(f"{what} is accepted, and a plain retry is executed again, too")
     protects = probe.same(answer, again) if effects is None else effects <= 1
     if protects and not wrong_if_taken:
         return Passed()
     if protects:
-        seen = f"{shown(answer)}, then {shown(again)}: taken as a key"
-        return Failed(f"{what}: 400", seen, only=wrong_if_taken, told=(Harm.WRONG, taken))
+        seen = f"{shown(answer)}, then {shown(again)}: accepted as a key"
+        return Failed(f"{what}: 400", seen, only=wrong_if_taken, headline=(Harm.WRONG, taken))
     if probe.habits.optional and as_none:
-        return Undecided(f"{what} is taken for no key, and keys may be left out here")
+        return Inconclusive(f"{what} is treated as no key, and keys are optional here")
     return Failed(f"{what}: 400, and nothing happens", f"{shown(answer)}, then {shown(again)}: executed each time")
 
 
@@ -206,20 +208,20 @@ def _status(probe: Probe, values: Sequence[str], what: str) -> Verdict:
     answer = probe.send_raw(probe.raw_request(*values))
     if BAD_REQUEST <= answer.status < SERVER_ERROR:
         return gets(answer, {BAD_REQUEST}, what)
-    return Undecided(f"{what} got {answer.status or answer.reason}, and no refusal")
+    return Inconclusive(f"{what} received {answer.status or answer.reason}, not a refusal")
 
 
 def _its_own_fault(probe: Probe, values: Sequence[str], answer: Answer, expected: str) -> Verdict:
-    """Failed, because the API fails over a key; not if it fails with the same values in an unused header, too."""
+    """Failed for a server error, unless the same values in an unused header cause it, too."""
     request = probe.request(probe.fresh())
     control = probe.control(replace(request, headers=(*request.headers, *((_MEANINGLESS, value) for value in values))))
     if control.ok:
         return Failed(expected, shown(answer))
-    return Undecided(f"such a value gets {control.status or control.reason} in any header, not only as a key")
+    return Inconclusive(f"such a value receives {control.status or control.reason} in any header, not only as a key")
 
 
 def _longest_taken(probe: Probe) -> tuple[str, Answer]:
-    """The longest key that the API accepts, and its answer."""
+    """The longest key that the API accepts, and its response."""
     if not probe.habits.opaque:
         key = probe.fresh()
         return key, probe.first(key)
@@ -228,25 +230,25 @@ def _longest_taken(probe: Probe) -> tuple[str, Answer]:
         answer = probe.send(key)
         if answer.ok:
             return key, answer
-    raise UndecidedError("no long key is taken")
+    raise InconclusiveError("no long key is accepted")
 
 
 def of_length(length: int) -> str:
-    """A key of so many characters."""
+    """A key of that many characters."""
     return (uuid.uuid4().hex * (length // 32 + 1))[:length]
 
 
-_BARE: Final = frozenset({Profile.STRIPE, Profile.CONFLICT})
+_BARE: Final = frozenset({CheckProfile.STRIPE, CheckProfile.CONFLICT})
 
 
 def quoted(probe: Probe) -> Verdict:
-    """Quoted keys, whatever their first character is."""
+    """Quoted keys, whatever their first character."""
     name = "A quoted key, as the draft writes it,"
     return worst_of(probe, (_taken(probe, f'"{key}"', f'the quoted key "{key}"', name) for key in _firsts(probe)))
 
 
 def bare(probe: Probe) -> Verdict:
-    """Bare keys, whatever their first character is."""
+    """Bare keys, whatever their first character."""
     name = "A bare key, as most clients send it,"
     return worst_of(probe, (_taken(probe, key, f"the bare key {key}", name) for key in _firsts(probe)))
 
@@ -264,7 +266,7 @@ def parameters(probe: Probe) -> Verdict:
 def case_counts(probe: Probe) -> Verdict:
     """Keys that differ in the case of letters only."""
     if not probe.habits.opaque:
-        raise UndecidedError("keys have a fixed form here, in which the case of letters may mean nothing")
+        raise InconclusiveError("keys have a fixed format here, in which case may not matter")
     key = probe.fresh_text()
     return _two_operations(probe, key, key.upper(), "two keys that differ in the case of letters")
 
@@ -275,7 +277,7 @@ def not_deduplication(probe: Probe) -> Verdict:
 
 
 def field_name(probe: Probe) -> Verdict:
-    """Names of header fields have no case."""
+    """Header names are case-insensitive."""
     key, before = probe.fresh(), probe.count()
     first = probe.first(key)
     request = probe.request(key)
@@ -284,18 +286,18 @@ def field_name(probe: Probe) -> Verdict:
 
 
 def echoed(probe: Probe) -> Verdict:
-    """The answer has the key in a header."""
+    """The response has the key in a header."""
     key = probe.fresh()
     for answer in (probe.first(key), probe.send(key)):
         if answer.header(KEY) != probe.written(key):
-            return Failed(f"{KEY} in the answer, as it was sent", f"{shown(answer)}; {KEY}: {answer.header(KEY)}")
+            return Failed(f"{KEY} in the response, as it was sent", f"{shown(answer)}; {KEY}: {answer.header(KEY)}")
     return Passed()
 
 
 def longest(probe: Probe) -> Verdict:
     """255 characters."""
     if not probe.habits.opaque:
-        raise UndecidedError("keys have a fixed form here")
+        raise InconclusiveError("keys have a fixed format here")
     return _taken(probe, probe.written(of_length(255)), "a key of 255 characters", "A key of 255 characters")
 
 
@@ -303,13 +305,13 @@ def _taken(probe: Probe, value: str, what: str, name: str) -> Verdict:
     before = probe.count()
     first = probe.send_raw(probe.raw_request(value))
     if not first.ok:
-        return Failed(f"{what}: taken", shown(first), told=(Harm.WRONG, f"{name} was refused"))
+        return Failed(f"{what}: accepted", shown(first), headline=(Harm.WRONG, f"{name} was refused"))
     again = probe.send_raw(probe.raw_request(value))
     return one_operation(probe, probe.since(before, at_least=1), first, again, what)
 
 
 def _never_again(probe: Probe, one: str, two: str, what: str) -> Verdict:
-    """Passed if the API refuses the second spelling or takes it as the same key, and never as another operation."""
+    """Passed if the API refuses the second spelling or treats it as the same key, never as another operation."""
     key, before = probe.fresh(), probe.count()
     first = probe.send_raw(probe.raw_request(one.format(key)))
     again = probe.send_raw(probe.raw_request(two.format(key)))
@@ -326,7 +328,7 @@ def _two_operations(probe: Probe, one: str, two: str, what: str) -> Verdict:
 
 
 def _firsts(probe: Probe) -> tuple[str, ...]:
-    """A UUID that begins with a digit, and one that begins with a letter; one key, if they have another form."""
+    """A UUID that begins with a digit, and one that begins with a letter; one key, if they have another format."""
     if probe.target.key_format != ANY_UUID:
         return (probe.fresh(),)
     rest = str(uuid.uuid4())[1:]
@@ -341,7 +343,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.missing",
         title="A request without a key is refused",
-        why="A client that forgot its key would be executed again with every retry.",
+        why="A client that omits its key would execute again with every retry.",
         fix="Reject a request without the header with 400 before the handler runs.",
         severity=Severity.HIGH,
         must=DRAFT,
@@ -350,8 +352,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.explained",
-        title="The refusal of a missing key leads to documentation",
-        why="Its first reader is a developer who does not know what keys are.",
+        title="The refusal of a missing key links to documentation",
+        why="Its first reader is a developer who does not know about keys yet.",
         fix="Add a Link header (rel=describedby) or a problem type URL to the 400.",
         severity=Severity.LOW,
         must=frozenset(),
@@ -362,7 +364,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.empty",
         title="An empty key is refused",
-        why="Taken as absent it would run unprotected; taken as a key everybody would share it.",
+        why="Treated as absent it would run unprotected; treated as a key all clients would share it.",
         fix="Treat an empty value as malformed: 400, before the handler runs.",
         severity=Severity.HIGH,
         must=DRAFT,
@@ -371,9 +373,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.malformed",
-        title="A key that cannot be parsed is refused, and is never taken for none",
-        why="RFC 9651 lets a server ignore such a field, and the request would run unprotected.",
-        fix="Parse the value strictly, and answer 400 where parsing fails; never continue without a key.",
+        title="A key that cannot be parsed is refused, never ignored",
+        why="RFC 9651 lets a server ignore such a header, and the request would run unprotected.",
+        fix="Parse the value strictly, and return 400 if parsing fails; never continue without a key.",
         severity=Severity.HIGH,
         must=DRAFT,
         requests=15,
@@ -382,7 +384,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.status",
         title="A missing key, and one that cannot be parsed, is refused with 400",
-        why="With 422 a client takes it for a key that was used for another request.",
+        why="With 422 a client assumes that the key was used for another request.",
         fix="Use 400 for a missing or malformed key, and keep 422 for a mismatch.",
         severity=Severity.LOW,
         must=SAFE,
@@ -393,7 +395,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.doubled",
         title="Two keys in one request are refused",
-        why="Two servers on the way may each choose another one of them.",
+        why="Two servers on the way may choose different ones.",
         fix="Reject a request with more than one value of the header with 400.",
         severity=Severity.MEDIUM,
         must=DRAFT,
@@ -403,7 +405,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.too-long",
         title="A key of 256 characters is refused, or compared as a whole",
-        why="A key that is cut off to fit a column collides with others.",
+        why="A key that is truncated to fit a column collides with others.",
         fix="Check the length before the key is stored (400), or store a hash of the whole key.",
         severity=Severity.MEDIUM,
         must=MARKED,
@@ -414,7 +416,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.whole",
         title="Long keys that differ in one character are two operations",
-        why="A key that is cut off, or compared in part, drops the second of two operations.",
+        why="A key that is truncated, or compared in part, drops the second of two operations.",
         fix="Make the column as wide as the longest key that is accepted, and compare all of it.",
         severity=Severity.CRITICAL,
         requests=6,
@@ -423,9 +425,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.too-short",
-        title="A key that is easily guessed is refused",
-        why="Two operations that share a short key are taken for one, and one of them never happens.",
-        fix="Set a minimum length, such as 16 characters, and answer 400 below it.",
+        title="A key that is easy to guess is refused",
+        why="Two operations that share a short key are treated as one, and one of them never happens.",
+        fix="Set a minimum length, such as 16 characters, and return 400 below it.",
         severity=Severity.MEDIUM,
         must=SAFE,
         requests=3,
@@ -433,17 +435,17 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.tricky",
-        title="Keys of odd characters do not break the server",
-        why="A key comes from outside and goes into a database, a log and a header.",
-        fix="Pass the key as a bound parameter, and answer 400 for characters that are not allowed.",
+        title="Keys with unusual characters do not break the server",
+        why="A key is external input, and reaches a database, a log and a header.",
+        fix="Pass the key as a bound parameter, and return 400 for characters that are not allowed.",
         severity=Severity.HIGH,
         requests=4,
         judge=tricky,
     ),
     Clause(
         id="keys.longest",
-        title="A key of 255 characters is taken",
-        why="It is the limit that clients know.",
+        title="A key of 255 characters is accepted",
+        why="Clients rely on this limit.",
         fix="Accept keys of up to 255 characters.",
         severity=Severity.LOW,
         must=SAFE,
@@ -454,7 +456,7 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.quoted",
-        title="Quoted keys are taken, whether they begin with a digit or a letter",
+        title="Quoted keys are accepted, whether they begin with a digit or a letter",
         why="The draft's keys are quoted; UUIDs that begin with a digit parse differently from others.",
         fix="Parse the value as an RFC 9651 String: remove the quotes and the escapes.",
         severity=Severity.MEDIUM,
@@ -465,9 +467,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.bare",
-        title="Bare keys are taken, whether they begin with a digit or a letter",
-        why="Most clients send them so.",
-        fix="Accept a value without quotes, too, and use it as the same key.",
+        title="Bare keys are accepted, whether they begin with a digit or a letter",
+        why="Most clients send them this way.",
+        fix="Also accept a value without quotes, and treat it as the same key.",
         severity=Severity.MEDIUM,
         must=_BARE,
         should=DRAFT,
@@ -478,7 +480,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.two-spellings",
         title="A key with and without quotes is never two operations",
-        why="A client library that is updated between two tries would execute twice.",
+        why="A client library that is updated between two attempts would execute twice.",
         fix="Remove the quotes before the key is looked up, or reject one of the two forms.",
         severity=Severity.CRITICAL,
         must=DRAFT,
@@ -500,7 +502,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.case",
         title="Keys that differ in case are two operations",
-        why="Keys are opaque; a database that compares without case would drop an operation.",
+        why="Keys are opaque; a case-insensitive database would drop an operation.",
         fix="Use a case-sensitive collation for the key's column.",
         severity=Severity.HIGH,
         requests=4,
@@ -519,9 +521,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.field-name",
-        title="The field's name is read in any case",
-        why="Proxies change it.",
-        fix="Look the header up without regard to case.",
+        title="The header's name is case-insensitive",
+        why="Proxies change the case.",
+        fix="Look up the header case-insensitively.",
         severity=Severity.HIGH,
         requests=4,
         judge=field_name,
@@ -529,7 +531,7 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.echoed",
-        title="Answers repeat the key's header",
+        title="Responses repeat the key's header",
         why="The client sees that its key was understood.",
         fix="Copy the header of the request into the response.",
         severity=Severity.LOW,

@@ -1,6 +1,6 @@
-"""Clauses about what must not be seen: the key and the answer of another caller, and what refusals reveal of a request.
+"""Clauses about confidentiality: the keys and responses of other callers, and the content of refusals.
 
-A key belongs to one caller, and another one who knows it gets nothing.
+A key belongs to one caller, and another one who knows it receives nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from oncekey_check.clauses import (
     Clause,
     Failed,
     Harm,
+    InconclusiveError,
     Need,
     Passed,
     Severity,
-    UndecidedError,
     Verdict,
 )
 from oncekey_check.judging import BAD_REQUEST, is_marked, one_operation, shown
@@ -40,18 +40,18 @@ def independent(probe: Probe) -> Verdict:
     before = probe.count(other_tenant=True)
     answer = probe.send_raw(probe.as_other_tenant(probe.request(key)))
     if not answer.ok:
-        told = Harm.LOST, "Tenant B's {noun} was refused under a key that tenant A had used"
-        return Failed("the other tenant's request is executed as its own", shown(answer), told=told)
+        headline = Harm.LOST, "Tenant B's {noun} was refused under a key that tenant A had used"
+        return Failed("the other tenant's request is executed as its own", shown(answer), headline=headline)
     if is_marked(answer):
-        return Failed("an answer of its own for the other tenant", shown(answer))
+        return Failed("a separate response for the other tenant", shown(answer))
     if not probe.same(first, answer):
         return Passed()
     if before is None and not probe.habits.distinct:
-        raise UndecidedError("both tenants get equal answers", Need.COUNT)
+        raise InconclusiveError("both tenants receive equal responses", Need.COUNT)
     after = probe.count(other_tenant=True)
     if before is not None and after is not None and after > before:
         return Passed()
-    return Failed("the other tenant's request is executed as its own", f"{shown(answer)}, the first tenant's answer")
+    return Failed("the other tenant's request is executed as its own", f"{shown(answer)}, the first tenant's response")
 
 
 def unseen(probe: Probe) -> Verdict:
@@ -60,14 +60,14 @@ def unseen(probe: Probe) -> Verdict:
     key = probe.fresh()
     first = probe.first(key)
     answer = probe.send_raw(probe.as_other_tenant(probe.request(key, body=probe.other_body)))
-    expected = "for another tenant the key is as good as new"
+    expected = "for another tenant the key is unused"
     if not answer.ok:
         return Failed(expected, shown(answer))
     if is_marked(answer) or (probe.habits.distinct and probe.same(first, answer)):
-        told = Harm.LEAKED, "Tenant B got tenant A's {noun} for a body of its own"
-        return Failed(expected, f"{shown(answer)}, the first tenant's answer", told=told)
+        headline = Harm.LEAKED, "Tenant B received tenant A's {noun} for a different body"
+        return Failed(expected, f"{shown(answer)}, the first tenant's response", headline=headline)
     if not probe.habits.distinct:
-        raise UndecidedError("both tenants get equal answers", Need.COUNT)
+        raise InconclusiveError("both tenants receive equal responses", Need.COUNT)
     return Passed()
 
 
@@ -76,7 +76,7 @@ def same_caller(probe: Probe) -> Verdict:
     control = probe.control(probe.as_same_caller(probe.request(probe.fresh())))
     if not control.ok:
         got = control.status or control.reason
-        raise UndecidedError(f"the renewed credentials with a fresh key got {got}", Need.SAME_CALLER)
+        raise InconclusiveError(f"the renewed credentials with a fresh key received {got}", Need.SAME_CALLER)
     key, before = probe.fresh(), probe.count()
     first = probe.first(key)
     again = probe.send_raw(probe.as_same_caller(probe.request(key)))
@@ -90,9 +90,9 @@ def no_pass(probe: Probe) -> Verdict:
     first = probe.first(key)
     answer = probe.send_raw(probe.as_nobody(probe.request(key)))
     if not answer.status:
-        raise UndecidedError(f"without credentials there was no answer ({answer.reason})")
+        raise InconclusiveError(f"without credentials there was no response ({answer.reason})")
     if answer.ok or (first.body and first.body in answer.body):
-        return Failed("without credentials a refusal, and nothing of the answer", shown(answer))
+        return Failed("without credentials a refusal, and nothing of the response", shown(answer))
     return Passed()
 
 
@@ -106,25 +106,25 @@ def not_spoilt(probe: Probe) -> Verdict:
 
 
 def _other_tenant_is_known(probe: Probe) -> None:
-    """Raise unless the other tenant's request succeeds under a key of its own: else a refusal proves nothing."""
+    """Raise unless the other tenant's request succeeds under its own key: otherwise a refusal proves nothing."""
     control = probe.control(probe.as_other_tenant(probe.request(probe.fresh())))
     if not control.ok:
         got = control.status or control.reason
-        raise UndecidedError(f"the other tenant's request with a fresh key got {got}", Need.OTHER_TENANT)
+        raise InconclusiveError(f"the other tenant's request with a fresh key received {got}", Need.OTHER_TENANT)
 
 
 def _credentials_are_needed(probe: Probe) -> None:
-    """Raise if the API accepts requests without credentials: then it has nothing to hide."""
+    """Raise if the API accepts requests without credentials: then it has nothing to protect."""
     control = probe.control(probe.as_nobody(probe.request(probe.fresh())))
     if control.ok:
-        raise UndecidedError("a fresh key is taken without credentials, too")
+        raise InconclusiveError("a fresh key is accepted without credentials, too")
 
 
 TENANTS: Final = (
     Clause(
         id="tenants.independent",
         title="The same key of two tenants is two operations",
-        why="One tenant would be shown the other's answer, and its own request would not happen.",
+        why="One tenant would receive the other's response, and its own request would not happen.",
         fix="Include the tenant in the unique constraint of the key.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_TENANT,),
@@ -135,7 +135,7 @@ TENANTS: Final = (
     Clause(
         id="tenants.unseen",
         title="A tenant cannot find out which keys another one uses",
-        why="A refusal that only used keys get tells who does business with whom.",
+        why="A refusal that only used keys receive reveals who does business with whom.",
         fix="Include the tenant in the unique constraint of the key.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_TENANT, Need.OTHER_BODY),
@@ -155,7 +155,7 @@ TENANTS: Final = (
     ),
     Clause(
         id="tenants.no-pass",
-        title="A used key opens nothing to those without credentials",
+        title="A used key gives no access without credentials",
         why="Keys are in logs; a replay to every caller who knows one is a leak.",
         fix="Authenticate before looking the key up.",
         severity=Severity.CRITICAL,
@@ -166,7 +166,7 @@ TENANTS: Final = (
     Clause(
         id="tenants.not-spoilt",
         title="A request that was refused for its credentials does not use up the key",
-        why="An expired token would turn a key into a dead end.",
+        why="An expired token would make a key unusable.",
         fix="Authenticate before claiming the key.",
         severity=Severity.MEDIUM,
         needs=(Need.CREDENTIALS,),
@@ -186,13 +186,13 @@ _INSTANT: Final = re.compile(
     r"\d{4}-\d\d-\d\d|1[6-9]\d{8}(\d{3})?([.]\d+)?$|(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d\d [A-Z][a-z]{2} \d{4} "
 )
 _DATED: Final = {"date", "expires", "last-modified"}
-"""Headers that hold the instant of an answer, which other answers of the same moment share."""
+"""Headers that contain the time of a response, which other responses of the same moment share."""
 _DIGEST: Final = re.compile(rb"(?<![0-9A-Fa-f])(?:[0-9A-Fa-f]{64}|[0-9A-Fa-f]{40})(?![0-9A-Fa-f])")
 _SCRIPT: Final = "<script>alert(1)</script>"
 
 
 def mismatch_is_mute(probe: Probe) -> Verdict:
-    """A refused request learns nothing about the first one's answer."""
+    """A refusal reveals nothing about the first response."""
     key, another = probe.fresh(), probe.fresh()
     control, first = probe.control(probe.request(another)), probe.first(key)
     refused = _refused(probe, key, probe.other_body)
@@ -205,24 +205,26 @@ def mismatch_is_mute(probe: Probe) -> Verdict:
 
 
 def first_body_is_mute(probe: Probe) -> Verdict:
-    """A refused request learns nothing about the first one's body: marks in it do not come back."""
+    """A refusal reveals nothing about the first body: markers in it are not returned."""
     tried = False
     for marked in (_marked_texts, _marked_numbers) if probe.target.is_json else (_other_bodies,):
         place = _taken(probe, marked)
         if place is None:
             continue
         tried = True
-        # A mark may be part of a refusal by chance, but not two of them.
+        # One marker may be part of a refusal by chance, but not two.
         seen = [_leak(probe, number, marked, place) for number in range(2)]
         if all(seen):
             return Failed("nothing of the first request", f"{seen[0]} of the first body in the refusal of another")
     if not tried:
-        raise UndecidedError("no body with a mark in it is taken, and taken for another one", Need.OTHER_BODY)
+        raise InconclusiveError(
+            "no body with a marker in it is accepted, and treated as a different one", Need.OTHER_BODY
+        )
     return Passed()
 
 
 def no_fingerprint(probe: Probe) -> Verdict:
-    """No answer has a hash of a body. A hash that is in every answer, or new in each, is not one of a body."""
+    """No response contains a hash of a body. A hash that is in every response, or new in each, is not one of a body."""
     key = probe.fresh()
     control = probe.control(probe.request(probe.fresh(), body=probe.other_body))
     probe.first(key)
@@ -233,7 +235,7 @@ def no_fingerprint(probe: Probe) -> Verdict:
 
 
 def no_cookie(probe: Probe) -> Verdict:
-    """A session is not replayed. A cookie that every answer sets is no session."""
+    """A session is not replayed. A cookie that every response sets is not a session."""
     key = probe.fresh()
     control = probe.control(probe.request(probe.fresh()))
     first, again = probe.first(key), probe.send(key)
@@ -248,7 +250,7 @@ def no_reflection(probe: Probe) -> Verdict:
     answer = probe.send_raw(probe.raw_request(f'"{_SCRIPT}{probe.fresh()}' + "x" * 256 + '"'))
     media = (answer.header("Content-Type") or "").lower()
     if _SCRIPT.encode() in answer.body and "html" in media:
-        return Failed("a refusal that is no page with the key in it", f"{shown(answer)} as {media}")
+        return Failed("a refusal that is not a page with the key in it", f"{shown(answer)} as {media}")
     return Passed()
 
 
@@ -259,23 +261,23 @@ def told_apart(probe: Probe) -> Verdict:
     refused, missing = probe.send(key, body=probe.other_body), probe.send_raw(probe.raw_request())
     for answer in (refused, missing):
         if answer.status < BAD_REQUEST:
-            raise UndecidedError(f"there was no refusal to look at, but {shown(answer)}")
+            raise InconclusiveError(f"there was no refusal to inspect, but {shown(answer)}")
         if not _names(answer):
             return Failed("a body with type, code or error", f"{shown(answer)} without")
     if _names(refused) == _names(missing):
-        return Failed("another type or code for each kind of refusal", f"the same for both: {_names(refused)}")
+        return Failed("a different type or code for each kind of refusal", f"the same for both: {_names(refused)}")
     return Passed()
 
 
 def _refused(probe: Probe, key: str, body: bytes) -> Answer:
     answer = probe.send(key, body=body)
     if answer.ok:
-        raise UndecidedError("another body under a used key is not refused")
+        raise InconclusiveError("another body under a used key is not refused")
     return answer
 
 
 def _values(answer: Answer) -> list[str]:
-    """The texts and long numbers of an answer, without instants, which other answers of the same moment share."""
+    """The texts and long numbers of a response, without timestamps, which other responses of the same moment share."""
     try:
         values = [str(value) for _, value in bodies.leaves(json.loads(answer.body)) if not isinstance(value, bool)]
     except (ValueError, RecursionError):
@@ -285,14 +287,14 @@ def _values(answer: Answer) -> list[str]:
 
 
 def _shows(answer: Answer, secret: str) -> bool:
-    """Whether a text is anywhere in an answer; a number may have signs between its digits, as amounts have."""
+    """Whether a text is anywhere in a response; a number may have separators between its digits, as amounts have."""
     texts = (answer.body.decode("latin-1"), *(value for name, value in answer.headers if name.lower() not in _DATED))
     plain = secret.encode().decode("latin-1")
     return any(plain in text or (plain.isdecimal() and plain in _BETWEEN.sub("", text)) for text in texts)
 
 
 _Marks: TypeAlias = Callable[[Probe, int], Iterator[tuple[bytes, str]]]
-"""Bodies with a mark in them, each with the mark, in an order that is the same for every number."""
+"""Bodies with a marker in them, each with the marker, in an order that is the same for every number."""
 
 
 def _marked_texts(probe: Probe, number: int) -> Iterator[tuple[bytes, str]]:
@@ -326,7 +328,7 @@ def _taken(probe: Probe, marks: _Marks) -> int | None:
 
 
 def _leak(probe: Probe, number: int, marks: _Marks, place: int) -> str:
-    """What of the first body comes back in the refusal of another one."""
+    """The parts of the first body that the refusal of another one contains."""
     key = probe.fresh()
     body, mark = next(islice(marks(probe, number), place, None))
     probe.first(key, body=body)
@@ -338,7 +340,7 @@ def _leak(probe: Probe, number: int, marks: _Marks, place: int) -> str:
 
 
 def _hashes(answer: Answer) -> set[bytes]:
-    """What looks like a hash in an answer, without headers that hold a hash of the answer itself."""
+    """Possible hashes in a response, without headers that contain a hash of the response itself."""
     values = [value.encode("latin-1") for name, value in answer.headers if name.lower() not in _DIGESTS]
     return {found for text in (answer.body, *values) for found in _DIGEST.findall(text)}
 
@@ -363,9 +365,9 @@ def _names(answer: Answer) -> list[str]:
 CLAUSES: Final = (
     Clause(
         id="leaks.mismatch",
-        title="The refusal of another body says nothing about the first one's answer",
+        title="The refusal of another body reveals nothing about the first response",
         why="An attacker who guesses a key would read what was bought, and by whom.",
-        fix="Answer a mismatch with a constant text.",
+        fix="Return a constant text for a mismatch.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_BODY,),
         requests=3,
@@ -373,17 +375,17 @@ CLAUSES: Final = (
     ),
     Clause(
         id="leaks.first-body",
-        title="The refusal of another body says nothing about the first one",
+        title="The refusal of another body reveals nothing about the first one",
         why="Amounts and names of the first request would be shown to anyone who guesses its key.",
-        fix="Answer a mismatch with a constant text.",
+        fix="Return a constant text for a mismatch.",
         severity=Severity.CRITICAL,
         requests=12,
         judge=first_body_is_mute,
     ),
     Clause(
         id="leaks.fingerprint",
-        title="Refusals show no hash of the request",
-        why="Bodies are easy to guess, and a hash says when the guess was right.",
+        title="Refusals contain no hash of the request",
+        why="Bodies are easy to guess, and a hash confirms a guess.",
         fix="Keep fingerprints out of responses, or key them with a secret (HMAC).",
         severity=Severity.MEDIUM,
         must=SAFE,
@@ -394,8 +396,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="leaks.cookie",
-        title="Replays do not hand out the first answer's cookie",
-        why="A stored session would be given to every retry.",
+        title="Replays do not contain the cookie of the first response",
+        why="A stored session would be sent to every retry.",
         fix="Do not store Set-Cookie.",
         severity=Severity.HIGH,
         must=SAFE,
@@ -406,9 +408,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="leaks.reflection",
-        title="A key is not repeated in a page",
-        why="A key with a script in it would run in a browser.",
-        fix="Do not repeat the key in an HTML page; answer errors as application/problem+json.",
+        title="A key is not reflected in a page",
+        why="A script in a key would run in a browser.",
+        fix="Do not reflect the key in an HTML page; return errors as application/problem+json.",
         severity=Severity.HIGH,
         requests=1,
         judge=no_reflection,
@@ -416,7 +418,7 @@ CLAUSES: Final = (
     Clause(
         id="leaks.told-apart",
         title="Each kind of refusal has its own type or code",
-        why="Statuses are shared with the application's own refusals, so clients cannot decide by them.",
+        why="The application's own refusals use the same statuses, so clients cannot decide by them.",
         fix="Give each refusal its own problem type or error code.",
         severity=Severity.LOW,
         must=SAFE,

@@ -1,8 +1,8 @@
-"""Clauses about a key that a client sends with another request: the API refuses it, and nothing happens.
+"""Clauses about a key that a client reuses for another request: the API refuses it, and nothing happens.
 
-Some bodies differ in what careless comparisons do not see: the API has to refuse them, too. The tester puts such a
-difference into an extra member, if the API accepts and compares one, because there it can mean nothing else. Otherwise
-it changes the members that the body has.
+Some bodies differ in ways that careless comparisons miss: the API has to refuse them, too. The tester puts such a
+difference into an extra member, if the API accepts and compares one, because there it cannot mean anything else.
+Otherwise it changes the members of the body.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from oncekey_check import bodies
 from oncekey_check.clauses import (
     EVERY,
     SAFE,
+    CheckProfile,
     Clause,
     Failed,
     Harm,
+    Inconclusive,
+    InconclusiveError,
     Need,
     Passed,
-    Profile,
     Severity,
-    Undecided,
-    UndecidedError,
     Verdict,
 )
 from oncekey_check.judging import (
@@ -43,16 +43,16 @@ from oncekey_check.judging import (
 from oncekey_check.probe import Overlap, Probe
 
 _IN_FLIGHT: Final = {
-    Profile.IETF: {422, CONFLICT},
-    Profile.STRIPE: {400, CONFLICT},
-    Profile.CONFLICT: {CONFLICT},
-    Profile.STRICT_MONEY: {422},
+    CheckProfile.IETF: {422, CONFLICT},
+    CheckProfile.STRIPE: {400, CONFLICT},
+    CheckProfile.CONFLICT: {CONFLICT},
+    CheckProfile.STRICT_MONEY: {422},
 }
 
 
 _LOST: Final = (
     Harm.LOST,
-    "Another body got the first one's answer while the first request ran: the second {noun} never happened",
+    "Another body received the first response while the first request was running: the second {noun} never happened",
 )
 
 
@@ -64,21 +64,21 @@ def other_body(probe: Probe) -> Verdict:
 
 
 def nothing_happens(probe: Probe) -> Verdict:
-    """Another body has no effect and gets no success, neither one of its own nor the first one's."""
+    """Another body has no effect and receives no success, neither a new one nor the first one."""
     key, before = probe.fresh(), probe.count()
     first, again = probe.first(key), probe.send(key, body=probe.other_body)
     effects = probe.since(before)
     if again.ok:
         executed = effects > 1 if effects is not None else not probe.same(first, again)
-        how = "executed as well" if executed else "the first one's answer"
-        return Failed("another body under a used key is not executed and not answered", f"{shown(again)}: {how}")
+        how = "executed as well" if executed else "the first response"
+        return Failed("another body under a used key is neither executed nor replayed", f"{shown(again)}: {how}")
     if effects is not None and effects > 1:
         return Failed("1 effect of both requests", f"{effects} effects")
     return Passed()
 
 
 def first_one_stays(probe: Probe) -> Verdict:
-    """The first request is still answered."""
+    """The first request is still replayed."""
     needs_replays(probe)
     key = probe.fresh()
     first = probe.first(key)
@@ -86,26 +86,28 @@ def first_one_stays(probe: Probe) -> Verdict:
     again = probe.send(key)
     if probe.same(first, again):
         return Passed()
-    return Failed(f"after a refused one, the first request gets {shown(first)} again", shown(again))
+    return Failed(f"after a refused one, the first request receives {shown(first)} again", shown(again))
 
 
 def while_running(probe: Probe) -> Verdict:
-    """Another body while the first request runs: whatever its status, the API does not execute it."""
+    """Another body during the first request: whatever its status, the API does not execute it."""
     first, other, _, before = _while_running(probe, counted=True)
     effects = probe.since(before, at_least=int(first.ok))
     if other.ok and not probe.busy(other):
         lost = probe.same(first, other) and (effects is None or effects <= 1)
         seen = f"{shown(first)}, and {shown(other)}"
-        return Failed("another body while the first request runs is refused", seen, told=_LOST if lost else None)
+        return Failed(
+            "another body while the first request is running is refused", seen, headline=_LOST if lost else None
+        )
     if effects is not None and effects > 1:
         return Failed("1 effect of both requests", f"{effects} effects; {shown(other)}")
     return Passed()
 
 
 def running_status(probe: Probe) -> Verdict:
-    """The status for another body while the first request runs."""
+    """The status for another body during the first request."""
     other = _while_running(probe).second
-    return gets_by_profile(other, _IN_FLIGHT, "another body while the first request runs")
+    return gets_by_profile(other, _IN_FLIGHT, "another body while the first request is running")
 
 
 def other_query(probe: Probe) -> Verdict:
@@ -120,7 +122,7 @@ def other_query(probe: Probe) -> Verdict:
 
 
 def other_endpoint(probe: Probe) -> Verdict:
-    """The same body at another endpoint, whose effects the count may not show."""
+    """The same body at another endpoint, whose effects the count may not include."""
     key = probe.fresh()
     first, request = probe.first(key), probe.request(key)
     answer = probe.send_raw(replace(request, address=probe.target.other_address or request.address))
@@ -128,7 +130,7 @@ def other_endpoint(probe: Probe) -> Verdict:
 
 
 def other_method(probe: Probe) -> Verdict:
-    """The same body with another method, whose effects the count may not show."""
+    """The same body with another method, whose effects the count may not include."""
     key = probe.fresh()
     first, request = probe.first(key), probe.request(key)
     method = "PUT" if request.method != "PUT" else "POST"
@@ -141,14 +143,14 @@ def _while_running(probe: Probe, *, counted: bool = False) -> Overlap:
     one = probe.request(probe.fresh(), slow=True)
     overlap = probe.overlapping(one, replace(one, body=probe.other_body), counted=counted)
     if not overlap.first.ok and overlap.second.ok:
-        raise UndecidedError("the second request was faster than the first", "a slower --slow-header")
+        raise InconclusiveError("the second request was faster than the first", "a slower --slow-header")
     return overlap
 
 
 Pair: TypeAlias = tuple[bodies.Path, bytes, bytes]
 """A place in the body, and two bodies that differ there."""
 
-_MORE: Final = "a --body with more in it"
+_MORE: Final = "a --body with more members"
 _MOST_PLACES: Final = 3
 _MOST_MEMBERS: Final = 8
 _FAR: Final = 5000
@@ -159,7 +161,7 @@ _ALIKE: Final = (("1", '"1"'), ("true", '"true"'), ("true", "1"), ("false", "0")
 
 
 def every_member(probe: Probe) -> Verdict:
-    """Other values, one at a time, in every member that takes another one."""
+    """Other values, one at a time, in every member that accepts another one."""
     needs_comparison(probe)
     document = bodies.parsed(probe.target.body)
     changed = [(path, bodies.put(document, path, bodies.changed(value))) for path, value in bodies.leaves(document)]
@@ -177,18 +179,18 @@ def large_integers(probe: Probe) -> Verdict:
 
 
 def lonely_surrogates(probe: Probe) -> Verdict:
-    """Halves of characters, which UTF-8 cannot write and lenient encoders replace by one sign."""
+    """Lone surrogates, which UTF-8 cannot encode and lenient encoders replace with one character."""
     places = dict.fromkeys(_free(probe), "") or _texts(probe)
     texts = ((path, json.dumps(text)[:-1], pair) for path, text in places.items() for pair in _LONELY)
     pairs = (
         (path, _spelt(probe, path, f'{text}{one}"'), _spelt(probe, path, f'{text}{two}"'))
         for path, text, (one, two) in texts
     )
-    return _told_apart(probe, pairs, "texts with different halves of characters")
+    return _told_apart(probe, pairs, "texts with different lone surrogates")
 
 
 def types(probe: Probe) -> Verdict:
-    """Values that are equal as texts, or to a language that takes one for the other."""
+    """Values that are equal as text, or in a language that converts between them."""
     free = _free(probe)
     if free:
         pairs = ((path, _spelt(probe, path, one), _spelt(probe, path, two)) for path in free for one, two in _ALIKE)
@@ -212,7 +214,7 @@ def order_of_arrays(probe: Probe) -> Verdict:
 
 
 def depth(probe: Probe) -> Verdict:
-    """Bodies that differ only in their depth, and one that is nothing but deep."""
+    """Bodies that differ only deep inside, and one that is only deep."""
     needs_comparison(probe)
     far = b"[" * _FAR + b"]" * _FAR
     pairs = (
@@ -222,15 +224,15 @@ def depth(probe: Probe) -> Verdict:
     )
     answer = probe.send(probe.fresh(), body=far)
     if not answer.status or answer.status >= SERVER_ERROR:
-        return _server_error(probe, far, f"{_FAR} arrays in each other")
-    return _told_apart(probe, pairs, "bodies that differ far inside") if _free(probe) else Passed()
+        return _server_error(probe, far, f"{_FAR} nested arrays")
+    return _told_apart(probe, pairs, "bodies that differ deep inside") if _free(probe) else Passed()
 
 
 def duplicate_names(probe: Probe) -> Verdict:
-    """Two members of one name, of which parsers take the first or the last."""
+    """Two members with one name, of which parsers take the first or the last."""
     document = bodies.parsed(probe.target.body)
     if not isinstance(document, dict) or not document:
-        raise UndecidedError("the body has no members", _MORE)
+        raise InconclusiveError("the body has no members", _MORE)
     name = next((name for name, value in document.items() if not isinstance(value, dict | list)), min(document))
     whole, spelt = json.dumps(document)[1:-1], json.dumps(name)
     one, two = _variants(document[name])
@@ -242,7 +244,7 @@ def duplicate_names(probe: Probe) -> Verdict:
 
 
 def _told_apart(probe: Probe, pairs: Iterable[Pair], what: str) -> Verdict:
-    """Passed if the API never takes the second body of a pair for the first; a refusal is fine."""
+    """Passed if the API never treats the second body of a pair as the first; a refusal is fine."""
     needs_comparison(probe)
     tried = list(pairs)
     if not tried:
@@ -262,7 +264,7 @@ def _pair(probe: Probe, pair: Pair, what: str) -> Verdict:
     if not again.ok:
         return Passed()
     if not _is_compared(probe, path):
-        return Undecided(f"other values of {_named(path)} are not refused either")
+        return Inconclusive(f"other values of {_named(path)} are not refused either")
     return Failed(f"{what}: the second one under a key is refused", f"{shown(first)}, then {shown(again)}")
 
 
@@ -279,7 +281,7 @@ def _is_compared(probe: Probe, path: bodies.Path) -> bool:
 
 
 def _member(probe: Probe, path: bodies.Path, other: bytes) -> Verdict:
-    """The verdict on one member. A value that the API refuses under a fresh key, too, proves nothing."""
+    """The verdict on one member. A value that the API also refuses under a fresh key proves nothing."""
     if not probe.control(probe.request(probe.fresh(), body=other)).ok:
         return Passed()
     key = probe.fresh()
@@ -290,7 +292,7 @@ def _member(probe: Probe, path: bodies.Path, other: bytes) -> Verdict:
 
 
 def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
-    """A number, and its digits as a text. An API that takes both for the same value may take them for one request."""
+    """A number, and its digits as a string. An API that treats both as the same value may treat them as one request."""
     needs_comparison(probe)
     key, body = probe.fresh(), _spelt(probe, path, f'"{number}"')
     first = probe.first(key)
@@ -298,7 +300,7 @@ def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
     if not again.ok:
         return Passed()
     if probe.control(probe.request(probe.fresh(), body=body)).ok:
-        return Undecided(f'this API takes "{number}" for {number}')
+        return Inconclusive(f'this API treats "{number}" as {number}')
     return Failed(f'{number} and "{number}": the second one is refused', f"{shown(first)}, then {shown(again)}")
 
 
@@ -307,14 +309,14 @@ def _server_error(probe: Probe, body: bytes, what: str) -> Verdict:
     if probe.habits.optional:
         control = probe.control(probe.request(None, body=body))
         if control.status and control.status < SERVER_ERROR:
-            told = Harm.WRONG, f"A key turned {what} into a server error"
+            headline = Harm.WRONG, f"A key turned {what} into a server error"
             seen = f"a server error with a key, {shown(control)} without"
-            return Failed(f"{what}: refused, or told apart", seen, told=told)
-    return Undecided(f"{what} get a server error, and nothing shows that this is because of the key")
+            return Failed(f"{what}: refused, or distinguished", seen, headline=headline)
+    return Inconclusive(f"{what} receive a server error, and nothing shows that the key causes it")
 
 
-def _no_place() -> UndecidedError:
-    return UndecidedError("the body has no place where it could be tried, and none may be added", _MORE)
+def _no_place() -> InconclusiveError:
+    return InconclusiveError("the body has no place to try it, and none may be added", _MORE)
 
 
 def _free(probe: Probe) -> list[bodies.Path]:
@@ -381,9 +383,9 @@ def _clause(
 CLAUSES: Final = (
     Clause(
         id="mismatches.status",
-        title="Another body under a used key gets 422 (stripe: 400, conflict: 409)",
-        why="With 409 deployed clients retry for ever; with a success they believe that it was done.",
-        fix="Answer a mismatch with 422 (stripe: 400, conflict: 409).",
+        title="Another body under a used key receives 422 (stripe: 400, conflict: 409)",
+        why="With 409, deployed clients retry forever; with a success, they assume that it was done.",
+        fix="Return 422 for a mismatch (stripe: 400, conflict: 409).",
         severity=Severity.MEDIUM,
         needs=(Need.OTHER_BODY,),
         requests=3,
@@ -391,8 +393,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="mismatches.nothing-happens",
-        title="Another body under a used key is neither executed nor answered",
-        why="A changed amount would be paid, or believed to be paid.",
+        title="Another body under a used key is neither executed nor replayed",
+        why="A changed amount would be paid, or assumed to be paid.",
         fix="Store a fingerprint of the request with the key, and reject a request whose fingerprint differs.",
         severity=Severity.CRITICAL,
         needs=(Need.OTHER_BODY,),
@@ -403,7 +405,7 @@ CLAUSES: Final = (
     Clause(
         id="mismatches.first-stays",
         title="A refused request changes nothing for the first one",
-        why="A key that is spoilt by a mistake leaves the client without its answer.",
+        why="A key that a mistake makes unusable leaves the client without its response.",
         fix="Reject a mismatch without writing to the key's record.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_BODY,),
@@ -413,9 +415,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="mismatches.while-running",
-        title="Another body is refused also while the first request runs",
-        why="A server that compares only finished requests lets another one take its place.",
-        fix="Write the fingerprint with the claim, so that it can be compared while the first request runs.",
+        title="Another body is also refused while the first request is running",
+        why="A server that compares only finished requests lets another one replace the first.",
+        fix="Write the fingerprint with the claim, so that it can be compared while the first request is running.",
         severity=Severity.HIGH,
         needs=(Need.SLOW, Need.OTHER_BODY),
         requests=4,
@@ -424,9 +426,12 @@ CLAUSES: Final = (
     ),
     Clause(
         id="mismatches.running-status",
-        title="Another body while the first request runs gets 422 or 409 (stripe: 400 or 409; strict-money: 422)",
-        why="With 409 the client waits for the answer to a request that it did not send.",
-        fix="Compare fingerprints before answering that a request is in progress.",
+        title=(
+            "Another body while the first request is running receives 422 or 409 (stripe: 400 or 409; "
+            "strict-money: 422)"
+        ),
+        why="With 409 the client waits for the response to a request that it did not send.",
+        fix="Compare fingerprints before returning that a request is in progress.",
         severity=Severity.MEDIUM,
         needs=(Need.SLOW, Need.OTHER_BODY),
         requests=3,
@@ -434,8 +439,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="mismatches.query",
-        title="Another query under a used key is not answered with the first one's answer",
-        why="What is in the query is part of what was asked.",
+        title="Another query under a used key does not receive the first response",
+        why="The query is part of the request.",
         fix="Include the query in the fingerprint.",
         severity=Severity.MEDIUM,
         must=SAFE,
@@ -446,8 +451,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="mismatches.endpoint",
-        title="A key is never answered with another endpoint's answer",
-        why="A refund that is answered with a payment's success never happens.",
+        title="A key never receives the response of another endpoint",
+        why="A refund that receives a payment's success never happens.",
         fix="Include the path in the fingerprint, or in the scope of the key.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_URL,),
@@ -457,8 +462,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="mismatches.method",
-        title="A key is never answered with another method's answer",
-        why="A key stands for one request, and the method is part of it.",
+        title="A key never receives the response of another method",
+        why="A key identifies one request, and the method is part of it.",
         fix="Include the method in the fingerprint.",
         severity=Severity.HIGH,
         needs=(Need.UNSAFE,),
@@ -469,23 +474,23 @@ CLAUSES: Final = (
     _clause(
         "every-member",
         "Another value of any member is another request",
-        "A server that compares the amount and not the currency pays in the wrong one.",
+        "A server that compares the amount but not the currency pays in the wrong one.",
         "Include every member of the body in the fingerprint.",
         every_member,
         requests=6,
     ),
     _clause(
         "large-integers",
-        "Integers beyond 2 to the power of 53 are refused, or told apart",
-        "A server that reads them as floating point takes two amounts for one.",
+        "Integers beyond 2^53 are refused, or distinguished",
+        "A server that reads them as floating point treats two amounts as one.",
         "Parse integers exactly, or reject those beyond 2^53 with 400.",
         large_integers,
         requests=2,
     ),
     _clause(
         "types",
-        'A number and the text of its digits are told apart, as are true and 1, null and ""',
-        "A comparison of texts takes them for one, and another operation is answered with the first one's success.",
+        'A number and its digits as a string are distinguished, as are true and 1, null and ""',
+        "A comparison as text treats them as one, and another operation receives the first response.",
         "Compare JSON values with their types, not their text.",
         types,
         requests=12,
@@ -493,23 +498,23 @@ CLAUSES: Final = (
     _clause(
         "array-order",
         "The order of an array is part of the request",
-        "From A to B is another transfer than from B to A.",
+        "A transfer from A to B is not a transfer from B to A.",
         "Keep the order of arrays in the fingerprint.",
         order_of_arrays,
         requests=2,
     ),
     _clause(
         "duplicate-names",
-        "Bodies with two members of one name are refused, or told apart",
-        "Parsers differ in which one they take: what is compared may not be what is executed.",
+        "Bodies with two members of one name are refused, or distinguished",
+        "Parsers differ in which one they use: the compared value may not be the executed one.",
         "Reject a body with duplicate names with 400.",
         duplicate_names,
         requests=2,
     ),
     _clause(
         "surrogates",
-        "Halves of characters are refused, or told apart",
-        "They cannot be written as UTF-8: a server that replaces them takes different texts for one.",
+        "Lone surrogates are refused, or distinguished",
+        "UTF-8 cannot encode them: a server that replaces them treats different texts as one.",
         "Reject lone surrogates with 400.",
         lonely_surrogates,
         requests=4,
@@ -517,8 +522,8 @@ CLAUSES: Final = (
     ),
     _clause(
         "depth",
-        "Bodies that differ far inside are refused, or told apart",
-        "A comparison that stops at some depth does not see what is below.",
+        "Bodies that differ deep inside are refused, or distinguished",
+        "A comparison that stops at some depth misses what is below.",
         "Include every level in the fingerprint, and reject bodies that are too deep with 400.",
         depth,
         requests=5,

@@ -1,4 +1,4 @@
-"""The options of `oncekey-check`, which may come from a TOML file, so that a pipeline needs one short command."""
+"""The options of `oncekey-check`; they can be in a TOML file, so that a pipeline needs one short command."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from oncekey_check import Profile
+from oncekey_check import CheckProfile
 from oncekey_check.carrier import KEY, MARKER
 
 DESCRIPTION: Final = """\
-Test whether an API keeps the promises of its idempotency keys. Only for an API that you may test.
+Test an API's idempotency keys. Only use it on an API that you are allowed to test.
 
 It sends a few hundred real requests, each of which may have a real effect: use a
 test environment. In a body, {{uuid}}, {{key}} and "{{n}}" are other values for each
@@ -32,14 +32,14 @@ _OWN: Final = frozenset({"config", "help", "version"})
 
 
 class BadOptionError(Exception):
-    """A value that cannot be used; the program exits with code 2."""
+    """An invalid value; the program exits with code 2."""
 
     def __init__(self, message: str, option: str = "") -> None:
         super().__init__(f"{option}: {message}" if option else message)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """An option's value stands behind its names once, in every version of Python."""
+    """Shows an option's value once after its names, in every version of Python."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
@@ -62,10 +62,10 @@ def _seconds(least: float, most: float | None = None) -> Callable[[str], float]:
     return seconds
 
 
-def _profile(text: str) -> Profile:
-    if text not in list(Profile):
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(map(repr, map(str, Profile)))}")
-    return Profile(text)
+def _profile(text: str) -> CheckProfile:
+    if text not in list(CheckProfile):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(map(repr, map(str, CheckProfile)))}")
+    return CheckProfile(text)
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -85,15 +85,15 @@ def parser(prog: str) -> argparse.ArgumentParser:
         default="{}",
         help="A body that the operation accepts; @FILE reads a file. [default: %(default)s]",
     )
-    add("-H", "--header", action="append", metavar="HEADER", help="A header to send, 'Name: value'; may be repeated.")
+    add("-H", "--header", action="append", metavar="HEADER", help="A header to send, 'Name: value'; repeatable.")
     add("--method", metavar="TEXT", default="POST", help="The operation's method. [default: %(default)s]")
     add(
         "--profile",
         type=_profile,
-        metavar="|".join(Profile),
-        default=Profile.IETF,
-        help="What to judge by: the IETF draft, what Stripe does, the same with 409 for another body, or what one "
-        "wants before money moves. [default: %(default)s]",
+        metavar="|".join(CheckProfile),
+        default=CheckProfile.IETF,
+        help="What to judge by: the IETF draft, Stripe's behaviour, the same with 409 for another body, or the "
+        "strictest choice for APIs that move money. [default: %(default)s]",
     )
     add(
         "--key-header",
@@ -108,40 +108,46 @@ def parser(prog: str) -> argparse.ArgumentParser:
         default=MARKER,
         help="The header that marks a replay: 'Name', or 'Name: value' if it is not 'true'. [default: %(default)s]",
     )
-    add("--count-url", metavar="URL", help="A URL whose JSON tells how many effects there are, so that 'once' is seen.")
+    add(
+        "--count-url",
+        metavar="URL",
+        help=("A URL that returns the number of effects as JSON, so that 'once' can be observed."),
+    )
     add(
         "--count-pointer",
         metavar="TEXT",
         default="",
-        help="Where the number or the list is in the answer of --count-url, as a JSON pointer: /total. "
-        "Empty: all of it.",
+        help="The JSON pointer to the number or list in the response of --count-url, such as /total. Empty: the whole "
+        "document.",
     )
     add(
         "--other-tenant-header",
         action="append",
         metavar="HEADER",
-        help="The header that makes the caller another tenant; may be repeated.",
+        help="The header that identifies the caller as another tenant; repeatable.",
     )
     add(
         "--same-caller-header",
         action="append",
         metavar="HEADER",
-        help="Other credentials of the same caller, such as a renewed token; may be repeated.",
+        help="Other credentials of the same caller, such as a renewed token; repeatable.",
     )
-    add("--slow-header", metavar="HEADER", help="A header that makes the operation slow, so that requests meet in it.")
+    add("--slow-header", metavar="HEADER", help="A header that makes the operation slow, so that requests overlap.")
     add("--fail-header", metavar="HEADER", help="A header that makes the operation fail with 5xx.")
-    add("--large-header", metavar="HEADER", help="A header that makes the answer larger than 64 KiB.")
+    add("--large-header", metavar="HEADER", help="A header that makes the response larger than 64 KiB.")
     add(
         "--other-body",
         metavar="TEXT|@FILE",
-        help="Another body that it accepts. Else a number or text in --body is changed.",
+        help="Another body that the operation accepts. [default: --body with a number or text changed]",
     )
-    add("--invalid-body", metavar="TEXT|@FILE", help="A body that is refused. Default: --body, made invalid.")
+    add("--invalid-body", metavar="TEXT|@FILE", help="A body that is refused. [default: --body, made invalid]")
     add(
-        "--declined-body", metavar="TEXT|@FILE", help="A body that is refused for good with 4xx, as a declined card is."
+        "--declined-body",
+        metavar="TEXT|@FILE",
+        help=("A body that is refused permanently with 4xx, such as a declined card."),
     )
-    add("--other-url", metavar="URL", help="Another operation with keys that takes the same body.")
-    add("--also-url", metavar="URL", help="The same operation at a second instance of the API.")
+    add("--other-url", metavar="URL", help="Another operation with keys that accepts the same body.")
+    add("--also-url", metavar="URL", help="The same operation on a second instance of the API.")
     add("--openapi", metavar="URL", help="The OpenAPI description, if it is not at /openapi.json.")
     add(
         "--lease",
@@ -152,7 +158,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     add(
         "--crash-command",
         metavar="COMMAND",
-        help="A command that kills the server with SIGKILL and starts it again. It is run without a shell.",
+        help="A command that kills the server with SIGKILL and restarts it. It is run without a shell.",
     )
     add(
         "--store-down-command",
@@ -165,58 +171,63 @@ def parser(prog: str) -> argparse.ArgumentParser:
         type=_seconds(1, 600),
         metavar="SECONDS",
         default=60.0,
-        help="Seconds that a command may take, and the server's return after it. [default: %(default)s]",
+        help="Seconds that a command, and the restart of the server, may take. [default: %(default)s]",
     )
     add("--cacert", type=Path, metavar="FILE", help="Certificates to trust instead of the system's, as PEM.")
     add(
         "--key-format",
         metavar="TEXT",
         default="{{uuid}}",
-        help="The form of the keys that the API accepts, with {{uuid}}, {{hex:N}} or {{digits:N}} in it. "
-        "[default: %(default)s]",
+        help="The format of the keys that the API accepts, with {{uuid}}, {{hex:N}} or {{digits:N}} in it. [default: "
+        "%(default)s]",
     )
-    add("--key-optional", action="store_true", help="Keys may be left out by design.")
+    add("--key-optional", action="store_true", help="Keys are optional by design.")
     add("--unsafe-methods", dest="unothers", action="store_true", help="Also send PUT and DELETE to the URL.")
     add(
         "--only",
         action="append",
         metavar="CLAUSE",
-        help="Try these clauses only: an id, an area such as races, or a pattern.",
+        help="Only these clauses: an id, an area such as races, or a pattern.",
     )
-    add("--skip", action="append", metavar="CLAUSE", help="Leave these clauses out; may be repeated.")
-    add("--list", dest="show_list", action="store_true", help="List the clauses and what they need, and send nothing.")
+    add("--skip", action="append", metavar="CLAUSE", help="All clauses but these; repeatable.")
+    add(
+        "--list",
+        dest="show_list",
+        action="store_true",
+        help=("List the clauses and their requirements, and send nothing."),
+    )
     add(
         "--patience",
         type=_seconds(0.1, 600),
         metavar="SECONDS",
         default=15.0,
-        help="Seconds in which an abandoned request must be over. [default: %(default)s]",
+        help="Seconds after which an abandoned request must have ended. [default: %(default)s]",
     )
     add(
         "--timeout",
         type=_seconds(0.1, 600),
         metavar="SECONDS",
         default=30.0,
-        help="Seconds to wait for one answer. [default: %(default)s]",
+        help="Seconds to wait for one response. [default: %(default)s]",
     )
     add(
         "--time-limit",
         type=_seconds(1),
         metavar="SECONDS",
         default=600.0,
-        help="Seconds after which no other clause is begun. [default: %(default)s]",
+        help="Seconds after which no further clause is started. [default: %(default)s]",
     )
     add("--json", dest="as_json", action="store_true", help="Print the report as JSON.")
     add("--junit", type=Path, metavar="FILE", help="Write the report for continuous integration.")
     add("--sarif", type=Path, metavar="FILE", help="Write the findings as SARIF, for a code host.")
-    add("--html", type=Path, metavar="FILE", help="Write the report as one page to mail.")
+    add("--html", type=Path, metavar="FILE", help="Write the report as one HTML page.")
     add(
         "--scripts",
         type=Path,
         metavar="FOLDER",
-        help="Write into this folder, for each finding, a script that repeats it.",
+        help="Write a script that reproduces each finding to this folder.",
     )
-    add("--baseline", type=Path, metavar="FILE", help="Known findings: the exit code is 1 for new or worse ones only.")
+    add("--baseline", type=Path, metavar="FILE", help="Known findings: the exit code is 1 only for new or worse ones.")
     add("--write-baseline", type=Path, metavar="FILE", help="Write the findings of this run as a baseline.")
     add(
         "--config",
@@ -259,11 +270,11 @@ def _read(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise BadOptionError(f"{path} cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadOptionError(f"{path} is no TOML: {error}") from None
+        raise BadOptionError(f"{path} is not TOML: {error}") from None
 
 
 def _words(made: argparse.ArgumentParser, given: argparse.Namespace, file: Mapping[str, Any]) -> Iterator[str]:
-    """The values of the file as words of a command line; a list on the real one replaces that of the file."""
+    """The values of the file as command-line arguments; a list on the real command line replaces that of the file."""
     actions = {
         max(action.option_strings or [action.dest], key=len).lstrip("-"): action
         for action in made._actions  # noqa: SLF001  (as above)
@@ -272,7 +283,7 @@ def _words(made: argparse.ArgumentParser, given: argparse.Namespace, file: Mappi
     for option, value in file.items():
         action = actions.get(option)
         if action is None:
-            raise BadOptionError(f"there is no option {option!r}; its options are {', '.join(sorted(actions))}")
+            raise BadOptionError(f"no option {option!r}; the options are {', '.join(sorted(actions))}")
         if isinstance(value, dict) or (isinstance(value, list) and not _repeats(action)):
             raise BadOptionError(f"{option} takes one value")
         if not action.option_strings:
@@ -287,11 +298,11 @@ def _words(made: argparse.ArgumentParser, given: argparse.Namespace, file: Mappi
 
 
 def _filled(value: object) -> str:
-    """The value with `${NAME}` taken from the environment: credentials have no place in a file."""
+    """The value with `${NAME}` taken from the environment: credentials do not belong in a file."""
 
     def taken(met: re.Match[str]) -> str:
         if met[1] not in os.environ:
-            raise BadOptionError(f"the environment has no {met[1]}")
+            raise BadOptionError(f"the environment variable {met[1]} is not set")
         return os.environ[met[1]]
 
     return _VARIABLE.sub(taken, str(value))

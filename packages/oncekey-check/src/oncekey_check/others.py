@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from oncekey_check.carrier import KEY
-from oncekey_check.clauses import EVERY, Clause, Failed, Harm, Need, Passed, Severity, UndecidedError, Verdict
+from oncekey_check.clauses import EVERY, Clause, Failed, Harm, InconclusiveError, Need, Passed, Severity, Verdict
 from oncekey_check.judging import is_marked, shown
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Address, RawRequest
@@ -17,14 +17,14 @@ _PLACEHOLDER: Final = re.compile(r"\\\{[^/]*\\\}")
 
 
 def get_untouched(probe: Probe) -> Verdict:
-    """GET with a used key is answered as without one."""
+    """GET with a used key behaves as without one."""
     key = probe.fresh()
     first = probe.first(key)
     plain, keyed = _gets(probe, key, probe.target.address)
     without, with_key = probe.send_raw(plain), probe.send_raw(keyed)
     captured = with_key.ok and probe.same(first, with_key) and not probe.same(without, with_key)
     if is_marked(with_key) or captured:
-        return Failed("GET with a used key is an ordinary GET", f"{shown(with_key)}, the stored answer")
+        return Failed("GET with a used key is an ordinary GET", f"{shown(with_key)}, the stored response")
     if without.status != with_key.status:
         return Failed(f"GET with a key: {without.status}, as without", shown(with_key))
     return Passed()
@@ -39,17 +39,17 @@ def get_is_current(probe: Probe) -> Verdict:
         if not old_with_key.ok:
             continue
         probe.first(probe.fresh())
-        # The plain one is first: where the page changes a moment later, the other one shows the change as well then.
+        # The plain request is first: if the page changes a moment later, the other one shows the change, too.
         now, with_key = probe.send_raw(plain), probe.send_raw(keyed)
         if is_marked(with_key):
-            return Failed("GET with a key is an ordinary GET", f"{shown(with_key)}, the stored answer")
+            return Failed("GET with a key is an ordinary GET", f"{shown(with_key)}, the stored response")
         if probe.same(old, now):
             continue
         judged = True
         if with_key.body == old_with_key.body:
-            return Failed("GET with a key shows what is there now", f"{shown(with_key)}, the answer from before")
+            return Failed("GET with a key returns the current state", f"{shown(with_key)}, the response from before")
     if not judged:
-        raise UndecidedError("no GET is known whose answer an operation changes", Need.COUNT)
+        raise InconclusiveError("no GET is known whose response an operation changes", Need.COUNT)
     return Passed()
 
 
@@ -70,19 +70,19 @@ def get_takes_no_key(probe: Probe) -> Verdict:
 
 
 def put_untouched(probe: Probe) -> Verdict:
-    """PUT and DELETE do not ask for a key, and are not replayed."""
+    """PUT and DELETE do not require a key, and are not replayed."""
     for method in ("PUT", "DELETE"):
         key = probe.fresh()
         keyed = replace(probe.request(key), method=method)
         plain = replace(probe.request(None), method=method)
-        # The first request may create or remove the resource; only the ones after it can be compared.
+        # The first request may create or remove the resource; only the later ones can be compared.
         answers = [probe.send_raw(plain), probe.send_raw(plain), probe.send_raw(keyed), probe.send_raw(keyed)]
         if any(is_marked(answer) for answer in answers):
             return Failed(f"{method} with a key is an ordinary {method}", f"{shown(answers[-1])}")
         if answers[1].status != answers[2].status:
-            told = f"{method} got {answers[1].status} without a key, and {answers[2].status} with one"
+            headline = f"{method} received {answers[1].status} without a key, and {answers[2].status} with one"
             seen = " and ".join(map(shown, answers[1:3]))
-            return Failed(f"{method} with and without a key: the same status", seen, told=(Harm.WRONG, told))
+            return Failed(f"{method} with and without a key: the same status", seen, headline=(Harm.WRONG, headline))
     return Passed()
 
 
@@ -102,7 +102,7 @@ def described(probe: Probe) -> Verdict:
     except ValueError:
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("paths"), dict):
-        raise UndecidedError(f"there is no OpenAPI description at {address}", "--openapi")
+        raise InconclusiveError(f"there is no OpenAPI description at {address}", "--openapi")
     if target.carrier.name.lower() in json.dumps(_operation(document, target.address.path, target.method)).lower():
         return Passed()
     return Failed(f"the header {KEY} in the description of {target.method} {target.address.path}", "it is not named")
@@ -118,14 +118,14 @@ def _operation(document: dict[str, object], path: str, method: str) -> object:
             operation = item[method.lower()]
             shared = document.get("components") if "$ref" in json.dumps(operation.get("parameters", [])) else None
             return [operation, item.get("parameters"), shared]
-    raise UndecidedError(f"the OpenAPI description has no {method} {path}", "--openapi")
+    raise InconclusiveError(f"the OpenAPI description has no {method} {path}", "--openapi")
 
 
 CLAUSES: Final = (
     Clause(
         id="others.get",
         title="GET with a key is an ordinary GET",
-        why="A client that sends its key with everything would read old answers.",
+        why="A client that sends its key with every request would read old responses.",
         fix="Ignore the key on GET.",
         severity=Severity.MEDIUM,
         requests=3,
@@ -134,8 +134,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="others.get-current",
-        title="GET with a key shows what is there now",
-        why="An answer to GET that is kept under a key hides everything that happens afterwards.",
+        title="GET with a key returns the current state",
+        why="A response to GET that is stored under a key hides every later change.",
         fix="Ignore the key on GET.",
         severity=Severity.HIGH,
         requests=5,
@@ -145,7 +145,7 @@ CLAUSES: Final = (
     Clause(
         id="others.get-takes-no-key",
         title="A key that was sent with GET is not used up",
-        why="A client that looks first and orders then would be answered with what it looked at.",
+        why="A client that reads first and orders later would receive the response of its read.",
         fix="Ignore the key on GET.",
         severity=Severity.HIGH,
         requests=4,
@@ -155,7 +155,7 @@ CLAUSES: Final = (
     Clause(
         id="others.put-delete",
         title="PUT and DELETE do not need a key, and are not replayed",
-        why="They may be repeated anyway; a stored answer would hide what is there now.",
+        why="They are idempotent anyway; a stored response would hide the current state.",
         fix="Do not require or replay keys on PUT and DELETE.",
         severity=Severity.LOW,
         must=frozenset(),
@@ -167,7 +167,7 @@ CLAUSES: Final = (
     Clause(
         id="others.described",
         title=f"OpenAPI names {KEY}",
-        why="What is not described, generated clients do not send.",
+        why="Generated clients do not send a header that is not described.",
         fix="Describe the header as a parameter of the operation in OpenAPI.",
         severity=Severity.LOW,
         must=frozenset(),

@@ -1,6 +1,6 @@
-"""Sends the requests of every clause, counts them, and keeps them for the report.
+"""Sends the requests of every clause, counts them, and records them for the report.
 
-Before the first clause `take_aim` finds out whether the API can be checked, which keys it accepts, and how fast it is.
+Before the first clause `take_aim` determines whether the API can be checked, which keys it accepts, and how fast it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from oncekey_check import bodies, raw_http
 from oncekey_check.bodies import Path, amount_at, is_same, volatile
 from oncekey_check.carrier import ANY_UUID, KEY, MARKER
-from oncekey_check.clauses import PLAIN, Exchange, Manner, Need, Profile, UndecidedError, Way
+from oncekey_check.clauses import PLAIN, CheckProfile, Exchange, InconclusiveError, Need, SendMode, Way
 from oncekey_check.errors import CheckError
 from oncekey_check.raw_http import Answer, RawRequest
 from oncekey_check.target import Target, is_secret, replaced
@@ -35,20 +35,20 @@ _LIMITED: Final = "the API limits the number of requests (429)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """What an API does in general, so that no clause reports it as a finding of its own."""
+    """The general behaviour of an API, so that no clause reports it as a separate finding."""
 
     distinct: bool = True
-    """The answers to two fresh keys differ, so an equal answer is a replay."""
+    """The responses to two fresh keys differ, so an equal response is a replay."""
     replays: bool = True
-    """A plain retry gets the first answer, so another answer is another operation."""
+    """A plain retry receives the first response, so another response is another operation."""
     protects: bool = True
     """A plain retry has no effect, as far as effects are counted."""
     optional: bool = False
     """A request without a key is executed."""
     opaque: bool = True
-    """A key may be any text. If not, it has a fixed form: a UUID, in which the case of letters means nothing."""
+    """A key may be any text. If not, it has a fixed format: a UUID, in which case does not matter."""
     volatile: frozenset[Path] = frozenset()
-    """Places that are new in every answer, also in a replay."""
+    """Places that are new in every response, also in a replay."""
     compares: bool = True
     """Another body under a used key is refused."""
     free: Path | None = None
@@ -56,7 +56,7 @@ class Habits:
 
 
 class Overlap(NamedTuple):
-    """Two answers, the second to a request that was sent while the first one ran."""
+    """Two responses, the second to a request that was sent while the first one was running."""
 
     first: Answer
     second: Answer
@@ -67,27 +67,27 @@ class Overlap(NamedTuple):
 
 
 class SilentError(Exception):
-    """The API does not answer any more, so nothing else can be judged."""
+    """The API no longer responds, so nothing else can be judged."""
 
 
 class Probe:
-    """Sends the requests of one run. `trail` is what the present clause has sent."""
+    """Sends the requests of one run. `trail` has the requests of the current clause."""
 
     def __init__(self, target: Target, *, quoted: bool, usual: int, latency: float, most: int) -> None:
         self.target = target
         self.usual = usual
         """The status of a success."""
         self.lead = min(max(3 * latency, 0.08), 0.5)
-        """Seconds after which a request that was sent has surely begun."""
+        """Seconds after which a request that was sent has surely started."""
         self.habits = Habits()
         self.trail: list[Exchange] = []
         self.sent = 0
         self.refusal = ""
         """Why the API refused the last plain request under a fresh key; empty if it executed it."""
         self.effects: int | None = None
-        """The most effects that the present clause has counted at a time."""
+        """The most effects that the current clause has counted at a time."""
         self.lag = 0.0
-        """Seconds for which the count must stand still before it is believed; 0: it shows every effect at once."""
+        """Seconds for which the count must be stable before it is used; 0: it shows every effect at once."""
         self.lag_searched = False
         self._quoted = quoted
         self._most = most
@@ -96,22 +96,22 @@ class Probe:
 
     @property
     def blind(self) -> bool:
-        """Whether a replay looks like an execution: answers are equal, and effects are not counted."""
+        """Whether a replay looks like an execution: responses are equal, and effects are not counted."""
         return not self.habits.distinct and self.target.count_address is None
 
     def same(self, first: Answer, again: Answer) -> bool:
-        """Whether two answers report the same outcome."""
+        """Whether two responses report the same outcome."""
         return is_same(first, again, self.habits.volatile)
 
     # Keys and requests
 
     def fresh(self) -> str:
-        """A key that was never used, in the form that the API accepts: a UUID, if nothing else was said."""
+        """A new key, in the format that the API accepts; a UUID by default."""
         return self.target.key_format.fresh()
 
     @staticmethod
     def fresh_text() -> str:
-        """A key that was never used and is no UUID, of the same length and characters."""
+        """A new key that is not a UUID, of the same length and characters."""
         return f"z{str(uuid.uuid4())[1:]}"
 
     def written(self, key: str) -> str:
@@ -123,7 +123,7 @@ class Probe:
         return self.raw_request(*(() if key is None else (self.written(key),)), body=body, slow=slow)
 
     def raw_request(self, *values: str, body: bytes | None = None, slow: bool = False) -> RawRequest:
-        """The operation with these values of the field, each on a line of its own."""
+        """The operation with these values of the header, each on a separate line."""
         target = self.target
         lines = target.headers if not slow or target.slow is None else replaced(target.headers, (target.slow,))
         lines = (*lines, *((KEY, value) for value in values))
@@ -132,7 +132,7 @@ class Probe:
         )
 
     def as_other_tenant(self, request: RawRequest) -> RawRequest:
-        """The same request from another tenant; what must be unique in its body is another one."""
+        """The same request from another tenant; values in its body that must be unique differ."""
         return replace(request, headers=replaced(request.headers, self.target.other_tenant), salt="other tenant ")
 
     def as_same_caller(self, request: RawRequest) -> RawRequest:
@@ -145,9 +145,9 @@ class Probe:
 
     @property
     def other_body(self) -> bytes:
-        """Another body that the API takes."""
+        """Another body that the API accepts."""
         if self.target.other_body is None:
-            raise UndecidedError("no other body is known that this API takes", "--other-body")
+            raise InconclusiveError("no other body is known that this API accepts", "--other-body")
         return self.target.other_body
 
     # Sending
@@ -158,14 +158,14 @@ class Probe:
 
     def _send_raw(self, request: RawRequest, pause: float = 0.0) -> Answer:
         time.sleep(pause)
-        manner = Manner(seconds=pause)
-        return self._noted([request], lambda: [raw_http.send_raw(request, self.target.timeout)], manner=manner)[0]
+        mode = SendMode(seconds=pause)
+        return self._noted([request], lambda: [raw_http.send_raw(request, self.target.timeout)], mode=mode)[0]
 
     def plain(self) -> Answer:
-        """The answer to a plain request under a fresh key; waits for a server that is being restarted.
+        """The response to a plain request under a fresh key; waits for a server that is being restarted.
 
         Raises:
-            SilentError: There was no answer within the target's patience.
+            SilentError: There was no response within the target's patience.
         """
         ends, pause = time.monotonic() + self.target.patience, _SHORTEST
         while True:
@@ -181,7 +181,7 @@ class Probe:
         raise SilentError(f"the API stopped answering ({answer.reason})")
 
     def control(self, request: RawRequest) -> Answer:
-        """Send a request that shows what the API does in general; the script that repeats a finding leaves it out."""
+        """Send a request that determines the API's general behaviour; the script of a finding leaves it out."""
         kept = list(self.trail)
         try:
             return self.send_raw(request)
@@ -193,58 +193,58 @@ class Probe:
         return self.send_raw(self.request(key, body=body, slow=slow))
 
     def first(self, key: str, *, body: bytes | None = None) -> Answer:
-        """Send the operation under a fresh key; it must succeed, or nothing after it means anything."""
+        """Send the operation under a fresh key; it must succeed, or the following requests prove nothing."""
         answer = self.send(key, body=body)
         if not answer.ok:
-            raise UndecidedError(f"a plain request with a fresh key got {answer.status or answer.reason}")
+            raise InconclusiveError(f"a plain request with a fresh key received {answer.status or answer.reason}")
         self._owed += 1
         return answer
 
     def volley(self, many: Sequence[RawRequest]) -> list[Answer]:
         """Send requests at the same moment."""
-        how, manner = f"{len(many)} at the same moment", Manner(Way.TOGETHER, len(many))
-        return self._noted(many, lambda: raw_http.volley(many, self.target.timeout), how, manner)
+        how, mode = f"{len(many)} at the same moment", SendMode(Way.TOGETHER, len(many))
+        return self._noted(many, lambda: raw_http.volley(many, self.target.timeout), how, mode)
 
     def pipelined(self, many: Sequence[RawRequest]) -> list[Answer]:
-        """Send requests in one go on one connection."""
+        """Send requests at once on one connection."""
         how = "on one connection, without waiting"
-        manner = Manner(Way.PIPELINED, len(many))
-        return self._noted(many, lambda: raw_http.pipelined(many, self.target.timeout), how, manner)
+        mode = SendMode(Way.PIPELINED, len(many))
+        return self._noted(many, lambda: raw_http.pipelined(many, self.target.timeout), how, mode)
 
     def dribble(self, request: RawRequest) -> Answer:
         """Send a request slowly."""
         send = raw_http.dribble
-        timeout, manner = self.target.timeout, Manner(Way.SLOWLY, seconds=0.05)
+        timeout, mode = self.target.timeout, SendMode(Way.SLOWLY, seconds=0.05)
         return self._noted(
-            [request], lambda: [send(request, timeout, pieces=6, pause=0.05)], "the body in slow pieces", manner
+            [request], lambda: [send(request, timeout, pieces=6, pause=0.05)], "the body in slow pieces", mode
         )[0]
 
     def cut_off(self, request: RawRequest, sent: int, *, stay: float = 0.0, listen: bool = False) -> None:
         """Send the first bytes of a request and hang up."""
         whole = len(request.wire())
-        how = f"hung up after {min(sent, whole)} of {whole} bytes"
+        how = f"disconnected after {min(sent, whole)} of {whole} bytes"
 
         def act() -> list[Answer]:
             try:
                 raw_http.cut_off(request, self.target.timeout, sent=sent, stay=stay, listen=listen)
             except OSError as error:
                 return [raw_http.silence(error)]
-            return [raw_http.silence("the client hung up")]
+            return [raw_http.silence("the client disconnected")]
 
-        self._noted([request], act, how, Manner(Way.CUT, seconds=stay, sent=sent, listened=listen))
+        self._noted([request], act, how, SendMode(Way.CUT, seconds=stay, sent=sent, listened=listen))
 
     def overlapping(self, one: RawRequest, two: RawRequest, *, counted: bool = False) -> Overlap:
-        """Send the second request while the first runs, and check that they did overlap.
+        """Send the second request while the first is running, and check that they did overlap.
 
-        If the first one had not begun, or was over already, the pair proves nothing: it is sent again under another
+        If the first one had not started, or had ended already, the pair proves nothing: it is sent again under another
         key, and neither its requests nor its effects are part of a finding.
         """
         lead, limited, kept = self.lead, False, list(self.trail)
         for _ in range(3):
             before = self.count() if counted else None
             pair = _Pair(one, two, lead, self.target.timeout)
-            manner = Manner(Way.OVERLAPPING, 2, seconds=lead)
-            first, second = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first", manner)
+            mode = SendMode(Way.OVERLAPPING, 2, seconds=lead)
+            first, second = self._noted([one, two], pair.send, f"the second {lead:.2f} s after the first", mode)
             limited = _TOO_MANY in {first.status, second.status}
             if pair.met and not limited:
                 return Overlap(first, second, one, before)
@@ -252,14 +252,14 @@ class Probe:
             one, two = (self._rekeyed(request, key) for request in (one, two))
             lead = lead if limited else lead / 2
         if limited:
-            raise UndecidedError(_LIMITED)
-        raise UndecidedError("the first request was over before the second one came", "a slower --slow-header")
+            raise InconclusiveError(_LIMITED)
+        raise InconclusiveError("the first request was over before the second one came", "a slower --slow-header")
 
     def until_settled(self, request: RawRequest, *, over_errors: bool = False) -> Answer:
-        """Retry for as long as the answer is that the first one still runs, with a bounded patience.
+        """Retry while the response is that the first request is still running, up to a time limit.
 
-        With `over_errors` a server error is retried as well: some servers answer so while the first one runs, and the
-        caller wants the answer after that.
+        With `over_errors` a server error is retried as well: some servers return one while the first request is
+        running, and the caller needs the response after that.
         """
         ends, pause = time.monotonic() + self.target.patience, _SHORTEST
         answer = self._send_raw(request)
@@ -272,7 +272,7 @@ class Probe:
         return answer
 
     def busy(self, answer: Answer) -> bool:
-        """Whether an answer asks the client to retry later."""
+        """Whether a response asks the client to retry later."""
         if answer.header(MARKER) == "true":
             return False
         statuses = {_CONFLICT, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE, _ACCEPTED} - {self.usual}
@@ -303,11 +303,11 @@ class Probe:
         try:
             return amount_at(json.loads(answer.body), target.count_pointer)
         except ValueError as error:
-            why = f"{error}" if answer.ok else f"the answer was {answer.status or answer.reason}"
-            raise UndecidedError(f"effects could not be counted at {target.count_address}: {why}") from None
+            why = f"{error}" if answer.ok else f"the response was {answer.status or answer.reason}"
+            raise InconclusiveError(f"effects could not be counted at {target.count_address}: {why}") from None
 
     def await_effect(self, before: int | None) -> bool:
-        """Wait until the count shows an effect, and remember how long it takes: a queue or a replica may be behind.
+        """Wait until the count shows an effect, and record how long it takes: a queue or a replica may lag.
 
         Returns False if it did not show it in time.
         """
@@ -323,11 +323,11 @@ class Probe:
         return True
 
     def search_lag(self) -> bool:
-        """Whether a count that seemed to show effects at once turns out to be behind; looked for once in a run."""
+        """Whether a count that seemed to show effects at once turns out to lag; checked once in a run."""
         known, searched, self.lag_searched = self.lag, self.lag_searched, True
         if searched or self.target.count_address is None:
             return False
-        with suppress(UndecidedError):  # the plain request after a failure tells an API that refuses by now
+        with suppress(InconclusiveError):  # the plain request after a failure detects an API that refuses by now
             for _ in range(_LAG_SAMPLES):
                 before = self.count()
                 if not self.control(self.request(self.fresh())).ok or not self.await_effect(before):
@@ -337,19 +337,19 @@ class Probe:
     def since(self, before: int | None, *, at_least: int = 0) -> int | None:
         """How many effects there were since then; raises if the count does not show every success with a fresh key.
 
-        A list that is shown page by page stops growing when its first page is full.
+        A paginated list stops growing when its first page is full.
         """
         least = max(self._owed, at_least)
         now = self.count()
         if now is None or before is None:
             return None
         if now - before < least:
-            raise UndecidedError(f"the count at {self.target.count_address} does not show every success", Need.COUNT)
+            raise InconclusiveError(f"the count at {self.target.count_address} does not show every success", Need.COUNT)
         self.effects = max(now - before, self.effects or 0)
         return now - before
 
     def recount(self) -> None:
-        """Check that the count still moves, before a clause concludes something from an unchanged count."""
+        """Check that the count still moves, before a clause draws a conclusion from an unchanged count."""
         before = self.count()
         if before is not None and self.control(self.request(self.fresh())).ok:
             self.since(before, at_least=1)
@@ -358,14 +358,14 @@ class Probe:
         return replace(request, headers=replaced(request.headers, ((KEY, self.written(key)),)))
 
     def _noted(
-        self, many: Sequence[RawRequest], act: Callable[[], Sequence[Answer]], how: str = "", manner: Manner = PLAIN
+        self, many: Sequence[RawRequest], act: Callable[[], Sequence[Answer]], how: str = "", mode: SendMode = PLAIN
     ) -> list[Answer]:
         if self.sent - self._counts + len(many) > self._most:
-            raise UndecidedError(f"the run's {self._most} requests are used up")
+            raise InconclusiveError(f"the run's {self._most} requests are used up")
         self.sent += len(many)
         answers = [replace(answer, headers=self.target.carrier.read(answer.headers)) for answer in act()]
         self.trail += [
-            Exchange(request, answer, how or self._by_whom(request), manner)
+            Exchange(request, answer, how or self._by_whom(request), mode)
             for request, answer in zip(many, answers, strict=True)
         ]
         return answers
@@ -378,25 +378,25 @@ class Probe:
 
 
 def _within_limits(send: Callable[[], Answer]) -> Answer:
-    """Send, and if the API limits the number of requests, send again later: a limit says nothing about keys."""
+    """Send, and if the API limits the number of requests, send again later: a rate limit is not about keys."""
     for _ in range(_LIMITED_TRIES):
         answer = send()
         if answer.status != _TOO_MANY:
             return answer
         advice = answer.header("Retry-After") or ""
         time.sleep(min(float(advice) if advice.isdecimal() else _LONGEST, _LONGEST_WAIT))
-    raise UndecidedError(_LIMITED)
+    raise InconclusiveError(_LIMITED)
 
 
 class _Pair:
-    """Two requests, the second a little after the first."""
+    """Two requests, the second shortly after the first."""
 
     def __init__(self, one: RawRequest, two: RawRequest, lead: float, timeout: float) -> None:
         self._requests = (one, two)
         self._lead, self._timeout = lead, timeout
         self._answers = [raw_http.silence("it could not be sent")] * 2
         self.met = True
-        """Whether the first one was unanswered when the second was sent."""
+        """Whether the first one had no response when the second was sent."""
 
     def send(self) -> list[Answer]:
         """Both answers."""
@@ -420,31 +420,31 @@ _MOST_OTHERS = 8
 
 
 class CannotCheckError(CheckError):
-    """The API cannot be checked with these options; the message says what the tester saw."""
+    """The API cannot be checked with these options; the message has the observation."""
 
 
-def take_aim(target: Target, profile: Profile, most: int) -> Probe:
+def take_aim(target: Target, profile: CheckProfile, most: int) -> Probe:
     """A probe for this API, after a few requests that must succeed."""
     try:
         return _aimed(target, profile, most)
-    except UndecidedError as error:
+    except InconclusiveError as error:
         raise CannotCheckError(f"before the first clause, {error}") from None
 
 
-def _aimed(target: Target, profile: Profile, most: int) -> Probe:
+def _aimed(target: Target, profile: CheckProfile, most: int) -> Probe:
     probe = None
     seen: list[Answer] = []
-    bare = profile in {Profile.STRIPE, Profile.CONFLICT}
+    bare = profile in {CheckProfile.STRIPE, CheckProfile.CONFLICT}
     for quoted in (not bare, bare):
         trial = Probe(target, quoted=quoted, usual=0, latency=0.0, most=most)
         try:
             before = trial.count()
-        except UndecidedError:
-            before = None  # what the operation itself answers says more
+        except InconclusiveError:
+            before = None  # the response of the operation itself is more informative
         began = time.monotonic()
         answer = trial.send(trial.fresh())
         if not answer.status:
-            raise CannotCheckError(f"{target.address} does not answer: {answer.reason}")
+            raise CannotCheckError(f"{target.address} does not respond: {answer.reason}")
         if answer.ok:
             latency = time.monotonic() - began
             probe = Probe(target, quoted=quoted, usual=answer.status, latency=latency, most=most)
@@ -466,7 +466,7 @@ def _aimed(target: Target, profile: Profile, most: int) -> Probe:
 
 
 def _habits(probe: Probe, first: Answer) -> Habits:
-    """Find out what the API does in general, and check that one request raises the count by one."""
+    """Determine the API's general behaviour, and check that one request raises the count by one."""
     key = probe.fresh()
     before = probe.count()
     second = probe.first(key)
@@ -476,8 +476,8 @@ def _habits(probe: Probe, first: Answer) -> Habits:
     if effects not in {None, 1}:
         raise CannotCheckError(
             f"one request with a fresh key moved the count at {probe.target.count_address} by {effects}, not by 1: "
-            "choose a --count-url and --count-pointer that count the effects of this operation, all of them, "
-            "and an API that has no other client meanwhile"
+            "choose a --count-url and --count-pointer that count all effects of this operation, and an API without "
+            "other clients"
         )
     again = probe.send(key)
     together = probe.since(before)
@@ -495,14 +495,14 @@ def _habits(probe: Probe, first: Answer) -> Habits:
 def _check_other_body(probe: Probe, body: bytes) -> None:
     answer = probe.send(probe.fresh(), body=body)
     if not answer.ok:
-        raise CannotCheckError(f"--other-body was not taken under a fresh key: {_shown(answer)}")
+        raise CannotCheckError(f"--other-body was not accepted under a fresh key: {_shown(answer)}")
 
 
 def _find_other_body(probe: Probe) -> None:
-    """Find another body that the API accepts under a key of its own, so that a later refusal is about the key.
+    """Find another body that the API accepts under its own key, so that a later refusal is about the key.
 
-    One member after the other is changed, until the API refuses a change under a used key; else the first change that
-    it accepts is taken.
+    Members are changed one after the other, until the API refuses a change under a used key; otherwise the first
+    accepted change is used.
     """
     found = None
     for body in islice(bodies.others(probe.target.body), _MOST_OTHERS):
@@ -516,7 +516,7 @@ def _find_other_body(probe: Probe) -> None:
 
 
 def _find_what_is_compared(probe: Probe, other: bytes) -> None:
-    """Find out whether another body is refused, and where the API accepts and compares an extra member."""
+    """Determine whether another body is refused, and where the API accepts and compares an extra member."""
     compares = _refused(probe, probe.target.body, other)
     document = bodies.parsed(probe.target.body)
     objects = [path for path, value in bodies.containers(document) if isinstance(value, dict)]
@@ -533,8 +533,8 @@ def _refused(probe: Probe, one: bytes, two: bytes) -> bool:
 
 def _refusal(target: Target, answer: Answer) -> str:
     return (
-        f"{target.method} {target.address} with a fresh key must succeed before anything can be checked, "
-        f"and got {_shown(answer)}"
+        f"{target.method} {target.address} with a fresh key must succeed before anything can be checked, but received "
+        f"{_shown(answer)}"
     )
 
 

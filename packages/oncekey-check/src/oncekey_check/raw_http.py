@@ -1,4 +1,4 @@
-"""A client for HTTP/1.1 that sends exactly the given bytes, and returns whatever the server answers."""
+"""An HTTP/1.1 client that sends exactly the given bytes, and returns the server's response unmodified."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 LARGEST: Final = 16 * 1024 * 1024
-"""The largest answer that is read; whatever is larger counts as no answer."""
+"""The largest response that is read; a larger one counts as no response."""
 
 _PORTS: Final = {"http": 80, "https": 443}
 _LINE: Final = 65536
@@ -37,7 +37,7 @@ class BadAddressError(CheckError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a request goes."""
+    """The address of a server and a target."""
 
     scheme: str
     host: str
@@ -53,9 +53,9 @@ class Address:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise BadAddressError(f"{url!r} is no URL ({error})") from None
+            raise BadAddressError(f"{url!r} is not a URL ({error})") from None
         if parts.scheme not in _PORTS or not parts.hostname:
-            raise BadAddressError(f"{url!r} is no URL that can be asked: it must begin with http:// or https://")
+            raise BadAddressError(f"{url!r} is not a supported URL: it must begin with http:// or https://")
         target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
         if not target.isascii() or any(sign <= " " for sign in target):
             raise BadAddressError(f"{url!r} has characters that a URL must escape")
@@ -63,7 +63,7 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """Host and port as the field Host has them."""
+        """Host and port as in the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -82,7 +82,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
-    """A request. Header lines are sent as they are, in this order, also when a name comes twice."""
+    """A request. Headers are sent unchanged, in this order, even duplicates."""
 
     method: str
     address: Address
@@ -98,7 +98,7 @@ class RawRequest:
     """Makes placeholders differ between callers that use the same key."""
 
     def as_sent(self) -> tuple[tuple[Header, ...], bytes, Address]:
-        """The header lines, the body and the address as this API wants them."""
+        """The headers, the body and the address as this API wants them."""
         headers, body, target = self.carrier.for_api(
             self.headers, self.body, self.address.target, nonce=self.nonce, salt=self.salt
         )
@@ -127,7 +127,7 @@ class RawRequest:
         return "".join(f"{line}\r\n" for line in self.lines()).encode("latin-1") + b"\r\n"
 
     def wire(self) -> bytes:
-        """All bytes of the request; a body in chunks comes in two of them."""
+        """All bytes of the request; a chunked body has two chunks."""
         body = self.content
         if not self.chunked:
             return self.head() + body
@@ -138,7 +138,7 @@ class RawRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back. Status 0 stands for no answer, and `reason` says what happened instead."""
+    """A response. Status 0 means no response; `reason` says what happened instead."""
 
     status: int
     reason: str
@@ -151,21 +151,21 @@ class Answer:
         return _SUCCESS <= self.status < _REDIRECT
 
     def header(self, name: str) -> str | None:
-        """The first value of a field."""
+        """The first value of a header."""
         return next((value for known, value in self.headers if known.lower() == name.lower()), None)
 
     def values(self, name: str) -> str:
-        """All values of a field as one list, as RFC 9110 lets an intermediary write them; empty without the field."""
+        """All values of a header as one list, as RFC 9110 lets an intermediary write them; empty without the header."""
         return ", ".join(value for known, value in self.headers if known.lower() == name.lower())
 
 
 def silence(why: object) -> Answer:
-    """The absence of an answer."""
+    """The absence of a response."""
     return Answer(0, str(why) or type(why).__name__)
 
 
 class Connection:
-    """One connection to a server, for as long as the block lasts."""
+    """One connection to a server, for the duration of the block."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         plain = socket.create_connection((address.host, address.port), timeout=timeout)
@@ -185,12 +185,12 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._reader.close()
         self._socket.close()
 
     def send(self, data: bytes) -> None:
-        """Send bytes. If the server has closed the connection, that is no error: it may have answered already."""
+        """Send bytes. A connection closed by the server is not an error: it may have responded already."""
         try:
             self._socket.sendall(data)
         except OSError:
@@ -213,7 +213,7 @@ class _Stream(io.RawIOBase):
         self._socket, self._timeout, self._ends = connection, timeout, 0.0
 
     def begin(self) -> None:
-        """Start the clock of an answer."""
+        """Start the timer of a response."""
         self._ends = time.monotonic() + self._timeout
 
     def readable(self) -> bool:
@@ -230,12 +230,12 @@ class _Stream(io.RawIOBase):
 
 
 def send_raw(request: RawRequest, timeout: float) -> Answer:
-    """Send a request, and wait for its answer."""
+    """Send a request, and wait for its response."""
     return _on_its_own(request, timeout, [request.wire()], 0.0)
 
 
 def dribble(request: RawRequest, timeout: float, *, pieces: int, pause: float) -> Answer:
-    """Send the body in small pieces with pauses between them, as a bad line does."""
+    """Send the body in small pieces with pauses between them, as over a bad connection."""
     body = request.content
     size = max(1, len(body) // pieces)
     parts = [body[start : start + size] for start in range(0, len(body), size)]
@@ -243,7 +243,7 @@ def dribble(request: RawRequest, timeout: float, *, pieces: int, pause: float) -
 
 
 def cut_off(request: RawRequest, timeout: float, *, sent: int, stay: float = 0.0, listen: bool = False) -> None:
-    """Send the first bytes of a request and hang up, after a while, or with the first byte of an answer."""
+    """Send the first bytes of a request and disconnect, after a delay, or with the first byte of a response."""
     with Connection(request.address, timeout) as connection:
         connection.send(request.wire()[:sent])
         if listen:
@@ -252,7 +252,7 @@ def cut_off(request: RawRequest, timeout: float, *, sent: int, stay: float = 0.0
 
 
 def pipelined(requests: Sequence[RawRequest], timeout: float) -> list[Answer]:
-    """Send all requests in one go on one connection; answers come in the same order."""
+    """Send all requests at once on one connection; responses come in the same order."""
     with _opened(requests[0].address, timeout) as connection:
         if isinstance(connection, Answer):
             return [connection] * len(requests)
@@ -261,7 +261,7 @@ def pipelined(requests: Sequence[RawRequest], timeout: float) -> list[Answer]:
 
 
 def volley(requests: Sequence[RawRequest], timeout: float) -> list[Answer]:
-    """Send all requests at the same moment: each connection holds its last byte back until all are ready."""
+    """Send all requests at the same moment: each connection withholds its last byte until all are ready."""
     answers = [silence("it could not be sent")] * len(requests)
     start = threading.Barrier(len(requests))
 
@@ -327,17 +327,17 @@ def _read_answer(reader: BinaryIO, method: str) -> Answer:
 def _read_head(reader: BinaryIO) -> tuple[int, str, tuple[Header, ...]]:
     first = reader.readline(_LINE).decode("latin-1").rstrip("\r\n")
     if not first:
-        raise ValueError("the connection was closed without an answer")
+        raise ValueError("the connection was closed without a response")
     version, _, rest = first.partition(" ")
     code, _, reason = rest.partition(" ")
     if not version.startswith("HTTP/1.") or not code.isdecimal():
-        raise ValueError(f"this is no HTTP/1.1: {first[:80]!r}")
+        raise ValueError(f"this is not HTTP/1.1: {first[:80]!r}")
     headers: list[Header] = []
     while line := reader.readline(_LINE).decode("latin-1").strip():
         name, _, value = line.partition(":")
         headers.append((name.strip(), value.strip()))
         if len(headers) > _MOST_LINES:
-            raise ValueError("the answer has too many header lines")
+            raise ValueError("the response has too many headers")
     return int(code), reason, tuple(headers)
 
 
@@ -355,7 +355,7 @@ def _read_chunks(reader: BinaryIO) -> Iterator[bytes]:
     while size := int(reader.readline(_LINE).partition(b";")[0], 16):
         left -= size
         if left < 0:
-            raise ValueError("the answer is too large")
+            raise ValueError("the response is too large")
         yield _exactly(reader, size)
         reader.readline(_LINE)
     while reader.readline(_LINE).strip():
@@ -364,8 +364,8 @@ def _read_chunks(reader: BinaryIO) -> Iterator[bytes]:
 
 def _exactly(reader: BinaryIO, size: int | None) -> bytes:
     if size is not None and size > LARGEST:
-        raise ValueError("the answer is too large")
+        raise ValueError("the response is too large")
     data = reader.read(LARGEST + 1 if size is None else size)
     if len(data) > LARGEST or (size is not None and len(data) < size):
-        raise ValueError("the answer's body is not whole")
+        raise ValueError("the body of the response is incomplete")
     return data

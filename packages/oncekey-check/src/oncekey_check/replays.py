@@ -1,4 +1,4 @@
-"""Clauses about the answer to a retry: it is the same one, however often the client asks, and it is marked."""
+"""Clauses about the response to a retry: it is the same one, however often the client retries, and it is marked."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from oncekey_check.clauses import (
     Clause,
     Failed,
     Harm,
+    InconclusiveError,
     Need,
     Passed,
     Severity,
-    UndecidedError,
     Verdict,
 )
 from oncekey_check.judging import is_marked, needs_comparison, one_operation, shown, tally
@@ -36,7 +36,7 @@ _OF_ONE_MESSAGE: Final = re.compile(
     r"|trace|span|correlation|cf-|amz|nonce|time|duration|runtime|idempoten).*)$",
     re.IGNORECASE,
 )
-"""Headers that describe one message, or come from something in front of the API."""
+"""Headers that describe one message, or are added by an intermediary."""
 _EXPIRY: Final = re.compile(r"idempoten.*(expir|ttl|until|retention)", re.IGNORECASE)
 _MANY: Final = 10
 
@@ -48,8 +48,8 @@ def same_status(probe: Probe) -> Verdict:
     if first.status == again.status:
         return Passed()
     if again.ok and probe.same(first, again):
-        told = Harm.UNTOLD, f"A retry got {again.status} where the first request got {first.status}"
-        return Failed(f"{first.status} again", shown(again), mild=EVERY, told=told)
+        headline = Harm.UNTOLD, f"A retry received {again.status} where the first request received {first.status}"
+        return Failed(f"{first.status} again", shown(again), mild=EVERY, headline=headline)
     return Failed(f"{first.status} again", shown(again))
 
 
@@ -59,8 +59,10 @@ def same_bytes(probe: Probe) -> Verdict:
     if first.body == again.body:
         return Passed()
     if bodies.body_markers(first, again) and probe.same(first, again):
-        told = Harm.UNTOLD, "A retry got the first body with a marker added to it"
-        return Failed("the same body, and the marker in a header", shown(again), only=SAFE, mild=SAFE, told=told)
+        headline = Harm.UNTOLD, "A retry received the first body with a marker added to it"
+        return Failed(
+            "the same body, and the marker in a header", shown(again), only=SAFE, mild=SAFE, headline=headline
+        )
     return Failed(f"the same {len(first.body)} bytes", f"{shown(again)}: {_difference(first.body, again.body)}")
 
 
@@ -76,14 +78,14 @@ def same_headers(probe: Probe) -> Verdict:
             continue
         changed = first.values(name) == control.values(name) != again.values(name)
         if not again.values(name) or changed:
-            told = Harm.WRONG, f"A retry did not get the header {name} of the first answer"
+            headline = Harm.WRONG, f"A retry did not receive the header {name} of the first response"
             seen = again.values(name) or "none"
-            return Failed(f"{name}: {first.values(name)}", f"{name}: {seen}", mild=EVERY - SAFE, told=told)
+            return Failed(f"{name}: {first.values(name)}", f"{name}: {seen}", mild=EVERY - SAFE, headline=headline)
     return Passed()
 
 
 def many_times(probe: Probe) -> Verdict:
-    """Retries one after the other."""
+    """Consecutive retries."""
     key = probe.fresh()
     first = probe.first(key)
     answers = [probe.send(key) for _ in range(_MANY)]
@@ -104,18 +106,18 @@ def marked(probe: Probe) -> Verdict:
     """The marker, on replays only."""
     first, again = _replay(probe)
     if is_marked(first):
-        return Failed(f"no {MARKER}: true on the first answer", shown(first))
+        return Failed(f"no {MARKER}: true on the first response", shown(first))
     if not is_marked(again) and not bodies.body_markers(first, again):
         return Failed(f"{MARKER}: true on a replay", f"{shown(again)}; {MARKER}: {again.header(MARKER)}")
     return Passed()
 
 
 def expiry_told(probe: Probe) -> Verdict:
-    """How long the key is kept."""
+    """How long the key is valid."""
     answer = probe.first(probe.fresh())
     if any(_EXPIRY.search(name) for name, _ in answer.headers):
         return Passed()
-    return Failed("a header that says how long the key is kept", ", ".join(name for name, _ in answer.headers))
+    return Failed("a header that states how long the key is valid", ", ".join(name for name, _ in answer.headers))
 
 
 def other_white_space(probe: Probe) -> Verdict:
@@ -129,7 +131,7 @@ def other_escapes(probe: Probe) -> Verdict:
 
 
 def chunked(probe: Probe) -> Verdict:
-    """A body in chunks is the body."""
+    """A chunked body is the same body."""
     _takes_chunks(probe, probe.target.body)
     key, before = probe.fresh(), probe.count()
     first = probe.first(key)
@@ -138,35 +140,39 @@ def chunked(probe: Probe) -> Verdict:
 
 
 def chunked_other(probe: Probe) -> Verdict:
-    """Another body in chunks is another body."""
+    """Another chunked body is another body."""
     needs_comparison(probe)
     _takes_chunks(probe, probe.other_body)
     key = probe.fresh()
     first = probe.first(key)
     again = probe.send_raw(replace(probe.request(key, body=probe.other_body), chunked=True))
     if again.ok:
-        how = "the first one's answer" if probe.same(first, again) else "an answer of its own"
+        how = "the first response" if probe.same(first, again) else "a separate response"
         return Failed("another body in chunks under a used key is refused", f"{shown(again)}, {how}")
     return Passed()
 
 
 def encoding(probe: Probe) -> Verdict:
-    """A retry that does not accept the encoding in which the first answer was sent."""
+    """A retry that does not accept the encoding of the first response."""
     key, before = probe.fresh(), probe.count()
     plain = _without_encoding(probe.request(key))
     first = probe.send_raw(replace(plain, headers=(*plain.headers, ("Accept-Encoding", "gzip"))))
     again = probe.send_raw(plain)
     if not first.ok:
-        raise UndecidedError(f"a request that accepts gzip gets {first.status or first.reason} under a fresh key")
+        raise InconclusiveError(
+            f"a request that accepts gzip receives {first.status or first.reason} under a fresh key"
+        )
     effects = probe.since(before, at_least=1)
     if again.values("Content-Encoding"):
         if probe.control(_without_encoding(probe.request(probe.fresh()))).values("Content-Encoding"):
-            raise UndecidedError("answers have an encoding that no request asked for")
-        return Failed("a body without an encoding, as asked", f"Content-Encoding: {again.values('Content-Encoding')}")
+            raise InconclusiveError("responses have an encoding that no request accepts")
+        return Failed(
+            "a body without an encoding, as requested", f"Content-Encoding: {again.values('Content-Encoding')}"
+        )
     try:
         content = gzip.decompress(first.body) if first.values("Content-Encoding") == "gzip" else first.body
     except (OSError, EOFError, zlib.error):
-        raise UndecidedError("the first answer is not what its Content-Encoding says") from None
+        raise InconclusiveError("the first response does not match its Content-Encoding") from None
     return one_operation(probe, effects, replace(first, body=content), again, "a retry without Accept-Encoding")
 
 
@@ -179,21 +185,21 @@ def _replay(probe: Probe) -> tuple[Answer, Answer]:
     key = probe.fresh()
     first, again = probe.first(key), probe.send(key)
     if not again.ok:
-        raise UndecidedError(f"a retry gets {again.status or again.reason} and no success")
+        raise InconclusiveError(f"a retry receives {again.status or again.reason}, not a success")
     return first, again
 
 
 def _takes_chunks(probe: Probe, body: bytes) -> None:
-    """Raise if the server refuses bodies in chunks under a fresh key as well: then it proves nothing about keys."""
+    """Raise if the server also refuses chunked bodies under a fresh key: then it proves nothing about keys."""
     control = probe.control(replace(probe.request(probe.fresh(), body=body), chunked=True))
     if not control.ok:
-        raise UndecidedError(f"a body in chunks gets {control.status or control.reason} under a fresh key, too")
+        raise InconclusiveError(f"a chunked body receives {control.status or control.reason} under a fresh key, too")
 
 
 def _equal(probe: Probe, body: bytes, what: str) -> Verdict:
     control = probe.control(probe.request(probe.fresh(), body=body))
     if not control.ok:
-        raise UndecidedError(f"{what}: it gets {control.status or control.reason} under a fresh key, too")
+        raise InconclusiveError(f"{what}: it receives {control.status or control.reason} under a fresh key, too")
     key, before = probe.fresh(), probe.count()
     first, again = probe.first(key), probe.send(key, body=body)
     return one_operation(probe, probe.since(before), first, again, what)
@@ -211,8 +217,8 @@ def _difference(one: bytes, two: bytes) -> str:
 CLAUSES: Final = (
     Clause(
         id="replays.status",
-        title="A retry gets the first status",
-        why="A client that sees 200 where there was 201 takes another branch.",
+        title="A retry receives the first status",
+        why="A client that receives 200 instead of 201 takes another branch.",
         fix="Store the status with the response, and send it again.",
         severity=Severity.HIGH,
         requests=2,
@@ -221,8 +227,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="replays.bytes",
-        title="A retry gets the first body, byte for byte",
-        why="Signatures and hashes of answers stay valid, and no second id appears.",
+        title="A retry receives the first body, byte for byte",
+        why="Signatures and hashes of responses stay valid, and no second id appears.",
         fix="Store the bytes of the body, and send them again without serialising.",
         severity=Severity.HIGH,
         must=MARKED,
@@ -233,8 +239,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="replays.headers",
-        title="A retry gets Location, Content-Type and ETag of the first answer",
-        why="A client whose first answer was lost would never learn where its resource is.",
+        title="A retry receives Location, Content-Type and ETag of the first response",
+        why="A client whose first response was lost would never learn where its resource is.",
         fix="Store the response's headers, all values of each, and send them again.",
         severity=Severity.MEDIUM,
         must=DRAFT,
@@ -245,7 +251,7 @@ CLAUSES: Final = (
     ),
     Clause(
         id="replays.many",
-        title="Ten retries in a row get the same answer",
+        title="Ten consecutive retries receive the same response",
         why="Some servers lock a finished key again with every retry.",
         fix="Read a finished key without locking it.",
         severity=Severity.HIGH,
@@ -256,8 +262,10 @@ CLAUSES: Final = (
     Clause(
         id="replays.one-effect",
         title="Three requests with one key have one effect",
-        why="It is what a key is for.",
-        fix="Insert the key under a unique constraint before the effect, and answer duplicates from the store.",
+        why="This is the purpose of a key.",
+        fix=(
+            "Insert the key under a unique constraint before the effect, and replay the stored response to duplicates."
+        ),
         severity=Severity.CRITICAL,
         needs=(Need.COUNT,),
         requests=5,
@@ -266,9 +274,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="replays.marked",
-        title=f"Replays carry {MARKER}: true, first answers do not",
+        title=f"Replays have {MARKER}: true, first responses do not",
         why="Without it a client cannot tell an old error from a new one.",
-        fix="Add Idempotent-Replayed: true where a stored response is sent, and nowhere else.",
+        fix="Add Idempotent-Replayed: true to every stored response that is sent again, and to no other.",
         severity=Severity.LOW,
         must=MARKED,
         should=EVERY - MARKED,
@@ -278,9 +286,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="replays.expiry",
-        title="Answers say how long the key is kept",
-        why="A client that retries after that executes again.",
-        fix="Add a header such as Idempotency-Expires with the date until which the key is kept.",
+        title="Responses state how long the key is valid",
+        why="A client that retries later executes again.",
+        fix="Add a header such as Idempotency-Expires with the key's expiry date.",
         severity=Severity.LOW,
         must=SAFE,
         requests=1,
@@ -289,7 +297,7 @@ CLAUSES: Final = (
     Clause(
         id="replays.white-space",
         title="White space and the order of members do not matter",
-        why="A client that serialises again for its retry may write them differently.",
+        why="A client that serialises the body again for its retry may write them differently.",
         fix="Compare canonical JSON (RFC 8785) instead of bytes.",
         severity=Severity.MEDIUM,
         must=MARKED,
@@ -314,8 +322,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="replays.encoding",
-        title="A retry that accepts no encoding gets the body without one",
-        why="A stored body that was compressed for the first client is unreadable for the second.",
+        title="A retry that accepts no encoding receives the body without one",
+        why="A stored body that was compressed for the first client may be unreadable for the second.",
         fix="Store the response before compression, and negotiate the encoding for each request.",
         severity=Severity.MEDIUM,
         requests=4,
@@ -325,7 +333,7 @@ CLAUSES: Final = (
     Clause(
         id="replays.chunked",
         title="The same body in chunks is the same request",
-        why="A proxy may send on in chunks what came in one piece.",
+        why="A proxy may forward a body in chunks that arrived in one piece.",
         fix="Compute the fingerprint from the decoded body, after the last chunk.",
         severity=Severity.MEDIUM,
         requests=5,
@@ -335,7 +343,7 @@ CLAUSES: Final = (
     Clause(
         id="replays.chunked-other",
         title="Another body in chunks is another request",
-        why="Servers that hash only what has a Content-Length compare nothing here.",
+        why="Servers that hash only bodies with a Content-Length compare nothing here.",
         fix="Compute the fingerprint from the decoded body, also without a Content-Length.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_BODY,),

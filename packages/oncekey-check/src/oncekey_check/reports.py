@@ -1,4 +1,4 @@
-"""The reports: lines for a terminal, one page of HTML, JSON for programs, JUnit's XML and SARIF for pipelines.
+"""The reports: text for a terminal, one HTML page, JSON for programs, JUnit XML and SARIF for pipelines.
 
 The command adds the colours.
 """
@@ -16,22 +16,22 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from oncekey_check.catalogue import references
 from oncekey_check.clauses import Area, Failed, Passed, Skipped, Verdict
 from oncekey_check.headlines import Group
-from oncekey_check.running import MOST_DANGEROUS, Finding, Report
+from oncekey_check.running import MOST_DANGEROUS, CheckReport, Finding
 from oncekey_check.scripts import invocation, script, shortened, transcript
 
 MARK: Final = "# ---- 8< ----"
 """The line before and after a script."""
 
 
-def verdict_line(report: Report) -> str:
+def verdict_line(report: CheckReport) -> str:
     """The whole run in one sentence."""
     stopped = f"Stopped early: {report.stopped}. " if report.stopped else ""
     matches = ", ".join(report.matches) or "none"
-    return f"{stopped}{counts(report)} by the profile {report.profile}; profiles without a broken promise: {matches}"
+    return f"{stopped}{counts(report)} by the profile {report.profile}; profiles without a broken guarantee: {matches}"
 
 
-def counts(report: Report) -> str:
-    """How many clauses had which result."""
+def counts(report: CheckReport) -> str:
+    """The number of clauses by result."""
     words = [f"{len(report.passed)} passed", f"{len(report.failed)} failed", f"{len(report.advice)} advice"]
     words += [f"{len(report.allowed)} allowed"] if report.allowed else []
     words += [f"{len(report.known_findings)} known"] if report.known else []
@@ -41,12 +41,12 @@ def counts(report: Report) -> str:
     return ", ".join(words)
 
 
-def run_line(report: Report) -> str:
+def run_line(report: CheckReport) -> str:
     """The command of the run, so that a reader of the report can repeat it."""
     return f"oncekey-check {report.version}: {invocation(report.target, report.profile)}"
 
 
-def rows(report: Report) -> Iterator[tuple[Area, list[tuple[str, str, str, str]]]]:
+def rows(report: CheckReport) -> Iterator[tuple[Area, list[tuple[str, str, str, str]]]]:
     """The table by area: the result, the clause's id and title, and a remark."""
     for area in Area:
         found = [finding for finding in report.asked if finding.clause.area is area]
@@ -54,14 +54,14 @@ def rows(report: Report) -> Iterator[tuple[Area, list[tuple[str, str, str, str]]
             yield area, [_row(finding, report) for finding in found]
 
 
-def dangers(report: Report) -> list[str]:
-    """The causes of the worst effects, each as a few lines with the script that repeats it."""
+def dangers(report: CheckReport) -> list[str]:
+    """The causes of the worst effects, each as a few lines with a script that reproduces it."""
     if report.failed:
-        return [told(group, report) for group in report.groups[:MOST_DANGEROUS]]
-    return [told(Group(finding), report) for finding in report.advice[:MOST_DANGEROUS]]
+        return [headline(group, report) for group in report.groups[:MOST_DANGEROUS]]
+    return [headline(Group(finding), report) for finding in report.advice[:MOST_DANGEROUS]]
 
 
-def told(group: Group, report: Report) -> str:
+def headline(group: Group, report: CheckReport) -> str:
     """A finding as a few lines, with the findings that follow from it."""
     clause, verdict = group.root.clause, group.root.verdict
     assert isinstance(verdict, Failed)
@@ -69,13 +69,13 @@ def told(group: Group, report: Report) -> str:
     lines = [
         group.root.headline,
         f"  {group.root.harm.words}; {clause.severity.name.lower()}; {clause.id}",
-        f"  promise:   {report.in_api_words(clause.title)}. {clause.why}",
+        f"  guarantee: {report.in_api_words(clause.title)}. {clause.why}",
         f"  expected:  {verdict.expected}",
         f"  seen:      {verdict.seen}",
         f"  fix:       {report.in_api_words(clause.fix)}",
         *(f"  read:      {text.name}, {text.url}" for text in references(clause.id)),
         *(f"  follows:   {one.headline} ({one.clause.id})" for one in group.consequences),
-        "  to repeat it, save what is between the marks and run it with bash:",
+        "  to reproduce it, save the lines between the marks and run them with bash:",
         # Not indented: a here-document in it would not end.
         MARK,
         *script(report.target, verdict.exchange),
@@ -84,27 +84,27 @@ def told(group: Group, report: Report) -> str:
     return "\n".join(lines)
 
 
-def further(report: Report) -> list[str]:
+def further(report: CheckReport) -> list[str]:
     """The headlines of the causes that the report does not show in full."""
     return [f"{group.root.headline} ({group.root.clause.id}{_more(group)})" for group in report.groups[MOST_DANGEROUS:]]
 
 
-def missing(report: Report) -> list[str]:
-    """What to pass so that more can be judged: the option, and how many clauses wait for it."""
+def missing(report: CheckReport) -> list[str]:
+    """The options that would allow judging more clauses, and how many clauses each."""
     waiting: dict[str, int] = {}
     for finding in (*report.skipped, *report.undecided):
         if isinstance(finding.verdict, Skipped) and finding.verdict.pass_this:
             option = str(finding.verdict.pass_this)
             waiting[option] = waiting.get(option, 0) + 1
-    return [f"{option} would let {count} more be judged" for option, count in sorted(waiting.items())]
+    return [f"{option} would allow judging {count} more" for option, count in sorted(waiting.items())]
 
 
-def plain(report: Report) -> str:
-    """All of it as plain text."""
+def plain(report: CheckReport) -> str:
+    """The whole report as plain text."""
     lines: list[str] = []
     found = dangers(report)
     if found:
-        lines += ["What is wrong, the worst first" if report.failed else "Advice", "", *(f"{one}\n" for one in found)]
+        lines += ["Problems, worst first" if report.failed else "Advice", "", *(f"{one}\n" for one in found)]
     if others := further(report):
         lines += ["Also wrong", *(f"  {line}" for line in others), ""]
     for area, table in rows(report):
@@ -117,7 +117,7 @@ def _more(group: Group) -> str:
     return f", and {len(group.consequences)} that follow from it" if group.consequences else ""
 
 
-def _row(finding: Finding, report: Report) -> tuple[str, str, str, str]:
+def _row(finding: Finding, report: CheckReport) -> tuple[str, str, str, str]:
     verdict = finding.verdict
     note = ""
     if isinstance(verdict, Skipped):
@@ -148,7 +148,7 @@ pre { background: #8881; padding: .7rem; white-space: pre-wrap; }
 """
 
 
-def to_html(report: Report) -> str:
+def to_html(report: CheckReport) -> str:
     """The page."""
     groups = report.groups
     title = f"Idempotency of {report.target.method} {report.target.address}"
@@ -158,9 +158,9 @@ def to_html(report: Report) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="dim">oncekey-check {escape(report.version)}, profile {escape(report.profile)}, {began}: {run}</p>',
         _verdict(report),
-        _findings("What is wrong, the worst first", groups[:MOST_DANGEROUS], report),
+        _findings("Problems, worst first", groups[:MOST_DANGEROUS], report),
         _findings("Also wrong", groups[MOST_DANGEROUS:], report),
-        _findings("Known, and in the baseline", [Group(finding) for finding in report.known_findings], report),
+        _findings("Known problems (in the baseline)", [Group(finding) for finding in report.known_findings], report),
         _findings("Advice", [Group(finding) for finding in report.advice], report),
         f"<h2>The run</h2>\n<pre>{escape(invocation(report.target, report.profile))}</pre>",
         "<h2>All clauses</h2>",
@@ -176,24 +176,24 @@ def to_html(report: Report) -> str:
     )
 
 
-def _verdict(report: Report) -> str:
+def _verdict(report: CheckReport) -> str:
     matches = ", ".join(report.matches) or "none"
     bad = " bad" if report.failed or report.stopped else ""
-    word = "Promises are broken." if report.failed else "No promise that could be judged is broken."
+    word = "Guarantees are broken." if report.failed else "No guarantee that could be judged is broken."
     stopped = f"The run stopped early: {escape(report.stopped)}. " if report.stopped else ""
     return (
         f'<p class="verdict{bad}"><strong>{stopped}{word}</strong> {counts(report)}. '
-        f"Profiles of which none is broken: {matches}.</p>"
+        f"Profiles without a broken guarantee: {matches}.</p>"
     )
 
 
-def _findings(heading: str, groups: list[Group], report: Report) -> str:
+def _findings(heading: str, groups: list[Group], report: CheckReport) -> str:
     if not groups:
         return ""
     return "\n".join([f"<h2>{heading}</h2>", *(_group(group, report) for group in groups)])
 
 
-def _group(group: Group, report: Report) -> str:
+def _group(group: Group, report: CheckReport) -> str:
     follow = "\n".join(_consequence(finding, report) for finding in group.consequences)
     heading = f"<p>From the same cause, {len(group.consequences)} more:</p>" if follow else ""
     return (
@@ -202,14 +202,14 @@ def _group(group: Group, report: Report) -> str:
     )
 
 
-def _consequence(finding: Finding, report: Report) -> str:
+def _consequence(finding: Finding, report: CheckReport) -> str:
     return (
         f'<details id="{escape(finding.clause.id)}"><summary>{escape(finding.headline)}</summary>'
         f"{_finding(finding, report)}</details>"
     )
 
 
-def _finding(finding: Finding, report: Report) -> str:
+def _finding(finding: Finding, report: CheckReport) -> str:
     clause, verdict = finding.clause, finding.verdict
     assert isinstance(verdict, Failed)
     assert finding.harm is not None
@@ -218,16 +218,16 @@ def _finding(finding: Finding, report: Report) -> str:
     lines = "\n".join(script(report.target, verdict.exchange))
     return (
         f'<p><span class="dim">{finding.harm.words}; {clause.severity.name.lower()}; {escape(clause.id)}</span><br>'
-        f"<strong>Promise</strong> {escape(report.in_api_words(clause.title))}. {escape(clause.why)}<br>"
-        f"<strong>Expected</strong> {escape(verdict.expected)}<br><strong>Seen</strong> {escape(verdict.seen)}<br>"
+        f"<strong>Guarantee</strong> {escape(report.in_api_words(clause.title))}. {escape(clause.why)}<br>"
+        f"<strong>Expected</strong> {escape(verdict.expected)}<br><strong>Observed</strong> {escape(verdict.seen)}<br>"
         f"<strong>Fix</strong> {escape(report.in_api_words(clause.fix))}<br>"
         f"<strong>Read</strong> {texts}</p>"
-        f"<details><summary>A script that repeats it</summary><pre>{escape(lines)}</pre></details>"
-        f"<details><summary>What went over the wire</summary><pre>{escape(exchange)}</pre></details>"
+        f"<details><summary>Script to reproduce it</summary><pre>{escape(lines)}</pre></details>"
+        f"<details><summary>Requests and responses</summary><pre>{escape(exchange)}</pre></details>"
     )
 
 
-def _area(area: Area, report: Report) -> str:
+def _area(area: Area, report: CheckReport) -> str:
     found = [finding for finding in report.asked if finding.clause.area is area]
     if not found:
         return ""
@@ -236,13 +236,13 @@ def _area(area: Area, report: Report) -> str:
     return f"<table><caption>{escape(area.value.capitalize())}</caption>\n{head}\n{rows}\n</table>"
 
 
-def _table_row(finding: Finding, report: Report) -> str:
+def _table_row(finding: Finding, report: CheckReport) -> str:
     word, verdict = report.word(finding), finding.verdict
     more = ""
     if isinstance(verdict, Skipped):
         named = not verdict.pass_this or verdict.pass_this in verdict.because
-        told = "" if named else f"; pass <code>{escape(verdict.pass_this)}</code>"
-        more = f'<br><span class="dim">{escape(verdict.because)}{told}</span>'
+        headline = "" if named else f"; pass <code>{escape(verdict.pass_this)}</code>"
+        more = f'<br><span class="dim">{escape(verdict.because)}{headline}</span>'
     elif word == "allowed" and isinstance(verdict, Failed):
         more = f'<br><span class="dim">{escape(verdict.seen)}</span>'
     elif isinstance(verdict, Failed):
@@ -251,8 +251,8 @@ def _table_row(finding: Finding, report: Report) -> str:
     return f'<tr><td class="{word}">{word}</td><td>{title}{more}</td></tr>'
 
 
-def to_json(report: Report) -> str:
-    """The whole report, with the clauses outside the profile as well."""
+def to_json(report: CheckReport) -> str:
+    """The whole report, including clauses outside the profile."""
     causes = {one.clause.id: group.root.clause.id for group in report.groups for one in group.consequences}
     document = {
         "oncekey-check": report.version,
@@ -279,7 +279,7 @@ def to_json(report: Report) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def _clause(finding: Finding, report: Report, cause: str | None) -> dict[str, object]:
+def _clause(finding: Finding, report: CheckReport, cause: str | None) -> dict[str, object]:
     clause = finding.clause
     asked = finding.is_asked_in(report.profile)
     return {
@@ -298,7 +298,7 @@ def _clause(finding: Finding, report: Report, cause: str | None) -> dict[str, ob
     }
 
 
-def _details(finding: Finding, report: Report) -> dict[str, object]:
+def _details(finding: Finding, report: CheckReport) -> dict[str, object]:
     verdict: Verdict = finding.verdict
     match verdict:
         case Passed():
@@ -321,8 +321,8 @@ def _details(finding: Finding, report: Report) -> dict[str, object]:
 _ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def to_junit(report: Report) -> str:
-    """One suite for each area; advice is no failure, and is in the output of its case."""
+def to_junit(report: CheckReport) -> str:
+    """One suite per area; advice is not a failure, and is in the output of its case."""
     root = Element("testsuites", name=f"oncekey-check {report.target.address}", time=f"{report.seconds:.3f}")
     for area in Area:
         found = [finding for finding in report.asked if finding.clause.area is area]
@@ -332,7 +332,7 @@ def to_junit(report: Report) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-def _suite(root: Element, area: Area, found: list[Finding], report: Report) -> None:
+def _suite(root: Element, area: Area, found: list[Finding], report: CheckReport) -> None:
     failed = [finding for finding in found if report.word(finding) == "FAILED"]
     skipped = [finding for finding in found if isinstance(finding.verdict, Skipped) or report.word(finding) == "known"]
     counts = {"tests": len(found), "failures": len(failed), "skipped": len(skipped), "errors": 0}
@@ -351,11 +351,11 @@ def _suite(root: Element, area: Area, found: list[Finding], report: Report) -> N
         _outcome(case, finding, report)
 
 
-def _outcome(case: Element, finding: Finding, report: Report) -> None:
+def _outcome(case: Element, finding: Finding, report: CheckReport) -> None:
     verdict = finding.verdict
     if isinstance(verdict, Skipped):
-        told = f"; pass {verdict.pass_this}" if verdict.pass_this else ""
-        SubElement(case, "skipped", message=_legal(f"{verdict.because}{told}"))
+        headline = f"; pass {verdict.pass_this}" if verdict.pass_this else ""
+        SubElement(case, "skipped", message=_legal(f"{verdict.because}{headline}"))
     elif report.word(finding) == "known":
         SubElement(case, "skipped", message=_legal(f"in the baseline: {finding.headline}"))
     elif isinstance(verdict, Failed) and (finding.fails_in(report.profile) or finding.advises_in(report.profile)):
@@ -374,8 +374,8 @@ def _outcome(case: Element, finding: Finding, report: Report) -> None:
 _LEVELS: Final = {"FAILED": "error", "known": "error", "advice": "note"}
 
 
-def to_sarif(report: Report) -> str:
-    """SARIF 2.1.0, which code hosts show beside a change. A baseline's findings are marked as unchanged."""
+def to_sarif(report: CheckReport) -> str:
+    """SARIF 2.1.0, which code hosts show next to a change. Findings of a baseline are marked as unchanged."""
     found = [finding for finding in report.asked if report.word(finding) in _LEVELS]
     name = f"{report.target.method} {report.target.address.path}"
     document = {
@@ -403,7 +403,7 @@ def to_sarif(report: Report) -> str:
     return f"{json.dumps(document, indent=2, ensure_ascii=False)}\n"
 
 
-def _rule(finding: Finding, report: Report) -> dict[str, object]:
+def _rule(finding: Finding, report: CheckReport) -> dict[str, object]:
     clause, texts = finding.clause, references(finding.clause.id)
     return {
         "id": clause.id,
@@ -415,7 +415,7 @@ def _rule(finding: Finding, report: Report) -> dict[str, object]:
     }
 
 
-def _result(finding: Finding, report: Report, name: str) -> dict[str, object]:
+def _result(finding: Finding, report: CheckReport, name: str) -> dict[str, object]:
     verdict = finding.verdict
     assert isinstance(verdict, Failed)
     fix = report.in_api_words(finding.clause.fix)
@@ -426,7 +426,7 @@ def _result(finding: Finding, report: Report, name: str) -> dict[str, object]:
         "message": {"text": text},
         "locations": [
             {
-                # Code hosts show a result at a file only; an API has none, so its path takes the place.
+                # Code hosts show a result only at a file; an API has none, so its path is used.
                 "physicalLocation": {
                     "artifactLocation": {"uri": report.target.address.path.strip("/") or "api"},
                     "region": {"startLine": 1},
@@ -440,5 +440,5 @@ def _result(finding: Finding, report: Report, name: str) -> dict[str, object]:
 
 
 def _legal(text: str) -> str:
-    """A text without the characters that XML cannot contain, not even escaped."""
+    """A text without characters that XML cannot contain, even escaped."""
     return _ILLEGAL.sub("\ufffd", text)

@@ -1,8 +1,7 @@
-"""Runs every clause in turn, with a bound on requests and on time, and collects the findings.
+"""Runs every clause in turn, with limits on requests and time, and collects the findings.
 
-A baseline holds the findings that are known already, so that continuous integration fails on new ones only.
-The file names the clauses that failed and the harm that was seen. A known finding that does more harm than it did is a
-new one.
+A baseline has the known findings, so that continuous integration fails on new ones only. The file names the clauses
+that failed and the harm that was observed. A known finding that does more harm than before is a new one.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from oncekey_check.catalogue import ABOUT_HEADERS, CLAUSES, NOT_IN_PATH, planned
 from oncekey_check.clauses import (
     LIKELY,
     Area,
+    CheckProfile,
     Clause,
     Exchange,
     Failed,
     Harm,
+    Inconclusive,
+    InconclusiveError,
     Need,
     Passed,
-    Profile,
     Skipped,
-    Undecided,
-    UndecidedError,
     Verdict,
     Way,
 )
 from oncekey_check.errors import CheckError
-from oncekey_check.headlines import Evidence, Group, grouped, told_of
+from oncekey_check.headlines import Evidence, Group, grouped, headline_of
 from oncekey_check.judging import is_marked
 from oncekey_check.probe import Probe, SilentError, take_aim
 from oncekey_check.raw_http import Answer
@@ -43,7 +42,7 @@ MOST_DANGEROUS = 3
 
 _DISTURBED = frozenset({0, 429, 502, 503, 504})
 _CUT = frozenset({Way.CUT, Way.INTERRUPTED})
-"""Here the missing answer is what the clause is about."""
+"""Clauses in which the missing response is the subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +56,35 @@ class Finding:
     """How many requests were sent for it."""
     evidence: Evidence = field(default_factory=Evidence)
     harm: Harm | None = None
-    """The harm that was seen, if the clause failed."""
+    """The harm that was observed, if the clause failed."""
     headline: str = ""
 
-    def fails_in(self, profile: Profile) -> bool:
-        """Whether the API breaks a promise of this profile."""
+    def fails_in(self, profile: CheckProfile) -> bool:
+        """Whether the API breaks a guarantee of this profile."""
         return profile in self.clause.must and self._wrong_in(profile) and not self._mild_in(profile)
 
-    def advises_in(self, profile: Profile) -> bool:
+    def advises_in(self, profile: CheckProfile) -> bool:
         """Whether the API could do better by this profile."""
         advised = profile in self.clause.should or (profile in self.clause.must and self._mild_in(profile))
         return advised and self._wrong_in(profile)
 
-    def is_asked_in(self, profile: Profile) -> bool:
-        """Whether the profile says anything about it."""
+    def is_asked_in(self, profile: CheckProfile) -> bool:
+        """Whether the clause belongs to the profile."""
         return profile in self.clause.must or profile in self.clause.should
 
-    def _wrong_in(self, profile: Profile) -> bool:
+    def _wrong_in(self, profile: CheckProfile) -> bool:
         return isinstance(self.verdict, Failed) and profile in self.verdict.only
 
-    def _mild_in(self, profile: Profile) -> bool:
+    def _mild_in(self, profile: CheckProfile) -> bool:
         return isinstance(self.verdict, Failed) and profile in self.verdict.mild
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """Everything about one run."""
 
     target: Target
-    profile: Profile
+    profile: CheckProfile
     findings: tuple[Finding, ...]
     sent: int
     seconds: float
@@ -98,17 +97,17 @@ class Report:
 
     @property
     def asked(self) -> list[Finding]:
-        """What the profile asks for."""
+        """The requirements of the profile."""
         return [finding for finding in self.findings if finding.is_asked_in(self.profile)]
 
     @property
     def failed(self) -> list[Finding]:
-        """The broken promises that are not in the baseline, the worst first."""
+        """The broken guarantees that are not in the baseline, worst first."""
         return [finding for finding in self._broken if finding.clause.id not in self.known]
 
     @property
     def known_findings(self) -> list[Finding]:
-        """The broken promises that are in the baseline."""
+        """The broken guarantees that are in the baseline."""
         return [finding for finding in self._broken if finding.clause.id in self.known]
 
     @property
@@ -117,7 +116,7 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """The broken promises by what causes them, the cause with the worst effect first."""
+        """The broken guarantees by cause, the cause with the worst effect first."""
         return sorted(grouped(self.failed), key=lambda group: max(map(_rank, group.all)), reverse=True)
 
     @property
@@ -127,19 +126,19 @@ class Report:
 
     @property
     def advice(self) -> list[Finding]:
-        """What is allowed and could be better, the most useful first."""
+        """What is allowed and could be better, most useful first."""
         return _ranked(finding for finding in self.findings if finding.advises_in(self.profile))
 
     @property
     def skipped(self) -> list[Finding]:
         """What was not tried."""
         unjudged = [finding for finding in self.asked if isinstance(finding.verdict, Skipped)]
-        return [finding for finding in unjudged if not isinstance(finding.verdict, Undecided)]
+        return [finding for finding in unjudged if not isinstance(finding.verdict, Inconclusive)]
 
     @property
     def undecided(self) -> list[Finding]:
-        """What was tried, and could not be judged by what was seen."""
-        return [finding for finding in self.asked if isinstance(finding.verdict, Undecided)]
+        """Clauses that were tried, but could not be judged."""
+        return [finding for finding in self.asked if isinstance(finding.verdict, Inconclusive)]
 
     @property
     def passed(self) -> list[Finding]:
@@ -148,13 +147,13 @@ class Report:
 
     @property
     def allowed(self) -> list[Finding]:
-        """What this profile allows and another one forbids."""
+        """Findings that this profile allows and another one forbids."""
         return [finding for finding in self.asked if word_for(finding, self.profile) == "allowed"]
 
     @property
-    def matches(self) -> list[Profile]:
-        """The profiles of which no promise is broken."""
-        return [profile for profile in Profile if not any(found.fails_in(profile) for found in self.findings)]
+    def matches(self) -> list[CheckProfile]:
+        """The profiles without a broken guarantee."""
+        return [profile for profile in CheckProfile if not any(found.fails_in(profile) for found in self.findings)]
 
     def word(self, finding: Finding) -> str:
         """One word for the verdict on a clause."""
@@ -169,11 +168,11 @@ class Report:
 def check(
     target: Target,
     *,
-    profile: Profile = Profile.IETF,
+    profile: CheckProfile = CheckProfile.IETF,
     clauses: Iterable[Clause] = CLAUSES,
     time_limit: float = 600.0,
     progress: Callable[[Clause, int, int], None] = lambda clause, number, of: None,  # noqa: ARG005  (the default shows nothing)
-) -> Report:
+) -> CheckReport:
     """Try an API, clause by clause.
 
     Clauses outside the profile are tried as well: that is how the report knows which profile the API matches.
@@ -183,7 +182,7 @@ def check(
     """
     chosen = tuple(clauses)
     began = time.monotonic()
-    # Waiting for a request that still runs may take more than planned, and is bounded too.
+    # Waiting for a running request may take more than planned, and is limited too.
     probe = take_aim(target, profile, 3 * planned(chosen))
     findings: list[Finding] = []
     stopped = ""
@@ -192,7 +191,7 @@ def check(
             progress(clause, number, len(chosen))
             started, sent = time.monotonic(), probe.sent
             if started - began > time_limit:
-                findings.append(Finding(clause, Skipped("the time was up", "--time-limit")))
+                findings.append(Finding(clause, Skipped("the time limit was reached", "--time-limit")))
                 continue
             found = _unsupplied(clause, probe) or _judged(clause, probe, profile)
             findings.append(replace(found, seconds=time.monotonic() - started, sent=probe.sent - sent))
@@ -203,17 +202,17 @@ def check(
     except KeyboardInterrupt:
         stopped = f"interrupted in {clause.id}"
     findings += [Finding(clause, Skipped(f"not tried: {stopped}")) for clause in chosen[len(findings) :]]
-    return Report(probe.target, profile, tuple(findings), probe.sent, time.monotonic() - began, stopped=stopped)
+    return CheckReport(probe.target, profile, tuple(findings), probe.sent, time.monotonic() - began, stopped=stopped)
 
 
-def _judged(clause: Clause, probe: Probe, profile: Profile) -> Finding:
-    """The finding of a clause, after a failure was checked against other reasons for it.
+def _judged(clause: Clause, probe: Probe, profile: CheckProfile) -> Finding:
+    """The finding of a clause, after a failure was checked for other causes.
 
     A counted second effect proves itself. Any other failure may be a refusal for another reason, so one plain request
     under a fresh key follows it: an API that refuses that one too is sold out or limits its callers, and an API that
-    does not answer at all ends the run. A leak must be seen twice, because values can be equal by chance; so must a
-    failure in which an answer was missing or came from a gateway or a rate limit, because a restart looks like that.
-    The first failure of a run must not come from a count that is behind, which shows the effects of earlier requests.
+    does not respond at all ends the run. A leak must be observed twice, because values can be equal by chance; so must
+    a failure in which a response was missing or came from a gateway or a rate limit, because a restart looks like that.
+    The first failure of a run must not come from a lagging count, which shows the effects of earlier requests.
     """
     finding = _judge(clause, probe, profile)
     if isinstance(finding.verdict, Failed) and probe.search_lag():
@@ -222,13 +221,13 @@ def _judged(clause: Clause, probe: Probe, profile: Profile) -> Finding:
         return finding
     refused = _refusal_of_plain_request(probe)
     if refused:
-        return Finding(clause, Undecided(refused))
+        return Finding(clause, Inconclusive(refused))
     if clause.area is not Area.LEAKS and not _is_disturbed(finding.verdict):
         return finding
     second = _judge(clause, probe, profile)
     if isinstance(second.verdict, Failed) and not _is_counted(second):
         refused = _refusal_of_plain_request(probe)
-    return Finding(clause, Undecided(refused)) if refused else second
+    return Finding(clause, Inconclusive(refused)) if refused else second
 
 
 def _is_counted(finding: Finding) -> bool:
@@ -236,14 +235,14 @@ def _is_counted(finding: Finding) -> bool:
 
 
 def _is_disturbed(verdict: Failed) -> bool:
-    """Whether an answer was missing, or came from something in front of the API or from its rate limit."""
-    return any(exchange.answer.status in _DISTURBED for exchange in verdict.exchange if exchange.manner.way not in _CUT)
+    """Whether a response was missing, or came from a gateway or a rate limit."""
+    return any(exchange.answer.status in _DISTURBED for exchange in verdict.exchange if exchange.mode.way not in _CUT)
 
 
 def _unsupplied(clause: Clause, probe: Probe) -> Finding | None:
     """The finding of a clause that cannot be judged because the API refused the last plain request, and still does."""
     refused = probe.refusal and _refusal_of_plain_request(probe)
-    return Finding(clause, Undecided(refused)) if refused else None
+    return Finding(clause, Inconclusive(refused)) if refused else None
 
 
 def _refusal_of_plain_request(probe: Probe) -> str:
@@ -254,59 +253,59 @@ def _refusal_of_plain_request(probe: Probe) -> str:
     """
     try:
         answer = probe.plain()
-        refused = "" if answer.ok else f"a plain request under a fresh key is refused by now, too ({answer.status})"
-    except UndecidedError as error:
+        refused = "" if answer.ok else f"a plain request under a fresh key is now refused, too ({answer.status})"
+    except InconclusiveError as error:
         refused = str(error)
     probe.refusal = refused
     return refused
 
 
 def _still_executed(probe: Probe, findings: list[Finding], area: Area) -> list[Finding]:
-    """The findings, of which those of this area are undecided if the API refuses plain requests by now.
+    """The findings; those of this area are undecided if the API now refuses plain requests.
 
-    Clauses that pass because something was refused pass for the wrong reason then.
+    Clauses that pass because of a refusal pass for the wrong reason then.
     """
     refused = _refusal_of_plain_request(probe)
     if not refused:
         return findings
     return [
-        Finding(found.clause, Undecided(refused), found.seconds, found.sent)
+        Finding(found.clause, Inconclusive(refused), found.seconds, found.sent)
         if found.clause.area is area and isinstance(found.verdict, Passed)
         else found
         for found in findings
     ]
 
 
-def _judge(clause: Clause, probe: Probe, profile: Profile) -> Finding:
+def _judge(clause: Clause, probe: Probe, profile: CheckProfile) -> Finding:
     place = probe.target.carrier.place
     if place is not Place.HEADER and clause.id in ABOUT_HEADERS:
-        return Finding(clause, Skipped(f"it is about a header, and the key is in the {place} here"))
+        return Finding(clause, Skipped(f"it is about a header, but the key is in the {place} here"))
     if place is Place.PATH and clause.id in NOT_IN_PATH:
-        return Finding(clause, Skipped("it is about a request without its key, and the key is in the path here"))
+        return Finding(clause, Skipped("it is about a request without its key, but the key is in the path here"))
     for need in clause.needs:
         if probe.target.lacks(need):
             return Finding(clause, Skipped(f"it needs {need}", need))
     if clause.sight and probe.blind:
-        because = "the answers to two fresh keys are equal, and effects are not counted"
-        return Finding(clause, Undecided(because, Need.COUNT))
+        because = "the responses to two fresh keys are equal, and effects are not counted"
+        return Finding(clause, Inconclusive(because, Need.COUNT))
     probe.trail, probe.effects = [], None
     try:
         verdict = clause.judge(probe)
-    except UndecidedError as error:
+    except InconclusiveError as error:
         return Finding(clause, error.verdict)
     if not isinstance(verdict, Failed):
         return Finding(clause, verdict)
     in_api_words = probe.target.carrier.in_api_words
     trail = verdict.exchange or tuple(probe.trail)
     evidence = Evidence(probe.effects, _successes(probe, trail))
-    harm, headline = told_of(clause, verdict, evidence, probe.target.noun)
+    harm, headline = headline_of(clause, verdict, evidence, probe.target.noun)
     expected = in_api_words(verdict.expected_in.get(profile, verdict.expected))
     verdict = replace(verdict, expected=expected, seen=in_api_words(verdict.seen), exchange=trail)
     return Finding(clause, verdict, evidence=evidence, harm=harm, headline=in_api_words(headline))
 
 
 def _successes(probe: Probe, trail: Sequence[Exchange]) -> int:
-    """How many different successes the operation was answered with; replays that say so are none."""
+    """How many different successes the operation returned; marked replays do not count."""
     found: list[Answer] = []
     for exchange in trail:
         answer = exchange.answer
@@ -316,7 +315,7 @@ def _successes(probe: Probe, trail: Sequence[Exchange]) -> int:
 
 
 def _rank(finding: Finding) -> tuple[int, int, int, int]:
-    """The order of findings: effects that were counted first, then the harm, then how often clients meet it."""
+    """The order of findings: counted effects first, then the harm, then how often clients are affected."""
     effects = finding.evidence.effects or 0
     counted = effects if finding.harm is Harm.TWICE and effects > 1 else 0
     return counted, finding.harm or 0, -LIKELY.index(finding.clause.area), finding.clause.severity
@@ -326,10 +325,10 @@ def _ranked(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=_rank, reverse=True)
 
 
-def word_for(finding: Finding, profile: Profile) -> str:
+def word_for(finding: Finding, profile: CheckProfile) -> str:
     """One word for the verdict on a clause in a profile."""
     match finding.verdict:
-        case Undecided():
+        case Inconclusive():
             return "undecided"
         case Skipped():
             return "skipped"
@@ -344,12 +343,12 @@ def word_for(finding: Finding, profile: Profile) -> str:
 
 
 class BadBaselineError(CheckError):
-    """The file is no baseline for this run; the message says why."""
+    """The file is not a baseline for this run; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What is known: the harm of each clause that failed, by one profile."""
+    """The known findings: the harm of each clause that failed, by one profile."""
 
     profile: str
     known: Mapping[str, Harm]
@@ -362,13 +361,13 @@ class Baseline:
             known = {str(name): Harm[finding["harm"].upper()] for name, finding in document["known"].items()}
             return cls(str(document["profile"]), known)
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise BadBaselineError("it is no baseline: --write-baseline makes one") from None
+            raise BadBaselineError("it is not a baseline: create one with --write-baseline") from None
 
-    def applied(self, report: Report) -> Report:
+    def applied(self, report: CheckReport) -> CheckReport:
         """The report in which known findings do not count as failures."""
         if self.profile != report.profile.value:
             raise BadBaselineError(
-                f"it is a baseline of the profile {self.profile}, and this run is by {report.profile.value}"
+                f"it is a baseline of the profile {self.profile}, but this run uses {report.profile.value}"
             )
         known = {
             finding.clause.id
@@ -377,13 +376,13 @@ class Baseline:
         }
         return replace(report, known=frozenset(known))
 
-    def gone(self, report: Report) -> list[str]:
+    def gone(self, report: CheckReport) -> list[str]:
         """The known clauses that passed in this run; those that could not be judged are not among them."""
         passed = {finding.clause.id for finding in report.passed}
         return [name for name in self.known if name in passed]
 
 
-def written(report: Report) -> str:
+def written(report: CheckReport) -> str:
     """The file for the findings of a run, known ones included."""
     findings = sorted((*report.failed, *report.known_findings), key=lambda finding: finding.clause.id)
     known = {

@@ -1,7 +1,7 @@
-"""Writes what repeats a finding: the command, the exchanges as `curl` lines, and a script with fresh keys.
+"""Writes the reproduction of a finding: the command, the exchanges as `curl` lines, and a script with fresh keys.
 
-Credentials become shell variables, so that a report can be mailed. In a text a variable is its name between two NUL
-characters, which no header, address or printable body contains.
+Credentials become shell variables, so that a report can be shared. In a text, a variable is its name between two NUL
+characters, which no header, URL or printable body contains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from oncekey_check.carrier import ANY_UUID, KEY, MARKER, Header
-from oncekey_check.clauses import Exchange, Profile, Way
+from oncekey_check.clauses import CheckProfile, Exchange, Way
 from oncekey_check.raw_http import Answer, RawRequest
 from oncekey_check.target import Target, is_secret
 
@@ -46,13 +46,13 @@ def quoted(text: str) -> str:
 
 
 def octets(text: str) -> str:
-    """A header line in which every byte outside ASCII is written by `printf`, whatever the terminal's encoding is."""
+    """A header line in which every byte outside ASCII is written by `printf`, whatever the terminal's encoding."""
     return _ODD.sub(lambda met: variable(f"(printf '{_octal(met[0])}')"), text)
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Which variable stands for which credential."""
+    """The variables of the credentials."""
 
     target: Target
 
@@ -64,7 +64,7 @@ class Secrets:
         return f"{name}: {variable(self.name(header))}"
 
     def name(self, header: Header) -> str:
-        """The variable of a credential; the other tenant has variables of its own."""
+        """The variable of a credential; the other tenant has separate variables."""
         plain = re.sub(r"[^A-Z0-9]", "_", header[0].upper())
         if header in self.target.other_tenant:
             return f"OTHER_{plain}"
@@ -73,13 +73,13 @@ class Secrets:
 
 @dataclass(frozen=True, slots=True)
 class FreshKeys:
-    """The random parts of the keys that were sent, each with the variable that takes its place."""
+    """The random parts of the keys that were sent, each with the variable that replaces it."""
 
     parts: dict[str, str]
 
     @classmethod
     def of(cls, values: Iterable[str]) -> FreshKeys:
-        """Find the random parts. Only these are replaced, because the form of the key must stay as it was."""
+        """Find the random parts. Only these are replaced, because the format of the key must not change."""
         found: dict[str, str] = {}
         for value in values:
             runs = [met[1] for met in _UUID.finditer(value)]
@@ -90,10 +90,10 @@ class FreshKeys:
         return cls(found)
 
     def lines(self) -> list[str]:
-        """The commands that make the variables."""
+        """The commands that set the variables."""
         if not self.parts:
             return []
-        # A part that is digits alone may have to be.
+        # A part of digits only may have to stay so.
         made = [
             f"{name}=$({'digits' if part.isdecimal() else 'fresh'} {len(part)})" for part, name in self.parts.items()
         ]
@@ -129,7 +129,7 @@ _MOST: Final = 6
 
 
 def curl_line(request: RawRequest, target: Target, fresh: Callable[[str], str] = str) -> str:
-    """The command that sends a request again; `fresh` replaces used keys by variables."""
+    """The command that sends a request again; `fresh` replaces used keys with variables."""
     headers, body, address = request.as_sent()
     secrets = Secrets(target)
     words = ["curl", "-si", "-X", request.method, quoted(fresh(str(address)))]
@@ -138,7 +138,7 @@ def curl_line(request: RawRequest, target: Target, fresh: Callable[[str], str] =
     if address.cacert:
         words += ["--cacert", quoted(address.cacert)]
     for header in headers:
-        # An empty value would make curl leave the field out.
+        # curl would omit a header with an empty value.
         line = secrets.line(header) if header[1] else f"{header[0]};"
         words += ["-H", quoted(fresh(octets(line)))]
     if request.chunked:
@@ -153,7 +153,7 @@ def curl_line(request: RawRequest, target: Target, fresh: Callable[[str], str] =
 
 
 def unpacked(body: bytes) -> str:
-    """The command that prints a body which no shell word can hold."""
+    """The command that prints a body that no shell word can contain."""
     return f"printf %s {b64encode(gzip.compress(body, mtime=0)).decode()} | base64 -d | gunzip"
 
 
@@ -172,7 +172,7 @@ def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
 
 
 def transcript(exchange: Exchange) -> str:
-    """Request and answer as they were on the wire, shortened and without credentials."""
+    """Request and response as they were on the wire, shortened and without credentials."""
     request, answer = exchange.request, exchange.answer
     headers, body, address = request.as_sent()
     sent = [f"> {request.method} {address.target} HTTP/1.1", *(f"> {_shown(line)}" for line in headers)]
@@ -183,7 +183,7 @@ def transcript(exchange: Exchange) -> str:
 
 def _answered(request: RawRequest, answer: Answer) -> list[str]:
     if not answer.status:
-        return [f"< (no answer: {answer.reason})"]
+        return [f"< (no response: {answer.reason})"]
     lines = request.carrier.as_received(answer.headers)
     head = [f"< {answer.status} {answer.reason}".rstrip(), *(f"< {_shown(line)}" for line in lines)]
     return [*head, "<", *_body("<", answer.body)]
@@ -203,14 +203,14 @@ def _shown(header: Header) -> str:
 _COMMANDS: Final = ("crash_command", "store_down_command", "store_up_command")
 
 
-def invocation(target: Target, profile: Profile) -> str:
-    """The command that makes the same run again."""
+def invocation(target: Target, profile: CheckProfile) -> str:
+    """The command that repeats the run."""
     words = [word for option, value in options(target, profile) for word in (option, value) if word]
     return " ".join(["oncekey-check", quoted(str(target.address)), *words])
 
 
-def options(target: Target, profile: Profile) -> list[tuple[str, str]]:
-    """Every option that is not at its default, with its value as a word of a shell."""
+def options(target: Target, profile: CheckProfile) -> list[tuple[str, str]]:
+    """Every option that is not at its default, with its value as a shell word."""
     usual = Target(address=target.address, body=target.body)
     return [
         ("--profile", profile.value),
@@ -354,7 +354,7 @@ def script(target: Target, exchanges: Sequence[Exchange]) -> list[str]:
 
 
 class _Writer:
-    """Writes one script. While it writes the steps, it collects what the preamble has to define."""
+    """Writes one script. While it writes the steps, it collects the definitions of the preamble."""
 
     def __init__(self, target: Target, exchanges: Sequence[Exchange]) -> None:
         self._target, self._exchanges = target, exchanges
@@ -366,7 +366,7 @@ class _Writer:
         self._commands: set[str] = set()
 
     def preamble(self) -> list[str]:
-        """What must be there before the first request."""
+        """The definitions before the first request."""
         needed = (*self._headers(), *(self._count_headers() if self._counts else ()))
         names = {self._secrets.name(line): f"the header {line[0]}" for line in needed if is_secret(line[0])}
         names |= {_variable(option): f"the command of {option}" for option in sorted(self._commands)}
@@ -379,19 +379,19 @@ class _Writer:
         return lines
 
     def ending(self) -> list[str]:
-        """What is done after the last request."""
+        """The lines after the last request."""
         return ['echo "effects after: $(count)"'] if self._counts else []
 
     def steps(self) -> Iterator[str]:
-        """The requests in order; the same one again and again is a loop."""
+        """The requests in order; a repeated one is a loop."""
         left = list(self._exchanges)
         while left:
-            manner = left[0].manner
-            group, left = left[: manner.many], left[manner.many :]
+            mode = left[0].mode
+            group, left = left[: mode.many], left[mode.many :]
             lines = self._sent(group)
             pauses: list[float] = []
-            while manner.way is Way.PLAIN and left and _same(left[0], group[0]):
-                pauses.append(left[0].manner.seconds)
+            while mode.way is Way.PLAIN and left and _same(left[0], group[0]):
+                pauses.append(left[0].mode.seconds)
                 left = left[1:]
             if not pauses:
                 yield from lines
@@ -400,22 +400,22 @@ class _Writer:
                 yield f"for i in $(seq {len(pauses) + 1}); do {'; '.join(lines)}{pause}; done"
 
     def _sent(self, group: Sequence[Exchange]) -> list[str]:
-        manner, request = group[0].manner, group[0].request
+        mode, request = group[0].mode, group[0].request
         command = curl_line(request, self._target, self._fresh.put_in)
-        self._commands |= set(manner.after)
-        ran = [f'bash -c "${_variable(option)}"' for option in manner.after]
-        match manner.way:
+        self._commands |= set(mode.after)
+        ran = [f'bash -c "${_variable(option)}"' for option in mode.after]
+        match mode.way:
             case Way.PLAIN:
                 return [*ran, *([self._up(request)] if ran else []), f"{command}; echo"]
             case Way.INTERRUPTED:
-                return [f"{command} &", f"sleep {manner.seconds:.2f}", *ran, "wait", self._up(request)]
+                return [f"{command} &", f"sleep {mode.seconds:.2f}", *ran, "wait", self._up(request)]
             case Way.CUT:
                 head, whole = len(request.head()), len(request.wire())
                 # Counted from the end if possible: the reader's credentials have another length.
-                sent = 0 if manner.sent >= whole else manner.sent if manner.sent <= head else manner.sent - whole
-                return self._sending("heard" if manner.listened else "cut", [request], manner.seconds, sent)
+                sent = 0 if mode.sent >= whole else mode.sent if mode.sent <= head else mode.sent - whole
+                return self._sending("heard" if mode.listened else "cut", [request], mode.seconds, sent)
             case Way.TOGETHER | Way.PIPELINED | Way.SLOWLY | Way.OVERLAPPING:
-                return self._sending(manner.way.value, [one.request for one in group], manner.seconds, 0)
+                return self._sending(mode.way.value, [one.request for one in group], mode.seconds, 0)
 
     def _sending(self, how: str, requests: list[RawRequest], seconds: float, sent: int) -> list[str]:
         self._sends = True
@@ -469,7 +469,7 @@ class _Writer:
 
 
 def _same(one: Exchange, two: Exchange) -> bool:
-    return one.request == two.request and replace(one.manner, seconds=0.0) == replace(two.manner, seconds=0.0)
+    return one.request == two.request and replace(one.mode, seconds=0.0) == replace(two.mode, seconds=0.0)
 
 
 def _meaning(name: str, what: str) -> str:

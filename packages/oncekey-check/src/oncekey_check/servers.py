@@ -1,9 +1,9 @@
 """Clauses about servers: a second instance, a request that outlives its lease, a killed server, a store that is down.
 
-The owner of an API gives the commands that kill a server, or stop and start its store. The clauses test that answers
-outlive a killed server, that a killed request happens once, that nothing runs unprotected without the store, and that
-requests work again when the store is back. The tester runs a command without a shell, in a session of its own, and for
-a limited time.
+The owner of an API provides the commands that kill a server, or stop and start its store. The clauses test that
+responses survive a killed server, that a killed request happens once, that nothing runs unprotected without the store,
+and that requests work again when the store is back. The tester runs a command without a shell, in its own session, and
+for a limited time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from oncekey_check.clauses import (
     Clause,
     Exchange,
     Failed,
-    Manner,
+    InconclusiveError,
     Need,
     Passed,
+    SendMode,
     Severity,
-    UndecidedError,
     Verdict,
     Way,
 )
@@ -47,14 +47,14 @@ _SHOWN: Final = 300
 
 
 def crash(probe: Probe) -> None:
-    """Kill the server, and return when it answers again."""
+    """Kill the server, and return when it responds again."""
     _run(Need.CRASH, probe.target.crash_command, probe.target.command_limit)
     _wait_until_back(probe)
 
 
 @contextmanager
 def store_down(probe: Probe) -> Iterator[None]:
-    """Stop the store for as long as the block lasts, and start it again however the block ends."""
+    """Stop the store for the duration of the block, and start it again however the block ends."""
     target = probe.target
     _run(Need.OUTAGE, target.store_down_command, target.command_limit)
     try:
@@ -62,13 +62,13 @@ def store_down(probe: Probe) -> Iterator[None]:
     finally:
         try:
             _run(STORE_UP, target.store_up_command, target.command_limit)
-        except UndecidedError as error:
+        except InconclusiveError as error:
             raise CannotCheckError(f"the store is down, and nothing more can be checked: {error}") from None
 
 
 def meanwhile(probe: Probe, request: RawRequest, delay: float, act: Callable[[], None]) -> tuple[Answer, bool]:
-    """Send a request, and call `act` while it runs; returns the answer, and whether it came after the call began."""
-    answers = [raw_http.silence("it was not answered")]
+    """Send a request, and call `act` while it runs; returns the response, and whether it came after that call."""
+    answers = [raw_http.silence("it received no response")]
 
     def send() -> None:
         answers[0] = raw_http.send_raw(request, probe.target.timeout)
@@ -84,37 +84,37 @@ def meanwhile(probe: Probe, request: RawRequest, delay: float, act: Callable[[],
 
 
 def note(probe: Probe, place: int, exchange: Exchange) -> None:
-    """Put an exchange into the trail of the present clause."""
+    """Add an exchange to the trail of the current clause."""
     probe.trail.insert(place, exchange)
 
 
 def ran_before(probe: Probe, place: int, *options: str) -> None:
     """Record in the trail that these commands were run before an exchange."""
     exchange = probe.trail[place]
-    manner = Manner(exchange.manner.way, exchange.manner.many, exchange.manner.seconds, after=options)
-    probe.trail[place] = replace(exchange, how=f"after {' and '.join(options)}", manner=manner)
+    mode = SendMode(exchange.mode.way, exchange.mode.many, exchange.mode.seconds, after=options)
+    probe.trail[place] = replace(exchange, how=f"after {' and '.join(options)}", mode=mode)
 
 
 def _run(option: str, words: tuple[str, ...], limit: float) -> None:
-    # A file and no pipe: a server that the command starts keeps its output open for as long as it lives.
+    # A file and not a pipe: a server that the command starts keeps its output open for as long as it lives.
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(  # noqa: S603  (the owner of the API gave the command for this)
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
         except OSError as error:
-            raise UndecidedError(f"{option} cannot be run ({error.strerror})", option) from None
+            raise InconclusiveError(f"{option} cannot be run ({error.strerror})", option) from None
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise UndecidedError(f"{option} took longer than {limit:g} s", "--command-limit") from None
+            raise InconclusiveError(f"{option} took longer than {limit:g} s", "--command-limit") from None
         if code:
             output.seek(0)
             said = " ".join(output.read().decode("utf-8", "replace").split())[-_SHOWN:]
-            raise UndecidedError(f"{option} ended with code {code}{f': {said}' if said else ''}", option)
+            raise InconclusiveError(f"{option} ended with code {code}{f': {said}' if said else ''}", option)
 
 
 def _wait_until_back(probe: Probe) -> None:
@@ -125,18 +125,18 @@ def _wait_until_back(probe: Probe) -> None:
         if status and status not in _GATEWAY:
             return
         time.sleep(_POLL)
-    raise UndecidedError(
-        f"the server did not answer within {probe.target.command_limit:g} s after {Need.CRASH}", "--command-limit"
+    raise InconclusiveError(
+        f"the server did not respond within {probe.target.command_limit:g} s after {Need.CRASH}", "--command-limit"
     )
 
 
 _PAIRS: Final = 5
 _RETRY_AFTER, _RUNS_FOR = 1.2, 1.7
-"""When the retry comes, and how long the first request runs, in leases."""
+"""When the retry is sent, and how long the first request runs, in leases."""
 
 
 def replayed(probe: Probe) -> Verdict:
-    """A retry that reaches the second instance."""
+    """A retry at the second instance."""
     key, before = probe.fresh(), probe.count()
     first = probe.first(key)
     again = probe.until_settled(_elsewhere(probe, probe.request(key)))
@@ -161,7 +161,7 @@ def race(probe: Probe) -> Verdict:
     if any(not probe.same(done[0], answer) for answer in done[1:]):
         return Failed("one success, or the same one for all", f"{tally(answers)} with different bodies")
     if not final.ok or any(not answer.ok and not probe.busy(answer) for answer in answers):
-        return Failed("each gets the success, or is told to wait", f"{tally(answers)}; in the end {shown(final)}")
+        return Failed("each receives the success, or 'wait'", f"{tally(answers)}; in the end {shown(final)}")
     return Passed()
 
 
@@ -170,18 +170,18 @@ def outlived(probe: Probe) -> Verdict:
     lease = probe.target.lease or 0.0
     slow = probe.target.slower_than(_RUNS_FOR * lease)
     if slow is None:
-        raise UndecidedError("--slow-header has no number in it that could be made larger", "another --slow-header")
+        raise InconclusiveError("--slow-header has no number that could be increased", "another --slow-header")
     before = probe.count()
     request = probe.request(probe.fresh())
     request = replace(request, headers=replaced(request.headers, (slow,)))
     place = len(probe.trail)
     first, running = meanwhile(probe, request, _RETRY_AFTER * lease, lambda: _retry(probe, request))
-    manner = Manner(Way.OVERLAPPING, 2, seconds=_RETRY_AFTER * lease)
+    mode = SendMode(Way.OVERLAPPING, 2, seconds=_RETRY_AFTER * lease)
     second = probe.trail[place]
-    probe.trail[place] = replace(second, how="after the lease of the first", manner=manner)
-    note(probe, place, Exchange(request, first, "slower than its lease", manner))
+    probe.trail[place] = replace(second, how="after the lease of the first", mode=mode)
+    note(probe, place, Exchange(request, first, "slower than its lease", mode))
     if not running:
-        raise UndecidedError("the request was over before its lease", "another --slow-header, or a shorter --lease")
+        raise InconclusiveError("the request was over before its lease", "another --slow-header, or a shorter --lease")
     final = probe.until_settled(request)
     effects = probe.since(before)
     done = [answer for answer in (first, second.answer, final) if answer.ok and not probe.busy(answer)]
@@ -217,33 +217,33 @@ def remembered(probe: Probe) -> Verdict:
 
 
 def one_effect(probe: Probe) -> Verdict:
-    """A crash in the middle of a request, and its retries: however they end, it happened once at most."""
+    """A crash in the middle of a request, and its retries: however they end, it happened at most once."""
     before = probe.count()
     final = _killed(probe)
     effects = probe.since(before)
     if effects is not None and effects > 1:
         return Failed("at most 1 effect of a request that was killed, and its retry", f"{effects} effects")
     if final.ok and not probe.busy(final) and effects == 0:
-        return Failed("1 effect, as the answer says", f"no effect; {shown(final)}")
+        return Failed("1 effect, as the response says", f"no effect; {shown(final)}")
     return Passed()
 
 
 def answered(probe: Probe) -> Verdict:
-    """The retry of a request that was killed does not wait for ever."""
+    """The retry of a request that was killed does not wait forever."""
     final = _killed(probe)
     if probe.busy(final) or not final.status:
-        return Failed(f"within {probe.target.patience:g} s a retry is not told to wait any more", shown(final))
+        return Failed(f"within {probe.target.patience:g} s a retry no longer receives 'wait'", shown(final))
     return Passed()
 
 
 def _killed(probe: Probe) -> Answer:
-    """The final answer to a request whose server was killed while it ran."""
+    """The final response to a request whose server was killed while it was running."""
     request = probe.request(probe.fresh(), slow=True)
     answer, running = meanwhile(probe, request, probe.lead, lambda: crash(probe))
-    manner = Manner(Way.INTERRUPTED, seconds=probe.lead, after=(Need.CRASH,))
-    note(probe, len(probe.trail), Exchange(request, answer, f"{Need.CRASH} while it ran", manner))
+    mode = SendMode(Way.INTERRUPTED, seconds=probe.lead, after=(Need.CRASH,))
+    note(probe, len(probe.trail), Exchange(request, answer, f"{Need.CRASH} while it ran", mode))
     if not running:
-        raise UndecidedError("the request was over before the crash", "a slower --slow-header")
+        raise InconclusiveError("the request was over before the crash", "a slower --slow-header")
     return probe.until_settled(request)
 
 
@@ -262,11 +262,11 @@ def closed(probe: Probe) -> Verdict:
     return Passed()
 
 
-def told(probe: Probe) -> Verdict:
-    """The answer that the client gets meanwhile."""
+def headline(probe: Probe) -> Verdict:
+    """The client's response during the outage."""
     answer, _ = _during(probe)
     if answer.ok:
-        raise UndecidedError("a request is executed while the store is down")
+        raise InconclusiveError("a request is executed while the store is down")
     if answer.status == _UNAVAILABLE and answer.header("Retry-After"):
         return Passed()
     seen = f"{shown(answer)}; Retry-After: {answer.header('Retry-After')}"
@@ -315,12 +315,12 @@ def _during(probe: Probe) -> tuple[Answer, RawRequest]:
 
 
 def _counted(probe: Probe, before: int | None) -> int | None:
-    """The effects, when the API can be asked for them again."""
+    """The effects, when the API can be queried again."""
     ends = time.monotonic() + probe.target.patience
     while True:
         try:
             return probe.since(before)
-        except UndecidedError:
+        except InconclusiveError:
             if time.monotonic() > ends:
                 raise
             time.sleep(_BACK_POLL)
@@ -329,8 +329,8 @@ def _counted(probe: Probe, before: int | None) -> int | None:
 CLAUSES: Final = (
     Clause(
         id="instances.replayed",
-        title="A second instance answers a key that the first one has finished",
-        why="A load balancer sends the retry wherever it likes.",
+        title="A second instance replays a key that the first one has finished",
+        why="A load balancer may send the retry to any instance.",
         fix="Keep keys in a store that all instances share.",
         severity=Severity.CRITICAL,
         needs=(Need.ALSO,),
@@ -341,7 +341,7 @@ CLAUSES: Final = (
     Clause(
         id="instances.race",
         title=f"{2 * _PAIRS} identical requests at two instances at the same moment have one effect",
-        why="A lock in the memory of one process does not hold the other one.",
+        why="A lock in the memory of one process does not block another one.",
         fix="Claim keys in a store that all instances share, with one atomic statement.",
         severity=Severity.CRITICAL,
         needs=(Need.ALSO,),
@@ -351,8 +351,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="leases.one-effect",
-        title="A request that is slower than its lease has one effect, and one answer",
-        why="A retry that takes the slow request for a dead one runs beside it.",
+        title="A request that is slower than its lease has one effect, and one response",
+        why="A retry that treats the slow request as dead runs concurrently with it.",
         fix="Extend the lease while the request runs, and fence its writes.",
         severity=Severity.CRITICAL,
         needs=(Need.LEASE, Need.SLOW, Need.COUNT),
@@ -362,9 +362,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="crashes.remembered",
-        title="A crash does not make the API forget what it has answered",
-        why="Keys that are kept in memory only do not protect against the retry after a restart.",
-        fix="Keep keys in durable storage.",
+        title="A crash does not lose the responses of finished requests",
+        why="Keys in memory do not protect against the retry after a restart.",
+        fix="Store keys in durable storage.",
         severity=Severity.CRITICAL,
         needs=(Need.CRASH,),
         requests=5,
@@ -373,9 +373,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="crashes.one-effect",
-        title="A request that is killed in the middle has one effect at most, retries included",
-        why="It is the moment in which effect and answer come apart.",
-        fix="Commit the effect and the key in one transaction, or pass a key on to the service that makes the effect.",
+        title="A request that is killed in the middle has at most one effect, retries included",
+        why="At this moment effect and response can come apart.",
+        fix="Commit the effect and the key in one transaction, or pass a key to the service that performs the effect.",
         severity=Severity.CRITICAL,
         needs=(Need.CRASH, Need.SLOW, Need.COUNT),
         requests=6,
@@ -384,8 +384,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="crashes.answered",
-        title="A request that is killed in the middle lets go of its key",
-        why="A lock of a dead server answers 409 until the key expires.",
+        title="A request that is killed in the middle releases its key",
+        why="The lock of a dead server returns 409 until the key expires.",
         fix="Give locks a lease, and take over a key whose lease has expired.",
         severity=Severity.HIGH,
         needs=(Need.CRASH, Need.SLOW),
@@ -395,8 +395,8 @@ CLAUSES: Final = (
     Clause(
         id="outages.closed",
         title="While the store is down nothing is executed",
-        why="Whatever runs without a stored key runs again with its retry.",
-        fix="Answer 503 while the store is down; do not run the handler without a claim.",
+        why="A request that runs without a stored key runs again with its retry.",
+        fix="Return 503 while the store is down; do not run the handler without a claim.",
         severity=Severity.CRITICAL,
         needs=(Need.OUTAGE,),
         requests=3,
@@ -404,20 +404,20 @@ CLAUSES: Final = (
     ),
     Clause(
         id="outages.told",
-        title="While the store is down clients get 503 with Retry-After",
-        why="A client that knows that nothing happened, and when to come back, does no harm.",
-        fix="Answer 503 with Retry-After while the store is down.",
+        title="While the store is down clients receive 503 with Retry-After",
+        why="The client must learn that nothing happened, and when to retry.",
+        fix="Return 503 with Retry-After while the store is down.",
         severity=Severity.LOW,
         must=frozenset(),
         should=EVERY,
         needs=(Need.OUTAGE,),
         requests=1,
-        judge=told,
+        judge=headline,
     ),
     Clause(
         id="outages.recovered",
         title="After an outage of the store the same key is executed, once",
-        why="An outage that leaves its keys locked goes on for their clients.",
+        why="If keys stay locked, the outage continues for their clients.",
         fix="Claim keys in the store itself, so that an outage leaves no lock behind.",
         severity=Severity.HIGH,
         needs=(Need.OUTAGE,),
@@ -427,9 +427,9 @@ CLAUSES: Final = (
     ),
     Clause(
         id="outages.remembered",
-        title="An outage of the store does not make the API forget what it has answered",
-        why="A cache that is emptied by a restart is no store.",
-        fix="Keep keys in durable storage, not in a cache.",
+        title="An outage of the store does not lose the responses of finished requests",
+        why="A cache that is emptied by a restart is not a store.",
+        fix="Store keys in durable storage, not in a cache.",
         severity=Severity.CRITICAL,
         needs=(Need.OUTAGE,),
         requests=6,

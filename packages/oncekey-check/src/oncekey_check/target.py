@@ -1,4 +1,4 @@
-"""The API under test, as its owner describes it by options."""
+"""The API under test, as described by options."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SECRET_WORDS: Final = ("authorization", "cookie", "token", "secret", "api-key",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An operation that must happen once, and what the tester needs to see whether it does.
+    """An operation that must happen once, and what the tester needs to observe it.
 
-    Only the address and the body are needed; every other field lets more clauses be judged.
+    Only the address and the body are required; every other field allows judging more clauses.
     """
 
     address: Address
@@ -39,32 +39,32 @@ class Target:
     openapi: Address | None = None
     other_address: Address | None = None
     also_address: Address | None = None
-    """The same operation at a second instance of the API."""
+    """The same operation on a second instance of the API."""
     declined_body: bytes | None = None
-    """A body that the operation refuses for good, such as a card without cover."""
+    """A body that the operation refuses permanently, such as a declined card."""
     large: Header | None = None
-    """The header that makes the answer large."""
+    """The header that makes the response large."""
     lease: float | None = None
-    """Seconds after which the API treats a request that is still running as dead."""
+    """Seconds after which the API treats a running request as dead."""
     crash_command: tuple[str, ...] = ()
-    """Kills the server without warning and starts it again."""
+    """Kills the server without warning and restarts it."""
     store_down_command: tuple[str, ...] = ()
     store_up_command: tuple[str, ...] = ()
     command_limit: float = 60.0
-    """Seconds that a command, and the server's return after it, may take."""
+    """Seconds that a command, and the restart of the server, may take."""
     carrier: Carrier = field(default_factory=Carrier)
     key_format: KeyFormat = ANY_UUID
-    """The form of the keys that the API accepts."""
+    """The format of the keys that the API accepts."""
     unothers: bool = False
     key_optional: bool = False
     patience: float = 15.0
-    """Seconds in which a request that was cut off must be over."""
+    """Seconds after which a request that was cut off must have ended."""
     timeout: float = 30.0
-    """Seconds to wait for one answer."""
+    """Seconds to wait for one response."""
 
     @property
     def noun(self) -> str:
-        """The word for one success of the operation, from the address: `/orders` gives `order`."""
+        """The noun for one success of the operation, from the URL: `/orders` gives `order`."""
         words = [word for word in self.address.path.lower().split("/") if re.fullmatch(r"[a-z][a-z_-]+", word)]
         last = words[-1] if words else "operation"
         if last.endswith("ies"):
@@ -72,7 +72,7 @@ class Target:
         return last[:-1] if last.endswith("s") and not last.endswith("ss") else last
 
     def slower_than(self, seconds: float) -> Header | None:
-        """The slow header with another number in it, or None where it has no number."""
+        """The slow header with another number in it, or None if it has no number."""
         if self.slow is None or not _NUMBER.search(self.slow[1]):
             return None
         return self.slow[0], _NUMBER.sub(f"{seconds:.2f}", self.slow[1], count=1)
@@ -103,7 +103,7 @@ _GIVEN: Final[Mapping[Need, Callable[[Target], object]]] = {
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field's value is a credential."""
+    """Whether a header's value is a credential."""
     return any(word in name.lower() for word in _SECRET_WORDS)
 
 

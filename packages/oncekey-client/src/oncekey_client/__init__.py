@@ -1,4 +1,4 @@
-"""The client: may retry requests, and never makes an operation happen twice.
+"""The client: retries requests without ever executing an operation twice.
 
 `oncekey_client.httpx`, `oncekey_client.requests` and `oncekey_client.aiohttp` are the adapters; each needs its own
 package. The journal, `oncekey_client.journal`, needs none. Nothing here imports the library `oncekey`.

@@ -2,8 +2,8 @@
 
     session = aiohttp.ClientSession(middlewares=[OncekeyClientMiddleware()])
 
-It keeps no journal: a response of aiohttp cannot be made from a file's entry. The session's total time-out covers all
-tries together, so it has to be longer than the deadline.
+It has no journal: an aiohttp response cannot be built from a file's entry. The session's total timeout covers all
+attempts together, so it has to be longer than the deadline.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Exchange = Callable[[Call], Awaitable[ClientResponse]]
 
 
 class OncekeyClientMiddleware:
-    """Sends state-changing requests so that they happen once; other methods pass as they are."""
+    """Sends state-changing requests so that they execute once; other methods are passed through."""
 
     def __init__(
         self,
@@ -52,13 +52,11 @@ class OncekeyClientMiddleware:
     ) -> None:
         self.session = session or RetrySession(rules=rules or RetryRules())
         if self.session.journal is not None:
-            raise ClientConfigurationError(
-                "the middleware for aiohttp keeps no journal: use httpx or requests with one"
-            )
+            raise ClientConfigurationError("the aiohttp middleware has no journal: use httpx or requests with one")
         self._sleep = sleep
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        """Answer a request.
+        """Send a request, and return its response.
 
         Raises:
             RequestKeyReusedError: The key belongs to another request.
@@ -67,7 +65,7 @@ class OncekeyClientMiddleware:
         if not self.session.enrols(request.method):
             return await handler(request)
         begun = self.session.begin(await _call(request))
-        assert isinstance(begun, KeyedCall), "only a journal has answers"
+        assert isinstance(begun, KeyedCall), "only a journal has responses"
 
         async def exchange(call: Call) -> ClientResponse:
             if (call.method, call.url) != (begun.call.method, begun.call.url):
@@ -82,7 +80,7 @@ class OncekeyClientMiddleware:
         return await self._finish(begun, exchange)
 
     async def ask_again(self, error: RequestOutcomeUnknownError, session: aiohttp.ClientSession) -> ClientResponse:
-        """Go on with an operation whose outcome was unknown, with its key."""
+        """Resume an operation whose outcome was unknown, with its key."""
         return await self._finish(KeyedCall(error.key, error.call), lambda call: _beside(session, call))
 
     async def _finish(self, operation: KeyedCall, exchange: _Exchange) -> ClientResponse:
@@ -98,7 +96,7 @@ class OncekeyClientMiddleware:
 async def _tried(exchange: _Exchange, call: Call, last: list[ClientResponse]) -> Reply | Failure:
     try:
         response = await exchange(call)
-        # Read here, so that an answer that breaks off counts as a failed try.
+        # Read here, so that a truncated response counts as a failed attempt.
         body = await response.read()
     except (aiohttp.ClientError, TimeoutError) as error:
         return Failure(_loss(error), error)
@@ -124,7 +122,7 @@ async def _beside(
     ssl: SSLContext | bool | aiohttp.Fingerprint = True,
     proxy: URL | None = None,
 ) -> ClientResponse:
-    """A request of its own, which passes no middleware: to another address or by another method than the original."""
+    """A separate request, without middleware: to another URL or with another method than the original."""
     return await session.request(
         call.method,
         call.url,

@@ -1,9 +1,9 @@
-"""One logical operation: the tries as a generator without I/O, and the session before and after them.
+"""One logical operation: the attempts as a generator without I/O, and the session before and after them.
 
-The generator says what to send and how long to wait: it yields `Send` and `Wait`, is sent a `Reply` or a `Failure` for
-the one and nothing for the other, and returns an `Outcome`. Key, method, address and body are those of the original
-call, on every try. Only `drive` and `adrive` exist in a blocking and an asyncio version. The session chooses the key,
-stores it in the journal, and returns or raises the outcome.
+The generator decides what to send and how long to wait: it yields `Send` and `Wait`, is sent a `Reply` or a `Failure`
+for the one and nothing for the other, and returns an `Outcome`. Key, method, URL and body are those of the original
+call, on every attempt. Only `drive` and `adrive` exist in a blocking and an asyncio version. The session chooses the
+key, stores it in the journal, and returns or raises the outcome.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DESCRIBES_BODY: Final = ("content-type", "content-length", "content-encoding", 
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
-    """The limits of the client. `deadline` (seconds) must end well before the server forgets keys."""
+    """The limits of the client. `deadline` (seconds) must end well before the server's keys expire."""
 
     profile: Profile = IETF
     attempts: int = 5
@@ -53,7 +53,7 @@ class RetryRules:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The surroundings of the flow: a monotonic clock, the time of day, and random numbers from 0 to 1."""
+    """The environment of the flow: a monotonic clock, the time of day, and random numbers from 0 to 1."""
 
     clock: Callable[[], float]
     time: Callable[[], float]
@@ -69,14 +69,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Let so many seconds pass."""
+    """Wait that many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The operation has this answer; its key is used up."""
+    """The operation has this response; its key is used up."""
 
     reply: Reply
 
@@ -110,7 +110,7 @@ Attempts: TypeAlias = Generator[Action, Reply | Failure | None, Outcome]
 
 
 def attempts(call: Call, rules: RetryRules, world: Surroundings) -> Attempts:
-    """All tries for one call, which has its key already."""
+    """All attempts of one call, which has its key already."""
     patience = _Patience(rules, world)
     target, hops, doubt = call, 0, False
     while True:
@@ -126,11 +126,11 @@ def attempts(call: Call, rules: RetryRules, world: Surroundings) -> Attempts:
             return ended
         found = yield from _pause(row.move, call, last, patience, rules.profile)
         if found is None:
-            return _give_up("no answer before the client's limits were reached", last, doubt=doubt)
+            return _give_up("no response before the client's limits were reached", last, doubt=doubt)
         if isinstance(found, Reply):
             return Answered(found)
         yield Wait(found)
-        # A redirect is followed anew each time: retries go to the caller's address.
+        # A redirect is followed again each time: retries go to the original URL.
         target, hops = call, 0
 
 
@@ -138,10 +138,10 @@ def _ended(move: NextMove, last: Reply | Failure, *, doubt: bool) -> Outcome | N
     """The outcome, if it is known now."""
     match move:
         case NextMove.STOP:
-            # It says nothing about what an earlier try did.
-            return _give_up("the last try was turned away", last, doubt=doubt)
+            # It does not concern the effects of an earlier attempt.
+            return _give_up("the last attempt was refused", last, doubt=doubt)
         case NextMove.EXPIRED:
-            return Unknown("the server has forgotten the key", last, expired=True)
+            return Unknown("the key has expired at the server", last, expired=True)
         case NextMove.RETRY | NextMove.WAIT | NextMove.POLL:
             return None
         case NextMove.ACCEPT | NextMove.REDIRECT | NextMove.MISUSED:
@@ -154,7 +154,7 @@ def _ended(move: NextMove, last: Reply | Failure, *, doubt: bool) -> Outcome | N
 def _pause(
     move: NextMove, call: Call, last: Reply | Failure, patience: _Patience, profile: Profile
 ) -> Generator[Action, Reply | Failure | None, Reply | float | None]:
-    """How long to wait; None if there is no time left to wait, and an answer if waiting brought one."""
+    """How long to wait; None if there is no time left, and a response if waiting brought one."""
     if move is NextMove.POLL and isinstance(last, Reply):
         return (yield from _poll(call, last, patience, profile))
     return patience.while_working(last) if move is NextMove.WAIT else patience.after_failure(last)
@@ -168,7 +168,7 @@ def _moved(call: Call, last: Reply | Failure) -> str | None:
 def _poll(
     call: Call, accepted: Reply, patience: _Patience, profile: Profile
 ) -> Generator[Action, Reply | Failure | None, Reply | float | None]:
-    """Poll the status resource until it is over: an answer, or the time to wait before the key is sent again."""
+    """Poll the status resource until it is done: a response, or the delay before the key is sent again."""
     place = _moved(call, accepted)
     pause = patience.while_working(accepted)
     if place is None:
@@ -179,7 +179,7 @@ def _poll(
         seen = yield Send(look)
         assert seen is not None
         if isinstance(seen, Reply) and polled(seen) is NextMove.ACCEPT:
-            # The status resource of oncekey only reports; the answer itself is fetched with the key.
+            # oncekey's status resource only reports the state; the response is fetched with the key.
             ours = is_ours(accepted, profile) or is_status_of(seen, profile.key_of(call))
             fetch = ours or not _is_success(seen)
             return patience.briefly() if fetch else seen
@@ -223,12 +223,12 @@ class _Patience:
         return self._within(self._rules.backoff.wait(failures, self._world.chance(), asked=asked))
 
     def _within(self, seconds: float) -> float | None:
-        # A wait that ends after the deadline is not begun: no try could follow it.
+        # A wait that ends after the deadline is not started: no attempt could follow it.
         return seconds if self._world.clock() + seconds < self._end else None
 
 
 def drive(flow: Attempts, send: Callable[[Call], Reply | Failure], sleep: Callable[[float], object]) -> Outcome:
-    """Perform a flow in this thread."""
+    """Run a flow in this thread."""
     try:
         action = next(flow)
         while True:
@@ -268,10 +268,10 @@ async def adrive(
 
 
 OPERATION_FIELD: Final = "Oncekey-Operation"
-"""A header field by which a caller names the operation in the journal. It is not sent."""
+"""A header by which a caller names the operation in the journal. It is not sent."""
 
 HOURS_23: Final = 23 * 3600.0
-"""An hour before the day for which servers usually keep keys."""
+"""An hour less than the day for which servers usually store keys."""
 
 
 def _new_key() -> str:
@@ -284,7 +284,7 @@ def _real_world() -> Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class KeyedCall:
-    """A call with its key in place, ready for any number of tries."""
+    """A call with its key in place, ready for any number of attempts."""
 
     key: str
     call: Call
@@ -292,7 +292,7 @@ class KeyedCall:
 
 @dataclass(frozen=True, slots=True)
 class RetrySession:
-    """Rules, journal and surroundings. `max_age`: seconds after which a key from the journal is no longer sent."""
+    """Rules, journal and environment. `max_age`: seconds after which a key from the journal is no longer sent."""
 
     rules: RetryRules = field(default_factory=RetryRules)
     journal: Journal | None = None
@@ -305,18 +305,18 @@ class RetrySession:
         return method.upper() in self.rules.methods
 
     def begin(self, call: Call) -> KeyedCall | Reply:
-        """Give the call its key, on disk if there is a journal; or return the answer that an earlier call got.
+        """Give the call its key, on disk if there is a journal; or return the response of an earlier call.
 
         Raises:
-            RequestKeyReusedError: The journal knows the key or the name for another request.
-            RequestKeyExpiredError: The journal knows the operation, and its key is too old to be sent.
+            RequestKeyReusedError: The journal has the key or the name for another request.
+            RequestKeyExpiredError: The journal has the operation, but its key is too old to be sent.
         """
         name = call.field(OPERATION_FIELD)
         call = call.without(OPERATION_FIELD)
         profile = self.rules.profile
         given = profile.key_of(call)
         if given is not None and looks_personal(given):
-            warnings.warn("an Idempotency-Key looks like personal data, and keys are logged", PersonalKeyWarning, 4)
+            warnings.warn("an Idempotency-Key looks like personal data, but keys are logged", PersonalKeyWarning, 4)
         key = given or self.new_key()
         operation = KeyedCall(key, profile.put(call, key))
         if self.journal is None:
@@ -327,14 +327,14 @@ class RetrySession:
         return self._checked(self.journal, entry, profile.put(call, entry.key))
 
     def unfinished(self, only: Container[str] | None = None) -> list[JournalEntry]:
-        """The entries of the journal without an answer, for the APIs of this client; `only` names the keys."""
+        """The entries of the journal without a response, for the APIs of this client; `only` names the keys."""
         if self.journal is None:
-            raise ClientConfigurationError("there is nothing to resume without a journal")
+            raise ClientConfigurationError("resume needs a journal")
         ours = [entry for entry in self.journal.unfinished() if entry.profile == self.rules.profile.name]
         return [entry for entry in ours if only is None or entry.key in only]
 
     def take_up(self, entry: JournalEntry, call: Call) -> KeyedCall:
-        """Go on with an entry of the journal; `call` is its call, completed with what the journal does not keep."""
+        """Resume an entry of the journal; `call` is its call, completed with headers that the journal lacks."""
         assert self.journal is not None
         return self._checked(self.journal, entry, self.rules.profile.put(call, entry.key))
 
@@ -343,10 +343,10 @@ class RetrySession:
         return attempts(operation.call, self.rules, self.world)
 
     def conclude(self, operation: KeyedCall, outcome: Outcome) -> Reply | Failure:
-        """Store the outcome and return it: an answer, or a failure before anything was sent; otherwise raise.
+        """Store the outcome and return it: a response, or a failure before anything was sent; otherwise raise.
 
         Raises:
-            RequestKeyReusedError: The server knows the key for another request.
+            RequestKeyReusedError: The server has the key for another request.
             RequestOutcomeUnknownError: It may have happened.
         """
         key, journal = operation.key, self.journal
@@ -366,7 +366,7 @@ class RetrySession:
                 )
             case Unknown(why, last, expired):
                 if journal is not None:
-                    journal.doubt(key, why)
+                    journal.mark_unknown(key, why)
                 kind = RequestKeyExpiredError if expired else RequestOutcomeUnknownError
                 message = f"the operation may have happened: {why}"
                 if isinstance(last, Failure):
@@ -377,7 +377,7 @@ class RetrySession:
 
     def _checked(self, journal: Journal, entry: JournalEntry, call: Call) -> KeyedCall:
         if journal.age(entry) > self.max_age:
-            why = "its key is older than servers keep keys"
-            journal.doubt(entry.key, why)
+            why = "its key is older than servers store keys"
+            journal.mark_unknown(entry.key, why)
             raise RequestKeyExpiredError(f"the operation may have happened: {why}", call=call, key=entry.key)
         return KeyedCall(entry.key, call)

@@ -1,6 +1,6 @@
-"""`oncekey-client list|resume` lists the operations in a client's journal, and sends those without an answer again.
+"""`oncekey-client list|resume` lists the operations in a client's journal, and resends those without a response.
 
-Where the library is installed, too, the same commands are `oncekey client list|resume`.
+If the library is also installed, the same commands are `oncekey client list|resume`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JournalFile = Annotated[Path, typer.Option("--journal", envvar="ONCEKEY_JOURNAL"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-HELP: Final = "Look into a client's journal, and finish what it began."
+HELP: Final = "Inspect a client's journal, and finish interrupted requests."
 COLUMNS: Final = ("state", "status", "name", "key", "begun", "request", "note")
 
 
@@ -84,12 +84,12 @@ def _version(*, asked: bool) -> None:
 
 
 def show(journal: JournalFile, *, as_json: AsJson = False) -> None:
-    """List the operations of a journal, the oldest first. Exit code 1 if any has no answer.
+    """List the operations of a journal, oldest first. Exit code 1 if any has no response.
 
     JSON: {"now", "items": [{"key", "name", "state", "status", "begun", "request", "note"}], "next"}.
     """
     entries = _open(journal).entries()
-    _say([_line(entry) for entry in entries], as_json=as_json)
+    _print([_line(entry) for entry in entries], as_json=as_json)
     if any(entry.reply is None for entry in entries):
         raise typer.Exit(1)
 
@@ -99,20 +99,20 @@ def resume(
     *,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="'Name: value' of a field that journals do not keep; may be given again.", metavar="FIELD"),
+        typer.Option(help="'Name: value' of a header that journals do not store; repeatable.", metavar="FIELD"),
     ] = None,
     origin: Annotated[
         str | None, typer.Option(help="Only requests to this origin, such as https://api.example.com.")
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds for each operation.")] = 60.0,
-    max_age: Annotated[float, typer.Option(help="Hours after which a key is not sent any more.")] = 23.0,
+    max_age: Annotated[float, typer.Option(help="Hours after which a key is no longer sent.")] = 23.0,
     as_json: AsJson = False,
 ) -> None:
-    """Send the operations without an answer again, with the same keys. Exit code 1 if any still has none.
+    """Resend the operations without a response, with the same keys. Exit code 1 if any still has none.
 
-    JSON: what `client list` shows of them.
+    JSON: the fields of `client list`.
 
-    The fields of --header go to every origin that a request is sent to: name one with --origin if there are several.
+    The headers of --header go to every origin that a request is sent to: pass --origin if there are several.
     """
     from oncekey_client.httpx import OncekeyTransport
 
@@ -124,20 +124,20 @@ def resume(
     failed: set[str] = set()
     for profile in {entry.profile for entry in unfinished}:
         if profile not in PROFILES:
-            raise ClientConfigurationError("the journal has a profile of your own: resume from your program")
+            raise ClientConfigurationError("the journal has a custom profile: resume it from your program")
         rules = RetryRules(PROFILES[profile], deadline=deadline)
         with OncekeyTransport(session=RetrySession(rules=rules, journal=book, max_age=max_age * 3600)) as transport:
             done = transport.resume(lambda _: fields, only=keys)
         failed |= {entry.key for entry, outcome in done if isinstance(outcome, Exception)}
     after = [entry for entry in book.entries() if entry.key in keys]
-    _say([_line(entry) for entry in after], as_json=as_json)
+    _print([_line(entry) for entry in after], as_json=as_json)
     if failed or any(entry.reply is None for entry in after):
         raise typer.Exit(1)
 
 
 def _open(path: Path) -> Journal:
     if not path.is_file():
-        raise ClientConfigurationError(f"there is no journal {path}")
+        raise ClientConfigurationError(f"the journal {path} does not exist")
     return Journal(path)
 
 
@@ -153,7 +153,7 @@ def _origin(entry: JournalEntry) -> str:
 
 
 def _line(entry: JournalEntry) -> dict[str, Any]:
-    """An operation as `client list` shows it: without its body, and without what may be a secret in its address."""
+    """An operation for `client list`: without its body, and without possible secrets in its URL."""
     return {
         "key": entry.key,
         "name": entry.name,
@@ -165,8 +165,8 @@ def _line(entry: JournalEntry) -> dict[str, Any]:
     }
 
 
-def _say(lines: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Print the operations; on a terminal a long line is wrapped, and nothing is cut."""
+def _print(lines: list[dict[str, Any]], *, as_json: bool) -> None:
+    """Print the operations; a terminal wraps long lines, and nothing is truncated."""
     if as_json:
         now = datetime.now(tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         typer.echo(json.dumps({"now": now, "items": lines, "next": None}, indent=2))
@@ -181,6 +181,6 @@ def _say(lines: list[dict[str, Any]], *, as_json: bool) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value as text that cannot move a terminal's cursor: other programs wrote what is in a journal."""
+    """A value as text without terminal control characters: other programs wrote the journal."""
     text = "" if value is None else str(value)
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -1,4 +1,4 @@
-"""Requests and answers as plain values that every adapter can make, and the exceptions without an answer."""
+"""Requests and responses as plain values that every adapter can create, and the exceptions without a response."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 Fields: TypeAlias = tuple[tuple[str, str], ...]
 
 _PORTS: Final = {"http": 80, "https": 443}
-# If the body changes its length, the fields that described the old one are removed.
+# If the body changes its length, the headers that described the old one are removed.
 _ABOUT_LENGTH: Final = frozenset({"content-length", "transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request whose body is bytes, so that nothing can change it between tries."""
+    """A request whose body is bytes, so that nothing can change it between attempts."""
 
     method: str
-    # Credentials are in an address and in header fields, which is why no repr shows them.
+    # A URL and headers may contain credentials, so no repr shows them.
     url: str = field(repr=False)
     headers: Fields = field(default=(), repr=False)
     body: bytes = field(default=b"", repr=False)
 
     def field(self, name: str) -> str | None:
-        """The first value of a header field."""
+        """The first value of a header."""
         return _first(self.headers, name)
 
     def with_field(self, name: str, value: str) -> Call:
-        """The same call with this header field, and no other of its name."""
+        """The same call with this header, and no other of its name."""
         return replace(self, headers=(*self.without(name).headers, (name, value)))
 
     def without(self, *names: str) -> Call:
-        """The same call without these header fields."""
+        """The same call without these headers."""
         gone = {name.lower() for name in names}
         return replace(self, headers=tuple(pair for pair in self.headers if pair[0].lower() not in gone))
 
@@ -48,26 +48,26 @@ class Call:
         return replace(shorn, headers=(*shorn.headers, ("Content-Length", str(len(body)))), body=body)
 
     def at(self, url: str) -> Call:
-        """The same call to another address; `Host` follows the address."""
+        """The same call to another URL; `Host` follows the URL."""
         return replace(self.without("host"), url=url)
 
     @property
     def digest(self) -> str:
-        """The digest that tells this operation from another one: of method, address and body."""
+        """The digest that identifies this operation: of method, URL and body."""
         parts = (self.method.upper().encode(), self.url.encode(), self.body)
         return sha256(b"".join(b"%d:%s," % (len(part), part) for part in parts)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that arrived in full; the content coding of `body` is decoded."""
+    """A complete response; the content coding of `body` is decoded."""
 
     status: int
     headers: Fields = ()
     body: bytes = field(default=b"", repr=False)
 
     def field(self, name: str) -> str | None:
-        """The first value of a header field."""
+        """The first value of a header."""
         return _first(self.headers, name)
 
 
@@ -77,26 +77,26 @@ class Loss(StrEnum):
     NOT_SENT = "not_sent"
     """No byte of the request reached the server: refused, not resolved, no connection in time."""
     LOST = "lost"
-    """The request may have arrived: time-out, reset, end or truncated answer after sending began."""
+    """The request may have arrived: timeout, reset, end or truncated response after sending began."""
     HOPELESS = "hopeless"
-    """Nothing was sent, and trying again would not change that: a wrong certificate, a wrong address."""
+    """Nothing was sent, and a retry would not help: a wrong certificate, a wrong URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exchange without an answer, and the adapter's own exception for it."""
+    """An exchange without a response, and the adapter's own exception for it."""
 
     loss: Loss
     error: Exception
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> Fields:
-    """Header fields as a value."""
+    """Headers as a value."""
     return tuple((str(name), str(value)) for name, value in pairs)
 
 
 def same_origin(call: Call, location: str) -> str | None:
-    """The absolute form of `location` if it leads to the origin of the call, where its credentials may go."""
+    """The absolute form of `location` if it has the origin of the call, where its credentials may go."""
     try:
         target = urljoin(call.url, location)
         return target if _origin(target) == _origin(call.url) else None
@@ -115,15 +115,15 @@ def _first(headers: Fields, name: str) -> str | None:
 
 
 class ClientError(Exception):
-    """Everything that this package raises."""
+    """The base class of this package's exceptions."""
 
 
 class ClientConfigurationError(ClientError):
-    """A rule, a key or an option is wrong; the message names it and says what fixes it."""
+    """A rule, a key or an option is wrong; the message names it and the fix."""
 
 
 class RequestKeyReusedError(ClientError):
-    """The key belongs to another request: a bug of the calling program, which no retry repairs."""
+    """The key belongs to another request: a bug of the calling program that no retry fixes."""
 
     def __init__(self, message: str, *, key: str, reply: Reply | None = None) -> None:
         super().__init__(message)
@@ -132,10 +132,10 @@ class RequestKeyReusedError(ClientError):
 
 
 class RequestOutcomeUnknownError(ClientError):
-    """The operation may have happened, and no answer says so. Do not send it with a new key.
+    """The operation may have happened, and no response confirms it. Do not send it with a new key.
 
-    `call` and `key` are needed to ask again: pass the error to the transport's `ask_again`. `reply` is the last
-    answer, if there was one.
+    `call` and `key` are needed to retry: pass the error to the transport's `ask_again`. `reply` is the last response,
+    if there was one.
     """
 
     def __init__(self, message: str, *, call: Call, key: str, reply: Reply | None = None) -> None:
@@ -146,7 +146,7 @@ class RequestOutcomeUnknownError(ClientError):
 
 
 class RequestKeyExpiredError(RequestOutcomeUnknownError):
-    """The key is too old to be sent: find out by other means whether it happened, then use a new key if not."""
+    """The key is too old to be sent: find out by other means whether it happened, and use a new key only if not."""
 
 
 class JournalError(ClientError):

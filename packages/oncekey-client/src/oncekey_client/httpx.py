@@ -1,8 +1,8 @@
-"""Transports for httpx, and for httpx2, which has the same shape.
+"""Transports for httpx and httpx2, which have the same interface.
 
     client = httpx.Client(transport=OncekeyTransport())
 
-Each request shows which of the two is in use, so this module imports neither before it has to.
+The first request shows which of the two is in use, so this module imports neither before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ else:
     BaseTransport = AsyncBaseTransport = object
 
 PATIENCE: Final = 30.0
-"""Seconds for each try of `ask_again` and `resume`, which no client sends."""
+"""Seconds for each attempt of `ask_again` and `resume`, which no client sends."""
 
 _LOSSES: Final[Mapping[str, Loss]] = {
     "ConnectError": Loss.NOT_SENT,
@@ -50,10 +50,10 @@ _LOSSES: Final[Mapping[str, Loss]] = {
 
 
 class OncekeyTransport(BaseTransport):
-    """Sends state-changing requests so that they happen once; other methods pass as they are.
+    """Sends state-changing requests so that they execute once; other methods are passed through.
 
-    Each request is one operation with one key: the caller's if it has one, else a new one. `timeout` (seconds) is for
-    `ask_again` and `resume`; other requests have their client's.
+    Each request is one operation with one key: the caller's if it has one, otherwise a new one. `timeout` (seconds) is
+    for `ask_again` and `resume`; other requests use their client's.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class OncekeyTransport(BaseTransport):
         self._timeout = timeout
 
     def handle_request(self, request: Request) -> Response:
-        """Answer a request.
+        """Send a request, and return its response.
 
         Raises:
             RequestKeyReusedError: The key belongs to another request.
@@ -88,7 +88,7 @@ class OncekeyTransport(BaseTransport):
         return self._finish(begun, request)
 
     def ask_again(self, error: RequestOutcomeUnknownError) -> Response:
-        """Go on with an operation whose outcome was unknown, with its key."""
+        """Resume an operation whose outcome was unknown, with its key."""
         return self._finish(
             KeyedCall(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
         )
@@ -96,10 +96,10 @@ class OncekeyTransport(BaseTransport):
     def resume(
         self, headers: Callable[[JournalEntry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
     ) -> list[tuple[JournalEntry, Response | Exception]]:
-        """Send the journal's entries without an answer, with the same keys.
+        """Resend the journal's entries without a response, with the same keys.
 
-        `headers` gives the fields that the journal does not keep, such as `Authorization`; `only` names the keys, if
-        not all are meant. The result of each is its response, or the exception that `handle_request` would have raised.
+        `headers` adds headers that the journal does not store, such as `Authorization`; `only` limits it to these keys.
+        Each result is a response, or the exception that `handle_request` would have raised.
         """
         done: list[tuple[JournalEntry, Response | Exception]] = []
         for entry in self.session.unfinished(only):
@@ -168,7 +168,7 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
         self._timeout = timeout
 
     async def handle_async_request(self, request: Request) -> Response:
-        """Answer a request; see `OncekeyTransport.handle_request`."""
+        """Send a request, and return its response; see `OncekeyTransport.handle_request`."""
         if not self.session.enrols(request.method):
             return await self._inner.handle_async_request(request)
         await request.aread()
@@ -179,7 +179,7 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
         return await self._finish(begun, request)
 
     async def ask_again(self, error: RequestOutcomeUnknownError) -> Response:
-        """Go on with an operation whose outcome was unknown, with its key."""
+        """Resume an operation whose outcome was unknown, with its key."""
         return await self._finish(
             KeyedCall(error.key, error.call), _request(error.call, _package_of(self._inner), self._timeout)
         )
@@ -187,7 +187,7 @@ class AsyncOncekeyTransport(AsyncBaseTransport):
     async def resume(
         self, headers: Callable[[JournalEntry], Mapping[str, str]] | None = None, *, only: Container[str] | None = None
     ) -> list[tuple[JournalEntry, Response | Exception]]:
-        """Send the journal's entries without an answer, with the same keys; see `OncekeyTransport.resume`."""
+        """Resend the journal's entries without a response, with the same keys; see `OncekeyTransport.resume`."""
         done: list[tuple[JournalEntry, Response | Exception]] = []
         for entry in await self._aside(self.session.unfinished, only):
             try:
@@ -244,7 +244,7 @@ def _package() -> ModuleType:
     for name in ("httpx", "httpx2"):
         if find_spec(name) is not None:
             return import_module(name)
-    raise ClientConfigurationError("the client needs one more package: pip install 'oncekey[client]'")
+    raise ClientConfigurationError("the client needs another package: pip install 'oncekey[client]'")
 
 
 def _package_of(thing: object) -> ModuleType:
@@ -263,7 +263,7 @@ def _call(request: Request) -> Call:
 
 
 def _sent(call: Call, request: Request) -> Request:
-    """A new request for one try: httpx does not send one twice. Time-outs and the like are in its extensions."""
+    """A new request for one attempt: httpx does not send one twice. Timeouts and the like are in its extensions."""
     kind = type(request)
     sent = kind(call.method, call.url, headers=list(call.headers), content=call.body, extensions=request.extensions)
     if not call.body and call.method in {"GET", "HEAD"}:
@@ -310,7 +310,7 @@ def _concluded(found: Reply | Failure, last: list[Response]) -> Response:
 def _failure(error: Exception) -> Failure:
     cause: BaseException | None = error
     while cause is not None:
-        # A wrong certificate does not become right by trying again.
+        # A retry does not fix a wrong certificate.
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Failure(Loss.HOPELESS, error)
         cause = cause.__cause__ or cause.__context__

@@ -1,11 +1,11 @@
 """The journal: a SQLite file with all operations; each is on disk before its first byte is sent.
 
-An entry is `open` until there is an answer. A process that finds open entries after a crash sends them again, with
-the same keys; two processes may do so at the same time, because the key makes one of them wait.
-Answers stay until `forget` or `prune`: a program that died between the answer and its own bookkeeping finds them.
+An entry is `open` until there is a response. A process that finds open entries after a crash sends them again, with the
+same keys; two processes may do so at the same time, because the key makes one of them wait. Responses stay until
+`forget` or `prune`: a program that died between the response and its own bookkeeping finds them.
 
-Header fields are not stored, except `KEPT_FIELDS` and those that the journal is configured to keep: credentials do not
-belong in a file. The program that resumes gives them again. Bodies are stored as they are, readable by the file's
+Headers are not stored, except `KEPT_FIELDS` and those that the journal is configured to store: credentials do not
+belong in a file. The program that resumes passes them again. Bodies are stored in clear text, readable by the file's
 owner.
 """
 
@@ -67,7 +67,7 @@ _PATIENCE: Final = 30.0
 
 
 class Progress(StrEnum):
-    """How far an operation got, as its own client knows it."""
+    """The progress of an operation, as its own client knows it."""
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -76,7 +76,7 @@ class Progress(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One operation. `call` has the kept header fields only, and no body once there is an answer."""
+    """One operation. `call` has only the stored headers, and no body once there is a response."""
 
     key: str
     name: str | None
@@ -89,7 +89,7 @@ class JournalEntry:
     reply: Reply | None
 
     def completed(self, headers: Mapping[str, str]) -> Call:
-        """The call, completed with the fields that the journal does not keep."""
+        """The call, completed with the headers that the journal does not store."""
         call = self.call
         for name, value in headers.items():
             call = call.with_field(name, value)
@@ -97,7 +97,7 @@ class JournalEntry:
 
 
 class Journal:
-    """The file. It may be used by many threads and processes at once; each step is a transaction on disk."""
+    """The file. Many threads and processes may use it at once; each step is a transaction on disk."""
 
     def __init__(
         self,
@@ -111,13 +111,13 @@ class Journal:
         self._clock = clock
 
     def begin(self, call: Call, key: str, *, name: str | None, profile: str) -> JournalEntry:
-        """Store an operation, or find the entry with this name or key from before.
+        """Store an operation, or find the existing entry with this name or key.
 
-        `name` is the caller's own name for the operation, such as an invoice's number: a program that begins it again
-        after a crash gets the entry, and so the key, that it had.
+        `name` is the caller's own name for the operation, such as an invoice number: a program that starts it again
+        after a crash gets the same entry, and so the same key.
 
         Raises:
-            RequestKeyReusedError: The name or the key stands for another request.
+            RequestKeyReusedError: The name or the key belongs to another request.
         """
         with self._transaction() as connection:
             row = None if name is None else connection.execute(_NAMED, {"name": name}).fetchone()
@@ -131,14 +131,14 @@ class Journal:
         return entry
 
     def answer(self, key: str, reply: Reply) -> None:
-        """Store the operation's answer; the request is not needed any more."""
+        """Store the operation's response; the request is no longer needed."""
         kept = [pair for pair in reply.headers if pair[0].lower() in _KEPT_OF_ANSWERS - {"content-encoding"}]
         columns = {"key": key, "status": reply.status, "headers": json.dumps(kept), "body": reply.body}
         with self._transaction() as connection:
             connection.execute(_ANSWER, columns)
 
-    def doubt(self, key: str, note: str) -> None:
-        """Note that it is not known whether it happened; an answer that another process got stays."""
+    def mark_unknown(self, key: str, note: str) -> None:
+        """Record that the outcome is unknown; a response that another process received stays."""
         with self._transaction() as connection:
             connection.execute(_DOUBT, {"key": key, "note": note})
 
@@ -155,12 +155,12 @@ class Journal:
         return None if row is None else _entry(row)
 
     def entries(self) -> list[JournalEntry]:
-        """All operations, the oldest first."""
+        """All operations, oldest first."""
         with self._transaction() as connection:
             return [_entry(row) for row in connection.execute(_ALL)]
 
     def unfinished(self) -> list[JournalEntry]:
-        """Those without an answer."""
+        """Those without a response."""
         return [entry for entry in self.entries() if entry.progress is not Progress.ANSWERED]
 
     def forget(self, key: str) -> None:
@@ -169,7 +169,7 @@ class Journal:
             connection.execute(_FORGET, {"key": key})
 
     def prune(self, older_than: float) -> int:
-        """Remove answered operations that were begun longer ago than so many seconds; how many there were."""
+        """Remove operations with a response that began more than that many seconds ago; returns how many."""
         with self._transaction() as connection:
             return connection.execute(_PRUNE, {"before": self._clock() - older_than}).rowcount
 
@@ -194,7 +194,7 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """One transaction on a connection of its own, so that no thread, process or fork shares one."""
+        """One transaction on its own connection, so that no thread, process or fork shares one."""
         try:
             with closing(self._connect()) as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -209,14 +209,14 @@ class Journal:
             _make(self.path)
         connection = sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)
         connection.row_factory = sqlite3.Row
-        # No WAL: some SQLite versions can lose a commit when two processes write at once, and we write little.
+        # No WAL: some SQLite versions can lose a commit when two processes write at once, and writes are rare here.
         connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = FULL")
         return connection
 
 
 def _make(path: Path) -> None:
-    """Create the file, readable by its owner only, because bodies are in it.
+    """Create the file, readable by its owner only, because it contains bodies.
 
     It gets its name after it was closed: closing a file that SQLite has open elsewhere in the process would drop the
     locks that keep writers apart.
@@ -226,13 +226,13 @@ def _make(path: Path) -> None:
     try:
         os.link(draft, path)
     except FileExistsError:
-        pass  # another process or thread was quicker
+        pass  # another process or thread was faster
     finally:
         Path(draft).unlink()
 
 
 def _without_user(call: Call) -> Call:
-    """The call without a name and password in its address."""
+    """The call without a user name and password in its URL."""
     parts = urlsplit(call.url)
     return Call(call.method, parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), call.headers, call.body)
 

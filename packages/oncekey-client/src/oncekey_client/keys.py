@@ -1,4 +1,4 @@
-"""Keys as the client reads and judges them: Strings of RFC 9651, and keys that look like personal data.
+"""How the client parses and judges keys: Strings of RFC 9651, and keys that look like personal data.
 
 The library has the same rules for servers, and neither package imports the other: `tests/client/test_agreement.py`
 compares them.
@@ -34,7 +34,7 @@ class NotAStringItemError(ValueError):
 
 
 def parse_string_item(field: bytes) -> str:
-    """The String that `field` holds, its escapes resolved and its parameters dropped."""
+    """The String in `field`, with its escapes resolved and its parameters dropped."""
     plain = _PLAIN.fullmatch(field)
     if plain is not None:
         return plain[1].decode("ascii")
@@ -48,7 +48,7 @@ def parse_string_item(field: bytes) -> str:
     end = _skip_parameters(value, found.end())
     if end < len(value):
         if value[end:].lstrip(b" ").startswith(b","):
-            raise NotAStringItemError("it is a list, and exactly one value is allowed")
+            raise NotAStringItemError("it is a list, but exactly one value is allowed")
         raise NotAStringItemError("there is more after the closing quote than parameters (;name or ;name=value)")
     return _ESCAPE.sub(r"\1", found[1].decode("ascii"))
 
@@ -82,12 +82,12 @@ _PHONE: Final = re.compile(
 )
 _SOCIAL_SECURITY: Final = re.compile(r"(?<![0-9A-Za-z-])[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9A-Za-z-])")
 _GROUPS: Final = re.compile(r"[0-9][ .-][0-9]{4}")
-"""How every number ends that is not international: no other key has to be looked at more closely."""
+"""The end of every number that is not international: only such keys need a closer look."""
 _LONGEST_ALONE: Final = len("555-123-4567")
 
 
 def looks_personal(key: str) -> bool:
-    """Whether the key has an obvious e-mail address, telephone or social security number in it.
+    """Whether the key contains an obvious e-mail address, telephone or social security number.
 
     The patterns take several microseconds, and nearly no key can match them. In a key of letters, digits and hyphens
     only, such as a UUID, a match has no border inside the key: it can only be the whole key, and a short one.

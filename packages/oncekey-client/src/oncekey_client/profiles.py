@@ -1,9 +1,9 @@
-"""What each answer means for the operation: the profiles of APIs, and the retry matrix.
+"""The meaning of each response for the operation: the profiles of APIs, and the retry matrix.
 
-A profile says where the key goes and what an answer says about it; the matrix says what the client does next.
+A profile defines where the key goes and what a response means for it; the matrix defines the client's next move.
 
-What a server says about a key is parsed the same way for all profiles, because the codes do not collide; a profile
-adds what only its vendor uses.
+Server codes about a key are parsed in the same way for all profiles, because they do not collide; a profile adds the
+codes of its vendor only.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _VISIBLE: Final = re.compile(r"[\x21-\x7e]+", re.ASCII)
 
 
 class KeyPlace(StrEnum):
-    """What contains the key."""
+    """Where the key is."""
 
     QUOTED = "quoted"
-    """A header field, as a String of RFC 9651."""
+    """A header, as a String of RFC 9651."""
     BARE = "bare"
-    """A header field, as it is."""
+    """A header, unquoted."""
     BODY = "body"
     """A member of the JSON body."""
 
 
 class Sign(StrEnum):
-    """What an answer says about its key, beyond its status."""
+    """What a response means for its key, beyond its status."""
 
     IN_PROGRESS = "in_progress"
     MISMATCH = "mismatch"
@@ -57,7 +57,7 @@ OURS: Final = (
     ("idempotency_store_unavailable", "IDEMPOTENCY_STORE_UNAVAILABLE", Sign.NOT_EXECUTED),
     ("idempotency_response_not_stored", "IDEMPOTENCY_RESPONSE_NOT_STORED", Sign.FINAL),
 )
-"""The refusals of oncekey's servers that say more than their status, in both of their error formats."""
+"""The refusals of oncekey's servers that mean more than their status, in both of their error formats."""
 
 _WORDS: Final[Mapping[str, Sign]] = {
     **{word: sign for code, fault, sign in OURS for word in (code, fault)},
@@ -71,13 +71,13 @@ _WORDS: Final[Mapping[str, Sign]] = {
     "IdempotentParameterMismatch": Sign.MISMATCH,  # AWS
     "IdempotentParameterMismatchException": Sign.MISMATCH,
 }
-# Stripe's type covers both a used key and one in use, so it counts only if no code says more.
-_LAST_WORDS: Final[Mapping[str, Sign]] = {"idempotency_error": Sign.MISMATCH}
+# Stripe's type covers both a used key and one in use, so it counts only if no code is more specific.
+_FALLBACK_SIGNS: Final[Mapping[str, Sign]] = {"idempotency_error": Sign.MISMATCH}
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One way to carry keys. `transient` and `busy` are an answer's field and code that ask for the same key again."""
+    """One way to carry keys. `transient` and `busy` are a response header and code for a retry with the same key."""
 
     name: str
     place: KeyPlace = KeyPlace.QUOTED
@@ -89,7 +89,7 @@ class Profile:
     busy: str | None = None
 
     def key_of(self, call: Call) -> str | None:
-        """The key that the caller put there, if any."""
+        """The key that the caller set, if any."""
         if self.place is KeyPlace.BODY:
             key = _object(call.body).get(self.field)
             return key if isinstance(key, str) else None
@@ -99,10 +99,10 @@ class Profile:
         try:
             return parse_string_item(value.encode("latin-1", "replace"))
         except NotAStringItemError as error:
-            raise ClientConfigurationError(f"the {self.field} that was given cannot be parsed: {error}") from None
+            raise ClientConfigurationError(f"the given {self.field} cannot be parsed: {error}") from None
 
     def put(self, call: Call, key: str) -> Call:
-        """The call with its key. A key that the caller wrote keeps its spelling, and so its bytes."""
+        """The call with its key. A key that the caller set keeps its spelling, byte for byte."""
         self._check(key)
         if self.key_of(call) == key:
             return call
@@ -118,7 +118,7 @@ class Profile:
                 assert_never(self.place)
 
     def read(self, reply: Reply) -> Sign | None:
-        """What the answer says about the key; None if its status is enough."""
+        """What the response means for the key; None if its status is enough."""
         for name in self.should_retry:
             if (value := (reply.field(name) or "").lower()) in {"true", "false"}:
                 return Sign.RETRY if value == "true" else Sign.FINAL
@@ -128,28 +128,28 @@ class Profile:
         if self.busy is not None and self.busy in words:
             return Sign.IN_PROGRESS
         said_first = (_WORDS[word] for word in words if word in _WORDS)
-        said_last = (_LAST_WORDS[word] for word in words if word in _LAST_WORDS)
-        return next(said_first, None) or next(said_last, None)
+        fallback = (_FALLBACK_SIGNS[word] for word in words if word in _FALLBACK_SIGNS)
+        return next(said_first, None) or next(fallback, None)
 
     def is_replay(self, reply: Reply) -> bool:
-        """Whether the server says that this answer was stored before."""
+        """Whether the server marks this response as a replay."""
         return (reply.field(self.replayed) or "").strip().lower() == "true"
 
     def _check(self, key: str) -> None:
         pattern = _VISIBLE if self.place is KeyPlace.BARE else _QUOTABLE
         if not pattern.fullmatch(key) or not key.strip():
-            raise ClientConfigurationError("a key is printable ASCII, and not empty")
+            raise ClientConfigurationError("a key must be printable ASCII, and not empty")
         if len(key) > self.max_length:
-            raise ClientConfigurationError(f"{self.name} takes keys of at most {self.max_length} characters")
+            raise ClientConfigurationError(f"{self.name} accepts keys of at most {self.max_length} characters")
 
 
 IETF: Final = Profile("ietf")
 STRIPE: Final = Profile("stripe", KeyPlace.BARE)
 PAYPAL: Final = Profile("paypal", KeyPlace.BARE, "PayPal-Request-Id", max_length=38)
 ADYEN: Final = Profile("adyen", KeyPlace.BARE, max_length=64, transient="Transient-Error", busy="704")
-# The shortest time of its endpoints is taken, so that a key is valid for all of them.
+# The shortest time of its endpoints, so that a key is valid for all of them.
 SQUARE: Final = Profile("square", KeyPlace.BODY, "idempotency_key", max_length=45)
-# The services that speak JSON; each names its own token (clientToken, ClientRequestToken): replace(AWS, field=...).
+# The services that use JSON; each names its own token (clientToken, ClientRequestToken): replace(AWS, field=...).
 AWS: Final = Profile("aws", KeyPlace.BODY, "ClientToken", max_length=64)
 
 PROFILES: Final[Mapping[str, Profile]] = {each.name: each for each in (IETF, STRIPE, PAYPAL, ADYEN, SQUARE, AWS)}
@@ -168,13 +168,13 @@ def _with_member(body: bytes, name: str, value: str) -> bytes:
     rest = body.strip() or b"{}"
     members = _object(rest)
     if name in members or (not members and rest[:1] + rest[1:-1].strip() + rest[-1:] != b"{}"):
-        raise ClientConfigurationError(f"the body has to be a JSON object without a {name} that is no key")
+        raise ClientConfigurationError(f"the body must be a JSON object, and its {name}, if any, a key")
     comma = b"," if members else b""
     return b"{%s:%s%s%s" % (json.dumps(name).encode(), json.dumps(value).encode(), comma, rest[1:])
 
 
 def _words(body: bytes) -> Iterator[str]:
-    """The codes, types and titles of an error body, in whichever of the known envelopes it has."""
+    """The codes, types and titles of an error body, in any of the known envelopes."""
     page = _object(body)
     fault = page.get("fault")
     lists = [page.get("errors"), page.get("details"), fault.get("errors") if isinstance(fault, dict) else None]
@@ -187,7 +187,7 @@ def _words(body: bytes) -> Iterator[str]:
 
 
 def _aws_words(reply: Reply) -> Iterator[str]:
-    """The error code of an AWS service: a header field or `__type` of JSON, with a prefix or a URL; `Code` of XML."""
+    """The error code of an AWS service: a header or `__type` of JSON, with a prefix or a URL; `Code` of XML."""
     kinds = [reply.field("x-amzn-errortype"), _object(reply.body).get("__type")]
     for kind in kinds:
         if isinstance(kind, str):
@@ -197,29 +197,29 @@ def _aws_words(reply: Reply) -> Iterator[str]:
 
 
 class NextMove(StrEnum):
-    """What to do after an answer."""
+    """What to do after a response."""
 
     ACCEPT = "accept"
-    """It is the operation's answer."""
+    """It is the operation's response."""
     RETRY = "retry"
-    """Send the same again after a while; counts as an attempt."""
+    """Send the same request after a delay; counts as an attempt."""
     WAIT = "wait"
-    """It is in progress: ask again with the same key. Bounded by the deadline only."""
+    """It is in progress: retry with the same key. Limited by the deadline only."""
     POLL = "poll"
-    """Accepted, not finished: look where `Location` points, or ask again with the same key."""
+    """Accepted, not finished: poll `Location`, or retry with the same key."""
     REDIRECT = "redirect"
-    """Send the same to where `Location` points."""
+    """Send the same request to `Location`."""
     STOP = "stop"
-    """Refused before the key was looked at: the same key may be sent once the caller has corrected the request."""
+    """Refused before the key was looked up: the same key may be sent once the caller has corrected the request."""
     EXPIRED = "expired"
-    """The server has forgotten the key: the caller has to find out by other means, and not send it again."""
+    """The key has expired at the server: the caller must find out the outcome by other means, and not send it again."""
     MISUSED = "misused"
     """The key belongs to another request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. `doubt`: after this answer the operation may have happened, although nothing says so."""
+    """One row. `doubt`: after this response the operation may have happened without confirmation."""
 
     move: NextMove
     doubt: bool = False
@@ -260,7 +260,7 @@ BY_STATUS: Final[Mapping[int, Row]] = {
     501: _ACCEPT,
     505: _ACCEPT,
 }
-"""Statuses that differ from their class; of the others, 5xx are tried again and everything else is the answer."""
+"""Statuses that differ from their class; of the others, 5xx are retried and everything else is the response."""
 
 _ACCEPTED: Final = 202
 _CONFLICT: Final = 409
@@ -269,17 +269,17 @@ _FIRST_SERVER_ERROR: Final = 500
 
 
 def next_move(reply: Reply | Failure, profile: Profile) -> Row:
-    """The row for an answer, or for the lack of one."""
+    """The row for a response, or for the lack of one."""
     if isinstance(reply, Failure):
         return BY_LOSS[reply.loss]
-    # First, because a stored 408 or 500 comes back as often as the key is sent.
+    # First, because a stored 408 or 500 is returned as often as the key is sent.
     if profile.is_replay(reply):
         return _ACCEPT
     if reply.status >= _FIRST_ERROR and (sign := profile.read(reply)) is not None:
         return BY_SIGN[sign]
     match reply.status:
         case status if status == _CONFLICT:
-            # Another server's wording, but it says that waiting helps: it is in progress.
+            # The code of another server, but it means that waiting helps: it is in progress.
             return _ACCEPT if reply.field("Retry-After") is None else _WAIT
         case status if status == _ACCEPTED:
             return BY_STATUS[status] if _unfinished(reply, profile) else _ACCEPT
@@ -290,7 +290,7 @@ def next_move(reply: Reply | Failure, profile: Profile) -> Row:
 
 
 def polled(reply: Reply | Failure) -> NextMove:
-    """The meaning of a status resource's answer: poll again, or it is over."""
+    """The meaning of a status resource's response: poll again, or it is done."""
     if isinstance(reply, Failure):
         return NextMove.WAIT
     match reply.status:
@@ -303,7 +303,7 @@ def polled(reply: Reply | Failure) -> NextMove:
 
 
 def is_ours(reply: Reply, profile: Profile) -> bool:
-    """Whether a 202 means "in progress under this key", so that the answer is fetched with the key."""
+    """Whether a 202 means "in progress under this key", so that the response is fetched with the key."""
     sign = profile.read(reply)
     match sign:
         case Sign.IN_PROGRESS | Sign.UNKNOWN:
@@ -315,11 +315,11 @@ def is_ours(reply: Reply, profile: Profile) -> bool:
 
 
 def is_status_of(seen: Reply, key: str | None) -> bool:
-    """Whether this is oncekey's status resource of the key: it reports the state, and the answer is under the key."""
+    """Whether this is oncekey's status resource of the key: it reports the state, and the key fetches the response."""
     page = _object(seen.body)
     return key is not None and page.get("key") == key and "state" in page
 
 
 def _unfinished(reply: Reply, profile: Profile) -> bool:
-    """Whether the operation is not finished; a 202 that does not say when to come back is the final answer."""
+    """Whether the operation is not finished; a 202 without a delay is the final response."""
     return reply.field("Retry-After") is not None or is_ours(reply, profile)

@@ -22,7 +22,7 @@ from oncekey_client.exchange import Call, Failure, Loss, Reply, RequestOutcomeUn
 from oncekey_client.journal import Journal, JournalEntry
 
 PATIENCE: Final = 30.0
-"""Seconds for each try of `ask_again` and `resume`, by default."""
+"""Seconds for each attempt of `ask_again` and `resume`, by default."""
 
 _NOTHING_SENT: Final = (
     requests.exceptions.ConnectTimeout,
@@ -36,10 +36,9 @@ _HOPELESS: Final = (
 
 
 class OncekeyAdapter(HTTPAdapter):
-    """Sends state-changing requests so that they happen once; other methods pass as they are.
+    """Sends state-changing requests so that they execute once; other methods are passed through.
 
-    Options that are not named here are those of `HTTPAdapter`. Its own `max_retries` stays 0: it would send without
-    asking the flow.
+    Other options are passed to `HTTPAdapter`. Its own `max_retries` stays 0: it would retry without the flow.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class OncekeyAdapter(HTTPAdapter):
         cert: bytes | str | tuple[bytes | str, bytes | str] | None = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        """Answer a request.
+        """Send a request, and return its response.
 
         Raises:
             RequestKeyReusedError: The key belongs to another request.
@@ -79,7 +78,7 @@ class OncekeyAdapter(HTTPAdapter):
         return self._finish(begun, options)
 
     def ask_again(self, error: RequestOutcomeUnknownError, **options: Any) -> requests.Response:  # noqa: ANN401
-        """Go on with an operation whose outcome was unknown; the options are those of `send`."""
+        """Resume an operation whose outcome was unknown; the options are those of `send`."""
         return self._finish(KeyedCall(error.key, error.call), {"timeout": PATIENCE, **options})
 
     def resume(
@@ -89,10 +88,9 @@ class OncekeyAdapter(HTTPAdapter):
         only: Container[str] | None = None,
         **options: Any,  # noqa: ANN401  (handed on to HTTPAdapter.send)
     ) -> list[tuple[JournalEntry, requests.Response | Exception]]:
-        """Send the journal's entries without an answer, with the same keys.
+        """Resend the journal's entries without a response, with the same keys.
 
-        `headers` gives the fields that the journal does not keep, such as `Authorization`; `only` names the keys, if
-        not all are meant.
+        `headers` adds headers that the journal does not store, such as `Authorization`; `only` limits it to these keys.
         """
         done: list[tuple[JournalEntry, requests.Response | Exception]] = []
         for entry in self.session.unfinished(only):
@@ -115,7 +113,7 @@ class OncekeyAdapter(HTTPAdapter):
         try:
             response = super().send(_prepared(call), stream=True, **options)
             with response:
-                # Read here, so that an answer that breaks off counts as a failed try.
+                # Read here, so that a truncated response counts as a failed attempt.
                 body = response.content
         except requests.exceptions.ContentDecodingError as error:
             return Failure(Loss.LOST, error)
@@ -164,7 +162,7 @@ def _prepared(call: Call) -> requests.PreparedRequest:
 
 def _loss(error: Exception) -> Loss:
     for cause in _causes(error):
-        # A wrong certificate does not become right by trying again.
+        # A retry does not fix a wrong certificate.
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Loss.HOPELESS
         if isinstance(cause, NewConnectionError):
@@ -175,7 +173,7 @@ def _loss(error: Exception) -> Loss:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The error and its causes: requests and urllib3 pass their reasons on as arguments."""
+    """The error and its causes: requests and urllib3 pass their reasons as arguments."""
     found, waiting = [], [error]
     while waiting:
         one = waiting.pop()

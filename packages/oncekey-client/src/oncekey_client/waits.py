@@ -1,6 +1,6 @@
-"""How long the client waits before the next try: full jitter, and never less than `Retry-After` says.
+"""How long the client waits before the next attempt: full jitter, and never less than `Retry-After`.
 
-The workers of the library wait by the same envelope: `tests/client/test_agreement.py` compares the two.
+The library's workers use the same envelope: `tests/client/test_agreement.py` compares the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_DOUBLINGS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The envelope of waits: `floor` <= wait <= `cap`, or what the server asks for, up to `longest`."""
+    """The envelope of waits: `floor` <= wait <= `cap`, or the server's delay, up to `longest`."""
 
     base: float = 0.5
     cap: float = 8.0
@@ -35,10 +35,10 @@ class Backoff:
             raise ClientConfigurationError("a backoff needs 0 < floor <= base <= cap <= longest, all of them finite")
 
     def wait(self, failures: int, chance: float, *, asked: float | None = None) -> float:
-        """Seconds to wait after so many failures; `chance` is a random number from 0 to 1.
+        """Seconds to wait after that many failures; `chance` is a random number from 0 to 1.
 
-        The client does not ask again before the time that the server named. The jitter is added to that time, so that
-        not all clients come back at once.
+        The client does not retry before the time that the server requested. The jitter is added to that time, so that
+        not all clients retry at once.
         """
         luck = min(max(chance, 0.0), 1.0)
         doublings = min(max(failures, 0), _MOST_DOUBLINGS)
@@ -49,9 +49,9 @@ class Backoff:
 
 
 def parse_retry_after(value: str, now: float) -> float | None:
-    """The seconds that a `Retry-After` field asks for; None if the field cannot be parsed.
+    """The delay of a `Retry-After` header in seconds; None if it cannot be parsed.
 
-    `now` is the time of day in seconds since the epoch, for fields that hold a date; a date in the past is 0.
+    `now` is the time of day in seconds since the epoch, for headers with a date; a date in the past is 0.
     """
     text = value.strip(" \t")
     if _SECONDS.fullmatch(text):

@@ -1,7 +1,7 @@
 """The application: the shop's routes behind oncekey, its resolvers and webhooks, and its pages for a browser.
 
-`/demo/ledger` and `/demo/charges` show the provider's own books, read-only. `/healthz` answers 200 while the store
-answers; `/metrics` counts what the demo has done so far.
+`/demo/ledger` and `/demo/charges` return the provider's charges, read-only. `/healthz` returns 200 while the store
+responds; `/metrics` returns the demo's counters.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 
 def health_routes(tables: Tables, once: Once, metrics: Prometheus) -> APIRouter:
-    """The routes for a monitor: health and metrics."""
+    """The routes for monitoring: health and metrics."""
     router = APIRouter(tags=["health"])
 
-    @router.get("/healthz", summary="Whether the demo can serve")
+    @router.get("/healthz", summary="Check that the demo can serve requests")
     async def healthz() -> dict[str, str]:
         await tables.read("look")
         return {"status": "ok"}
 
-    @router.get("/metrics", summary="Counters and gauges as Prometheus reads them", response_class=PlainTextResponse)
+    @router.get("/metrics", summary="Counters and gauges for Prometheus", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
         return Response(await metrics.page(once), media_type=metrics.content_type)
 
@@ -57,23 +57,23 @@ CALLS: Final = {
     "create_transfer": (routes.REPEATABLE, routes.UNREPEATABLE),
     "send_notification": (routes.CALL,),
 }
-"""The names under which each operation may call the provider; its downstream keys come from them."""
+"""The names of each operation's calls to the provider; its downstream keys are derived from them."""
 
 ClientKey = Annotated[str, Path(pattern=r"^[\x21-\x7e]{1,255}$", description="The request's `Idempotency-Key`")]
 
 
 def ledger_routes(once: Once, charging: Charging) -> APIRouter:
-    """The routes that let a person compare what was answered with what was charged."""
+    """The routes that return the provider's charges."""
     router = APIRouter(tags=["provider"])
 
-    @router.get("/demo/ledger", summary="What the provider has charged")
+    @router.get("/demo/ledger", summary="The provider's charges")
     async def read_ledger() -> dict[str, Any]:
         try:
             return {"charges": await charging.charges()}
         except ProviderFailedError as error:
-            raise _silent() from error
+            raise _no_response() from error
 
-    @router.get("/demo/charges/{key}", summary="What the provider has charged for one request")
+    @router.get("/demo/charges/{key}", summary="The provider's charges for one request")
     async def read_charges(key: ClientKey, tenant: Tenant) -> dict[str, Any]:
         engine = once.asynchronous()
         found = await adrive(engine.store.find(RecordId(scope_of(NO_NAMESPACE, tenant), key)), engine.driver.run)
@@ -83,23 +83,23 @@ def ledger_routes(once: Once, charging: Charging) -> APIRouter:
         try:
             return {"charges": [charge for sent in keys for charge in await charging.charges(sent)]}
         except ProviderFailedError as error:
-            raise _silent() from error
+            raise _no_response() from error
 
     return router
 
 
-def _silent() -> ProblemError:
-    detail = "The provider does not answer."
+def _no_response() -> ProblemError:
+    detail = "The provider does not respond."
     return ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "provider_unavailable", detail, {"retry-after": "1"})
 
 
 WEBHOOKS: Final = "/webhooks/provider"
 SECRET: Final = "whsec_demo_of_oncekey"  # noqa: S105  (a demo's)
-"""The default secret with which the provider signs its webhooks."""
+"""The default secret for the provider's webhook signatures."""
 
 
 def resolvers(once: Once, charging: Charging) -> None:
-    """Register a resolver for each operation that charges. It asks the provider by the downstream key of the charge."""
+    """Register a resolver for each operation that charges: it looks the charge up by its downstream key."""
 
     @once.resolver("create_payment")
     async def payment(question: Question) -> Executed | NotExecuted:
@@ -124,7 +124,7 @@ def resolvers(once: Once, charging: Charging) -> None:
 
 
 def webhooks(once: Once, app: FastAPI, secret: str = SECRET) -> None:
-    """Add the endpoint to which the provider sends a webhook for each charge."""
+    """Add the endpoint for the provider's webhooks, one for each charge."""
     once.webhook(app, WEBHOOKS, secret=secret, parse=_sighting, name="provider")
 
 
@@ -153,7 +153,7 @@ _HEADERS: Final = {
 
 
 def page_routes() -> APIRouter:
-    """The page and its files, all from the package and none from other hosts."""
+    """The page and its files, all served from the package."""
     router = APIRouter(include_in_schema=False)
     for name in _MEDIA_TYPES:
         _serve(router, "/" if name == "index.html" else f"/{name}", name)
@@ -175,30 +175,31 @@ def _serve(router: APIRouter, path: str, name: str) -> None:
 
 PATH: Final = "/console"
 OPERATOR: Final = "demo"
-"""The name that the audit keeps of an operator who uses the printed link."""
+"""The operator's name in the audit, for the printed link."""
 
 
 def add_console(app: FastAPI, once: Once, charging: Charging, token: str) -> None:
     """Mount the console for the operator who has the token."""
 
-    async def booked(_: Instant) -> list[LedgerEntry]:
+    async def charges(_: Instant) -> list[LedgerEntry]:
         return [
             LedgerEntry(one["downstream_key"], one["id"], Decimal(one["amount_cents"]), one["currency"])
             for one in await charging.charges()
         ]
 
-    books = Ledger(booked, Pointers("/amount_cents", "/currency"), inline={"send_notification": routes.CALL})
+    pointers, inline = Pointers("/amount_cents", "/currency"), {"send_notification": routes.CALL}
+    ledger = Ledger(charges, pointers, inline, minor_units=True)
     tokens = Tokens([(token, Operator(OPERATOR, Role.OPERATE))])
-    app.mount(PATH, Console(once, tokens=tokens, ledger=books, title="oncekey demo"))
+    app.mount(PATH, Console(once, tokens=tokens, ledger=ledger, title="oncekey demo"))
 
 
 def link_to(address: str, token: str) -> str:
-    """The address that logs an operator in. The browser does not send the part behind the #."""
+    """The URL that logs an operator in. The browser does not send the part after the #."""
     return f"{address}{PATH}/login#{token}"
 
 
 DEFAULT_PROVIDER = "http://127.0.0.1:8001"
-"""Where `oncekey provider` listens by default."""
+"""The default address of `oncekey provider`."""
 
 
 def create_app(
@@ -209,9 +210,9 @@ def create_app(
     workers: bool = True,
     console_token: str | None = None,
 ) -> FastAPI:
-    """The demo on a store and a provider. Its tables, and oncekey's, are made at start-up.
+    """The demo on a store and a provider. Its tables, and oncekey's, are created at start-up.
 
-    An operator who has the `console_token` may use the console.
+    `console_token` gives an operator access to the console.
     """
     metrics = Prometheus()
     once = Once(store_url, policy=policy, migrate=True, workers=workers, observers=[metrics])
@@ -230,8 +231,8 @@ def create_app(
 
     app = FastAPI(
         title="oncekey demo",
-        summary="A small shop whose requests may be sent as often as one likes.",
-        lifespan=once.lifespan_with(prepared),
+        summary="A small shop whose requests are safe to retry.",
+        lifespan=prepared,
         # FastAPI's own pages load their scripts from other hosts.
         docs_url=None,
         redoc_url=None,

@@ -1,7 +1,7 @@
-"""The shop's client for the provider: it says what each answer proves about a charge, and what it leaves open.
+"""The shop's client for the provider: it decides what each response proves about a charge.
 
-Each request has a connection of its own, so that the client knows whether a request was certainly not sent, or may have
-been. The demo talks only to its own provider, and this small client shows where the difference comes from.
+Each request has its own connection, so the client can distinguish a request that was certainly not sent from one that
+may have been. The demo connects only to its own provider.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ _LONGEST_ANSWER: Final = 16 * 1024 * 1024
 
 
 class NothingSentError(Exception):
-    """There was no connection, so no byte of the request was sent."""
+    """The connection failed, so no byte of the request was sent."""
 
 
 class AnswerLostError(Exception):
-    """The request was sent, and no complete answer came back: the provider may have executed it or not."""
+    """The request was sent, but no complete response arrived: the provider may or may not have executed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of the server."""
+    """The server's response."""
 
     status: int
     body: bytes
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Keyed by lower-case name."""
 
     @property
     def ok(self) -> bool:
         """Whether the status is a success."""
         return HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES
 
-    def json(self) -> Any:  # noqa: ANN401  (whatever it holds)
-        """The body as data."""
+    def json(self) -> Any:  # noqa: ANN401  (any JSON)
+        """The parsed body."""
         return json.loads(self.body)
 
 
 def http_url(text: str) -> SplitResult:
-    """The parts of a URL that `ask` can use."""
+    """Parse a URL for `ask`."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme == "http" and bool(parts.hostname) and (parts.port or 80) > 0
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigurationError(f"{text!r} is no address like http://127.0.0.1:8001")
+        raise ConfigurationError(f"{text!r} is not a URL like http://127.0.0.1:8001")
     return parts
 
 
@@ -67,7 +67,7 @@ async def ask(
     headers: Mapping[str, str] | None = None,
     patience: float = PATIENCE,
 ) -> Reply:
-    """Send a request and return its answer."""
+    """Send a request and return its response."""
     parts = http_url(url)
     try:
         async with asyncio.timeout(patience):
@@ -80,9 +80,9 @@ async def ask(
             await writer.drain()
             return await _whole(reader)
     except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError) as error:
-        raise AnswerLostError(f"{parts.netloc} gave no whole answer ({type(error).__name__})") from error
+        raise AnswerLostError(f"{parts.netloc} sent no complete response ({type(error).__name__})") from error
     finally:
-        writer.transport.abort()  # the connection cannot be used after a half-finished exchange
+        writer.transport.abort()  # an unfinished exchange leaves the connection unusable
 
 
 def _head(method: str, parts: SplitResult, content: bytes, headers: Mapping[str, str]) -> bytes:
@@ -98,18 +98,18 @@ def _head(method: str, parts: SplitResult, content: bytes, headers: Mapping[str,
 
 
 async def _whole(reader: asyncio.StreamReader) -> Reply:
-    """An answer with `Content-Length`, which is the only kind that our own servers give."""
+    """Read a response with `Content-Length`, the only kind that the demo's servers send."""
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = int(first.split(" ", 2)[1])
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     length = int(fields["content-length"]) if "content-length" in fields else 0
     if length > _LONGEST_ANSWER:
-        raise ValueError("the answer is too long")
+        raise ValueError("the response is too long")
     return Reply(status, await reader.readexactly(length), fields)
 
 
 class ProviderFailedError(Exception):
-    """No answer, or one that does not say whether there is a charge: a 5xx may come before it or after it."""
+    """No response, or one that does not prove a charge or its absence: a 5xx may be sent before or after a charge."""
 
 
 class Charging:
@@ -125,8 +125,8 @@ class Charging:
     ) -> dict[str, Any]:
         """Charge under a downstream key.
 
-        No connection proves that nothing was sent, 402 is the provider's final no, and every other answer that is no
-        charge leaves the outcome open.
+        A failed connection proves that nothing was sent. 402 is the provider's final refusal. Any other response
+        without a charge leaves the outcome unknown.
         """
         headers = {"Content-Type": "application/json", "Idempotency-Key": key}
         if fault is not None:
@@ -143,24 +143,24 @@ class Charging:
         if reply.status == HTTPStatus.PAYMENT_REQUIRED:
             raise RejectedError({"detail": "The card was declined; nothing was charged."})
         if not reply.ok:
-            raise ProviderFailedError(f"the provider answered {reply.status}")
+            raise ProviderFailedError(f"the provider returned {reply.status}")
         charge: dict[str, Any] = reply.json()
         return charge
 
     async def find(self, key: str | None) -> dict[str, Any] | None:
-        """The first charge under a downstream key; raises `ProviderFailedError` if the provider does not answer."""
+        """The first charge under a downstream key; raises `ProviderFailedError` if the provider does not respond."""
         found = await self.charges(key or "")
         return found[0] if found else None
 
     async def charges(self, key: str | None = None) -> list[dict[str, Any]]:
-        """All charges, or those under one downstream key, the oldest first.
+        """All charges, or those under one downstream key, oldest first.
 
-        It raises `ProviderFailedError` if the provider does not answer.
+        It raises `ProviderFailedError` if the provider does not respond.
         """
         query = "" if key is None else f"?{urlencode({'downstream_key': key})}"
         try:
             reply = await ask("GET", f"{self._url}/charges{query}", patience=self._patience)
             found: list[dict[str, Any]] = reply.json()["charges"]
         except (NothingSentError, AnswerLostError, json.JSONDecodeError, KeyError) as error:
-            raise ProviderFailedError("the provider does not say what it has charged") from error
+            raise ProviderFailedError("the provider does not return its charges") from error
         return found

@@ -1,8 +1,8 @@
-"""The checker: reads the history of a run and reports each broken promise.
+"""The checker: reads the history of a run and reports each violation of a guarantee.
 
-Each rule is a function of one key's story. It does not depend on how the history was made, so the same rules judge a
-simulated run and a killed server. Whether one committed write was legal (its edge, its moment and its proof) is judged
-from the two rows alone.
+Each rule is a function of one key's story. It does not depend on the source of the history, so the same rules check a
+simulated run and a killed server. A committed write is checked against the row before it: its transition, its time and
+its proof.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EDGES: Final = _edges()
 
 
 def illegal(before: Write | None, after: Write) -> Iterator[str]:
-    """Report a move for which TRANSITIONS has no row."""
+    """Report a transition that has no row in TRANSITIONS."""
     source, to = _state(before), _state(after)
     anew = before is not None and after.state is not None and before.incarnation != after.incarnation
     move = f"{after.name}: {source or 'no row'} -> {to or 'no row'}{' in a new life' if anew else ''}"
@@ -70,14 +70,14 @@ def illegal(before: Write | None, after: Write) -> Iterator[str]:
 
 
 def premature(before: Write | None, after: Write) -> Iterator[str]:
-    """Report a legal move that was made too early by the store's own clock."""
+    """Report a legal transition that was too early by the store's clock."""
     if after.now is None:
         return
     if after.clock is not None and after.now < after.clock:
-        yield f"{after.name}: stamped with an instant {after.clock - after.now} microseconds before it was said"
+        yield f"{after.name}: stamped with an instant {after.clock - after.now} microseconds before its statement"
     entered = after.state == State.COMPLETED and (before is None or before.state != State.COMPLETED)
     if entered and after.ttl is not None and (after.expires_at or 0) < after.now + after.ttl:
-        yield f"{after.name}: completed, yet it expires before its time to live has passed"
+        yield f"{after.name}: completed, but it expires before its time to live has passed"
     if before is None:
         return
     seen_at = after.now if after.seen_at is None else max(after.now, after.seen_at)
@@ -96,7 +96,7 @@ def unproven(before: Write | None, after: Write) -> Iterator[str]:
     """Report a write without a valid proof of ownership or version."""
     if before is None:
         if after.proof in {Proof.OWNER, Proof.VERSION}:
-            yield f"{after.name}: what was proven is {after.proof}, and there was no row"
+            yield f"{after.name}: it proved {after.proof}, but there was no row"
         return
     proven = (after.proven_incarnation or "")[:8]
     match after.proof:
@@ -107,9 +107,9 @@ def unproven(before: Write | None, after: Write) -> Iterator[str]:
         case Proof.VERSION:
             if (before.incarnation, before.version) != (after.proven_incarnation, after.proven_version):
                 seen, there = f"{proven}/{after.proven_version}", f"{before.incarnation[:8]}/{before.version}"
-                yield f"{after.name}: a stranger who had seen version {seen} wrote to {there}"
+                yield f"{after.name}: another process that had read version {seen} wrote to {there}"
         case Proof.NO_ROW:
-            yield f"{after.name}: a claim wrote over a row that was there"
+            yield f"{after.name}: a claim overwrote an existing row"
         case None:
             return
 
@@ -135,29 +135,29 @@ def _fence(change: Fence, before: int) -> int | None:
 
 
 class Rule(StrEnum):
-    """What must hold, per life of a key."""
+    """The rules, each for one life of a key."""
 
     ONE_EFFECT = "S1 at most one effect"
     NO_LOST_ACK = "S2 no lost acknowledgement"
-    ONE_ANSWER = "S3 one answer"
+    ONE_ANSWER = "S3 one response"
     NO_PHANTOM = "S4 no phantom"
     REAL_TIME = "S5 real time"
     MISMATCH = "S6 mismatch refused"
     LEGAL = "S7 legal moves only"
     FENCED = "S8 fenced writes"
     OUTBOX = "S9 the outbox loses and invents nothing"
-    CONSERVED = "S10 what was done is accounted for"
+    CONSERVED = "S10 every effect is accounted for"
     KEPT = "S11 kept until expiry"
     ONE_RUNNER = "S12 one runner under a lock"
-    EMPTY_HANDS = "S13 who waits holds nothing"
+    EMPTY_HANDS = "S13 a waiting request holds nothing"
     PROGRESS = "S14 progress after heal"
     EMPTY = "S15 the outbox is empty after heal"
-    TRUTH = "S16 the record tells the truth"
+    TRUTH = "S16 the record matches the effects"
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken rule, in a sentence, with the whole story of its key."""
+    """A broken rule in a sentence, with the history of its key."""
 
     rule: Rule
     scope: str
@@ -171,14 +171,14 @@ class Violation:
 
 
 OUTAGES: Final = frozenset({Code.STORE_UNAVAILABLE})
-"""Refusals that a server may give to any request at any time, because it could not ask the store."""
+"""Refusals that a server may return at any time, because it could not reach the store."""
 
 _UNFINISHED: Final = frozenset({State.PENDING, State.IN_PROGRESS})
 _ANSWERED: Final = frozenset({State.COMPLETED, State.EXPIRED})
 
 
 def check(history: History, rules: frozenset[Rule] = frozenset(Rule)) -> tuple[Violation, ...]:
-    """Every broken promise of the history."""
+    """Every violation in the history."""
     return tuple(
         Violation(rule, story.scope, story.key, sentence, story.lines())
         for story in stories(history)
@@ -201,16 +201,16 @@ def _no_lost_ack(story: Story) -> Iterator[str]:
     for op in _ok(story):
         life = story.life_of(op)
         if _success(op) and not effects.get(life):
-            yield f"{op.id} got {op.status}, and nothing was done for it"
+            yield f"{op.id} got {op.status}, but nothing was done for it"
         done = {effect.kind for effect in effects.get(life, [])}
         if _success(op) and (missing := [kind for kind in op.promises if kind not in done]):
-            yield f"{op.id} got {op.status}, and there is no {', '.join(missing)}"
+            yield f"{op.id} got {op.status}, but there is no {', '.join(missing)}"
         if life in story.lives and story.lives[life].ended is None:
             record = next((one for one in story.records if one.incarnation == life), None)
             if record is None or record.state not in _ANSWERED:
-                yield f"{op.id} got {op.status}, and its record now says {record and record.state}"
+                yield f"{op.id} got {op.status}, but its record is now {record and record.state}"
             elif (record.status, record.body) != (op.status, op.body):
-                yield f"{op.id} got {op.status} {op.body!r}, its record says {record.status} {record.body!r}"
+                yield f"{op.id} got {op.status} {op.body!r}, but its record has {record.status} {record.body!r}"
 
 
 def _one_answer(story: Story) -> Iterator[str]:
@@ -219,7 +219,7 @@ def _one_answer(story: Story) -> Iterator[str]:
         answers[story.life_of(op)].append(op)
     for life, ops in answers.items():
         if len({(op.status, op.body) for op in ops}) > 1:
-            yield f"life {life[:8]} answered differently: {', '.join(f'{op.id} {op.body!r}' for op in ops)}"
+            yield f"life {life[:8]} sent different responses: {', '.join(f'{op.id} {op.body!r}' for op in ops)}"
         first_hand = [op for op in ops if not op.replayed]
         if len(first_hand) > 1:
             yield f"life {life[:8]} ran for more than one: {', '.join(op.id for op in first_hand)}"
@@ -233,7 +233,7 @@ def _no_phantom(story: Story) -> Iterator[str]:
             yield f"{effect.id} was done for {effect.fingerprint}, which no client had sent"
         doer = by_id.get(effect.operation or "")
         if doer is not None and doer.kind is ClientSaw.FAIL:
-            yield f"{doer.id} got the answer that nothing happened ({doer.code}), and it did {effect.id}"
+            yield f"{doer.id} was refused as not executed ({doer.code}), but it did {effect.id}"
     for effect in story.effects:
         life = story.lives.get(story.life_of(effect))
         if life is not None and life.fingerprint not in {None, effect.fingerprint}:
@@ -243,12 +243,12 @@ def _no_phantom(story: Story) -> Iterator[str]:
     for op in _ok(story):
         mine = prints.get(story.life_of(op), op.fingerprint)
         if mine != op.fingerprint:
-            yield f"{op.id} sent {op.fingerprint} and was given the answer to {mine}"
+            yield f"{op.id} sent {op.fingerprint} and got the response to {mine}"
     for op in story.operations:
         if op.code == Code.IN_PROGRESS and op.ended is not None:
             last = max((write for write in story.writes if write.at < op.ended), key=_at, default=None)
             if last is not None and last.operation == op.id and last.state == State.IN_PROGRESS:
-                yield f"{op.id} had to wait for a claim that is its own: no process runs it"
+                yield f"{op.id} had to wait for its own claim: no process runs it"
 
 
 def _real_time(story: Story) -> Iterator[str]:
@@ -263,7 +263,7 @@ def _real_time(story: Story) -> Iterator[str]:
             if not (told_before and lasted and known.fingerprint == op.fingerprint):
                 continue
             if not (op.kind is ClientSaw.OK and op.replayed and story.life_of(op) == life):
-                yield f"{op.id} came after {known.id} had its answer, and got {op.code or op.status} instead"
+                yield f"{op.id} was sent after {known.id} had its response, and got {op.code or op.status} instead"
                 break
 
 
@@ -297,33 +297,33 @@ def _fenced(story: Story) -> Iterator[str]:
 def _outbox(story: Story) -> Iterator[str]:
     for one in story.outbox:
         if one.committed and not (one.delivered or one.waiting or one.dead):
-            yield f"message {one.id[:8]} was committed, and is neither delivered nor waiting nor dead"
+            yield f"message {one.id[:8]} was committed, but is neither delivered nor waiting nor dead"
         if one.delivered and not one.committed:
-            yield f"message {one.id[:8]} was delivered, and the transaction that wrote it was never committed"
+            yield f"message {one.id[:8]} was delivered, but its transaction was never committed"
 
 
 def _conserved(story: Story) -> Iterator[str]:
-    """Every effect at the provider is in an answer to a client, in a stored answer, or in a record to be looked at."""
+    """Every effect at the provider has a response to a client, a stored response, or a record to be checked."""
     if not story.healed or not story.records:
         return
     lines = any(_success(op) for op in _ok(story))
     open_ended = any(record.state == State.UNKNOWN or record.begun for record in story.records)
-    # A client may give up before its answer is stored; it is enough that a retry would get it.
+    # A client may give up before its response is stored; it is enough that a retry would get it.
     answered = {write.incarnation for write in story.writes if write.state == State.COMPLETED}
     for effect in story.ledger:
         if not effect.undone and not lines and not open_ended and story.life_of(effect) not in answered:
-            yield f"{effect.id} was done, no client got its answer, and no worker is due to look"
+            yield f"{effect.id} was done, but no client got its response, and no worker is due to check it"
 
 
 def _empty(story: Story) -> Iterator[str]:
     if story.healed:
         for one in story.outbox:
             if one.waiting:
-                yield f"all is well again, and message {one.id[:8]} is still waiting"
+                yield f"the faults have ended, but message {one.id[:8]} is still waiting"
 
 
 def _kept(story: Story) -> Iterator[str]:
-    """Answers are kept for their ttl by a monotonic clock: a jump of the store's clock must not delete them."""
+    """Responses are kept for their ttl by a monotonic clock: a jump of the store's clock must not delete them."""
     done: dict[str, tuple[int, int]] = {}
     for write in story.writes:
         if write.elapsed is None or write.ttl is None:
@@ -333,7 +333,7 @@ def _kept(story: Story) -> Iterator[str]:
         elif write.state is None and write.incarnation in done:
             finished, ttl = done[write.incarnation]
             if write.elapsed < finished + ttl:
-                yield f"{write.name} removed an answer {finished + ttl - write.elapsed} microseconds too early"
+                yield f"{write.name} removed a response {finished + ttl - write.elapsed} microseconds too early"
 
 
 def _one_runner(story: Story) -> Iterator[str]:
@@ -349,19 +349,19 @@ def _progress(story: Story) -> Iterator[str]:
         return
     for record in story.records:
         if record.state in _UNFINISHED:
-            yield f"all is well again, and the record still says {record.state}"
+            yield f"the faults have ended, but the record is still {record.state}"
         if record.state == State.UNKNOWN and not record.ticket:
-            yield "the record is unknown, and no worker is due to look at it"
+            yield "the record is unknown, but no worker is due to check it"
 
 
 def _truth(story: Story) -> Iterator[str]:
-    """A record at rest agrees with the effects that happened."""
+    """A record at rest matches the effects that happened."""
     effects = _by_life(story)
     for record in story.records:
         done = effects.get(record.incarnation, [])
-        # A record with finished steps may be retryable: the next owner goes on after them.
+        # A record with finished steps may be retryable: the next owner resumes after them.
         if record.state == State.FAILED_RETRYABLE and done and not record.begun:
-            yield f"the record says that nothing was executed, and {_names(done)} was done"
+            yield f"the record is retryable without a finished step, but {_names(done)} was done"
 
 
 LOOKS: Mapping[Rule, Callable[[Story], Iterator[str]]] = MappingProxyType(

@@ -49,16 +49,16 @@ def main() -> None:
 
 def demo(  # noqa: PLR0917  (typer reads the parameters)
     store: Annotated[
-        str, typer.Option(help="Where orders and keys are kept: sqlite:///file.db or postgresql://…")
+        str, typer.Option(help="Where orders and keys are stored: sqlite:///file.db or postgresql://…")
     ] = DEFAULT_STORE,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")] = 8000,
     lease: Annotated[
-        float, typer.Option(help="Seconds after which a retry may run a request again whose server died.")
+        float, typer.Option(help="Seconds after which a retry may execute a request whose server died.")
     ] = 30.0,
     call_timeout: Annotated[float, typer.Option(help="Seconds that a call to the provider may take.")] = 10.0,
     workers: Annotated[
-        bool, typer.Option(help="Run the workers in this process; else `oncekey worker` has to.")
+        bool, typer.Option(help="Run the workers in this process; otherwise run `oncekey worker`.")
     ] = True,
     interval: Annotated[
         float, typer.Option(help="Seconds between two rounds of the sweeper and of the reconciler.")
@@ -67,28 +67,29 @@ def demo(  # noqa: PLR0917  (typer reads the parameters)
         Switch, typer.Option(help="Whether the demo's own provider sends a webhook for each charge.")
     ] = Switch.ON,
     provider: Annotated[
-        str | None, typer.Option(help="A provider that runs already; else the demo starts its own.", metavar="URL")
+        str | None, typer.Option(help="A running provider; by default the demo starts its own.", metavar="URL")
     ] = None,
     traffic: Annotated[
         int | None,
         typer.Option(
-            min=1, max=LONGEST, help="Send requests with faults to the demo for so many seconds.", metavar="SECONDS"
+            min=1, max=LONGEST, help="Send requests with faults to the demo for that many seconds.", metavar="SECONDS"
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="With --traffic: which requests; the same seed sends the same ones.", min=0)
+        int | None, typer.Option(help="With --traffic: the seed; the same seed sends the same requests.", min=0)
     ] = None,
     provider_ledger: Annotated[
-        Path | None, typer.Option(help="The ledger of the demo's own provider; else beside the store.", metavar="FILE")
+        Path | None,
+        typer.Option(help="The ledger of the demo's own provider. [default: next to the store]", metavar="FILE"),
     ] = None,
-    show_version: Annotated[  # noqa: ARG001  (its callback answers)
+    show_version: Annotated[  # noqa: ARG001  (its callback prints it)
         bool,
         typer.Option(
             "--version", is_eager=True, callback=lambda asked: _version(asked=asked), help="Print the version."
         ),
     ] = False,
 ) -> None:
-    """Serve a small shop with idempotency keys, and a simulated payment provider beside it."""
+    """Serve a small shop with idempotency keys, and a simulated payment provider."""
     from oncekey_demo.serving import serve
     from oncekey_demo.traffic import Traffic
 
@@ -133,7 +134,7 @@ def _version(*, asked: bool) -> None:
 def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0) -> Policy:
     """The default policy with another lease; a handler may run for an hour, or for one lease if that is longer.
 
-    A short lease lets a person watch a recovery, so workers and calls wait no longer than it lasts.
+    With a short lease a person can watch a recovery, so workers and calls wait no longer than the lease.
     """
     usual = Policy()
     return usual.override(
@@ -150,16 +151,16 @@ def policy_for(lease: float, call_timeout: float = 10.0, interval: float = 30.0)
 
 
 def with_traffic(policy: Policy) -> Policy:
-    """The policy for `--traffic`: it leaves dead letters and unknown outcomes for a person to look at.
+    """The policy for `--traffic`: dead letters and unknown outcomes remain, so that the console shows some.
 
-    Workers give up on a message soon, and ask the provider about an unknown outcome after half an hour.
+    Workers give up on a message soon, and check an unknown outcome with the provider after half an hour.
     """
     return policy.override(outbox_max_attempts=2, provider_lag=1800.0)
 
 
 def announce(url: str, console: str, store: str) -> None:
-    """Print what the demo is, where its console is, and which commands to try."""
-    heading = f"oncekey-demo: a small shop at {url}, which keeps its orders in {address(store)}"
+    """Print the demo's URL, its console's URL, and commands to try."""
+    heading = f"oncekey-demo: a small shop at {url}, which stores its orders in {address(store)}"
     steps = curl_lines(url, str(uuid.uuid4()))
     if sys.stdout.isatty():
         _richly(heading, url, console, steps)
@@ -167,7 +168,7 @@ def announce(url: str, console: str, store: str) -> None:
         print(
             heading,
             f"Operators' console: {console}",
-            *(f"\n# {say}\n{command}" for say, command in steps),
+            *(f"\n# {result}\n{command}" for result, command in steps),
             sep="\n",
             flush=True,
         )
@@ -180,7 +181,7 @@ def _seed(given: int | None) -> int:
 
 
 def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
-    """The commands to type, each with what it will show."""
+    """The commands to try, each with its result."""
     who = "-H 'Authorization: Bearer demo-alpha'"
     send = (
         f"curl -i {url}/orders {who} \\\n"
@@ -189,19 +190,19 @@ def curl_lines(url: str, key: str) -> list[tuple[str, str]]:
     )
     return [
         ("Place an order. Run it twice: one order, the same bytes, Idempotent-Replayed: true", send),
-        ("Another body under the same key: 422", send.replace('"quantity": 2', '"quantity": 3')),
+        ("The same key with another body: 422", send.replace('"quantity": 2', '"quantity": 3')),
         (
-            "A slow one, in two terminals at the same moment: the second gets 409 with Retry-After",
+            "A slow order. Run it in two terminals at the same time: the second receives 409 with Retry-After",
             send.replace(key, str(uuid.uuid4())).replace(who, f"{who} -H 'X-Demo-Delay: 3'"),
         ),
         (
-            "A payment whose provider charges and hangs up: 500. Run it again without X-Demo-Fault: 201, one charge",
+            "A payment whose provider charges and disconnects: 500. Run it again without X-Demo-Fault: 201, one charge",
             send.replace(f"{url}/orders", f"{url}/payments")
             .replace(key, str(uuid.uuid4()))
             .replace(who, f"{who} -H 'X-Demo-Fault: drop-after'")
             .replace(ORDER, MONEY),
         ),
-        ("What the provider has really charged", f"curl {url}/demo/ledger"),
+        ("The provider's charges", f"curl {url}/demo/ledger"),
         ("The orders; the other tenant is demo-beta", f"curl {url}/orders {who}"),
     ]
 
@@ -220,8 +221,8 @@ def _richly(heading: str, url: str, console_url: str, steps: list[tuple[str, str
     console.print(Text(heading, style="bold"), soft_wrap=True)
     console.print(Text.assemble("In a browser: ", (url, "underline cyan"), ". Ctrl-C ends it."), soft_wrap=True)
     console.print(Text.assemble("Operators' console: ", (console_url, "underline cyan")), soft_wrap=True)
-    for say, command in steps:
-        console.print(Text(f"\n# {say}", style="dim"), soft_wrap=True)
+    for result, command in steps:
+        console.print(Text(f"\n# {result}", style="dim"), soft_wrap=True)
         console.print(Text(command, style="green"), soft_wrap=True)
     console.print()
 
@@ -235,15 +236,15 @@ def provider(  # noqa: PLR0917  (typer reads the parameters)
     ledger: Annotated[Path, typer.Option(help="The SQLite file with one row per charge.")] = Path(DEFAULT_LEDGER),
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 picks a free one.")
     ] = DEFAULT_PORT,
     webhooks: Annotated[
         str | None, typer.Option(help="Where to send a webhook for each charge: http://127.0.0.1:8000/…", metavar="URL")
     ] = None,
-    secret: Annotated[str, typer.Option(help="What webhooks are signed with.")] = DEFAULT_SECRET,
+    secret: Annotated[str, typer.Option(help="The secret that signs webhooks.")] = DEFAULT_SECRET,
     until_eof: Annotated[bool, typer.Option("--until-eof", help="End when standard input ends.", hidden=True)] = False,
 ) -> None:
-    """Serve a simulated payment provider, which fails in a given way if a request names it."""
+    """Serve a simulated payment provider. Requests choose how it fails."""
     from oncekey_demo.provider_server import serve
 
     try:
@@ -254,7 +255,7 @@ def provider(  # noqa: PLR0917  (typer reads the parameters)
             webhooks=webhooks,
             secret=secret,
             until_eof=until_eof,
-            announce=lambda url: print(f"oncekey provider: {url} keeps its charges in {ledger}", flush=True),
+            announce=lambda url: print(f"oncekey provider: {url} stores its charges in {ledger}", flush=True),
         )
     except OncekeyError as error:
         _fail(str(error))

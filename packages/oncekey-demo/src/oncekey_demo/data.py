@@ -1,7 +1,7 @@
-"""The data of the shop: orders, payments, transfers and notifications, and the tables that keep them, for every driver.
+"""The shop's data: orders, payments, transfers and notifications, and the tables that store them, for every driver.
 
-A handler writes through `op.connection`, which is the driver's own kind of connection. An application has one driver
-and simply uses it. The demo runs on any, so it has a `Speaker` for each. The charges are in the provider's ledger.
+A handler writes through `op.connection`, which is the driver's own connection. An application has one driver and calls
+it directly. The demo runs on any driver, so it has a `SqlExecutor` for each. The charges are in the provider's ledger.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oncekey.stores.statements import load
 if TYPE_CHECKING:
     from oncekey.engine.shell import AsyncEngine
 
-# Visible characters only: a control character has no place in a name, and PostgreSQL cannot store NUL at all.
+# No control characters in a name; PostgreSQL cannot store NUL at all.
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 Quantity = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -45,7 +45,7 @@ class Item(BaseModel):
 
 
 class OrderIn(BaseModel):
-    """An order as the client asks for it."""
+    """An order as the client sends it."""
 
     model_config = ConfigDict(
         strict=True,
@@ -73,8 +73,8 @@ class Order(BaseModel):
 
 
 def place(wanted: OrderIn) -> Order:
-    """An order with an id and a time of its own."""
-    new_id, created_at = born()
+    """Create an order, with a new id and the current time."""
+    new_id, created_at = new_id_and_time()
     return Order(
         id=new_id,
         status="placed",
@@ -84,19 +84,19 @@ def place(wanted: OrderIn) -> Order:
     )
 
 
-def born() -> tuple[UUID, datetime]:
-    """An id and a time for something new."""
+def new_id_and_time() -> tuple[UUID, datetime]:
+    """A new id, and the current time."""
     now = time.time_ns()
     return ordered_uuid(now, secrets.randbits(62)), _EPOCH + timedelta(microseconds=now // 1000)
 
 
 def moment(created_at: datetime) -> int:
-    """A time as the tables keep it: microseconds since 1970."""
+    """A time as it is stored: microseconds since 1970."""
     return (created_at - _EPOCH) // timedelta(microseconds=1)
 
 
 def datetime_of(micros: int) -> datetime:
-    """The time that the tables kept."""
+    """The time of a stored value."""
     return _EPOCH + timedelta(microseconds=micros)
 
 
@@ -140,76 +140,76 @@ class _Moved(BaseModel):
 
     @property
     def money(self) -> Money:
-        """What was asked for."""
+        """The amount and the customer."""
         return Money(customer_id=self.customer_id, amount_cents=self.amount_cents, currency=self.currency)
 
 
 class Payment(_Moved):
-    """A payment; it is settled when the provider has charged for it."""
+    """A payment; it is settled when the provider has charged the customer."""
 
     status: Literal["created", "settled", "declined"]
 
 
 class Transfer(_Moved):
-    """A transfer; a worker makes it, and the response of its key tells how it ended."""
+    """A transfer; a worker makes it, and the stored response of its key has the outcome."""
 
     status: Literal["requested", "done"]
 
 
 class Notification(_Moved):
-    """A notification that costs something, such as a text message: the provider charges when it is sent."""
+    """A notification with a price, such as a text message: the provider charges when it is sent."""
 
     status: Literal["sent"]
 
 
 class Receipt(BaseModel):
-    """What a customer got for a payment."""
+    """The receipt that a customer got for a payment."""
 
     payment_id: UUID
     sent_at: datetime
 
 
 def begin(wanted: Money) -> dict[str, Any]:
-    """The members that everything which moves money begins with."""
-    new_id, created_at = born()
+    """The first fields of a payment, a transfer or a notification."""
+    new_id, created_at = new_id_and_time()
     return {"id": new_id, "created_at": created_at, **wanted.model_dump()}
 
 
-class Speaker(Protocol):
-    """Executes one statement. An error counts as an outage of the database, because the demo's statements are valid."""
+class SqlExecutor(Protocol):
+    """Executes one statement. Any error is an outage of the database, because the demo's statements are valid."""
 
-    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
-        """Execute the statement, whose parameters are written `:name`."""
+    async def execute(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+        """Execute the statement; its parameters are written `:name`."""
 
 
-class SqliteSpeaker:
-    """`:name`, as SQLite reads it."""
+class SqliteExecutor:
+    """SQLite: parameters as `:name`."""
 
-    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+    async def execute(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
         """Execute the statement."""
         try:
             await connection.execute(sql, params)
         except connection.Error as error:
-            raise StoreUnavailableError("SQLite did not take the row") from error
+            raise StoreUnavailableError("SQLite did not execute the statement") from error
 
 
-class PsycopgSpeaker:
-    """`%(name)s`, as psycopg reads it."""
+class PsycopgExecutor:
+    """psycopg: parameters as `%(name)s`."""
 
-    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+    async def execute(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
         """Execute the statement."""
         import psycopg  # noqa: PLC0415  (an optional package)
 
         try:
             await connection.execute(pyformat(sql), params)
         except psycopg.Error as error:
-            raise StoreUnavailableError("PostgreSQL did not take the row") from error
+            raise StoreUnavailableError("PostgreSQL did not execute the statement") from error
 
 
-class AsyncpgSpeaker:
-    """`$1`, as asyncpg reads it."""
+class AsyncpgExecutor:
+    """asyncpg: parameters as `$1`."""
 
-    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+    async def execute(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
         """Execute the statement."""
         import asyncpg  # noqa: PLC0415  (an optional package)
 
@@ -217,13 +217,13 @@ class AsyncpgSpeaker:
         try:
             await connection.execute(statement.text, *statement.arguments(params))
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            raise StoreUnavailableError("PostgreSQL did not take the row") from error
+            raise StoreUnavailableError("PostgreSQL did not execute the statement") from error
 
 
-class AiomysqlSpeaker:
-    """`%(name)s`, as aiomysql reads it."""
+class AiomysqlExecutor:
+    """aiomysql: parameters as `%(name)s`."""
 
-    async def say(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+    async def execute(self, connection: Any, sql: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
         """Execute the statement."""
         import pymysql  # noqa: PLC0415  (an optional package)
 
@@ -231,31 +231,31 @@ class AiomysqlSpeaker:
             async with connection.cursor() as cursor:
                 await cursor.execute(pyformat(sql), params)
         except (pymysql.MySQLError, OSError) as error:
-            raise StoreUnavailableError("MariaDB did not take the row") from error
+            raise StoreUnavailableError("MariaDB did not execute the statement") from error
 
 
-def speaker_for(driver: object) -> Speaker:
-    """The speaker for a driver's connections."""
-    match type(driver).__name__:  # by its name, because importing every driver would need every package
+def executor_for(driver: object) -> SqlExecutor:
+    """The executor for a driver's connections."""
+    match type(driver).__name__:  # by name: importing every driver would need every package
         case "AsyncSqliteDriver":
-            return SqliteSpeaker()
+            return SqliteExecutor()
         case "AsyncPsycopgDriver":
-            return PsycopgSpeaker()
+            return PsycopgExecutor()
         case "AsyncpgDriver":
-            return AsyncpgSpeaker()
+            return AsyncpgExecutor()
         case "AiomysqlDriver":
-            return AiomysqlSpeaker()
+            return AiomysqlExecutor()
         case other:
-            raise ConfigurationError(f"the demo has no words for {other}")
+            raise ConfigurationError(f"the demo does not support the driver {other}")
 
 
 _DIALECTS: Final[Mapping[type, str]] = {SqliteStore: "sqlite", PostgresStore: "postgres", MariadbStore: "mariadb"}
 
 
 class Tables:
-    """Writes rows through the connection of a handler, and reads them in transactions of its own.
+    """Writes rows through a handler's connection, and reads them in separate transactions.
 
-    The statements are those of a package: `sql/sqlite.sql` and so on, one file for each store that it `needs`.
+    The statements are files of `package`: `sql/sqlite.sql` and so on. `needs` is the error for a store without a file.
     """
 
     def __init__(
@@ -269,33 +269,33 @@ class Tables:
         self._name = package.rpartition(".")[2]
         self._needs = needs
         self._statements: dict[str, str] | None = None
-        self._speaker: Speaker | None = None
+        self._executor: SqlExecutor | None = None
 
     async def create(self) -> None:
         """Create the tables that are missing."""
         first = [name for name in ("one_at_a_time",) if name in self._sql]
         await self.run(Mode.ATOMIC, *((name, {}) for name in [*first, *self.named("create_")]))
 
-    async def say(self, connection: Any, statement: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
-        """Write as part of the transaction that `connection` has open."""
-        self._speaker = self._speaker or speaker_for(self._engine().driver)
-        await self._speaker.say(connection, self._sql[statement], params)
+    async def execute(self, connection: Any, statement: str, params: Mapping[str, Value]) -> None:  # noqa: ANN401
+        """Write in the open transaction of `connection`."""
+        self._executor = self._executor or executor_for(self._engine().driver)
+        await self._executor.execute(connection, self._sql[statement], params)
 
     def statement(self, name: str, params: dict[str, Value]) -> Statement:
         """A statement by its name, for a transaction that the caller runs."""
         return Statement(f"{self._name}.{name}", self._sql[name], params)
 
     async def write(self, statement: str, params: dict[str, Value]) -> None:
-        """Write in a transaction of its own."""
+        """Write in a separate transaction."""
         await self.run(Mode.ATOMIC, (statement, params))
 
     async def read(self, statement: str, params: dict[str, Value] | None = None) -> Rows:
-        """The rows that a statement finds; raises if the store is down."""
+        """The rows of a statement; raises if the store is down."""
         return await self.run(Mode.READ, (statement, params or {}))
 
     async def run(self, mode: Mode, *named: tuple[str, dict[str, Value]]) -> Rows:
         """Run statements in one transaction; returns the rows of the last one."""
-        # Made here: a driver may run the body in a thread, where no event loop is running to find the engine by.
+        # Created here: a driver may run the body in a thread, where the engine cannot be found by its event loop.
         statements = [self.statement(name, params) for name, params in named]
 
         def body() -> Body[Rows]:
@@ -307,7 +307,7 @@ class Tables:
         return await self._engine().driver.run(Transaction(f"{self._name}.{named[-1][0]}", mode, body))
 
     def named(self, prefix: str) -> list[str]:
-        """The statements whose names begin so, in their order."""
+        """The statements whose names begin with `prefix`, in the file's order."""
         return [name for name in self._sql if name.startswith(prefix)]
 
     @property
@@ -321,14 +321,14 @@ class Tables:
 
 
 class Orders:
-    """Orders, each of one tenant."""
+    """The orders of all tenants."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     async def insert(self, connection: Any, tenant: str, order: Order) -> None:  # noqa: ANN401  (the driver's own)
-        """Write an order as part of the transaction that `connection` has open."""
-        await self._tables.say(
+        """Write an order in the open transaction of `connection`."""
+        await self._tables.execute(
             connection,
             "insert_order",
             {
@@ -342,7 +342,7 @@ class Orders:
         )
 
     async def newest(self, tenant: str, limit: int) -> list[Order]:
-        """The tenant's orders, the newest first."""
+        """The tenant's orders, newest first."""
         return [_order(row) for row in await self._tables.read("newest_orders", {"tenant": tenant, "limit": limit})]
 
     async def find(self, tenant: str, order_id: UUID) -> Order | None:
@@ -362,13 +362,13 @@ def _order(row: Row) -> Order:
 
 
 class Movements:
-    """Rows of one tenant each; those of a handler are written through its own connection."""
+    """The payments, transfers and receipts of all tenants. A handler's rows are written through its connection."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     async def insert(self, connection: Any, tenant: str, moved: Payment | Transfer) -> None:  # noqa: ANN401
-        """Write a payment or a transfer as part of the transaction that `connection` has open."""
+        """Write a payment or a transfer in the open transaction of `connection`."""
         params: dict[str, Value] = {
             "tenant": tenant,
             "id": str(moved.id),
@@ -379,25 +379,25 @@ class Movements:
             "created_at": moment(moved.created_at),
         }
         statement = "insert_payment" if isinstance(moved, Payment) else "insert_transfer"
-        await self._tables.say(connection, statement, params)
+        await self._tables.execute(connection, statement, params)
 
     async def end(self, connection: Any, tenant: str, payment: Payment) -> None:  # noqa: ANN401
-        """Write how a payment ended."""
+        """Write a payment's final status."""
         params: dict[str, Value] = {
             "tenant": tenant,
             "id": str(payment.id),
             "status": payment.status,
             "charge_id": payment.charge_id,
         }
-        await self._tables.say(connection, "end_payment", params)
+        await self._tables.execute(connection, "end_payment", params)
 
     async def keep_receipt(self, tenant: str, payment_id: str) -> None:
-        """Write a receipt; a message may be delivered twice, and the second one changes nothing."""
-        params: dict[str, Value] = {"tenant": tenant, "payment_id": payment_id, "sent_at": moment(born()[1])}
+        """Write a receipt; a second delivery of the message changes nothing."""
+        params: dict[str, Value] = {"tenant": tenant, "payment_id": payment_id, "sent_at": moment(new_id_and_time()[1])}
         await self._tables.write("insert_receipt", params)
 
     async def payments(self, tenant: str, limit: int) -> list[Payment]:
-        """The tenant's payments, the newest first."""
+        """The tenant's payments, newest first."""
         rows = await self._tables.read("newest_payments", {"tenant": tenant, "limit": limit})
         return [Payment(**_members(row)) for row in rows]
 
@@ -407,12 +407,12 @@ class Movements:
         return Payment(**_members(rows[0])) if rows else None
 
     async def transfers(self, tenant: str, limit: int) -> list[Transfer]:
-        """The tenant's transfers as they were asked for, the newest first."""
+        """The tenant's transfers as they were requested, newest first."""
         rows = await self._tables.read("newest_transfers", {"tenant": tenant, "limit": limit})
         return [Transfer(**_members(row)) for row in rows]
 
     async def receipts(self, tenant: str, limit: int) -> list[Receipt]:
-        """The tenant's receipts, the newest payment first."""
+        """The tenant's receipts, newest payment first."""
         rows = await self._tables.read("newest_receipts", {"tenant": tenant, "limit": limit})
         return [Receipt(payment_id=row["payment_id"], sent_at=datetime_of(row["sent_at"])) for row in rows]
 

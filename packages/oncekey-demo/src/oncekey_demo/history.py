@@ -1,11 +1,11 @@
-"""The history of a run as plain data: what clients saw, which effects happened, and what the store wrote.
+"""The history of a run as plain data: the clients' responses, the effects, and the store's writes.
 
-A simulated run and a crash test against real servers both produce a `History`. The effects in it come from the
-provider's own ledger and the business tables, not from what a handler reported.
+A simulated run and a crash test against real servers both produce a `History`. Its effects come from the provider's
+ledger and the business tables, not from the handlers' reports.
 
-`at`, `invoked` and `ended` are places in one total order of events (a counter, or a monotonic clock). A life
-of a key is its `incarnation`; where a test cannot know it, `None` stands for the only life the key had.
-What a source of writes does not know stays `None`, and the checks that need it are left out.
+`at`, `invoked` and `ended` are places in one total order of events (a counter, or a monotonic clock). `incarnation`
+identifies a life of a key; None is the only life of the key, if the source cannot tell. A field that the source of a
+write cannot provide is None, and the checks that need it are skipped.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class ClientSaw(StrEnum):
     """How an operation ended for its client."""
 
     OK = "ok"
-    """With the key's answer."""
+    """With the key's response."""
     FAIL = "fail"
-    """Refused or undone: the server said that this operation changed nothing."""
+    """Refused or rolled back: by the response, this operation changed nothing."""
     INFO = "info"
-    """The client got no answer that says whether it happened."""
+    """Without a response that shows whether it was executed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One request of a client, and its answer."""
+    """One request of a client, and its response."""
 
     id: str
     scope: str
@@ -46,14 +46,14 @@ class Operation:
     incarnation: str | None = None
     client: str = ""
     latest: int | None = None
-    """The latest instant of the store's clock while the request was under way."""
+    """The latest instant of the store's clock during the request."""
     promises: tuple[str, ...] = ()
-    """The kinds of effects that its success promises; if empty, one effect of any kind."""
+    """The kinds of effects that a success implies; if empty, one effect of any kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One effect: a line of a provider's ledger, or a business row. `undone` if it was reversed.
+    """One effect: a row of a provider's ledger, or a business row. `undone` if it was reversed.
 
     A request may have several effects, each once: `kind` distinguishes them.
     """
@@ -70,7 +70,7 @@ class Effect:
 
 
 class Proof(StrEnum):
-    """What a write compared before it wrote."""
+    """The columns that a write compared before it wrote."""
 
     NO_ROW = "no row"
     OWNER = "incarnation and fence"
@@ -113,7 +113,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """A record at the end of a run. `ticket`: a resolver or an operator is due to look at it."""
+    """A record at the end of a run. `ticket`: a resolver or an operator is due to check it."""
 
     scope: str
     key: str
@@ -124,19 +124,19 @@ class Final:
     body: bytes | None = None
     ticket: bool = False
     begun: bool = False
-    """It has finished steps or an open call, so the next owner goes on with it."""
+    """It has finished steps or an open call, so the next owner resumes it."""
 
 
 class Lapse(StrEnum):
-    """A fault that can be seen only while it happens: no record and no row shows it afterwards."""
+    """A fault that can be observed only while it happens: no record and no row shows it afterwards."""
 
-    OVERLAP = "two handlers of a key ran at once, though the first one's transaction, and with it the lock, was open"
-    HELD = "a request waited with a transaction in its hands"
+    OVERLAP = "two handlers of a key ran at once, although the first one's transaction, and with it the lock, was open"
+    HELD = "a request waited while it held a transaction"
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A lapse that was seen, of one operation."""
+    """An observed lapse of one operation."""
 
     lapse: Lapse
     scope: str
@@ -147,7 +147,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One message of the outbox, by its downstream key, and where the run found it."""
+    """One message of the outbox, by its downstream key, and its state at the end of the run."""
 
     id: str
     scope: str
@@ -160,7 +160,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything that the checker reads. `healed`: faults had stopped and workers had time to finish."""
+    """The checker's input. `healed`: the faults had ended, and the workers had time to finish."""
 
     operations: tuple[Operation, ...] = ()
     ledger: tuple[Effect, ...] = ()
@@ -184,21 +184,21 @@ class Life:
     """By its last write: from then on the key may be used for a new request, though the row may still be there."""
 
     def binds(self, operation: Operation) -> bool:
-        """Whether the life had not expired while an operation was under way, as far as the history shows."""
+        """Whether the life had not expired during an operation, as far as the history shows."""
         return self.expires_at is None or operation.latest is None or operation.latest < self.expires_at
 
     def spans(self, begin: int, end: int) -> bool:
-        """Whether the record was there, as this life, all the time between two events."""
+        """Whether the record existed, in this life, all the time between two events."""
         return self.began < begin and self.lasts(end)
 
     def lasts(self, until: int) -> bool:
-        """Whether the record was still there, as this life, at an event."""
+        """Whether the record still existed, in this life, at an event."""
         return self.ended is None or self.ended > until
 
 
 @dataclass(frozen=True)
 class Story:
-    """All that is known of one key."""
+    """The history of one key."""
 
     scope: str
     key: str
@@ -233,7 +233,7 @@ class Story:
         return lives
 
     def life_of(self, item: Operation | Effect) -> str:
-        """The life to which an answer or an effect belongs; "" stands for the only one."""
+        """The life of a response or an effect; "" is the only one."""
         if item.incarnation is not None:
             return item.incarnation
         return self._only_life
@@ -247,13 +247,13 @@ class Story:
         return next(iter(known)) or "" if len(known) == 1 else ""
 
     def changes(self) -> Iterator[tuple[Write | None, Write]]:
-        """Each write with the row that it found; None if there was no row."""
+        """Each write with the row before it; None if there was no row."""
         for before, after in pairwise((None, *self.writes)):
             assert after is not None
             yield (None if before is None or before.state is None else before), after
 
     def lines(self) -> tuple[str, ...]:
-        """The story to read, in the order of events."""
+        """The story as text, in the order of events."""
         lines = [(op.invoked, f"{op.id} sent with {op.fingerprint}") for op in self.operations]
         lines += [(op.ended, _answer_line(op)) for op in self.operations if op.ended is not None]
         lines += [(one.at, f"charged at the provider: {_done(one)}") for one in self.ledger]

@@ -1,6 +1,6 @@
-"""The shop's own refusals, in the form of oncekey's: `application/problem+json` with a `code`.
+"""The shop's own refusals, in the same form as oncekey's: `application/problem+json` with a `code`.
 
-The shop refuses a body that is too large before it parses anything, and a caller who is none of the two tenants.
+The shop refuses a body that is too large before it parses anything, and a caller without the token of a tenant.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHOWN_ERRORS = 20
 
 
 class ProblemError(Exception):
-    """A refusal of the demo; the handler below makes it an answer."""
+    """A refusal of the demo; the handler below turns it into a response."""
 
     def __init__(self, status: HTTPStatus, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(code)
@@ -47,7 +47,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
     errors: Sequence[Mapping[str, str]] | None = None,
 ) -> Response:
-    """A problem as a response. It is written in ASCII: what a client sent may not have a UTF-8 form."""
+    """A problem as a response. It is ASCII: text from the client may be impossible to encode as UTF-8."""
     members: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -62,13 +62,13 @@ def problem(
 
 
 def unavailable() -> Response:
-    """The answer while the store is down; the client may safely retry with the same key."""
-    detail = "The store cannot be reached right now. Retry later, with the same key where there is one."
+    """The response while the store is down; the client may safely retry with the same key."""
+    detail = "The store cannot be reached right now. Retry later, with the same key if the request has one."
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail, headers={"retry-after": "1"})
 
 
 def add_problems(app: FastAPI) -> None:
-    """Answer every error with a problem, and none with a traceback or an echo of what was sent."""
+    """Respond to every error with a problem, without a traceback or parts of the request."""
     app.add_exception_handler(ProblemError, _stated)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
@@ -109,17 +109,17 @@ async def _store(_: Request, error: Exception) -> Response:
 
 async def _provider(_: Request, error: Exception) -> Response:
     log.warning("oncekey-demo: %s", str(error) or type(error).__name__)
-    return problem(HTTPStatus.BAD_GATEWAY, "provider_failed", "The provider did not say what it did.")
+    return problem(HTTPStatus.BAD_GATEWAY, "provider_failed", "The provider did not report its outcome.")
 
 
 async def _not_executed(_: Request, error: Exception) -> Response:
     log.warning("oncekey-demo: %s", error)
-    detail = "The provider cannot be reached; nothing was charged. Send the request again."
+    detail = "The provider cannot be reached; nothing was charged. Retry the request."
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, "provider_unavailable", detail, headers={"retry-after": "1"})
 
 
 async def _unexpected(_: Request, __: Exception) -> Response:
-    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "Something went wrong here.")
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "The server failed unexpectedly.")
 
 
 def _where(location: Sequence[str | int]) -> str:
@@ -130,7 +130,7 @@ _LENGTH: Final = b"content-length"
 
 
 class BodyLimit:
-    """Answers 413 to a body that is larger than `limit` bytes, announced or not."""
+    """Returns 413 for a body that is larger than `limit` bytes, with or without Content-Length."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app = app
@@ -147,11 +147,11 @@ class BodyLimit:
         elif int(announced) > self._limit:
             await self._refuse(scope, receive, send)
         else:
-            # The server reads no more than was announced, so there is nothing to count.
+            # The server reads no more than Content-Length, so there is nothing to count.
             await self._app(scope, receive, send)
 
     async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A body in chunks: when it gets too large, the application gets a disconnect, and its answer is dropped."""
+        """Serve a chunked body. If it is too large, the application gets a disconnect, and its response is dropped."""
         size = 0
 
         def over() -> bool:
@@ -176,12 +176,12 @@ class BodyLimit:
             await self._refuse(scope, receive, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        detail = f"A request body may have {self._limit} bytes."
+        detail = f"A request body may have at most {self._limit} bytes."
         await problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", detail)(scope, receive, send)
 
 
 TENANTS: Final = {"demo-alpha": "alpha", "demo-beta": "beta"}
-"""Tokens with their tenants. A real service would look them up, and would not print them."""
+"""Token -> tenant. A real service would look them up, and would not print them."""
 
 _REALM: Final = 'Bearer realm="oncekey demo"'
 _bearer = HTTPBearer(auto_error=False, description="`demo-alpha` or `demo-beta`")
@@ -190,17 +190,17 @@ _bearer = HTTPBearer(auto_error=False, description="`demo-alpha` or `demo-beta`"
 async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> str:
-    """The caller's tenant; it is left on the request, where `tenant_of` finds it when the key is claimed."""
+    """The caller's tenant. It is also stored on the request, where `tenant_of` reads it when the key is claimed."""
     resumed = resumed_as(request)
     if resumed is not None:
-        # A completer has no token: it goes on with a request that this tenant has authenticated.
+        # A completer has no token: it resumes a request of a tenant that was authenticated.
         request.state.tenant = resumed
         return resumed
     if credentials is None:
         raise _unauthorized("Send `Authorization: Bearer demo-alpha` or `Bearer demo-beta`.", _REALM)
     tenant = TENANTS.get(credentials.credentials)
     if tenant is None:
-        raise _unauthorized("This token is not known.", f'{_REALM}, error="invalid_token"')
+        raise _unauthorized("The token is invalid.", f'{_REALM}, error="invalid_token"')
     request.state.tenant = tenant
     return tenant
 

@@ -1,6 +1,6 @@
-"""The provider's ledger: the charges that really happened, each committed before the provider answers its client.
+"""The provider's ledger: the charges that were made, each committed before the provider responds to its client.
 
-Faults have names: each is something that a provider may do to its clients, before or after it has booked the charge.
+Each fault has a name: it is one way in which a provider can fail, before or after it has made the charge.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_DELAY: Final = 600.0
 
 
 class FaultKind(StrEnum):
-    """`-after` means that the charge is in the ledger, although the client gets no answer about it."""
+    """With `-after` the charge is in the ledger, but the client receives no response about it."""
 
     DELAY = "delay"
     HANG_AFTER = "hang-after"
@@ -38,16 +38,16 @@ class FaultKind(StrEnum):
 
 NAMES: Final = tuple("delay:SECONDS" if kind is FaultKind.DELAY else kind.value for kind in FaultKind)
 BEFORE: Final = frozenset({FaultKind.ERROR_BEFORE, FaultKind.DROP_BEFORE, FaultKind.DECLINE})
-"""The faults that leave the ledger as it was."""
+"""The faults that do not change the ledger."""
 
 
 class UnknownFaultError(ValueError):
-    """There is no such fault; the message lists those that there are."""
+    """There is no such fault; the message lists all faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, as a header or `POST /faults` names it."""
+    """One fault, as named in a header or in `POST /faults`."""
 
     kind: FaultKind
     seconds: float = 0.0
@@ -71,27 +71,27 @@ class Fault:
 
 
 class StandingFault:
-    """The fault for all requests that name none of their own, for so many requests or until it is removed."""
+    """The fault for requests that name none: for the next `times` requests, or until it is removed."""
 
     def __init__(self) -> None:
         self.fault: Fault | None = None
         self.times: int | None = None
 
     def set(self, fault: Fault | None, times: int | None = None) -> None:
-        """Put another one in its place."""
+        """Replace the fault, or remove it."""
         self.fault, self.times = fault, times
 
-    def strike(self) -> Fault | None:
-        """The fault for one request."""
-        struck = self.fault
-        if struck is not None and self.times is not None:
+    def take(self) -> Fault | None:
+        """The fault for one request; it counts towards `times`."""
+        fault = self.fault
+        if fault is not None and self.times is not None:
             self.times -= 1
             if self.times == 0:
                 self.set(None)
-        return struck
+        return fault
 
     def shown(self) -> dict[str, object]:
-        """The standing fault as JSON has it, with the names of all."""
+        """The standing fault for JSON, with the names of all faults."""
         return {"fault": None if self.fault is None else str(self.fault), "times": self.times, "faults": list(NAMES)}
 
 
@@ -102,12 +102,12 @@ _BUSY_SECONDS: Final = 30.0
 
 
 class LedgerUnusableError(OncekeyError):
-    """The ledger's file cannot be used; the message says why."""
+    """The ledger's file cannot be used; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChargeOrder:
-    """What a client asks for."""
+    """The charge that a client requests."""
 
     amount_cents: int
     currency: str
@@ -116,7 +116,7 @@ class ChargeOrder:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """One line of the ledger."""
+    """One row of the ledger."""
 
     id: str
     downstream_key: str | None
@@ -127,24 +127,24 @@ class Charge:
 
     @property
     def order(self) -> ChargeOrder:
-        """What was asked for."""
+        """The charge that was requested."""
         return ChargeOrder(self.amount_cents, self.currency, self.customer_id)
 
     def shown(self) -> dict[str, object]:
-        """The charge as JSON has it."""
+        """The charge for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Booking:
-    """The result of a request: its charge, and whether the charge was there before."""
+    """The result of a request: its charge, and whether the charge existed before."""
 
     charge: Charge
     repeated: bool
 
 
 class Ledger:
-    """A SQLite file behind one thread, so that the loop never waits for the disk."""
+    """A SQLite file that one thread uses, so that the event loop never waits for the disk."""
 
     def __init__(self, path: Path) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
@@ -154,7 +154,7 @@ class Ledger:
             raise LedgerUnusableError(f"the ledger {path} cannot be used: {error}") from error
 
     async def book(self, order: ChargeOrder, downstream_key: str | None, *, deduplicate: bool) -> Booking:
-        """Make a charge. With `deduplicate`, return the charge that is there already under the key."""
+        """Make a charge. With `deduplicate`, return the existing charge with the same key."""
         charge = Charge(
             id=f"ch_{uuid.uuid4().hex}",
             downstream_key=downstream_key,
@@ -163,20 +163,20 @@ class Ledger:
             customer_id=order.customer_id,
             at=datetime.now(UTC).isoformat(),
         )
-        return await self._apart(lambda: self._book(charge, once=deduplicate and downstream_key is not None))
+        return await self._in_thread(lambda: self._book(charge, once=deduplicate and downstream_key is not None))
 
     async def charges(self, downstream_key: str | None = None) -> list[Charge]:
-        """All charges, or those of one key, the oldest first."""
+        """All charges, or those of one key, oldest first."""
         statement, params = ("all", {}) if downstream_key is None else ("by_key", {"downstream_key": downstream_key})
-        return await self._apart(lambda: self._read(statement, params))
+        return await self._in_thread(lambda: self._read(statement, params))
 
     def close(self) -> None:
         """Wait for the last statement, then end the thread."""
         self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
 
-    async def _apart(self, work: Callable[[], T]) -> T:
-        # A booking that has begun ends, even if the client has disconnected: a real provider does the same.
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # A booking that has begun is completed, even if the client has disconnected: a real provider does the same.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     def _book(self, charge: Charge, *, once: bool) -> Booking:
@@ -197,7 +197,7 @@ class Ledger:
 
 def _opened(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    # A write-ahead log lets others read while we write. If SQLite may lose commits that way, readers wait instead.
+    # A write-ahead log allows reads during a write. If this SQLite may lose commits that way, readers wait instead.
     mode = "WAL" if wal_is_safe(sqlite3.sqlite_version_info) else "TRUNCATE"
     connection.execute(f"PRAGMA journal_mode={mode}")
     connection.execute("PRAGMA synchronous=FULL")

@@ -1,8 +1,8 @@
-"""The provider's API: charges, their look-up, the switches for faults and webhooks; it runs until a signal ends it.
+"""The provider's API: make and list charges, set faults and the address for webhooks. It runs until a signal arrives.
 
-By a fault it never answers: it closes the connection, or leaves it open. It sends a signed webhook for each charge, and
-repeats it a few times if the receiver does not accept it. It binds its socket before anything else, and reports a
-failure in one sentence.
+Some faults send no response: the provider closes the connection, or leaves it open. It sends a signed webhook for each
+charge, and repeats it a few times if the receiver does not accept it. It binds its socket before anything else, and
+reports a failure in one sentence.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ BACKLOG = 2048
 
 
 class CannotServeError(OncekeyError):
-    """A server cannot start; the message says why."""
+    """A server cannot start; the message has the reason."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, or the reason why there is none."""
+    """A listening socket; raises `CannotServeError` with the reason if there is none."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise CannotServeError(f"{host} is no address to listen on ({error.strerror})") from error
+        raise CannotServeError(f"{host} is not an address to listen on ({error.strerror})") from error
     try:
-        # Connections of a server that just ended may linger; on Windows the option would mean something else.
+        # Connections of a server that just ended may linger; on Windows the option has another meaning.
         if hasattr(socket, "SO_REUSEPORT"):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -80,7 +80,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(host: str, listener: socket.socket) -> str:
-    """The URL that a listener is reached by."""
+    """The URL of a listener."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listener.getsockname()[1]}"
 
@@ -89,7 +89,7 @@ DROP: Final = "oncekey.drop"
 
 
 class DroppingProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with a way for the application to close the connection."""
+    """uvicorn's HTTP protocol, extended so that the application can close the connection."""
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -98,20 +98,20 @@ class DroppingProtocol(HttpToolsProtocol):
 
 
 class Hung(Response):
-    """No answer, for as long as the client waits."""
+    """No response, for as long as the client waits."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait until the client is gone."""
+        """Wait until the client disconnects."""
         del scope, send
         while (await receive())["type"] != "http.disconnect":
             pass
 
 
 class Dropped(Hung):
-    """No answer: the connection is closed."""
+    """No response: the connection is closed."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hang up."""
+        """Close the connection."""
         scope["extensions"][DROP]["hang_up"]()
         await super().__call__(scope, receive, send)
 
@@ -126,13 +126,13 @@ log = logging.getLogger("oncekey.provider")
 
 
 def sign(body: bytes, secret: str, at: int) -> str:
-    """The signature's header: the time, and a keyed hash of the time and the body."""
+    """The value of the signature header: the time, and an HMAC of the time and the body."""
     digest = hmac.new(secret.encode(), b"%d.%b" % (at, body), hashlib.sha256).hexdigest()
     return f"t={at},v1={digest}"
 
 
 class Webhooks:
-    """Sends webhooks in tasks of their own, so that no request waits for one."""
+    """Sends webhooks in separate tasks, so that no request waits for one."""
 
     def __init__(self, url: str | None, secret: str) -> None:
         self._secret = secret
@@ -142,13 +142,13 @@ class Webhooks:
         self.switch(url)
 
     def switch(self, url: str | None) -> None:
-        """Send to another address from now on, or nowhere."""
+        """Send to this address from now on; None: send no webhooks."""
         if url is not None:
             http_url(url)
         self.url = url
 
     def notify(self, charge: Charge) -> None:
-        """Begin to send the webhook of a charge."""
+        """Start to send the webhook of a charge."""
         if self.url is None:
             return
         event = {"id": f"evt_{uuid.uuid4().hex}", "type": "charge.succeeded", "charge": charge.shown()}
@@ -157,7 +157,7 @@ class Webhooks:
         task.add_done_callback(self._sending.discard)
 
     async def stop(self) -> None:
-        """Drop the webhooks that were not delivered."""
+        """Drop undelivered webhooks."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -167,12 +167,12 @@ class Webhooks:
             for number in range(TRIES):
                 if number:
                     await asyncio.sleep(_FIRST_PAUSE * 2 ** (number - 1))
-                if self.url is None or await self._taken(self.url, body):
+                if self.url is None or await self._accepted(self.url, body):
                     return
-        log.warning("oncekey provider: a webhook was not taken after %d tries", TRIES)
+        log.warning("oncekey provider: a webhook was not accepted after %d attempts", TRIES)
 
-    async def _taken(self, url: str, body: bytes) -> bool:
-        # Signed anew each time: a receiver refuses a signature that has become old.
+    async def _accepted(self, url: str, body: bytes) -> bool:
+        # Signed for each attempt: a receiver rejects an old signature.
         headers = {"Content-Type": "application/json", SIGNATURE: sign(body, self._secret, int(time.time()))}
         try:
             reply = await ask("POST", url, content=body, headers=headers, patience=_PATIENCE)
@@ -187,7 +187,7 @@ _LONGEST_NAME: Final = 100
 
 
 class RefusedError(Exception):
-    """A request that the provider does not take."""
+    """The provider refuses the request."""
 
     def __init__(self, status: HTTPStatus, code: str, detail: str) -> None:
         super().__init__(code)
@@ -203,7 +203,7 @@ class Provider:
         self._standing = StandingFault()
 
     async def charge(self, request: Request) -> Response:
-        """`POST /charges`: a charge is in the ledger before anything is answered."""
+        """`POST /charges`: the charge is in the ledger before a response is sent."""
         order = _order(await _data(request))
         key = request.headers.get("idempotency-key")
         fault = self._fault(request)
@@ -220,24 +220,24 @@ class Provider:
         return _booked(order, booking)
 
     async def charges(self, request: Request) -> Response:
-        """`GET /charges`, all or those of `?downstream_key=`."""
+        """`GET /charges`: all charges, or those with `?downstream_key=`."""
         found = await self._ledger.charges(request.query_params.get("downstream_key"))
         return JSONResponse({"charges": [charge.shown() for charge in found]})
 
     async def faults(self, request: Request) -> Response:
-        """`/faults`: the fault that stands, another one, or none."""
+        """`/faults`: read, set or remove the standing fault."""
         if request.method == "DELETE":
             self._standing.set(None)
         elif request.method == "POST":
             data = await _data(request)
             times = data.get("times")
             if times is not None and (type(times) is not int or times < 1):
-                raise _invalid("`times` is a number from 1, or null for every request.")
+                raise _invalid("`times` must be at least 1, or null for every request.")
             self._standing.set(_parsed(str(data.get("fault"))), times)
         return JSONResponse(self._standing.shown())
 
     async def webhooks(self, request: Request) -> Response:
-        """`/webhooks`: where they go, or another address, or null for nowhere."""
+        """`/webhooks`: read or set the address for webhooks; null sends none."""
         if request.method == "POST":
             url = (await _data(request)).get("url")
             try:
@@ -252,9 +252,9 @@ class Provider:
         return JSONResponse({"status": "ok"})
 
     def _fault(self, request: Request) -> Fault | None:
-        """The request's own fault, or else the one that stands."""
+        """The fault that the request names, or the standing fault."""
         named = request.headers.get("x-demo-fault")
-        return _parsed(named) if named else self._standing.strike()
+        return _parsed(named) if named else self._standing.take()
 
 
 def create_provider(ledger: Ledger, webhook_url: str | None, secret: str) -> Starlette:
@@ -292,7 +292,7 @@ def _faulty(fault: Fault) -> Response:
         case FaultKind.ERROR_BEFORE | FaultKind.ERROR_AFTER:
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "Something went wrong at the provider.")
         case FaultKind.DELAY:
-            raise AssertionError("a delay is no answer")
+            raise AssertionError("a delay has no response of its own")
 
 
 def _booked(order: ChargeOrder, booking: Booking) -> Response:
@@ -306,11 +306,11 @@ def _booked(order: ChargeOrder, booking: Booking) -> Response:
 def _order(data: dict[str, Any]) -> ChargeOrder:
     amount, currency, customer = (data.get(name) for name in ("amount_cents", "currency", "customer_id"))
     if type(amount) is not int or not 0 < amount <= _LARGEST:
-        raise _invalid(f"`amount_cents` is a number from 1 to {_LARGEST}.")
+        raise _invalid(f"`amount_cents` must be a number from 1 to {_LARGEST}.")
     if not isinstance(currency, str) or _CURRENCY.fullmatch(currency) is None:
-        raise _invalid("`currency` has three capital letters.")
+        raise _invalid("`currency` must be three capital letters.")
     if not isinstance(customer, str) or not 0 < len(customer) <= _LONGEST_NAME:
-        raise _invalid(f"`customer_id` has 1 to {_LONGEST_NAME} characters.")
+        raise _invalid(f"`customer_id` must have 1 to {_LONGEST_NAME} characters.")
     return ChargeOrder(amount, currency, customer)
 
 
@@ -320,7 +320,7 @@ async def _data(request: Request) -> dict[str, Any]:
     except ValueError:
         data = None
     if not isinstance(data, dict):
-        raise _invalid("The body is a JSON object.")
+        raise _invalid("The body must be a JSON object.")
     return data
 
 
@@ -358,14 +358,14 @@ def serve(
     until_eof: bool,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve. It calls `announce` with the address when everything is in order."""
+    """Serve until a signal arrives. Before the first request it calls `announce` with the provider's URL."""
     if webhooks is not None:
         http_url(webhooks)
     with listen(host, port) as listener:
         config = uvicorn.Config(
             create_provider(Ledger(ledger), webhooks, secret),
             http=DroppingProtocol,
-            log_level="critical",  # uvicorn would warn of requests that hang on purpose
+            log_level="critical",  # uvicorn would warn about requests that hang on purpose
             access_log=False,
             lifespan="on",
             proxy_headers=False,
@@ -381,7 +381,7 @@ def serve(
 
 
 def _end_with_parent(server: uvicorn.Server) -> None:
-    """Standard input is a pipe that the parent holds open: it ends when the parent does, even by `kill -9`."""
+    """End the server at the end of standard input, a pipe that the parent holds open until it ends, even by kill -9."""
     while sys.stdin.buffer.read(1):
         pass
     server.should_exit = server.force_exit = True

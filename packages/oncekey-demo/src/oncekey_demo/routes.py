@@ -1,6 +1,6 @@
-"""The shop's routes, one for each kind of effects: orders, payments, transfers and notifications.
+"""The shop's routes, one for each kind of side effects: orders, payments, transfers and notifications.
 
-Headers of a request slow its handler (`X-Demo-Delay: seconds`) and choose faults of the provider (`X-Demo-Fault:
+Request headers slow the handler (`X-Demo-Delay: seconds`) and choose a fault of the provider (`X-Demo-Fault:
 drop-after`, `X-Demo-Dedup: off`, `X-Demo-Repeatable: off`), so that a person can watch two requests overlap, and every
 fault.
 """
@@ -38,13 +38,13 @@ LONGEST_DELAY: Final = 60.0
 async def wanted_delay(
     x_demo_delay: Annotated[str, Header(description="Makes the handler slow: seconds, 0 to 60.")] = "0",
 ) -> float:
-    """The seconds asked for."""
+    """The delay that the request asks for, in seconds."""
     try:
         seconds = float(x_demo_delay)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= LONGEST_DELAY:
-        detail = f"X-Demo-Delay is a number of seconds from 0 to {LONGEST_DELAY:g}."
+        detail = f"X-Demo-Delay must be a number of seconds from 0 to {LONGEST_DELAY:g}."
         raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_delay", detail)
     return seconds
 
@@ -52,14 +52,14 @@ async def wanted_delay(
 Delay = Annotated[float, Depends(wanted_delay)]
 
 
-_FAULT = f"What the provider is to do: {', '.join(NAMES)}. It strikes the request that brings it, and no other."
+_FAULT = f"How the provider fails: {', '.join(NAMES)}. The fault applies to this request only."
 _DEDUP = "`off`: the provider ignores downstream keys."
-_REPEATABLE = "`off`: the call to the provider is one that may not be repeated."
+_REPEATABLE = "`off`: the call to the provider is not repeatable."
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderBehaviour:
-    """How the provider shall behave for a request, and what the shop assumes about it."""
+    """The provider's behaviour for a request, and the shop's assumption about it."""
 
     fault: str | None = None
     deduplicate: bool = True
@@ -71,7 +71,7 @@ async def wanted_behaviour(
     x_demo_dedup: Annotated[str, Header(description=_DEDUP)] = "on",
     x_demo_repeatable: Annotated[str, Header(description=_REPEATABLE)] = "on",
 ) -> ProviderBehaviour:
-    """The wishes of a request."""
+    """The provider's behaviour that the request asks for."""
     try:
         fault = str(Fault.parse(x_demo_fault)) if x_demo_fault else None
     except UnknownFaultError as error:
@@ -79,16 +79,16 @@ async def wanted_behaviour(
     return ProviderBehaviour(fault, _on("X-Demo-Dedup", x_demo_dedup), _on("X-Demo-Repeatable", x_demo_repeatable))
 
 
-Wished = Annotated[ProviderBehaviour, Depends(wanted_behaviour)]
+WantedBehaviour = Annotated[ProviderBehaviour, Depends(wanted_behaviour)]
 
 
 def _on(name: str, value: str) -> bool:
     if value.lower() not in {"on", "off"}:
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_switch", f"{name} is on or off.")
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "invalid_switch", f"{name} must be on or off.")
     return value.lower() == "on"
 
 
-Limit = Annotated[int, Query(ge=1, le=10_000, description="How many, the newest first.")]
+Limit = Annotated[int, Query(ge=1, le=10_000, description="The number of rows, newest first.")]
 
 
 def order_routes(once: Once, orders: Orders) -> APIRouter:
@@ -104,11 +104,11 @@ def order_routes(once: Once, orders: Orders) -> APIRouter:
         response.headers["Location"] = f"/orders/{order.id}"
         return order
 
-    @router.get("/orders", summary="The newest orders")
+    @router.get("/orders", summary="List the newest orders")
     async def list_orders(tenant: Tenant, limit: Limit = 100) -> list[Order]:
         return await orders.newest(tenant, limit)
 
-    @router.get("/orders/{order_id}", summary="One order")
+    @router.get("/orders/{order_id}", summary="Read one order")
     async def read_order(tenant: Tenant, order_id: str) -> Order:
         order = await orders.find(tenant, _uuid(order_id))
         if order is None:
@@ -130,16 +130,16 @@ def _not_found() -> ProblemError:
 
 
 CALL: Final = "notification_sent"
-"""The name of the call, from which its key comes."""
+"""The name of the call; its downstream key is derived from it."""
 
 
 def notification_routes(once: Once, charging: Charging) -> APIRouter:
     """The route for notifications."""
     router = APIRouter(tags=["notifications"])
 
-    @router.post("/notifications", status_code=HTTPStatus.CREATED, summary="Send a notification, for a charge")
+    @router.post("/notifications", status_code=HTTPStatus.CREATED, summary="Send a notification, which is charged")
     @once.protect(effects=INLINE, operation="send_notification")
-    async def send_notification(wanted: Money, _: Tenant, behaviour: Wished, op: Operation) -> Notification:
+    async def send_notification(wanted: Money, _: Tenant, behaviour: WantedBehaviour, op: Operation) -> Notification:
         key = op.downstream_key(CALL)
         try:
             charge = await charging.charge(
@@ -153,7 +153,7 @@ def notification_routes(once: Once, charging: Charging) -> APIRouter:
 
 
 def notified(_: Question, charge: dict[str, Any]) -> Reply:
-    """The answer of a notification whose charge was found later."""
+    """The response to a notification whose charge was found later."""
     wanted = Money(**{name: charge[name] for name in Money.model_fields})
     return Reply(HTTPStatus.CREATED, _sent(wanted, charge).model_dump(mode="json"))
 
@@ -163,7 +163,7 @@ def _sent(wanted: Money, charge: dict[str, Any]) -> Notification:
 
 
 def declined() -> ProblemError:
-    """The provider's final no, as the shop passes it on."""
+    """The shop's response if the provider declines."""
     return ProblemError(HTTPStatus.PAYMENT_REQUIRED, "card_declined", "The card was declined; nothing was charged.")
 
 
@@ -171,7 +171,33 @@ RECEIPT = "receipt"
 NO_MAILBOX: Final = "cus_no_mailbox"
 """A customer whose receipts cannot be delivered: each becomes a dead letter."""
 CHARGE: Final = "charge_created"
-"""The name of the call, from which its key comes."""
+"""The name of the call; its downstream key is derived from it."""
+
+
+def _assumptions(behaviour: ProviderBehaviour) -> dict[str, bool]:
+    return {"deduplicate": behaviour.deduplicate, "repeatable": behaviour.repeatable}
+
+
+async def _create(tx: Any, movements: Movements, tenant: str, wanted: Money) -> dict[str, Any]:  # noqa: ANN401  (the driver's own connection)
+    payment = Payment(status="created", **begin(wanted))
+    await movements.insert(tx, tenant, payment)
+    return payment.model_dump(mode="json")
+
+
+async def _charge(
+    charging: Charging, money: dict[str, Any], how: dict[str, bool], fault: str | None, *, key: str
+) -> dict[str, Any]:
+    return await charging.charge(money, key, deduplicate=how["deduplicate"], fault=fault)
+
+
+async def _settle(tx: Any, op: Operation, movements: Movements, tenant: str, settled: Payment) -> dict[str, Any]:  # noqa: ANN401
+    await movements.end(tx, tenant, settled)
+    op.emit(RECEIPT, {"tenant": tenant, "payment_id": str(settled.id), "customer_id": settled.customer_id})
+    return settled.model_dump(mode="json")
+
+
+async def _decline(tx: Any, movements: Movements, tenant: str, created: Payment) -> None:  # noqa: ANN401
+    await movements.end(tx, tenant, created.model_copy(update={"status": "declined"}))
 
 
 def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIRouter:
@@ -181,47 +207,37 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
     @router.post("/payments", status_code=HTTPStatus.CREATED, summary="Make a payment")
     @once.protect(effects=PHASED, operation="create_payment")
     async def create_payment(
-        wanted: Money, tenant: Tenant, behaviour: Wished, response: Response, op: Operation
+        wanted: Money, tenant: Tenant, behaviour: WantedBehaviour, response: Response, op: Operation
     ) -> Payment:
         # The first request decides what kind of call it is; a retry, or the completer, may lack its headers.
         # The fault is not stored: it applies only to the request that names it.
-        how = await op.value("how", lambda: {"deduplicate": behaviour.deduplicate, "repeatable": behaviour.repeatable})
-
-        async def create(tx: Any) -> dict[str, Any]:  # noqa: ANN401  (the driver's own connection)
-            payment = Payment(status="created", **begin(wanted))
-            await movements.insert(tx, tenant, payment)
-            return payment.model_dump(mode="json")
-
-        created = Payment.model_validate(await op.phase("payment_created", create))
-
-        async def charge(key: str) -> dict[str, Any]:
-            return await charging.charge(
-                created.money.model_dump(), key, deduplicate=how["deduplicate"], fault=behaviour.fault
-            )
-
-        async def settle(tx: Any) -> dict[str, Any]:  # noqa: ANN401
-            settled = created.model_copy(update={"status": "settled", "charge_id": made["id"]})
-            await movements.end(tx, tenant, settled)
-            op.emit(RECEIPT, {"tenant": tenant, "payment_id": str(settled.id), "customer_id": wanted.customer_id})
-            return settled.model_dump(mode="json")
-
-        async def decline(tx: Any) -> None:  # noqa: ANN401
-            await movements.end(tx, tenant, created.model_copy(update={"status": "declined"}))
-
+        how = await op.value("how", _assumptions, behaviour)
+        created = Payment.model_validate(await op.phase("payment_created", _create, movements, tenant, wanted))
+        money = created.money.model_dump()
         try:
-            made = await op.call(CHARGE, charge, repeatable=how["repeatable"], parameters=wanted.model_dump())
+            made = await op.call(
+                CHARGE,
+                _charge,
+                charging,
+                money,
+                how,
+                behaviour.fault,
+                repeatable=how["repeatable"],
+                parameters=wanted.model_dump(),
+            )
         except RejectedError:
-            await op.phase("payment_declined", decline)
+            await op.phase("payment_declined", _decline, movements, tenant, created)
             raise declined() from None
-        settled = Payment.model_validate(await op.phase("payment_settled", settle))
+        paid = created.model_copy(update={"status": "settled", "charge_id": made["id"]})
+        settled = Payment.model_validate(await op.phase("payment_settled", _settle, op, movements, tenant, paid))
         response.headers["Location"] = f"/payments/{settled.id}"
         return settled
 
-    @router.get("/payments", summary="The newest payments")
+    @router.get("/payments", summary="List the newest payments")
     async def list_payments(tenant: Tenant, limit: Limit = 100) -> list[Payment]:
         return await movements.payments(tenant, limit)
 
-    @router.get("/payments/{payment_id}", summary="One payment")
+    @router.get("/payments/{payment_id}", summary="Read one payment")
     async def read_payment(tenant: Tenant, payment_id: str) -> Payment:
         try:
             payment = await movements.payment(tenant, UUID(payment_id))
@@ -231,7 +247,7 @@ def payment_routes(once: Once, movements: Movements, charging: Charging) -> APIR
             raise ProblemError(HTTPStatus.NOT_FOUND, "payment_not_found", "There is no such payment.")
         return payment
 
-    @router.get("/receipts", summary="The receipts of the newest payments")
+    @router.get("/receipts", summary="List the receipts of the newest payments")
     async def list_receipts(tenant: Tenant, limit: Limit = 100) -> list[Receipt]:
         return await movements.receipts(tenant, limit)
 
@@ -243,7 +259,7 @@ class NoMailboxError(Exception):
 
 
 def payment_topics(once: Once, movements: Movements) -> None:
-    """Register what a worker does with receipts; a message may be delivered twice."""
+    """Register the workers' handler for receipts; a message may be delivered twice."""
 
     @once.topic(RECEIPT, repeatable=True)
     async def receipt(message: Message) -> None:
@@ -259,9 +275,9 @@ def transfer_routes(once: Once, movements: Movements) -> APIRouter:
     """The routes for transfers."""
     router = APIRouter(tags=["transfers"])
 
-    @router.post("/transfers", status_code=HTTPStatus.ACCEPTED, summary="Ask for a transfer")
+    @router.post("/transfers", status_code=HTTPStatus.ACCEPTED, summary="Request a transfer")
     @once.protect(effects=OUTBOX, operation="create_transfer")
-    async def create_transfer(wanted: Money, tenant: Tenant, behaviour: Wished, op: Operation) -> Transfer:
+    async def create_transfer(wanted: Money, tenant: Tenant, behaviour: WantedBehaviour, op: Operation) -> Transfer:
         transfer = Transfer(status="requested", **begin(wanted))
         await movements.insert(op.connection, tenant, transfer)
         op.defer(
@@ -274,7 +290,7 @@ def transfer_routes(once: Once, movements: Movements) -> APIRouter:
         )
         return transfer
 
-    @router.get("/transfers", summary="The newest transfers, as they were asked for")
+    @router.get("/transfers", summary="List the newest transfers, as they were requested")
     async def list_transfers(tenant: Tenant, limit: Limit = 100) -> list[Transfer]:
         return await movements.transfers(tenant, limit)
 
@@ -282,7 +298,7 @@ def transfer_routes(once: Once, movements: Movements) -> APIRouter:
 
 
 def transfer_topics(once: Once, charging: Charging) -> None:
-    """Register what a worker does with deferred transfers; the topic says whether the call may be repeated."""
+    """Register the workers' handlers for deferred transfers, one for repeatable calls and one for others."""
 
     @once.topic(REPEATABLE, repeatable=True)
     async def transfer(message: Message) -> Reply:
@@ -303,15 +319,15 @@ async def _transferred(charging: Charging, message: Message) -> Reply:
             wanted.money.model_dump(), message.downstream_key, deduplicate=payload["deduplicate"], fault=fault
         )
     except RejectedError:
-        # Raised, and not returned: a returned answer would mean that the call was made.
-        no = declined().answer
-        reply = Reply(no.status_code, json.loads(bytes(no.body)), (("content-type", MEDIA_TYPE),))
+        # Raised, not returned: a returned reply would mean that the call was made.
+        refusal = declined().answer
+        reply = Reply(refusal.status_code, json.loads(bytes(refusal.body)), (("content-type", MEDIA_TYPE),))
         raise RejectedError(reply) from None
     return _done(wanted, charge)
 
 
 def transferred(question: Question, charge: dict[str, Any]) -> Reply:
-    """The answer of a transfer whose charge was found later."""
+    """The response to a transfer whose charge was found later."""
     return _done(Transfer.model_validate(question.payload["transfer"]), charge)
 
 

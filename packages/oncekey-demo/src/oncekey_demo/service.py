@@ -1,6 +1,6 @@
-"""The demo for workers of their own: `oncekey worker --app oncekey_demo.service:once`.
+"""The demo for separate worker processes: `oncekey worker --app oncekey_demo.service:once`.
 
-The store and the provider are those of the environment: ONCEKEY_DEMO_STORE and ONCEKEY_DEMO_PROVIDER.
+The environment variables ONCEKEY_DEMO_STORE and ONCEKEY_DEMO_PROVIDER name the store and the provider.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ app = create_app(
     os.environ.get(STORE_VARIABLE, DEFAULT_STORE),
     Policy(),
     os.environ.get(PROVIDER_VARIABLE, DEFAULT_PROVIDER),
-    workers=False,  # `oncekey worker`, which imports this module, runs them
+    workers=False,  # `oncekey worker` imports this module, and runs them
 )
 once: Once = app.state.once

@@ -1,7 +1,7 @@
 """Runs the demo. It checks everything before the first request, and reports a mistake in one sentence.
 
-Its own provider is another process, which ends when the demo ends, even after a `kill -9`. With `oncekey demo --traffic
-SECONDS` it also sends requests to itself, so that the console has something to show.
+The demo's own provider is a separate process, which ends when the demo ends, even after a `kill -9`. With
+`oncekey demo --traffic SECONDS` the demo also sends requests to itself, so that the console has something to show.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "provi
 _GRACE_SECONDS = 5.0
 
 
-class HouseProvider:
-    """Use it as a context manager: entering starts it and waits until it serves."""
+class OwnProvider:
+    """The demo's own provider, as a context manager: entering starts it and waits until it serves."""
 
     def __init__(self, ledger: Path, webhooks: str | None = None) -> None:
         self._options = ("--ledger", str(ledger), *(() if webhooks is None else ("--webhooks", webhooks)))
@@ -38,9 +38,9 @@ class HouseProvider:
         self.url = ""
 
     def __enter__(self) -> Self:
-        # The provider reads from a pipe that only the demo writes to: even `kill -9` of the demo closes it.
-        # In a session of its own it gets no Ctrl-C, because requests that are under way still need it.
-        self._process = subprocess.Popen(  # noqa: S603  (our own command)
+        # The provider reads from a pipe whose other end only the demo has: even `kill -9` of the demo closes it.
+        # In a separate session it gets no Ctrl-C, because requests in progress still need it.
+        self._process = subprocess.Popen(  # noqa: S603  (a fixed command)
             [*_COMMAND, *self._options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -52,7 +52,7 @@ class HouseProvider:
         self.url = next((word for word in line.split() if word.startswith("http://")), "")
         if not self.url:
             self.__exit__()
-            raise CannotServeError("its provider did not start; the line above says why")
+            raise CannotServeError("the demo's provider did not start; see the line above")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +66,7 @@ class HouseProvider:
 
 GRACE_SECONDS = 10
 KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep an unused connection: if the server closed first, a request could be lost on it."""
+"""Longer than clients keep an idle connection: if the server closed it first, a request could be lost."""
 LEDGER: Final = "oncekey-demo-provider.db"
 
 
@@ -83,15 +83,15 @@ def serve(
     announce: Callable[[str, str], None],
     traffic: Traffic | None = None,
 ) -> None:
-    """Serve until a signal ends it. It calls `announce` with the demo's address and the console's when all is in order.
+    """Serve until a signal arrives. Before the first request it calls `announce` with the demo's URL and the console's.
 
     Then it sends the `traffic` to itself, and continues to serve.
     """
     with listen(host, port) as listener:
-        asyncio.run(_try_once(store, policy, provider or DEFAULT_PROVIDER))
+        asyncio.run(_check_start(store, policy, provider or DEFAULT_PROVIDER))
         address = address_of(host, listener)
         hook = f"{address}{WEBHOOKS}" if webhooks else None
-        with _provided(provider, ledger or beside(store), hook) as provider_url:
+        with _provider_url(provider, ledger or ledger_next_to(store), hook) as provider_url:
             token = secrets.token_urlsafe(24)
             announce(address, link_to(address, token))
             config = uvicorn.Config(
@@ -108,28 +108,28 @@ def serve(
             else:
                 asyncio.run(_serve_traffic(server, listener, address, traffic))
         if not server.started:
-            raise CannotServeError("the demo did not start; the lines above say why")
+            raise CannotServeError("the demo did not start; see the lines above")
 
 
-def beside(store: str) -> Path:
-    """The path of the provider's ledger: in the folder of a store that is a file, else in the current folder."""
+def ledger_next_to(store: str) -> Path:
+    """The path of the provider's ledger: next to a SQLite store, otherwise in the current folder."""
     scheme, _, path = store.partition(":///")
     folder = Path(path.partition("?")[0]).parent if scheme.startswith("sqlite") else Path()
     return folder / LEDGER
 
 
 @contextmanager
-def _provided(running: str | None, ledger: Path, webhooks: str | None) -> Iterator[str]:
-    """The address of the provider that runs already, or of one that runs as long as the block."""
+def _provider_url(running: str | None, ledger: Path, webhooks: str | None) -> Iterator[str]:
+    """The URL of the running provider, or of one that runs as long as the block."""
     if running is not None:
         yield running
         return
-    with HouseProvider(ledger, webhooks) as ours:
+    with OwnProvider(ledger, webhooks) as ours:
         yield ours.url
 
 
-async def _try_once(store: str, policy: Policy, provider: str) -> None:
-    """Start and stop the application once, because a server reports a failed start with a long traceback."""
+async def _check_start(store: str, policy: Policy, provider: str) -> None:
+    """Start and stop the application once: uvicorn would report a failed start with a long traceback."""
     app = create_app(store, policy, provider, workers=False)
     async with app.router.lifespan_context(app):
         pass

@@ -1,4 +1,4 @@
-"""`oncekey torture`: injects faults into servers and workers on this machine, and checks the books afterwards."""
+"""`oncekey torture`: injects faults into servers and workers on this machine, and checks all records afterwards."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ def torture(  # noqa: PLR0917  (typer reads the parameters)
     store: Annotated[
         str,
         typer.Option(
-            help="An empty store of its own: sqlite:///torture.db, or a server: postgresql://…@127.0.0.1/scratch.",
+            help="An empty store for this run: sqlite:///torture.db, or a server: postgresql://…@127.0.0.1/scratch.",
             metavar="URL",
         ),
     ],
-    seconds: Annotated[float, typer.Option(help="How long faults strike; healing and checking come on top.")] = 30.0,
-    seed: Annotated[int | None, typer.Option(help="Decides requests and faults; without it a new one.")] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds with faults; recovery and checks take more.")] = 30.0,
+    seed: Annotated[int | None, typer.Option(help="Decides requests and faults. [default: random]")] = None,
     servers: Annotated[int, typer.Option(help="Server processes.")] = 2,
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
     clients: Annotated[int, typer.Option(help="Clients, each with one key at a time.")] = 8,
     allow_existing: Annotated[
-        bool, typer.Option("--allow-existing", help="Use a store that holds records of others; they are left alone.")
+        bool, typer.Option("--allow-existing", help="Use a store with other records; they are not changed.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave records and tables in the store afterwards.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     shop: Annotated[str | None, typer.Option("--shop", hidden=True, metavar="MODULE")] = None,
 ) -> None:
-    """Run servers, workers and a provider, kill and stop them, lose their replies, and check that it happened once.
+    """Run servers, workers and a provider under faults, and check that every request was executed once.
 
-    Everything runs on this machine and ends with the command. Exit code 1: a promise was broken.
+    Processes are killed and stopped, and their replies are lost. Everything runs on this machine and ends with the
+    command. Exit code 1: a guarantee was violated.
     """
     from oncekey_demo.torture.plan import SHOP, Plan
     from oncekey_demo.torture.running import torture as run
@@ -64,7 +65,7 @@ def torture(  # noqa: PLR0917  (typer reads the parameters)
         shop=shop or SHOP,
     )
     with _watching(plan, quiet=as_json) as watch:
-        outcome = asyncio.run(_until_told(run(plan, watch)))
+        outcome = asyncio.run(_until_terminated(run(plan, watch)))
     if as_json:
         typer.echo(json.dumps(outcome.document(), indent=2))
     else:
@@ -73,8 +74,8 @@ def torture(  # noqa: PLR0917  (typer reads the parameters)
         raise typer.Exit(VIOLATED)
 
 
-async def _until_told(work: Any) -> Any:
-    """Cancel the run on SIGTERM, too, so that it ends every process that it has started."""
+async def _until_terminated(work: Any) -> Any:
+    """Cancel the run on SIGTERM, too, so that it ends every process that it started."""
     task = asyncio.ensure_future(work)
     with suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -83,7 +84,7 @@ async def _until_told(work: Any) -> Any:
 
 @contextmanager
 def _watching(plan: Plan, *, quiet: bool) -> Iterator[Watch]:
-    """Show the progress: a bar on a terminal, a line per stage in a pipe, nothing with --json."""
+    """Show the progress: a bar on a terminal, otherwise a line per stage; nothing with --json."""
     if quiet or not sys.stderr.isatty():
         yield _lines(plan, quiet=quiet)
         return
@@ -135,7 +136,7 @@ def _show(outcome: Outcome) -> None:
     rows: list[tuple[str, object]] = [
         ("keys", outcome.keys),
         ("requests", outcome.requests),
-        *((f"  answered {name}", count) for name, count in outcome.answers.items()),
+        *((f"  response {name}", count) for name, count in outcome.answers.items()),
         ("crashes (kill -9)", outcome.crashes),
         ("pauses past the lease", outcome.pauses),
         ("ambiguous commits", outcome.ambiguous_commits),
@@ -159,7 +160,7 @@ def _show(outcome: Outcome) -> None:
     for finding in outcome.findings:
         console.print(Text(f"{finding.rule}: key {finding.key}: {finding.sentence}", style="red"), soft_wrap=True)
     for key, story in outcome.stories.items():
-        console.print(Text(f"\nThe story of {key}:", style="bold"))
+        console.print(Text(f"\nHistory of {key}:", style="bold"))
         for line in story:
             console.print(Text(f"  {line}"), soft_wrap=True)
-    console.print(Text(f"\nAgain: {outcome.plan.command}"), soft_wrap=True)
+    console.print(Text(f"\nRepeat: {outcome.plan.command}"), soft_wrap=True)

@@ -41,18 +41,18 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of request: where it goes, how often compared with others, and what goes wrong."""
+    """A kind of request: its path, its relative frequency, and its faults."""
 
     path: str
     share: int = 1
     faults: Mapping[str, str] = field(default_factory=dict)
     """Headers of the first attempt."""
     times: int = 1
-    """How often the client sends it, one attempt after the other."""
+    """The number of attempts, one after the other."""
     together: int = 1
-    """How many attempts are sent at the same moment."""
+    """The number of copies of each attempt that are sent at the same moment."""
     other_body: bool = False
-    """Whether the last attempt has another body under the same key."""
+    """Whether the last attempt has the same key but another body."""
     customer: str | None = None
 
 
@@ -82,7 +82,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """One key with everything that is drawn for it."""
+    """The requests for one key, as they were drawn."""
 
     kind: Kind
     key: str
@@ -94,7 +94,7 @@ class Send:
 
 
 def drawn(seed: int, number: int, chance: Random) -> Send:
-    """The request with this number. The first ones are one of each kind, so a short run shows all of them."""
+    """Draw the requests for the key with this number. The first keys cover each kind, so a short run has all kinds."""
     kind = KINDS[number] if number < len(KINDS) else chance.choices(KINDS, [one.share for one in KINDS])[0]
     customer = kind.customer or f"cus_{chance.randrange(1000, 1040)}"
     wanted: dict[str, object] = {"customer_id": customer}
@@ -115,8 +115,8 @@ def drawn(seed: int, number: int, chance: Random) -> Send:
 
 
 async def send(url: str, traffic: Traffic, is_over: Callable[[], bool]) -> None:
-    """Send the traffic to the demo at this address: at least one request of each kind, unless it `is_over` before."""
-    chance, seconds = Random(traffic.seed), traffic.seconds  # noqa: S311  (a schedule, no secret)
+    """Send the traffic to the demo at this URL: at least one request of each kind, unless `is_over` ends it before."""
+    chance, seconds = Random(traffic.seed), traffic.seconds  # noqa: S311  (a schedule, not a secret)
     loop, responses, slots = asyncio.get_running_loop(), Counter[str](), asyncio.Semaphore(AT_ONCE)
     await _status("GET", f"{url}/healthz")  # the listener is open before the application is ready
     began, number, shown = loop.time(), 0, 0

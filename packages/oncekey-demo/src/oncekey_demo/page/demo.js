@@ -1,9 +1,9 @@
-// The page of the demo: sends requests, and shows what came back beside what really happened.
+// The demo's page: sends requests, and shows their responses next to the provider's charges and the shop's rows.
 // Everything that was received is shown as text.
 
 import { codeOf, counted, parsed, replayed, times, verdict } from "./verdict.js";
 
-const TELLING = ["Location", "Idempotency-Key", "Idempotent-Replayed", "Idempotency-Key-Expires", "Retry-After",
+const SHOWN_HEADERS = ["Location", "Idempotency-Key", "Idempotent-Replayed", "Idempotency-Key-Expires", "Retry-After",
   "Content-Type"];
 const NEWEST = 20;
 const POLL = 1000;
@@ -14,13 +14,13 @@ const MONEY = `{ "customer_id": "cus_1001",
   "amount_cents": 1999, "currency": "EUR" }`;
 const ROUTES = {
   "/orders": { name: "Orders", sample: ORDER, calls: false,
-    hint: "One transaction in the shop's own database; the provider has no part in it." },
+    hint: "One transaction in the shop's database, without a call to the provider." },
   "/payments": { name: "Payments", sample: MONEY, calls: true,
-    hint: "A row, a charge at the provider, a receipt. A retry or a worker goes on after the last step that is done." },
+    hint: "A row, a charge at the provider, a receipt. A retry or a worker resumes after the last completed step." },
   "/transfers": { name: "Transfers", sample: MONEY, calls: true,
-    hint: "The request writes a row and a message and gets 202. A worker makes the charge." },
+    hint: "The handler writes a row and a message, and returns 202. A worker makes the charge." },
   "/notifications": { name: null, sample: MONEY, calls: true,
-    hint: "The handler calls the provider directly. If the answer is lost, the outcome is unknown." },
+    hint: "The handler calls the provider directly. If the reply is lost, the outcome is unknown." },
 };
 
 const at = (id) => document.getElementById(id);
@@ -31,7 +31,7 @@ const field = { route: at("route"), tenant: at("tenant"), delay: at("delay"), ke
 // Keys
 
 function newKey() {
-  // randomUUID is missing where the page is not served from this machine; random bytes are always there.
+  // randomUUID is missing if the page is not served from this machine; random bytes are always available.
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   bytes[6] = (bytes[6] & 0x0f) | 0x40;
   bytes[8] = (bytes[8] & 0x3f) | 0x80;
@@ -75,10 +75,10 @@ async function send(title, request) {
   try {
     const response = await fetch(request.route, { method: "POST", headers: headersOf(request), body: request.body });
     const text = await response.text();
-    const headers = TELLING.filter((name) => response.headers.has(name)).map((name) => [name, response.headers.get(name)]);
+    const headers = SHOWN_HEADERS.filter((name) => response.headers.has(name)).map((name) => [name, response.headers.get(name)]);
     answer = { title, status: response.status, phrase: response.statusText, headers, text, took: taken() };
   } catch (error) {
-    answer = { title, status: 0, phrase: "No answer", headers: [], text: String(error), took: taken() };
+    answer = { title, status: 0, phrase: "No response", headers: [], text: String(error), took: taken() };
   }
   sent.times += 1;
   return answer;
@@ -100,13 +100,13 @@ const ACTIONS = {
   together: (request) => Promise.all([send("First", request), send("Second", request)]),
   altered: async (request) => [
     await send("First", request),
-    await send("Second, another body", { ...request, body: altered(request) }),
+    await send("Second, with another body", { ...request, body: altered(request) }),
   ],
   keyless: async (request) => [await send("Without a key", { ...request, key: null })],
 };
 const NEW_KEY = new Set(["together"]);
 
-// The requests of this page: what was answered, what has become of their keys, and what was charged for them
+// The requests from this page: their responses, the states of their keys, and their charges
 
 let requests = [];
 let current = null;
@@ -121,13 +121,13 @@ function remember(request) {
   return current;
 }
 
-// A reload loses the page's memory, and the tab's storage has the list.
+// The list is kept in the tab's storage, so that it survives a reload.
 function keep() {
   const kept = requests.slice(0, NEWEST).map(({ node, ...sent }) => sent);
   try {
     sessionStorage.setItem(KEPT, JSON.stringify(kept));
   } catch {
-    // A full or forbidden storage costs the list after a reload, and nothing else.
+    // If the storage is full or forbidden, only the list after a reload is lost.
   }
 }
 
@@ -157,7 +157,7 @@ async function read(path, tenant) {
 async function look(sent) {
   const { key, route, tenant } = sent.request;
   sent.state = await read(`/idempotency-keys/${encodeURIComponent(key)}`, tenant);
-  // After the state: what a completed request was charged is in the ledger by then.
+  // After the state: the ledger has the charges of a completed request by then.
   if (!ROUTES[route].calls) return;
   const found = await read(`/demo/charges/${encodeURIComponent(key)}`, tenant);
   sent.charges = found === null ? null : found.charges.length;
@@ -182,7 +182,7 @@ function describe(list, pairs) {
 function wishesOf(request) {
   if (!ROUTES[request.route].calls) return "";
   const wishes = [request.fault || "no fault"];
-  if (!request.dedup) wishes.push("keys not recognised");
+  if (!request.dedup) wishes.push("no deduplication");
   if (!request.repeatable) wishes.push("not repeatable");
   return wishes.join(" · ");
 }
@@ -203,10 +203,10 @@ function show(sent) {
   node.querySelector(".fate").textContent = `${headline} · sent ${times(sent.times)}`;
   node.querySelector(".fate").className = `fate ${mood}`;
   const pairs = [["Key", request.key], ["Tenant", request.tenant]];
-  if (answer) pairs.push(["Last answer", `${answer.status || "none"} ${codeOf(answer)}${replayed(answer) ? " (replayed)" : ""}`]);
+  if (answer) pairs.push(["Last response", `${answer.status || "none"} ${codeOf(answer)}${replayed(answer) ? " (replayed)" : ""}`]);
   if (state?.recovery_point) pairs.push(["Recovery point", state.recovery_point], ["Attempts", String(state.attempts)]);
   if (state?.last_error) pairs.push(["Last error", state.last_error]);
-  if (state?.response) pairs.push(["Stored answer", String(state.response.status)]);
+  if (state?.response) pairs.push(["Stored response", String(state.response.status)]);
   const stored = parsed(state?.response?.body ?? "");
   if (stored?.charge_id) pairs.push(["Charge", stored.charge_id]);
   describe(node.querySelector("dl"), pairs);
@@ -221,7 +221,7 @@ async function follow() {
 function showRequests() {
   const nodes = requests.slice(0, NEWEST).map(show);
   nodes.forEach((node, place) => {
-    // A node that is where it belongs is not moved: moving it would take the focus from its button.
+    // A node in its place is not moved: moving it would take the focus from its button.
     if (at("requests").children[place] !== node) at("requests").insertBefore(node, at("requests").children[place] ?? null);
   });
   while (at("requests").children.length > nodes.length) at("requests").lastElementChild.remove();
@@ -230,7 +230,7 @@ function showRequests() {
 }
 
 function watch() {
-  // A key that a worker is busy with changes without us; as long as there is one, we look.
+  // A worker may change an unfinished key at any time: poll as long as there is one.
   if (polling !== null || requests.every(isOver)) return;
   polling = setTimeout(async () => {
     polling = null;
@@ -246,7 +246,7 @@ async function again(sent) {
   await perform(async (request) => [await send(title, request)], { ...rest, fault: "" });
 }
 
-// The verdict, and the answers that it is about
+// The verdict, and the responses that it describes
 
 const kind = (status) => (status === 202 || status === 409 || status === 503 ? "wait"
   : status >= 200 && status < 300 ? "good" : "bad");
@@ -271,7 +271,7 @@ function card(answer) {
 
 function announce(mood, headline, text) {
   at("verdict").className = `verdict ${mood}`;
-  // The same words again would be read out again.
+  // A screen reader would read the same text out again.
   if (at("headline").textContent !== headline) at("headline").textContent = headline;
   if (at("explanation").textContent !== text) at("explanation").textContent = text;
 }
@@ -281,7 +281,7 @@ function showVerdict() {
   const { request, state, charges, rows } = current;
   const { mood, headline, text } = verdict(seen(current));
   announce(mood, headline, text);
-  const effect = ROUTES[request.route].calls ? ["Charged for it", charges === null ? "?" : times(charges)] : ["Orders written", String(rows)];
+  const effect = ROUTES[request.route].calls ? ["Charged", charges === null ? "?" : times(charges)] : ["Orders written", String(rows)];
   describe(at("counts"), [["Request", `POST ${request.route}`], ["Sent", times(current.times)], effect,
     ["Status", state ? state.state.replace("_", " ") : "not stored"]]);
   at("counts").hidden = false;
@@ -293,7 +293,7 @@ function showAnswers() {
   at("no-answers").hidden = answers.length > 0;
 }
 
-// What really happened: the provider's ledger, and the rows of the shop
+// The provider's ledger, and the shop's rows
 
 const known = { ledger: null, rows: null, route: null, tenant: null };
 let shown = { route: field.route.value, tenant: field.tenant.value };
@@ -347,7 +347,7 @@ function what(one) {
   return one.items ? one.items.map((item) => `${item.quantity} × ${item.product_id}`).join(", ") : amount(one);
 }
 
-// Shows the rows of the route and the tenant that were chosen or sent to last; returns how many are new since the mark.
+// Shows the rows of the selected or last used route and tenant; returns the number of rows since the last mark.
 async function readRows(mark = false) {
   const { route, tenant } = shown;
   const { name } = ROUTES[route];
@@ -407,7 +407,7 @@ async function perform(action, request) {
   if (busy) return;
   busy = true;
   document.body.setAttribute("aria-busy", "true");
-  announce("", "Sending…", `POST ${request.route} with the key ${request.key ?? "none"}.`);
+  announce("", "Sending…", request.key === null ? `POST ${request.route} without a key.` : `POST ${request.route} with the key ${request.key}.`);
   try {
     shown = { route: request.route, tenant: request.tenant };
     await Promise.all([readLedger(true), readRows(true)]);
@@ -434,7 +434,7 @@ form.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button || busy) return;
   const { action, fault } = button.dataset;
-  // Two requests can meet only where neither of them finds a stored answer.
+  // Two requests can overlap only if there is no stored response for the key.
   if (fault || NEW_KEY.has(action)) takeNewKey();
   if (action && action !== "twice") perform(ACTIONS[action], written());
   if (fault) perform(ACTIONS.once, { ...written(), fault });

@@ -1,5 +1,5 @@
-// What a request came to, in words: a pure function of what was answered, what its key's status says, and what the
-// provider has charged for it. It is asked again whenever one of them changes.
+// The verdict on a request in words: a pure function of its responses, its key's state and its charges at the provider.
+// It is computed again whenever one of them changes.
 
 export function parsed(text) {
   try {
@@ -20,24 +20,24 @@ export const times = (count) => TIMES[count] ?? `${spelled(count)} times`;
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 export function counted(count, noun) {
-  return `${capital(spelled(count))} ${noun}${count > 1 ? "s" : ""}`;
+  return `${capital(spelled(count))} ${noun}${count === 1 ? "" : "s"}`;
 }
 
-// How the effects of this one request are said; null where the provider cannot be asked.
+// The effects of this one request in words; `charges` is null if the provider does not respond.
 function effectOf({ calls, charges, rows }) {
   if (!calls) return counted(rows, "order");
   return charges === null ? "Charges unknown" : counted(charges, "charge");
 }
 
-function ledgerSays(charges) {
-  if (charges === null) return "The provider's ledger cannot be read now.";
+function ledgerSentence(charges) {
+  if (charges === null) return "The provider's ledger cannot be read right now.";
   return charges === 0 ? "The provider's ledger has no charge for it." : "The provider's ledger has one charge for it.";
 }
 
 function twiceCharged(charges, repeatable) {
   const why = repeatable
-    ? " The shop relied on a provider that recognises a key it has seen, and this one did not. That promise"
-      + " (repeatable) must be true; without it the shop stops at “unknown” instead of calling again."
+    ? " The shop declared the call repeatable, but the provider did not deduplicate it. Declare a call repeatable only if"
+      + " the provider deduplicates by key; otherwise the shop marks the outcome as unknown instead of calling again."
     : "";
   return { mood: "bad", headline: `Charged ${times(charges)}`,
     text: `The provider has ${spelled(charges)} charges for this one request.${why}` };
@@ -47,42 +47,42 @@ function refused(code, answer, effect) {
   switch (code) {
     case "idempotency_key_missing":
       return { mood: "bad", headline: "Refused: no key",
-        text: "Nothing was executed. The server could not tell a retry without a key from a new request." };
+        text: "Nothing was executed. Without a key the server cannot distinguish a retry from a new request." };
     case "idempotency_key_reused_with_different_payload":
       return { mood: "good", headline: `${effect}; the other body was refused`,
-        text: "The key belongs to the first body. The second one got 422 and changed nothing." };
+        text: "The key belongs to the first body. The second request received 422 and changed nothing." };
     default:
       return { mood: "bad", headline: `Refused: ${answer.status} ${answer.phrase}`.trim(),
         text: parsed(answer.text)?.detail ?? "Nothing was executed." };
   }
 }
 
-// Answers that leave no record of their own: the request was turned away before it began.
+// The request was refused before it began, so the server has no record of it.
 const TURNED_AWAY = (answer, state) => state === null && answer.status >= 400 && answer.status < 500;
 
 function ended(effect, { state, answers, charges, calls, route }) {
   const status = state.response?.status ?? 0;
   if (status >= 400) {
-    return { mood: charges > 0 ? "bad" : "good", headline: `${effect}: answered ${status}`,
-      text: "This is the final answer. It is stored, and every retry gets it." };
+    return { mood: charges > 0 ? "bad" : "good", headline: `${effect}: final response ${status}`,
+      text: "The response is final and stored; every retry receives it." };
   }
   const last = answers.at(-1);
   const same = answers.length === 2 && answers[0].text === answers[1].text;
   const met = answers.find((answer) => codeOf(answer) === "idempotency_key_in_progress" && answer.status !== 202);
   const noun = { "/transfers": "transfer", "/payments": "payment", "/notifications": "notification" }[route] ?? "order";
-  let text = "Its answer is stored, and every retry gets it.";
+  let text = "The response is stored; every retry receives it.";
   if (same && answers.some(replayed)) {
-    text = "Both answers have the same bytes; the one that was replayed is marked.";
+    text = "Both responses have the same bytes; the replayed one is marked.";
   } else if (met) {
-    text = "One request came while the other one ran: it executed nothing and was asked to come back after"
-      + ` ${waitOf(met)} s. “Send once” gets the stored answer.`;
+    text = "One request arrived while the other one ran: it executed nothing and received 409 with Retry-After"
+      + ` ${waitOf(met)} s. “Send once” returns the stored response.`;
   } else if (answers.some((answer) => answer.status === 202)) {
-    text = "A worker made the charge after the request was accepted. “Send again” gets the stored answer.";
+    text = "A worker made the charge after the request was accepted. “Send again” returns the stored response.";
   } else if (last && (last.status === 0 || last.status >= 409)) {
-    text = `The client's last answer was ${last.status || "none"}, and the request was finished without it. “Send again”`
-      + " gets the stored answer.";
+    text = last.status === 0 ? "The client received no response" : `The client received ${last.status}`;
+    text += ", and the server finished the request without it. “Send again” returns the stored response.";
   } else if (last && replayed(last)) {
-    text = "It was completed before. This is the stored answer, and nothing ran again.";
+    text = "The request was completed before. This is the stored response; nothing ran again.";
   }
   return { mood: calls && charges === 0 ? "bad" : "good", headline: `${effect}: ${noun} completed`, text };
 }
@@ -101,28 +101,28 @@ export function verdict(seen) {
       return ended(effect, seen);
     case "unknown":
       return { mood: "bad", headline: "Outcome unknown",
-        text: `The shop got no clear answer and may not repeat the call, so it holds the request. ${ledgerSays(charges)}`
-          + " The provider's webhook, the reconciler or an operator settles it; this page follows." };
+        text: `The reply to a non-repeatable call was lost, so the shop does not call again. ${ledgerSentence(charges)}`
+          + " The provider's webhook, the reconciler or an operator resolves it; this page updates itself." };
     case "failed_retryable":
-      return { mood: "wait", headline: "Interrupted, not lost",
-        text: `${ledgerSays(charges)} The shop got no clear answer and may repeat the call with the same downstream key.`
-          + " “Send again” goes on now; otherwise a worker does." };
+      return { mood: "wait", headline: "Interrupted: will be resumed",
+        text: `${ledgerSentence(charges)} The provider's reply was lost; the call can be repeated with the same downstream key.`
+          + " “Send again” resumes it now; otherwise a worker does." };
     case "in_progress":
     case "pending":
       return { mood: "wait", headline: answers.some((answer) => answer.status === 202) ? "Accepted" : "In progress",
-        text: `${calls ? ledgerSays(charges) : ""} The request is being worked on; this page follows it to its end.`.trim() };
+        text: `${calls ? ledgerSentence(charges) : ""} The request is in progress; this page updates itself.`.trim() };
     default:
       return unrecorded(answers.at(-1));
   }
 }
 
-// The server has no record of the key, or cannot be asked for it.
+// The server has no record of the key, or did not return it.
 function unrecorded(last) {
-  if (!last) return { mood: "wait", headline: "Not stored", text: "The server has no record of this key now." };
+  if (!last) return { mood: "wait", headline: "Not stored", text: "The server has no record of this key." };
   if (last.status === 0) {
-    return { mood: "bad", headline: "No answer",
-      text: "The server gave no answer. Send again with the same key: that is what it is for." };
+    return { mood: "bad", headline: "No response",
+      text: "The server did not respond. Retry with the same key: that is safe." };
   }
-  return { mood: "bad", headline: `Answered ${last.status} ${last.phrase}`.trim(),
-    text: parsed(last.text)?.detail ?? "Send again with the same key." };
+  return { mood: "bad", headline: `Response: ${last.status} ${last.phrase}`.trim(),
+    text: parsed(last.text)?.detail ?? "Retry with the same key." };
 }

@@ -1,4 +1,4 @@
-"""Clients of a run: each wants something done once, and sends it repeatedly, in parallel, and sometimes wrongly."""
+"""The clients of a run: each sends a request several times, in parallel, and sometimes with another body by mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def post(port: int, path: str, content: bytes, headers: Mapping[str, str], patience: float) -> Reply | None:
-    """Send a request to a server of the run; None if the server gave no complete answer in time."""
+    """Send a request to a server of the run; None if there was no complete response in time."""
     fields = {"Content-Type": "application/json", **headers}
     try:
         async with asyncio.timeout(patience):
@@ -45,7 +45,7 @@ FAULTS: Final = (
     Fault.ERROR_BEFORE.value,
     f"{Fault.DELAY.value}:0.3",
 )
-"""The faults of one call to the provider. A decline is an answer and no fault, so it is part of the request."""
+"""The faults of one call to the provider. A decline is a response, not a fault, so it is part of the request."""
 PATIENCE: Final = 2.0
 MOST_KEYS: Final = 200_000
 ACCEPTED: Final = "accepted"
@@ -55,7 +55,7 @@ _FINAL: Final = frozenset({Code.OUTCOME_UNKNOWN.value, Code.KEY_REUSED.value})
 
 @dataclass(frozen=True, slots=True)
 class IntendedRequest:
-    """What a client wants done, under one key."""
+    """The request that a client intends, under one key."""
 
     key: str
     route: str
@@ -73,15 +73,15 @@ class IntendedRequest:
 
 @dataclass(slots=True)
 class Clients:
-    """What all clients of a run share, and the answers that they got."""
+    """The shared state of all clients of a run, and their responses."""
 
     seed: int
     scope: str
     ports: Callable[[], Sequence[int]]
     routes: Sequence[str] = tuple(ROUTES)
-    """Where they send to."""
+    """The paths that they send to."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when clients shall begin no further key."""
+    """Set when clients must not begin another key."""
     operations: list[Operation] = field(default_factory=list)
     intended_requests: dict[str, IntendedRequest] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
@@ -89,7 +89,7 @@ class Clients:
     labels: dict[str, str] = field(default_factory=dict)
 
     async def run(self, number: int) -> None:
-        """One client, from the first key to the last."""
+        """Run one client, from its first key to its last."""
         chance = Random(f"{self.seed}/client/{number}")  # noqa: S311  (a schedule, no secret)
         count = 0
         while not self.over.is_set() and len(self.intended_requests) < MOST_KEYS:
@@ -99,7 +99,7 @@ class Clients:
             await self._pursue(intended, chance)
 
     async def insist(self, intended: IntendedRequest, chance: Random) -> None:
-        """Retry a key after the faults have ended, until it has an answer."""
+        """Retry a key after the faults have ended, until it has a response."""
         wanted, final = intended.wanted, None
         while final is None:
             final = await self._volley(intended, (wanted,), chance, {}, PATIENCE * 2)
@@ -117,7 +117,7 @@ class Clients:
             patience = chance.uniform(0.2, PATIENCE) if chance.random() < 0.3 else PATIENCE  # noqa: PLR2004
             final = await self._volley(intended, bodies, chance, _trouble(intended, chance) if first else {}, patience)
             if final == Code.KEY_REUSED.value and intended.rival is not None:
-                # The other body was first, so it is the request of this key now.
+                # The other body arrived first, so the key now belongs to it.
                 wanted, intended = intended.rival, replace(intended, rival=None)
                 continue
             if final or intended.leaves:
@@ -135,7 +135,7 @@ class Clients:
         headers: Mapping[str, str],
         patience: float,
     ) -> str | None:
-        """Send bodies at the same moment; returns the final answer to the first of them, if there was one."""
+        """Send bodies at the same moment; returns the final response to the first of them, if any."""
         ports = self.ports()
         sends = [self._send(intended, body, chance.choice(ports), headers, patience) for body in bodies]
         ending_of = await asyncio.gather(*sends)
@@ -175,7 +175,7 @@ class Clients:
 
 
 def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> IntendedRequest:
-    """A random wish."""
+    """Draw a random request."""
     route = chance.choices(routes, [ROUTES[one] for one in routes])[0]
     recognises = route != "/notifications" and chance.random() < 0.7  # noqa: PLR2004  (a share)
     declines = route not in _LOCAL and chance.random() < 0.06  # noqa: PLR2004
@@ -186,7 +186,7 @@ def draw(key: str, chance: Random, routes: Sequence[str] = tuple(ROUTES)) -> Int
 
 
 def ending_of(answer: Reply | None) -> tuple[ClientSaw, str | None]:
-    """What an answer means to its client, with the code of a refusal."""
+    """The meaning of a response for its client, with the code of a refusal."""
     if answer is None:
         return ClientSaw.INFO, None
     if answer.status in _ANSWERS:

@@ -47,7 +47,7 @@ WEIGHTS: Final[Mapping[Trouble, int]] = {
 NETWORK: Final = frozenset({Trouble.CUT, Trouble.SILENCE, Trouble.COMMIT_REPLY, Trouble.COMMIT_REQUEST, Trouble.REPLY})
 PAUSE: Final = LEASE * 1.8
 WORKER_PAUSE: Final = SEND_WINDOW + CALL_TIMEOUT + 5.0 + LEASE
-"""A pause that is longer than a worker may hold a parcel."""
+"""Longer than a worker may hold a parcel."""
 BETWEEN: Final = (0.1, 0.9)
 
 
@@ -79,7 +79,7 @@ class Nemesis:
         }
 
     async def run(self) -> None:
-        """Inject one fault after the other. A fault that lasts goes on beside the next one."""
+        """Inject one fault after the other. A fault that lasts overlaps with the next one."""
         while True:
             await asyncio.sleep(self._chance.uniform(*BETWEEN))
             kind = self._chance.choices(self._choices, [WEIGHTS[one] for one in self._choices])[0]
@@ -106,7 +106,7 @@ class Nemesis:
         if victim.paused or not victim.ready:
             return
         await victim.kill()
-        self.done[kind] += 1  # at once: the run may end before the process is there again
+        self.done[kind] += 1  # at once: the run may end before the process has started again
         try:
             await asyncio.sleep(rest)
             await victim.start()

@@ -1,4 +1,4 @@
-"""The plan of a run, which is checked before any process starts, and the environment that the processes get.
+"""The plan of a run, checked before any process starts, and the environment of its processes.
 
 Their policy has short leases and intervals, so that a recovery takes seconds, not minutes.
 """
@@ -20,14 +20,14 @@ from oncekey.core.policy import Policy
 from oncekey.core.scope import bound_scope
 from oncekey.databases.address import Kind
 from oncekey.engine.enrolment import NO_NAMESPACE
-from oncekey.once.starting import STEPS
+from oncekey.once.startup import STEPS
 from oncekey.wire import declared, understand
 
 LEASE: Final = 1.0
 CALL_TIMEOUT: Final = 0.8
 SEND_WINDOW: Final = 0.5
 ENOUGH: Final = 100_000
-"""More attempts than any run needs: what is safe to repeat has to end with an answer, however many faults it met."""
+"""More attempts than any run needs: repeatable work must end with a response, however many faults occur."""
 
 STORE: Final = "ONCEKEY_TORTURE_STORE"
 PROVIDER: Final = "ONCEKEY_TORTURE_PROVIDER"
@@ -44,7 +44,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Read the settings that the run has put into the environment of its processes."""
+        """Read the settings from the environment of a run's process."""
         missing = [name for name in (STORE, PROVIDER, TENANT) if not os.environ.get(name)]
         if missing:
             raise ConfigurationError(f"{missing[0]} is not set: only `oncekey torture` starts this application")
@@ -56,12 +56,12 @@ class Settings:
 
     @property
     def scope(self) -> str:
-        """The scope that the keys of this run have in the store."""
+        """The scope of this run's keys in the store."""
         return bound_scope(POLICY.bind_to, POLICY.namespace or NO_NAMESPACE, self.tenant)
 
 
 def policy_for(store: str) -> Policy:
-    """The policy of a run. If the store's clock counts whole seconds, its leases are longer."""
+    """The policy of a run. If the store's clock counts whole seconds, the lease is longer."""
     least = STEPS * declared(understand(store).kind).store().resolution / SECOND
     return POLICY.override(lease=max(LEASE, least))
 
@@ -85,7 +85,7 @@ LONGEST: Final = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run: on which store, for how long, with how many processes, and by which seed."""
+    """A run: its store, its duration, the number of processes, and the seed."""
 
     store: str
     seconds: float
@@ -96,7 +96,7 @@ class Plan:
     allow_existing: bool = False
     keep: bool = False
     shop: str = SHOP
-    """The module with `app` and `once` that is tortured."""
+    """The module under test, with `app` and `once`."""
     tenant: str = field(default_factory=lambda: f"torture-{uuid.uuid4().hex[:12]}")
 
     def __post_init__(self) -> None:
@@ -104,24 +104,23 @@ class Plan:
             raise ConfigurationError(f"--seconds {self.seconds:g}: a run takes {SHORTEST:g} to {LONGEST:g} seconds")
         for name, count in (("servers", self.servers), ("workers", self.workers), ("clients", self.clients)):
             if not 1 <= count <= 64:  # noqa: PLR2004  (one machine)
-                raise ConfigurationError(f"--{name} {count}: say 1 to 64")
+                raise ConfigurationError(f"--{name} {count}: must be 1 to 64")
         kind = understand(self.store).kind
         if kind is Kind.MEMORY:
             raise ConfigurationError(
-                "memory: ends with its process, so there is nothing to torture: use SQLite or more"
+                "memory: ends with its process, so it cannot be tested: use SQLite or a database server"
             )
         if kind is Kind.POSTGRES and not self.databases:
             raise ConfigurationError(
-                "torture is for a PostgreSQL on this machine, reached by TCP: postgresql://user@127.0.0.1:5432/scratch"
+                "torture needs a PostgreSQL on this machine, over TCP: postgresql://user@127.0.0.1:5432/scratch"
             )
         if kind is Kind.MARIADB and not self.databases:
             raise ConfigurationError(
-                "torture is for a MariaDB on this machine, reached by TCP: mariadb://user@127.0.0.1:3306/scratch"
+                "torture needs a MariaDB on this machine, over TCP: mariadb://user@127.0.0.1:3306/scratch"
             )
-
         if kind is Kind.DYNAMODB and not self._emulated:
             raise ConfigurationError(
-                "torture is for an emulator on this machine: dynamodb://any/scratch?endpoint=http://127.0.0.1:8000"
+                "torture needs an emulator on this machine: dynamodb://any/scratch?endpoint=http://127.0.0.1:8000"
             )
 
     @property
@@ -156,7 +155,7 @@ class Plan:
 
     @property
     def mariadb(self) -> bool:
-        """Whether the server speaks MySQL's protocol."""
+        """Whether the server uses MySQL's protocol."""
         return understand(self.store).kind is Kind.MARIADB
 
     @property
@@ -167,12 +166,12 @@ class Plan:
 
     @property
     def direct(self) -> str:
-        """The store's URL, whatever folder a process is in."""
+        """The store's URL, independent of a process's working folder."""
         return self.store if self.file is None else f"{self.store.partition(':')[0]}:///{self.file}"
 
     @property
     def shown(self) -> str:
-        """The store without what may be a password in it."""
+        """The store's URL without user, password and options."""
         parts = urlsplit(self.store)
         if not parts.netloc:
             return self.store

@@ -37,7 +37,7 @@ class Child:
         self.log = folder / f"{name}.log"
         self.paused = False
         self.ready = False
-        """Whether it has started: the nemesis leaves a process alone that is just starting."""
+        """Whether it has started: the nemesis does not touch a process that is starting."""
         self._folder = folder
         self._environment = environment
         self._words = words
@@ -53,7 +53,7 @@ class Child:
                 *self._words,
                 cwd=self._folder,
                 env=self._environment,
-                # A pipe to which the run never writes: when the run ends, in whatever way, the child ends, too.
+                # The run never writes to this pipe; it closes when the run ends in any way, and then the child ends.
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -83,7 +83,7 @@ class Child:
             await self._process.wait()
 
     def pause(self) -> None:
-        """Stop it where it stands; its connections stay open."""
+        """Stop it with SIGSTOP; its connections stay open."""
         self._signal(signal.SIGSTOP)
         self.paused = True
 
@@ -105,14 +105,14 @@ class Child:
         except TimeoutError:
             await self.kill()
 
-    def last_words(self, lines: int = 12) -> str:
+    def log_tail(self, lines: int = 12) -> str:
         """The end of its log."""
-        first_line = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(first_line.splitlines()[-lines:])
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
 
     def failed(self) -> ChildFailedError:
-        """The error that it did not start, with the end of its log."""
-        return ChildFailedError(f"{self.name} did not start:\n{self.last_words()}")
+        """The error for a failed start, with the end of its log."""
+        return ChildFailedError(f"{self.name} did not start:\n{self.log_tail()}")
 
     def _signal(self, sign: signal.Signals) -> None:
         if self.alive:
@@ -121,7 +121,7 @@ class Child:
 
 
 class Server(Child):
-    """A child that serves HTTP and keeps its port over all its lives."""
+    """A child that serves HTTP, on the same port after each start."""
 
     def __init__(self, name: str, folder: Path, environment: Mapping[str, str], module: str) -> None:
         super().__init__(name, folder, environment)
@@ -189,7 +189,7 @@ def _serve(module: str, port: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Standard input is a pipe that the run holds open: it ends when the run does, even by `kill -9`."""
+    """End the process at the end of standard input, a pipe that the run holds open until it ends, even by kill -9."""
     while os.read(0, 1):
         pass
     os._exit(1)

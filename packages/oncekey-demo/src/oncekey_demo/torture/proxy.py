@@ -1,6 +1,6 @@
 """A TCP relay between the run's processes and their database, which loses, holds and cuts messages on demand.
 
-It knows two things of the protocol: the word COMMIT in a request, and how the end of a reply is marked.
+It parses two parts of the protocol: the word COMMIT in a request, and the end of a reply.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def answered_mysql(reply: bytes) -> bool:
 
 
 class Loss(StrEnum):
-    """What the proxy loses next: a request or its reply. The client sees the connection end, and cannot tell which."""
+    """The next message that the proxy drops, a request or a reply. The client sees only that the connection ends."""
 
     COMMIT_REPLY = "commit reply lost"
     COMMIT_REQUEST = "commit request lost"
@@ -106,7 +106,7 @@ class Proxy:
         self._passing.clear()
 
     def calm(self) -> None:
-        """Lose and hold nothing any more."""
+        """Stop losing and holding messages."""
         self._armed.clear()
         self._passing.set()
 

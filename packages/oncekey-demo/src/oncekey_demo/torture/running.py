@@ -1,6 +1,6 @@
-"""One run from the first process to its outcome. However it ends, it ends every process that it has started.
+"""One run, from the first process to its outcome. However the run ends, it ends every process that it started.
 
-The outcome has figures to read, a document for programs, and the story of each broken promise.
+The outcome has figures to read, a document for programs, and the history of each key with a violation.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ FINISHING: Final = 120.0
 INSISTING: Final = 120.0
 AT_ONCE: Final = 16
 ASKED_AGAIN: Final = 2000
-"""How many answered keys the clients retry once more at the end, at most."""
+"""The maximum number of keys with a response that the clients retry once more at the end."""
 
 Watch = Callable[["RunProgress"], None]
 
 
 class Stage(StrEnum):
-    """What a run is doing."""
+    """The stages of a run."""
 
     STARTING = "starting"
-    TROUBLE = "trouble"
-    HEALING = "all well again, workers finish"
-    ASKING = "everybody asks once more"
+    TROUBLE = "injecting faults"
+    HEALING = "faults ended, workers finish"
+    ASKING = "clients retry once more"
     CHECKING = "checking"
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is."""
+    """The progress of a run."""
 
     stage: Stage
     share: float
@@ -71,7 +71,7 @@ async def torture(plan: Plan, watch: Watch) -> Outcome:
     file = plan.file
     new = file is not None and not file.exists()
     if file is not None and not file.parent.is_dir():
-        raise ConfigurationError(f"there is no folder {file.parent} to keep the store in")
+        raise ConfigurationError(f"there is no folder {file.parent} for the store")
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncekey-torture-")))
         watch(RunProgress(Stage.STARTING, 0, 0, 0, 0))
@@ -102,13 +102,13 @@ async def torture(plan: Plan, watch: Watch) -> Outcome:
 
 
 async def _claim_store(plan: Plan, engine: AsyncEngine, books: Books | CellBooks) -> None:
-    """Refuse a store that holds records of others, unless the plan allows it, and create the run's tables."""
-    with suppress(SchemaError):  # there is nothing yet
+    """Refuse a store with other records, unless the plan allows it, and create the run's tables."""
+    with suppress(SchemaError):  # the store has no tables yet
         counted = (await books.read("foreign"))[0]
         if not plan.allow_existing and (counted["records"] or counted["parcels"]):
             raise ConfigurationError(
-                f"the store holds {counted['records']} records and {counted['parcels']} parcels already: torture wants "
-                f"an empty one of its own, or --allow-existing"
+                f"the store already holds {counted['records']} records and {counted['parcels']} parcels: use an empty "
+                f"store, or pass --allow-existing"
             )
     await engine.migrate()
     await books.open()
@@ -167,7 +167,7 @@ class _Run:
         return [*self._servers, *self._workers]
 
     async def trouble(self) -> None:
-        """Let clients send while faults are injected, for as long as planned; then each client ends its last key."""
+        """Let clients send while faults are injected, for the planned time; then each client finishes its last key."""
         sending = [asyncio.create_task(self.clients.run(number)) for number in range(self._plan.clients)]
         striking = asyncio.create_task(self.nemesis.run())
         try:
@@ -190,13 +190,13 @@ class _Run:
             await asyncio.gather(striking, *sending, return_exceptions=True)
 
     async def finish(self, books: Books | CellBooks) -> None:
-        """Wait for the workers, which must finish what clients have abandoned; then let the clients retry."""
+        """Wait until the workers have finished the abandoned requests; then let the clients retry."""
         self.stuck = await self._drained(books)
         await self._ask_again()
         await self._drained(books)
 
     async def _drained(self, books: Books | CellBooks) -> dict[str, str]:
-        """Wait for the workers; returns what they have not finished in time, by key."""
+        """Wait for the workers; returns the unfinished work, by key."""
         deadline = time.monotonic() + FINISHING
         while True:
             left = await books.read("unfinished", scope=self.settings.scope)
@@ -231,11 +231,11 @@ class _Run:
         await asyncio.gather(*asking, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Stop servers and workers; they may still deliver what is open."""
+        """Stop servers and workers; they may still deliver open messages."""
         await asyncio.gather(*(child.stop() for child in self._children))
 
     def look(self, stage: Stage, share: float) -> RunProgress:
-        """How far it is."""
+        """The current progress."""
         clients = self.clients
         return RunProgress(
             stage, share, len(clients.intended_requests), len(clients.operations), self.nemesis.done.total()
@@ -301,7 +301,7 @@ class Outcome:
 
     @property
     def clean(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether there was no violation."""
         return not self.findings
 
     @property
@@ -316,14 +316,14 @@ class Outcome:
 
     @property
     def lost(self) -> int:
-        """Keys that a server acknowledged, and whose effect or answer is missing."""
+        """Acknowledged keys whose effect or response is missing."""
         return self._keys_with(Rule.NO_LOST_ACK)
 
     def _keys_with(self, rule: Rule) -> int:
         return len({finding.key for finding in self.findings if finding.rule == rule})
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The outcome as JSON."""
         return {
             "ok": self.clean,
             "seed": self.plan.seed,
@@ -357,7 +357,7 @@ class Outcome:
 
 
 def _resumed(evidence: RunEvidence) -> int:
-    """How often a next owner went on with a record, counted by the fences."""
+    """How often a next owner resumed a record, counted by the fences."""
     count = 0
     ordered = sorted(evidence.writes, key=lambda write: (write.key, write.at))
     for _, group in groupby(ordered, key=lambda write: (write.key, write.incarnation)):

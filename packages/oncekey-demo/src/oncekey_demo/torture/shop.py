@@ -1,8 +1,8 @@
-"""The application of a run: a route for each kind of effects, and LOCAL in wait mode, too; and the books that it keeps.
+"""The application of a run: a route for each kind of side effects, LOCAL in wait mode, too, and its tables.
 
-The books are tables in the store's own database, which the run reads when it is over. Of a store of cells it reads only
-the records, page by page. Such a store shares no transaction, so there are no business rows, no messages and no log of
-writes: the provider's own ledger says what happened.
+The tables are in the store's database; the run reads them at the end. From a store of cells it reads only the records,
+page by page. Such a store shares no transaction, so there are no business rows, no messages and no log of writes: only
+the provider's ledger shows the effects.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ CURRENCY = "EUR"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks for. The customer is the key itself, so that the ledger shows the key of a charge."""
+    """The content of a request. The customer is the key itself, so that the ledger shows the key of a charge."""
 
     customer: str
     cents: int
     recognises: bool = True
     """Whether the provider recognises a repeated downstream key."""
     declines: bool = False
-    """Whether the provider's final word is no."""
+    """Whether the provider declines the charge."""
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Self:
@@ -67,18 +67,27 @@ class Wanted:
 
     @property
     def label(self) -> str:
-        """The request in one word: two bodies under one key differ in it."""
+        """A label for the request: two bodies under one key differ in it."""
         return f"{self.cents} cents"
 
 
-async def charge(url: str, wanted: Wanted, downstream_key: str, fault: str | None = None) -> str:
+async def charge(url: str, wanted: Wanted, fault: str | None = None, *, key: str) -> str:
     """Charge, and return the charge's id."""
     order = {"customer_id": wanted.customer, "amount_cents": wanted.cents, "currency": CURRENCY}
     charge = await Charging(url, CALL_TIMEOUT * 2).charge(
-        order, downstream_key, deduplicate=wanted.recognises, fault="decline" if wanted.declines else fault
+        order, key, deduplicate=wanted.recognises, fault="decline" if wanted.declines else fault
     )
     made: str = charge["id"]
     return made
+
+
+def _new_id() -> str:
+    return uuid4().hex
+
+
+async def _settle(_: Any, op: Operation, customer: str) -> str:  # noqa: ANN401  (the driver's own connection)
+    op.emit(RECEIPT, {"customer": customer})
+    return "settled"
 
 
 RECEIPT: Final = "torture.receipt"
@@ -94,13 +103,13 @@ RAISE: Final = "x-torture-raise"
 
 
 class TorturedError(Exception):
-    """Raised by a handler after it has written its rows, if the client asks for it."""
+    """Raised by a handler after it has written its rows, if a header requests it."""
 
 
 class Shop:
     """The application and its `Once`, for servers and for workers.
 
-    Operations and topics have names that no other application has, so its workers leave other records alone.
+    Its operations and topics have unique names, so its workers do not touch other records.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -116,7 +125,6 @@ class Shop:
                 TimeoutError: _uncertain,
                 TorturedError: _raised,
             },
-            lifespan=self.once.lifespan,
         )
         self.once.install(self.app, tenant=lambda _: settings.tenant)
 
@@ -141,14 +149,18 @@ class Shop:
         @self.once.protect(effects=PHASED, operation="torture.payment", low_stakes=True)
         async def payment(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
-
-            async def pay(downstream_key: str) -> str:
-                return await charge(self._provider, wanted, downstream_key, request.headers.get(FAULT))
-
-            made = await op.value("made", lambda: uuid4().hex)
+            made = await op.value("made", _new_id)
             await _trouble(request)
             try:
-                paid = await op.call("charged", pay, repeatable=wanted.recognises, parameters=wanted.data())
+                paid = await op.call(
+                    "charged",
+                    charge,
+                    self._provider,
+                    wanted,
+                    request.headers.get(FAULT),
+                    repeatable=wanted.recognises,
+                    parameters=wanted.data(),
+                )
             except RejectedError:
                 return JSONResponse({"declined": made, "attempt": op.attempt}, HTTPStatus.PAYMENT_REQUIRED)
             return JSONResponse({"id": made, "charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
@@ -173,24 +185,21 @@ class Shop:
         @self.once.protect(effects=PHASED, operation="torture.payment")
         async def payment(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
-
-            async def create(tx: Any) -> str:  # noqa: ANN401  (the driver's own connection)
-                return await self.books.add_row(tx, "/payments", wanted.customer, wanted.label)
-
-            async def pay(downstream_key: str) -> str:
-                return await charge(self._provider, wanted, downstream_key, request.headers.get(FAULT))
-
-            async def settle(_: Any) -> str:  # noqa: ANN401
-                op.emit(RECEIPT, {"customer": wanted.customer})
-                return "settled"
-
-            made = await op.phase("created", create)
+            made = await op.phase("created", self.books.add_row, "/payments", wanted.customer, wanted.label)
             await _trouble(request)
             try:
-                paid = await op.call("charged", pay, repeatable=wanted.recognises, parameters=wanted.data())
+                paid = await op.call(
+                    "charged",
+                    charge,
+                    self._provider,
+                    wanted,
+                    request.headers.get(FAULT),
+                    repeatable=wanted.recognises,
+                    parameters=wanted.data(),
+                )
             except RejectedError:
                 return JSONResponse({"declined": made, "attempt": op.attempt}, HTTPStatus.PAYMENT_REQUIRED)
-            await op.phase("settled", settle)
+            await op.phase("settled", _settle, op, wanted.customer)
             return JSONResponse({"id": made, "charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
 
         return payment
@@ -211,7 +220,8 @@ class Shop:
         async def notify(request: Request, op: Operation) -> Response:
             wanted = Wanted.of(await request.json())
             try:
-                paid = await charge(self._provider, wanted, op.downstream_key("notified"), request.headers.get(FAULT))
+                key = op.downstream_key("notified")
+                paid = await charge(self._provider, wanted, request.headers.get(FAULT), key=key)
             except RejectedError:
                 return JSONResponse({"declined": wanted.customer}, HTTPStatus.PAYMENT_REQUIRED)
             return JSONResponse({"charge": paid, "attempt": op.attempt}, HTTPStatus.CREATED)
@@ -222,7 +232,7 @@ class Shop:
         async def transfer(message: Message) -> Reply:
             wanted = Wanted.of(message.payload)
             try:
-                paid = await charge(self._provider, wanted, message.downstream_key)
+                paid = await charge(self._provider, wanted, key=message.downstream_key)
             except RejectedError:
                 raise RejectedError(Reply(HTTPStatus.PAYMENT_REQUIRED, {"declined": wanted.customer})) from None
             return Reply(HTTPStatus.CREATED, {"charge": paid}, provider_id=paid)
@@ -236,7 +246,7 @@ class Shop:
 
 
 async def _trouble(request: Request) -> None:
-    """Do to the handler what the client asks for: a pause in which it can be killed, or an error."""
+    """Perform the faults of the request's headers: a pause in which the process can be killed, or an error."""
     await asyncio.sleep(float(request.headers.get(PAUSE, "0")))
     if RAISE in request.headers:
         raise TorturedError
@@ -258,7 +268,7 @@ async def _raised(_: Request, __: Exception) -> Response:
     return JSONResponse({"code": "raised"}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-_NEEDS: Final = "torture needs SQLite, PostgreSQL or MariaDB: what is only in memory cannot survive"
+_NEEDS: Final = "torture needs SQLite, PostgreSQL or MariaDB: a store in memory ends with its process"
 _CLEARED: Final = ("clear_parcels", "clear_dead_letters", "clear_records")
 
 
@@ -268,35 +278,35 @@ def now() -> int:
 
 
 class Books:
-    """Writes rows through the connection of a handler, and reads them in transactions of its own."""
+    """Writes rows through a handler's connection, and reads them in separate transactions."""
 
     def __init__(self, engine: Callable[[], AsyncEngine]) -> None:
         self._tables = Tables(engine, __package__, _NEEDS)
 
     async def open(self) -> None:
-        """Create the tables and the log again; drop what an earlier run has left."""
+        """Recreate the tables and the log; drop those of an earlier run."""
         names = [*self._tables.named("drop_"), *self._tables.named("create_")]
         await self._tables.run(Mode.ATOMIC, *((name, {}) for name in names))
 
     async def close(self, scope: str) -> None:
-        """Leave the store as it was: no table, no trigger and no record of ours."""
+        """Remove the tables, the triggers and the records of this run."""
         params: dict[str, Value] = {"scope": scope}
         cleared = [(name, params) for name in _CLEARED]
         await self._tables.run(Mode.ATOMIC, *((name, {}) for name in self._tables.named("drop_")), *cleared)
 
     async def add_row(self, connection: Any, route: str, key: str, wanted: str) -> str:  # noqa: ANN401
-        """Write a business row as part of the transaction that `connection` has open."""
+        """Write a business row in the open transaction of `connection`."""
         made = uuid4().hex
         params: dict[str, Value] = {"id": made, "route": route, "key": key, "wanted": wanted, "at": now()}
-        await self._tables.say(connection, "add_row", params)
+        await self._tables.execute(connection, "add_row", params)
         return made
 
     async def add_delivery(self, key: str, downstream_key: str) -> None:
-        """Write down that a message arrived."""
+        """Record the delivery of a message."""
         await self._tables.write("add_delivery", {"key": key, "downstream_key": downstream_key})
 
     async def read(self, statement: str, **params: Value) -> Rows:
-        """The rows that a statement finds."""
+        """The rows of a statement."""
         return await self._tables.read(statement, params)
 
 
@@ -314,11 +324,11 @@ class CellBooks:
         """A store of cells needs no tables."""
 
     async def close(self, scope: str) -> None:
-        """Leave the store as it was: no record of ours."""
+        """Remove the records of this run."""
         await self._run("clear_records", _clearing, scope=scope)
 
     async def read(self, statement: str, **params: Value) -> Rows:
-        """The rows that a statement of `sql/` would find; none for tables that a store of cells lacks."""
+        """The rows of the statement with this name in `sql/`; none for tables that a store of cells lacks."""
         match statement:
             case "foreign":
                 return [{"records": len(await self._run("foreign", _reading)), "parcels": 0}]
