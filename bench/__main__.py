@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import outbox_drain, page, prepared, reap, results, rounds, serving, summary
+from bench import growth, outbox_drain, page, prepared, reap, results, rounds, serving, summary
 from bench.figures import BenchError
 from bench.places import ROOT
 from bench.variants import VARIANTS, WORKERS, Chosen, chosen, named, without
@@ -196,7 +196,10 @@ def _check() -> int:
     ]
     for name in stale:
         say(f"{name} has other figures than {summary.KEPT.name}: run python -m bench --readme")
-    return int(bool(stale))
+    grown = growth.stale()
+    for name in grown:
+        say(f"{name} has other figures than {growth.KEPT.name}: run python -m bench.scale --full --keep")
+    return int(bool(stale or grown))
 
 
 if __name__ == "__main__":

@@ -86,6 +86,11 @@ def by_rate(ours: Sequence[Figures], base: Sequence[Figures]) -> list[float]:
     return [one.rate / other.rate for one, other in zip(ours, base, strict=True)]
 
 
+def added_us(ours: Sequence[Figures], base: Sequence[Figures], name: str) -> list[float]:
+    """By how many microseconds a wait (`p50_ms`, `p99_ms`) is longer than the base's, of the same round each."""
+    return [(getattr(one, name) - getattr(other, name)) * 1000 for one, other in zip(ours, base, strict=True)]
+
+
 def by_cpu(ours: Sequence[Figures], base: Sequence[Figures]) -> list[float] | None:
     """The base's processors' time as a share of ours, of the same round each: 0.5 is twice the cost."""
     shares = []

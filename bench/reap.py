@@ -2,8 +2,8 @@
 
 PostgreSQL only. A load of claims and settlements runs all the time. A reaper, in a process of its own like that of
 `oncekey worker`, removes all expired records and writes the audit. It works and pauses by turns, so that the load alone
-and the load beside it are compared within seconds. WAL is measured once more without a load, with and without the
-audit.
+and the load beside it are compared within seconds. WAL and processor time are measured once more without a load: with a
+line of the audit for each batch and tenant, of few tenants and of many, with a line for each record, and without.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.figures import BenchError, Range, at
+from bench.outbox_drain import spent
 from bench.places import ROOT, places
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
 DAY = 86_400_000_000
 ROWS, FULL = 200_000, 1_000_000
 WAL_ROWS = 20_000
+TENANTS = 10
+AUDITS: tuple[tuple[str, bool | str, int], ...] = (
+    ("a line per batch and tenant", True, TENANTS),
+    ("the same, 1,000 tenants", True, 1000),
+    ("a line per record", "each", TENANTS),
+    ("no audit", False, TENANTS),
+)
+"""What is written about a record that goes: how it is called, the setting, and among how many tenants."""
 CLIENTS = 4
 TURN = 3.0
 """Seconds that the reaper works, and pauses, by turns."""
@@ -128,17 +137,17 @@ def wal(connection: Any) -> int:
     return int(lsn)
 
 
-def fill(connection: Any, rows: int) -> None:
+def fill(connection: Any, rows: int, tenants: int = TENANTS) -> None:
     """Finished records that expired yesterday."""
     from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found once `places` was entered)
 
     connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.audit")
-    fill_postgres(connection, 1, rows, age=2 * DAY, finished=True)
+    fill_postgres(connection, 1, rows, age=2 * DAY, finished=True, tenants=tenants)
     connection.execute("VACUUM ANALYZE oncekey.record")
     connection.execute("CHECKPOINT")
 
 
-def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True, pace: dict[str, float] | None = None) -> Any:
+def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: Any = True, pace: dict[str, float] | None = None) -> Any:
     """A reaper that works through everything, as it ships unless another pace is given."""
     from oncekey.core.policy import Policy  # noqa: PLC0415
     from oncekey.workers.upkeep import Reaper  # noqa: PLC0415
@@ -147,7 +156,7 @@ def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: bool = True, pace: dic
     return Reaper(engine.store.upkeep, engine.store.audit, run, policy, sleep=sleep, **(pace or {}))
 
 
-async def reap_all(url: str, pace: dict[str, float]) -> dict[str, Any]:
+async def reap_all(url: str, pace: dict[str, Any]) -> dict[str, Any]:
     """The reaper's own process."""
     from oncekey.wire import aconnect  # noqa: PLC0415
 
@@ -155,7 +164,7 @@ async def reap_all(url: str, pace: dict[str, float]) -> dict[str, Any]:
     timed, turns = Timed(engine.driver.run), Turns()
     await turns.rest()
     began, turns.paused = time.perf_counter(), 0.0
-    moved = await a_reaper(engine, timed, turns.rest, pace=pace).run_once()
+    moved = await a_reaper(engine, timed, turns.rest, audit=pace.pop("audit", True), pace=pace).run_once()
     took = time.perf_counter() - began - turns.paused
     await engine.close()
     return {
@@ -167,7 +176,7 @@ async def reap_all(url: str, pace: dict[str, float]) -> dict[str, Any]:
 
 
 async def beside_a_load(
-    url: str, rows: int, clients: int, turn: float, say: Say, *, pace: dict[str, float]
+    url: str, rows: int, clients: int, turn: float, say: Say, *, pace: dict[str, Any]
 ) -> dict[str, Any]:
     """The load alone and beside the reaper by turns, until everything is reaped."""
     from oncekey.wire import aconnect  # noqa: PLC0415
@@ -226,41 +235,52 @@ def _noise(found: Sequence[float]) -> dict[str, float] | None:
     return asdict(Range.of(ratios)) if ratios else None
 
 
-async def wal_per_row(url: str, connection: Any, rows: int, *, audit: bool) -> dict[str, Any]:
-    """Bytes of WAL for each record that goes, without anybody else and without a rest."""
+async def cost_per_row(url: str, connection: Any, rows: int, audit: bool | str, tenants: int) -> dict[str, Any]:
+    """WAL and processor time for each record that goes, without anybody else and without a rest."""
     from oncekey.wire import aconnect  # noqa: PLC0415
 
     engine = aconnect(url)
-    fill(connection, rows)
-    began, before = time.perf_counter(), wal(connection)
+    fill(connection, rows, tenants)
+    began, before, busy = time.perf_counter(), wal(connection), spent(plain(url))
     moved = await a_reaper(engine, engine.driver.run, lambda _: asyncio.sleep(0), audit=audit).run_once()
-    took = time.perf_counter() - began
+    took, worked = time.perf_counter() - began, spent(plain(url))
     await engine.close()
     if moved != rows:
         raise BenchError(f"{rows} rows had expired, and {moved} were reaped")
     return {
         "audit": audit,
         "rows": rows,
+        "tenants": tenants,
         "wal_bytes_per_row": round((wal(connection) - before) / rows),
+        "cpu_us_per_row": None if busy is None or worked is None else round((worked - busy) / rows * 1e6, 2),
         "rows_per_s": round(rows / took),
     }
 
 
-def measured(rows: int, clients: int, turn: float, say: Say, pace: dict[str, float] | None = None) -> dict[str, Any]:
+def measured(
+    rows: int, clients: int, turn: float, say: Say, pace: dict[str, Any] | None = None, *, tenants: int = TENANTS
+) -> dict[str, Any]:
     """Everything, on a server of its own."""
     import psycopg  # noqa: PLC0415
 
     with places(("asyncpg",)) as stores:
         url = stores["asyncpg"]()
         asyncio.run(_migrated(url))
-        with psycopg.connect(url.replace("postgresql+asyncpg:", "postgresql:", 1), autocommit=True) as connection:
+        with psycopg.connect(plain(url), autocommit=True) as connection:
             say(f"making {rows} expired rows")
-            fill(connection, rows)
+            fill(connection, rows, tenants)
             found = asyncio.run(beside_a_load(url, rows, clients, turn, say, pace=pace or {}))
-            say("measuring WAL")
+            say("measuring WAL and processor time")
             few = min(rows, WAL_ROWS)
-            found["wal"] = [asyncio.run(wal_per_row(url, connection, few, audit=audit)) for audit in (True, False)]
+            found["costs"] = {
+                name: asyncio.run(cost_per_row(url, connection, few, audit, tenants)) for name, audit, tenants in AUDITS
+            }
     return found
+
+
+def plain(url: str) -> str:
+    """The address as psycopg reads it."""
+    return url.replace("postgresql+asyncpg:", "postgresql:", 1)
 
 
 async def _migrated(url: str) -> None:
@@ -273,7 +293,7 @@ async def _migrated(url: str) -> None:
 
 def told(found: dict[str, Any]) -> str:
     """What was found, for the terminal."""
-    alone, beside, [audited, silent] = found["load_alone_ms"], found["load_beside_ms"], found["wal"]
+    alone, beside = found["load_alone_ms"], found["load_beside_ms"]
     ratios, noise = found["p99_ratios"], found["p99_noise"]
     rows, each, batch = found["rows"], found["rows_per_s"], found["batch_ms"]
     times = f"{found['p99_ratio']:.2f} times (p50: {alone['p50']:.1f} and {beside['p50']:.1f} ms)"
@@ -285,9 +305,10 @@ def told(found: dict[str, Any]) -> str:
     if ratios is not None and noise is not None:
         turns = f"{ratios['median']:.2f} times ({ratios['low']:.2f}-{ratios['high']:.2f})"
         lines.append(f"turn by turn {turns}; two turns without a reaper: {noise['low']:.2f}-{noise['high']:.2f} times")
-    lines.append(
-        f"WAL per row: {audited['wal_bytes_per_row']} bytes with the audit, {silent['wal_bytes_per_row']} without"
-    )
+    lines += [
+        f"{name}: {cost['wal_bytes_per_row']} bytes of WAL and {cost['cpu_us_per_row'] or '?'} us of CPU per record"
+        for name, cost in found["costs"].items()
+    ]
     return "\n".join(lines)
 
 
@@ -304,19 +325,23 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--rate", type=float, metavar="N", help="how many records per second are enough; as it ships without"
     )
+    parser.add_argument("--each", action="store_true", help="a line of the audit for every record")
+    parser.add_argument("--tenants", type=int, default=TENANTS, help=f"whose records they are ({TENANTS})")
     parser.add_argument("--reaper", help=argparse.SUPPRESS)
     parser.add_argument("--pace", type=json.loads, default={}, help=argparse.SUPPRESS)
     said = parser.parse_args(words)
     if said.reaper:
         print(json.dumps(asyncio.run(reap_all(said.reaper, said.pace))))
         return 0
-    pace: dict[str, float] = {} if said.least is None else {"least": said.least}
+    pace: dict[str, Any] = {} if said.least is None else {"least": said.least}
+    if said.each:
+        pace["audit"] = "each"
     if said.rate is not None:
         pace["rate"] = said.rate
     if said.moment is not None:
         pace["moment"] = int(said.moment * 1000)
     try:
-        found = measured(FULL if said.full else said.rows, said.clients, said.turn, _say, pace)
+        found = measured(FULL if said.full else said.rows, said.clients, said.turn, _say, pace, tenants=said.tenants)
     except BenchError as error:
         _say(str(error))
         return 1

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from bench import clocks
-from bench.figures import Figures, Range, by_cpu, by_rate
+from bench.figures import Figures, Range, added_us, by_cpu, by_rate
 from bench.rounds import Measured, Plan
 from bench.summary import Document, shown
 from bench.variants import By, Chosen
@@ -46,7 +46,12 @@ def document(
     ratios: dict[str, Any] = {}
     for ratio in measured.chosen.ratios:
         ours, base = measured.rounds[ratio.ours], measured.rounds[ratio.base]
-        shares = {By.CPU.value: by_cpu(ours, base), By.RATE.value: by_rate(ours, base)}
+        shares = {
+            By.CPU.value: by_cpu(ours, base),
+            By.RATE.value: by_rate(ours, base),
+            "added_p50_us": added_us(ours, base, "p50_ms"),
+            "added_p99_us": added_us(ours, base, "p99_ms"),
+        }
         ratios[ratio.name] = {
             "title": ratio.title,
             "ours": ratio.ours,
@@ -129,6 +134,10 @@ def tables(document_: Document) -> str:
         marks = {name: "*" if ratio["first"] == name else " " for name in ("cpu", "rate")}
         by = " ".join(f"{shown(ratio[name]) + marks[name]:>19}" for name in ("cpu", "rate"))
         lines.append(f"{ratio['title']:<62} {by}")
+    lines += ["", f"{'added to a request, in microseconds':<62} {'median':>19} {'p99':>19}"]
+    for ratio in document_["ratios"].values():
+        added = " ".join(f"{shown(ratio[name], 0):>19}" for name in ("added_p50_us", "added_p99_us"))
+        lines.append(f"{ratio['title']:<62} {added}")
     for name, reason in document_["missing"].items():
         lines += ["", f"missing: {name}: {reason}"]
     return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""`python -m bench.scale`: does anything grow with the table? Plans and latencies at several sizes.
+"""`python -m bench.scale`: does anything grow with the table, and what do a million keys cost?
 
-PostgreSQL only. The table is filled by the database itself. At each size the statements of claim, sweep, reap and
-reconcile are explained, with the times that PostgreSQL takes to plan and to run them, and claims, pages and replays are
-timed.
+PostgreSQL only. Two databases of one server: one always has ten thousand records, the other grows. At each size batches
+of new keys and of replays alternate between the two, so a busy machine slows both alike; their ratio is that of
+processor times, and at the first size, where both are equal, it is the noise of the run. Then the statements of claim,
+sweep, reap, reconcile and console are explained, and the log that a new key writes is measured.
 """
 
 from __future__ import annotations
@@ -10,29 +11,42 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import random
+import sys
 import time
 import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from hashlib import md5
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import asyncpg
 import psycopg
 
+from bench import clocks, growth
+from bench.figures import BenchError, Range
 from bench.places import places
-from bench.reap import waits
-from oncekey.core.flow import adrive
-from oncekey.core.model import Proceed
+from bench.reap import plain, wal
+from bench.serving import POSTGRES_TABLES, SERVED
+from oncekey.core.model import RecordId, Replay
 from oncekey.core.policy import Policy
 from oncekey.databases.placeholders import numbered
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.rows import claim_params
-from oncekey.testing.claims import a_claim, answered
+from oncekey.testing.claims import a_claim
 from oncekey.wire import aconnect
 
-POLICY = Policy()
-CLAIMS = 2000
-LOOKS = 50
+SMALL = 10_000
+SIZES, FULL = (SMALL, 100_000), (SMALL, 1_000_000, 10_000_000)
+ROUNDS, BATCH, TOGETHER = 20, 100, 8
 EXPLAINED = 9
-GRACE = 300_000_000
+LOGGED = 2000
+"""New keys whose log is measured."""
+GRACE, DAY = 300_000_000, 86_400_000_000
 AFTER = {"after_at": -1, "after_scope": "", "after_key": "", "limit": 1000}
 ENDING = {
     **AFTER,
@@ -41,39 +55,50 @@ ENDING = {
     "soft": False,
     "trusted_for": None,
     "noted": True,
+    "each": False,
     **dict.fromkeys(("trigger", "actor", "who", "why"), ""),
 }
+Plan = dict[str, Any]
 
 
-def statements():
-    """What is explained, by name, with its parameters; those that this version does not have are left out."""
+def statements() -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """What is explained, by its title: the statement and its parameters."""
     commands = PostgresStore()._statements._commands  # noqa: SLF001  (a measurement looks inside)
-    asked = {
-        "claim": claim_params(a_claim(), None),
-        "find": {"scope": "shop|tenant-1", "key": "k"},
-        "stale": AFTER,
-        "resumable": {"after_created": 0, "after_scope": "", "after_key": "", "limit": 100},
-        "expiring": {**AFTER, "age": GRACE},
-        "kept_expired": {**AFTER, "age": GRACE},
-        "purge_expired": ENDING,
-        "live_keys": {"scope": "shop|tenant-1", "limit": 1000},
-        "unknown_due": AFTER,
+    asked: dict[str, tuple[str, Mapping[str, Any]]] = {
+        "claim": ("claim", claim_params(a_claim(), None)),
+        "find": ("find", {"scope": "shop|tenant-1", "key": "k"}),
+        "stale": ("stale", AFTER),
+        "resumable": ("resumable", {"after_created": 0, "after_scope": "", "after_key": "", "limit": 100}),
+        "expiring": ("expiring", {**AFTER, "age": GRACE}),
+        "kept_expired": ("kept_expired", {**AFTER, "age": GRACE}),
+        "purge_expired": ("purge_expired", ENDING),
+        "purge_expired, 200 due": ("purge_expired", {**ENDING, "age": -DAY, "limit": 200}),
+        "live_keys": ("live_keys", {"scope": "shop|tenant-1", "limit": 1000}),
+        "unknown_due": ("unknown_due", AFTER),
     }
-    return {name: (commands[name], params) for name, params in asked.items() if name in commands}
+    return {title: (str(commands[name]), params) for title, (name, params) in asked.items()}
 
 
-def nodes(plan):
+def console_statements() -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """The same for every statement of the console."""
+    from console.test_plans import WANTED  # noqa: PLC0415  (beside the tests, found once `places` was entered)
+
+    commands = PostgresStore()._statements._commands  # noqa: SLF001
+    return {f"console: {name}": (str(commands[name]), params) for name, (params, _) in WANTED.items()}
+
+
+def nodes(plan: Plan) -> Iterator[Plan]:
     """All nodes of a plan."""
     yield plan
     for child in plan.get("Plans", ()):
         yield from nodes(child)
 
 
-async def plans(dsn):
+async def plans(dsn: str, asked: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, Plan]:
     """Which indexes each statement uses, whether it reads a whole table, and how long PostgreSQL plans and runs it."""
     connection = await asyncpg.connect(dsn)
     shown = {}
-    for name, (command, params) in statements().items():
+    for title, (command, params) in asked.items():
         said = numbered(command)
         explained = []
         for _ in range(EXPLAINED):
@@ -84,11 +109,9 @@ async def plans(dsn):
             await moves.rollback()  # what was claimed or deleted is there again
             explained.append(json.loads(rows[0][0])[0])
         found = list(nodes(explained[0]["Plan"]))
-        indexes = sorted({node["Index Name"] for node in found if "Index Name" in node})
-        scanned = sorted({node.get("Relation Name", "?") for node in found if node["Node Type"] == "Seq Scan"})
-        shown[name] = {
-            "indexes": indexes,
-            "read_whole": scanned,
+        shown[title] = {
+            "indexes": sorted({node["Index Name"] for node in found if "Index Name" in node}),
+            "read_whole": sorted({node.get("Relation Name", "?") for node in found if node["Node Type"] == "Seq Scan"}),
             "plan_ms": round(median(one["Planning Time"] for one in explained), 2),
             "run_ms": round(median(one["Execution Time"] for one in explained), 2),
         }
@@ -96,78 +119,168 @@ async def plans(dsn):
     return shown
 
 
-async def timed(count, action):
-    """Seconds of each of so many."""
-    took = []
-    for _ in range(count):
-        began = time.perf_counter()
-        await action()
-        took.append(time.perf_counter() - began)
-    return waits(took)
+class Database:
+    """One database: an application in this process that takes new keys, and an engine that replays."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.dsn = plain(url)
+        self.rows = 0
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Start the application, which creates its tables."""
+        import called  # noqa: PLC0415  (in `served`, found once the path has it)
+        import ours  # noqa: PLC0415
+
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(POSTGRES_TABLES.encode())
+        self._called = called
+        self._app = ours.asyncpg(self.dsn)
+        await stack.enter_async_context(self._app.router.lifespan_context(self._app))
+        self._engine = aconnect(self.url)
+        stack.push_async_callback(self._engine.close)
+        self._watch = stack.enter_context(psycopg.connect(self.dsn, autocommit=True))
+        await self.new_keys(200)
+
+    def fill(self, rows: int, *, others: int = 0) -> dict[str, float]:
+        """Grow to so many records; returns the bytes that each takes."""
+        from harness.filling import fill_beside, fill_postgres  # noqa: PLC0415
+
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            [self._scope] = connection.execute("SELECT max(scope) FROM oncekey.record").fetchone() or [""]
+            # The application's own tenant, so that new keys go to pages all over the table and its indexes.
+            fill_postgres(connection, self.rows + 1, rows, scope=self._scope)
+            if others:
+                fill_beside(connection, others, mixed=False)
+            self.rows = rows
+            connection.execute("VACUUM ANALYZE")
+            connection.execute("CHECKPOINT")
+            [[table, indexes, there]] = connection.execute(
+                "SELECT pg_table_size('oncekey.record'), pg_indexes_size('oncekey.record'), count(*)"
+                " FROM oncekey.record"
+            ).fetchall()
+        return {"table_bytes": round(table / there), "index_bytes": round(indexes / there)}
+
+    async def new_keys(self, count: int) -> None:
+        """LOCAL requests of one row, each with a new key."""
+        await self._called.batch(self._app, "/orders", [uuid.uuid4().hex for _ in range(count)], TOGETHER)
+
+    async def replays(self, count: int) -> None:
+        """Replays of stored responses of other processes, anywhere in the table."""
+        from harness import flows  # noqa: PLC0415
+
+        left = count
+        while left:
+            number = random.randrange(1, self.rows + 1)
+            if number % 1000 < 14:
+                continue  # in progress, unknown or to be retried
+            key = md5(str(number).encode(), usedforsecurity=False).hexdigest()
+            verdict = await flows.abegin(self._engine, a_claim(id=RecordId(self._scope, key)), Policy())
+            if not isinstance(verdict, Replay):
+                raise BenchError(f"record {number} was not replayed")
+            left -= 1
+
+    async def cost(self, act: Callable[[int], Awaitable[None]]) -> float:
+        """Microseconds of processor time for each of a batch, in this process and in PostgreSQL."""
+        before = self._spent()
+        await act(BATCH)
+        return clocks.added(before, self._spent()) / BATCH * 1e6
+
+    def _spent(self) -> dict[int, float]:
+        said = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        pids = [os.getpid(), *(int(pid) for [pid] in self._watch.execute(said).fetchall())]
+        found = {pid: seconds for pid in pids if (seconds := clocks.seconds_of(pid)) is not None}
+        if not found:
+            raise BenchError("this system does not report the processor time of other processes")
+        return found
+
+    async def log_bytes(self, *, compressed: bool) -> int:
+        """Bytes of WAL per new key right after a checkpoint, when the first write to a page logs the whole page."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(f"ALTER SYSTEM SET wal_compression = {'lz4' if compressed else 'off'}")
+            connection.execute("SELECT pg_reload_conf()")
+            connection.execute("CHECKPOINT")
+            await self.new_keys(TOGETHER)  # every session has read the setting
+            before = wal(connection)
+            await self.new_keys(LOGGED)
+            return round((wal(connection) - before) / LOGGED)
 
 
-async def latencies(url):
-    """Claims of new keys, replays, and empty looks of sweeper and reaper, one after the other."""
-    from harness import flows  # noqa: PLC0415  (beside the tests, found once `places` was entered)
-
-    engine = aconnect(url)
-    claims = []
-
-    async def claim():
-        claims.append(a_claim(uuid.uuid4().hex))
-        assert isinstance(await flows.abegin(engine, claims[-1], POLICY), Proceed)
-
-    async def replay():
-        await flows.abegin(engine, claims[0], POLICY)
-
-    await timed(100, claim)
-    verdict = await flows.abegin(engine, claims[0], POLICY)
-    await flows.asettle(engine, verdict.lease, answered())
-    upkeep, run = engine.store.upkeep, engine.driver.run
-    shown = {
-        "claim_ms": await timed(CLAIMS, claim),
-        "replay_ms": await timed(CLAIMS, replay),
-        "sweep_page_ms": await timed(LOOKS, lambda: adrive(upkeep.stale(100), run)),
-        "reap_page_ms": await timed(LOOKS, lambda: adrive(upkeep.expiring(1000, GRACE), run)),
-    }
-    await engine.close()
-    return shown
+async def compared(small: Database, large: Database, rounds: int) -> dict[str, Any]:
+    """What a new key and a replay cost in the large table, and as a multiple of the small one's in the same round."""
+    found: dict[str, Any] = {}
+    for name in ("new_keys", "replays"):
+        costs: dict[Database, list[float]] = {small: [], large: []}
+        for database in (small, large):
+            await database.cost(getattr(database, name))  # connections and statements are warm
+        for number in range(rounds):
+            for database in (small, large) if number % 2 else (large, small):
+                costs[database].append(await database.cost(getattr(database, name)))
+        ratios = [mine / base for mine, base in zip(costs[large], costs[small], strict=True)]
+        found[name] = {
+            "cpu_us": asdict(Range.of(costs[large])),
+            "of_small": {**asdict(Range.of(ratios)), "rounds": ratios},
+        }
+    return found
 
 
-def main():
-    """Measure at each size and print."""
+async def measured(urls: Sequence[str], sizes: Sequence[int], rounds: int, say: Callable[[str], None]) -> Plan:
+    """Everything at each size."""
+    async with AsyncExitStack() as stack:
+        small, large = (Database(url) for url in urls)
+        for database in (small, large):
+            await database.open(stack)
+        small.fill(SMALL, others=SMALL)
+        points = []
+        for size in sizes:
+            began = time.perf_counter()
+            taken = large.fill(size, others=0 if points else SMALL)
+            say(f"{size} records, made in {time.perf_counter() - began:.0f} s")
+            points.append(
+                {
+                    "rows": size,
+                    **taken,
+                    **await compared(small, large, rounds),
+                    "wal_bytes": await large.log_bytes(compressed=False),
+                    "wal_bytes_lz4": await large.log_bytes(compressed=True),
+                    "plans": await plans(large.dsn, {**statements(), **console_statements()}),
+                }
+            )
+            await large.log_bytes(compressed=False)
+    return {"rounds": rounds, "points": points}
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure at each size, print, and write the plot."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="0, 1 and 10 million rows, not 0, 10 and 100 thousand")
+    parser.add_argument("--full", action="store_true", help="10 thousand, 1 and 10 million records: 10 GB of disk")
     parser.add_argument("--rows", type=int, nargs="+", help="these sizes, in rising order", metavar="N")
-    given = parser.parse_args()
-    sizes = given.rows or ((0, 1_000_000, 10_000_000) if given.full else (0, 10_000, 100_000))
-    with places(("asyncpg",)) as stores:
-        from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found now)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"batches of each at each size ({ROUNDS})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the plot, an SVG")
+    parser.add_argument("--keep", action="store_true", help="write the figures and the plot into the sizing page")
+    given = parser.parse_args(words)
+    sizes = given.rows or (FULL if given.full else SIZES)
+    try:
+        with places(("asyncpg",)) as stores:
+            sys.path.insert(0, str(SERVED))
+            found = asyncio.run(measured([stores["asyncpg"]() for _ in range(2)], sizes, given.rounds, _say))
+    except BenchError as error:
+        _say(str(error))
+        return 1
+    print(growth.table(found))
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    if given.plot:
+        given.plot.write_text(growth.plot(found))
+    if given.keep:
+        growth.keep(found)
+    return 0
 
-        url = stores["asyncpg"]()
-        dsn = url.replace("postgresql+asyncpg:", "postgresql:", 1)
-        asyncio.run(_migrated(url))
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            there = 0
-            for size in sizes:
-                fill_postgres(connection, there + 1, size)
-                there = size
-                connection.execute("VACUUM ANALYZE oncekey.record, oncekey.work")
-                connection.execute("CHECKPOINT")
-                [[table, indexes]] = connection.execute(
-                    "SELECT pg_table_size('oncekey.record') >> 20, pg_indexes_size('oncekey.record') >> 20"
-                ).fetchall()
-                shown = {"rows": size, "table_mib": table, "indexes_mib": indexes}
-                shown.update(asyncio.run(latencies(url)))
-                shown["plans"] = asyncio.run(plans(dsn))
-                print(json.dumps(shown, indent=2), flush=True)
 
-
-async def _migrated(url):
-    engine = aconnect(url)
-    await engine.migrate()
-    await engine.close()
+def _say(words: str) -> None:
+    print(f"bench: {words}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -43,14 +43,14 @@ def application(folder: Path, seal: AesGcm | None) -> FastAPI:
     @once.protect(effects=PHASED)
     async def phased(body: dict[str, Any], op: Operation) -> dict[str, Any]:
         await op.value("one", lambda: 1)
-        await op.call("two", lambda _: _two(), repeatable=True)
+        await op.call("two", _two, repeatable=True)
         await op.value("three", lambda: 3)
         return body
 
     return app
 
 
-async def _two() -> dict[str, Any]:
+async def _two(*, key: str) -> dict[str, Any]:  # noqa: ARG001  (every call gets one)
     return {"id": "ch_1"}
 
 

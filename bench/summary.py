@@ -95,6 +95,20 @@ LINES = (
         headline=True,
     ),
     Line(
+        "`LOCAL` write with a new key: added to the median response time of the same write",
+        _ratio("local/stock", "added_p50_us"),
+        "",
+        0,
+        " us",
+    ),
+    Line(
+        "`LOCAL` write with a new key: added to its 99th percentile",
+        _ratio("local/stock", "added_p99_us"),
+        "",
+        0,
+        " us",
+    ),
+    Line(
         "`LOCAL` write with a new key, against the same write with idemkit on PostgreSQL: requests per second",
         _ratio("local/idemkit", "rate"),
         "1.5 or more",
@@ -261,9 +275,9 @@ def _marked(document: Document, found: list[tuple[Line, str]]) -> str:
     )
 
 
-def between_markers(text: str) -> str:
+def between_markers(text: str, first: str = BEGIN, last: str = END) -> str:
     """The figures that a page has now, with their markers."""
-    begin, end = text.find(BEGIN), text.find(END)
+    begin, end = text.find(first), text.find(last)
     if begin < 0 or end < begin:
-        raise BenchError(f"the page has no figures between {BEGIN} and {END}")
-    return text[begin : end + len(END)]
+        raise BenchError(f"the page has no figures between {first} and {last}")
+    return text[begin : end + len(last)]
