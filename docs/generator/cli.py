@@ -15,48 +15,47 @@ from .markdown import title
 
 ALSO: Final[Mapping[str, str]] = {
     "oncekey": (
-        "It comes with the extra `cli`: `pip install 'oncekey[cli]'`. A mistake is one line on standard error. The "
-        "exit code is 0 when all is well."
+        "Install it with the extra `cli`: `pip install 'oncekey[cli]'`. An error is one line on standard error. The "
+        "exit code is 0 on success."
     ),
     "oncekey check": (
-        "It comes with the package `oncekey-check`, whose program `oncekey-check URL` takes the same options. "
-        "[Check an API](../howto/check-an-api.md) shows how to use it, [Conformance clauses](conformance.md) lists "
-        "what it tries. The report is on standard output, what it is doing on standard error."
+        "It is part of the package `oncekey-check`, whose program `oncekey-check URL` takes the same options. "
+        "[Check an API](../howto/check-an-api.md) shows how to use it, [Conformance clauses](conformance.md) lists its "
+        "clauses. It writes the report to standard output and its progress to standard error."
     ),
     "oncekey client": (
-        "It comes with the package `oncekey-client`, whose program `oncekey-client` (extra `cli`) has the same "
+        "It is part of the package `oncekey-client`, whose program `oncekey-client` (extra `cli`) has the same "
         "commands. "
-        "A journal is written by programs; see [Send requests that happen once](../howto/client.md). The command "
+        "Programs write the journal; see [Client](../howto/client.md). The command "
         "`resume` needs httpx."
     ),
     "oncekey demo": (
-        "It makes the tables that it needs, starts a provider as a process of its own, and prints requests to try. "
-        "The files of the default store and of the provider's ledger are made in the working folder. It is for "
-        "trying things out: its two tokens are public. It comes with the package `oncekey-demo`, whose program "
-        "`oncekey-demo` takes the same options. `--traffic 30` sends it real "
-        "requests for 30 seconds, at most 8 new keys per second, with faults of the provider and retries. "
-        "Afterwards the console shows every outcome, unknown ones and dead letters included: with `--traffic`, "
-        "workers try a message twice, and ask the provider about an unknown outcome after half an hour. The seed "
-        "is printed; `--seed` sends the same requests again, which a store that has them replays."
+        "It creates its tables, starts a provider as a separate process, and prints requests to try. The default store "
+        "and the provider's ledger are files in the working directory. Do not use it in production: its two tokens are "
+        "public. It is part of the package `oncekey-demo`, whose program `oncekey-demo` takes the same options. "
+        "`--traffic 30` sends requests for 30 seconds, at most 8 new keys per second, with faults of the provider and "
+        "retries. Afterwards the console shows every outcome, including unknown outcomes and dead letters: with "
+        "`--traffic`, workers attempt a message twice, and check an unknown outcome with the provider after half an "
+        "hour. The demo prints the seed; `--seed` sends the same requests again, and a store that has them replays "
+        "them."
     ),
     "oncekey provider": (
-        "The payment provider of the demo, which recognises keys and fails by name: a request brings "
-        "`X-Demo-Fault: drop-after`, or `POST /faults` sets it for all. `GET /charges` is its ledger. It comes with "
-        "the package `oncekey-demo`."
+        "The payment provider of the demo. It recognises keys, and fails on request: send `X-Demo-Fault: drop-after` "
+        "with a request, or `POST /faults` for all requests. `GET /charges` returns its ledger. It is part of the "
+        "package `oncekey-demo`."
     ),
-    "oncekey worker": "[Workers](../howto/workers.md) shows how to use it.",
+    "oncekey worker": "[Workers](../howto/workers.md) explains how to run it.",
     "oncekey torture": (
         "It is part of the package `oncekey-demo`. [Torture test](../howto/unit-tests.md#torture-test) explains its "
         "faults and its checks."
     ),
-    "oncekey reconcile": "[Find out what became of it](../howto/unknown.md) shows resolvers and webhooks.",
+    "oncekey reconcile": "[Unknown outcomes](../howto/unknown.md) explains resolvers and webhooks.",
     "oncekey unknown": "[Unknown outcomes](../howto/unknown.md) explains how to settle them.",
     "oncekey migrate": (
-        "Applications do not start on a store that lacks a `pre` migration; see "
-        "[PostgreSQL in production](../howto/postgresql.md)."
+        "Applications do not start if a `pre` migration is missing; see [PostgreSQL](../howto/postgresql.md)."
     ),
 }
-"""What the help does not say."""
+"""Notes that the help does not contain."""
 
 
 def page() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from oncekey_check import CLAUSES, Area, Clause, Profile, planned
+from oncekey_check import CLAUSES, Area, CheckProfile, Clause, planned
 from oncekey_check.catalogue import references
 
 from .markdown import code, table, title
@@ -20,22 +20,22 @@ _PROFILES: Final = (
     (
         "`ietf`",
         "the IETF draft, revision 07",
-        "quoted keys; a missing key is 400, another body 422, a request that still runs 409",
+        "quoted keys; a missing key returns 400, another body 422, a request in progress 409",
     ),
     (
         "`stripe`",
-        "what Stripe does, and many after it",
-        "bare keys, which may be left out; another body is 400; server errors may be stored; replays are marked",
+        "the behaviour of Stripe and similar APIs",
+        "bare, optional keys; another body returns 400; server errors may be stored; replays are marked",
     ),
     (
         "`conflict`",
-        "as `stripe`, for the many APIs that answer 409",
-        "another body is 409, also while the first request runs; replays need no marker",
+        "like `stripe`, for APIs that return 409",
+        "another body returns 409, also while the first request runs; replays need no marker",
     ),
     (
         "`strict-money`",
-        "the draft, with all that it leaves open decided on the safe side",
-        "replays are marked and say how long keys live; bodies are compared by their meaning; short keys are refused",
+        "the draft, with the safe choice wherever it leaves one",
+        "replays are marked and include the expiry; bodies are compared by their meaning; short keys are refused",
     ),
 )
 
@@ -45,34 +45,34 @@ def page() -> str:
     return put_together(
         title("Conformance clauses"),
         f"[`oncekey-check`](cli.md#oncekey-check) tries {len(CLAUSES)} clauses with about {planned()} requests; "
-        "[Check an API](../howto/check-an-api.md) shows how. A clause is a promise (must) or advice (should), by "
-        "profile. Only a broken promise makes the exit code 1. A clause that needs *sight* is about effects or "
-        "replays: where two fresh keys get equal answers and there is no `--count-url`, they cannot be seen, and the "
-        "clause is undecided.",
+        "[Check an API](../howto/check-an-api.md) explains how to run it. A clause is a requirement (must) or advice "
+        "(should), depending on the profile. Only a broken requirement sets the exit code to 1. A clause that needs "
+        "*sight* is about effects or replays: if two new keys receive equal responses and there is no `--count-url`, "
+        "the clause is undecided.",
         "## Profiles",
-        table(("Profile", "What it is", "Where it differs"), _PROFILES),
+        table(("Profile", "Based on", "Rules"), _PROFILES),
         "## Clauses",
         *(part for area in Area for part in _area(area)),
         "## Broken shops",
-        "A tester that never complains proves nothing. Each of these servers is right but for one thing, and a test "
-        "sees that exactly these clauses fail by `ietf` or `strict-money`. A shop without a bug passes all of them.",
+        "To test the tester, each of these servers has one bug. A test checks that exactly these clauses fail with "
+        "`ietf` or `strict-money`. A shop without a bug passes all of them.",
         table(("A shop that …", "fails"), _bugs()),
-        "These are seen only with the help of the API's owner, and a test tries them likewise.",
+        "These bugs are detected only with options that the API's owner provides; a test covers them in the same way.",
         table(
             ("A shop that …", "fails"), [(what, code(*clauses)) for what, clauses in _table("mutants").REACHED.items()]
         ),
-        "No bug breaks these:",
+        "No bug breaks these clauses:",
         table(("Clause", "Why"), [(code(name), why) for name, why in _table("mutants").UNKILLED.items()]),
-        "## Odd shops",
-        "A tester that complains of everybody proves nothing either. These servers are odd, and not wrong: a test sees "
-        "that each report says what is true of it, by `ietf` or `strict-money`, and nothing else.",
+        "## Unusual shops",
+        "These servers are unusual, but correct. A test checks that each report contains exactly these findings with "
+        "`ietf` or `strict-money`.",
         table(("A shop that …", "is reported for", "undecided, with a count"), _ways()),
     )
 
 
 def _area(area: Area) -> list[str]:
     rows = [_row(clause) for clause in CLAUSES if clause.area is area]
-    head = ("Clause", "Promise, and why", "Severity", "Must", "Should", "Needs", "Public text")
+    head = ("Clause", "Rule and reason", "Severity", "Must", "Should", "Needs", "Source")
     return [f"### {area.value.capitalize()}", table(head, rows)]
 
 
@@ -88,8 +88,12 @@ def _row(clause: Clause) -> tuple[str, ...]:
     )
 
 
-def _profiles(chosen: frozenset[Profile]) -> str:
-    return "all" if chosen == set(Profile) else ", ".join(profile.value for profile in Profile if profile in chosen)
+def _profiles(chosen: frozenset[CheckProfile]) -> str:
+    return (
+        "all"
+        if chosen == set(CheckProfile)
+        else ", ".join(profile.value for profile in CheckProfile if profile in chosen)
+    )
 
 
 def _bugs() -> list[tuple[str, str]]:

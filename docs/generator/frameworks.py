@@ -13,13 +13,13 @@ LINES: Final = Path(__file__).with_name("frameworks.json")
 MEANS: Final = {
     "LOCAL": "rows that commit with the key, through `op.connection`",
     "PHASED": "`op.phase`, `op.call` and `op.value`",
-    "OUTBOX": "`op.defer`, and a worker that makes the answer",
-    "INLINE": "outside calls in the handler",
-    "wait": '`on_in_progress="wait"`: a repetition waits for the first answer instead of 409',
-    "stream": "an answer in pieces is captured before its first byte is sent; a stream of events is refused",
-    "chunks": "a body that does not say how long it is (`Transfer-Encoding: chunked`) is compared like any other",
-    "resume": "a PHASED request whose process was killed is gone on with, by a retry and by `oncekey worker`",
-    "OpenAPI": "`oncekey openapi` describes the key: in the application's own document, or in a file that it is given",
+    "OUTBOX": "`op.defer`, and a worker that stores the response",
+    "INLINE": "calls to providers in the handler",
+    "wait": '`on_in_progress="wait"`: a duplicate waits for the first response instead of receiving 409',
+    "stream": "a streamed response is captured before its first byte is sent; event streams are refused",
+    "chunks": "a chunked body (`Transfer-Encoding: chunked`) is compared like any other",
+    "resume": "a retry or `oncekey worker` resumes a PHASED request whose process was killed",
+    "OpenAPI": "`oncekey openapi` describes the key: in the application's own document, or in a file that you pass",
     "audit": "`oncekey audit` and `oncekey routes` list the routes",
 }
 
@@ -29,9 +29,10 @@ def page() -> str:
     lines: list[dict[str, Any]] = json.loads(LINES.read_text("utf-8"))
     return put_together(
         title("Frameworks"),
-        "The abilities of oncekey in each framework. One acceptance suite (`tests/skins`) runs the same payments "
+        "This page shows how to protect routes in each framework, and which features are available. One acceptance "
+        "suite (`tests/skins`) runs the same payments "
         "service in all of them, over real sockets, with `kill -9`, store outages and `oncekey-check`. It tests every "
-        "ability in this table, and proves that oncekey rejects the missing ones.",
+        "feature in the second table, and checks that oncekey rejects the missing ones.",
         table(
             ("Framework", "Protected by", "Guide", "Tested on"),
             [(one["skin"], one["by"], _guide(one["guide"]), ", ".join(one["servers"])) for one in lines],
@@ -40,7 +41,7 @@ def page() -> str:
             ("Framework", *MEANS),
             [(one["skin"], *(_cell(one["can"][ability]) for ability in MEANS)) for one in lines],
         ),
-        table(("Ability", "What it is"), list(MEANS.items())),
+        table(("Feature", "Meaning"), list(MEANS.items())),
         "An application that is protected by path receives no transaction and no operation, so it is INLINE in every "
         "framework. Plain WSGI has no list of routes, so oncekey cannot list them. Under WSGI, Django reads a chunked "
         "body as empty, so oncekey rejects such a request with 411 if it has a key.",

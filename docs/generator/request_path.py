@@ -43,7 +43,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "frameworks.asgi.requests frameworks.asgi.protect frameworks.asgi.installation frameworks.resources"
         ),
         "Start-up": (
-            "__init__ once frameworks.options once.starting wire databases.address databases.postgres.address "
+            "__init__ once frameworks.options once.startup wire databases.address databases.postgres.address "
             "engine.shell engine.migrating frameworks.starlette frameworks.fastapi"
         ),
         "Packages without code": "core canonical ports engine stores databases databases.postgres frameworks",
@@ -63,8 +63,8 @@ STATEMENTS: Final[Mapping[str, str]] = MappingProxyType(
 
 FOLLOWED: Final = (
     (
-        "{frameworks.asgi.middleware:OncekeyMiddleware.__call__} finds an `Idempotency-Key` and makes an "
-        "{frameworks.asgi.middleware:Exchange}, which stands between the server and the application."
+        "{frameworks.asgi.middleware:OncekeyMiddleware.__call__} finds an `Idempotency-Key` and creates an "
+        "{frameworks.asgi.middleware:Exchange} between the server and the application."
     ),
     (
         "FastAPI routes, authenticates and validates the request, and calls {frameworks.asgi.protect:protect.awaited} "
@@ -83,7 +83,7 @@ FOLLOWED: Final = (
     (
         "{engine.local:enter} decides by what the lock and the record show. If the key is new, the flow stops at "
         "`INVOKE` with the transaction open. In every other case {engine.admit:_locked} continues from there: a stored "
-        "answer or a refusal ends the flow."
+        "response or a refusal ends the flow."
     ),
     (
         "{frameworks.asgi.protect:_run} calls the handler. `op.connection` is an "
@@ -102,16 +102,16 @@ FOLLOWED: Final = (
         "`SELECT oncekey.seal(…); COMMIT; …` in one message: the handler's rows and the record, or neither."
     ),
     (
-        "{frameworks.asgi.middleware:Exchange._conclude} sends the captured response, or the answer of the record if "
-        "the record has another one."
+        "{frameworks.asgi.middleware:Exchange._conclude} sends the captured response, or the response of the record "
+        "if that differs."
     ),
 )
 """One request from the socket to its commit; `{module:name}` is a definition in a listed module."""
 
 REPEATED: Final = (
-    "A repeat of a request that this process served needs no lock. On a route without dependencies it is answered in "
+    "A repeat of a request that this process served needs no lock. On a route without dependencies it is replayed in "
     "step 1, by {frameworks.asgi.middleware:Exchange.recall} and {engine.admit:recall}, otherwise in step 4, by "
-    "{engine.local:stored}; {core.rulings:rule_finished} decides. Every other repeat is answered in step 5, where "
+    "{engine.local:stored}; {core.rulings:rule_finished} decides. Every other repeat is handled in step 5, where "
     "{core.rulings:rule} decides."
 )
 
@@ -217,7 +217,7 @@ def _section(name: str, names: str) -> list[str]:
     return [
         f"## {name}",
         f"{len(paths)} files, {lines:,} lines, {code:,} of them code.",
-        table(("File", "Lines", "Code", "What it is"), rows),
+        table(("File", "Lines", "Code", "Purpose"), rows),
     ]
 
 
@@ -228,38 +228,41 @@ def page() -> str:
     statements = [(_linked(folder / name), str(lines_of(folder / name)), why) for name, why in STATEMENTS.items()]
     return put_together(
         title("What a request trusts"),
-        "These are the files that a served application has loaded when it runs one `async def` `LOCAL` route on "
-        "FastAPI, asyncpg and PostgreSQL, with the status resource: everything that its requests execute, and what "
-        f"checked the application at its start. They are {len(paths)} files and {sum(map(lines_of, paths)):,} lines, "
-        f"of which {sum(map(code_lines_of, paths)):,} are code. Read them in this order.",
+        "Read this page if you review oncekey before you use it for payments. It lists, in reading order, every source "
+        "file that an application loads to serve one `async def` `LOCAL` route on FastAPI, asyncpg and PostgreSQL, "
+        "with the status resource and the checks at start-up. There are "
+        f"{len(paths)} files and {sum(map(lines_of, paths)):,} lines, "
+        f"of which {sum(map(code_lines_of, paths)):,} are code.",
         'A code such as `P4` or `F16` is a rule or a finding of [the protocol](protocol.md), "row 13" is a row of '
-        "[the moves](states.md#the-moves), and ADR is a [decision](../adr/README.md). Read the "
-        "[security notes](security.md), [where the promise ends](limits.md) and the "
-        "[production checklist](../howto/production-checklist.md) beside the code.",
+        "[the moves](states.md#moves), and ADR is a [decision](../adr/README.md). Read [security](security.md), "
+        "the [limits](limits.md) and the [production checklist](../howto/production-checklist.md) along with the code.",
         "`once.session` and `workers=True` load more, and so does a `def` handler: `frameworks/threaded.py`, "
-        "`runtimes/threads.py`, `engine/sync_operation.py` and the driver of psycopg. Other stores, WSGI, sealing, "
-        "fronts, limits, observers, functions, the console and the commands are not loaded, either: a process imports "
-        "them when they are configured "
+        "`runtimes/threads.py`, `engine/sync_operation.py` and the driver of psycopg. Other stores, WSGI, encryption, "
+        "caches, limits, observers, functions, the console and the commands are not loaded: a process imports them "
+        "when they are configured "
         "([decision](../adr/0096-a-process-imports-what-its-requests-need.md)), and no request of this application "
         "imports a module ([others do](#requests-that-import-a-module)). "
-        "`tests/frameworks/test_request_path.py` starts this application, sends it a new key, a replay, a request with "
-        "another body and a duplicate in flight, and fails if a module is loaded that is not listed here, if a request "
+        "`tests/frameworks/test_request_path.py` starts this application, sends a new key, a replay, a request with "
+        "another body and a duplicate of a request in progress, and fails if a module is loaded that is not listed "
+        "here, if a request "
         f"imports one, or if the list grows past {MOST_MODULES} modules or {MOST_LINES:,} lines.",
         *_follow_one_request(),
         *(part for name, names in SECTIONS.items() for part in _section(name, names)),
         "## SQL",
-        "The migrations create tables and functions step by step; `schema.sql` is what a database has after all of "
-        "them. `python -m tools.postgres_schema` writes it, and a test compares it with migrated databases. At run "
+        "The migrations create tables and functions step by step; `schema.sql` shows the database after all of them. "
+        "`python -m tools.postgres_schema` writes it, and a test compares it with migrated databases. At run "
         "time nothing reads it. The primary key of `oncekey.record` is the last line of defence: two records of one "
         "key cannot be committed. [Tables](../reference/schema.md) explains the columns.",
-        "Until the `post` migration 0009 has run, the triggers of 0008 run, too. If a request takes over, supersedes "
-        "or doubts a record, it also writes an audit line (`note` in `upkeep.sql`) unless `audit=False`, and `op.emit` "
-        "writes parcels (`put_parcels` in `outbox.sql`). The functions `hold`, `keep` and `was_kept` serve OUTBOX and "
+        "Until the `post` migration 0009 has run, the triggers of 0008 run, too. If a request takes over or supersedes "
+        "a record, or marks it as unknown, it also writes an audit line (`note` in `upkeep.sql`) unless `audit=False`, "
+        "and `op.emit` "
+        "writes messages (`put_parcels` in `outbox.sql`). The functions `hold`, `keep` and `was_kept` serve OUTBOX and "
         "PHASED only.",
-        table(("File", "Lines", "What it is"), statements),
+        table(("File", "Lines", "Purpose"), statements),
         "## Requests that import a module",
-        "Two documents import their module when they are first requested: the OpenAPI document, and the page that "
-        "refusals link to. A LOCAL route imports `engine/phases.py` and `engine/steps.py` if it resumes a record that "
-        "an earlier deploy began as PHASED. `once.connection` imports `frameworks/asgi/transactions.py` if an "
+        "Two documents import their module when they are first requested: the OpenAPI document, and the help page that "
+        "error responses link to. A LOCAL route imports `engine/phases.py` and `engine/steps.py` if it resumes a "
+        "record that an earlier deployment began as PHASED. `once.connection` imports "
+        "`frameworks/asgi/transactions.py` if an "
         "application first reads that attribute inside a request.",
     )

@@ -32,31 +32,31 @@ _SHARED: Final = frozenset({"incarnation", "scope", "key", "memo_version"})
 _RULE: Final = re.compile(r"^(?:    \(|SELECT )'(?P<name>[a-z_]+)',", re.MULTILINE)
 
 WHY: Final[Mapping[str, str]] = {
-    "recovery": "what a lease that ran out means, stored for the same reason",
+    "recovery": "the meaning of an expired lease, stored for the same reason",
     "method": "of the request; shown by the status resource",
     "path": "of the request; shown by the status resource",
-    "state": "where the record stands; see [states](../explanation/states.md)",
+    "state": "the state of the record; see [states](../explanation/states.md)",
     "outcome": "of a completed record: `success` for 2xx and 3xx, `failure` for a stored error",
     "entered": "whether the handler counts as called",
-    "owner": "which request holds the lease; a claim whose reply was lost is recognised by it",
-    "lease_until": "until when the owner is taken to be alive",
-    "call_timeout": "how long an outside call may take; the next owner waits for it",
-    "ttl": "how long an answer is kept; added again when it is stored",
-    "attempts": "how often the handler was begun under this record",
+    "owner": "the request that holds the lease; identifies a claim whose reply was lost",
+    "lease_until": "the time until which the owner counts as alive",
+    "call_timeout": "how long a call to a provider may take; the next owner waits that long",
+    "ttl": "how long the response is kept, counted from when it is stored",
+    "attempts": "how often the handler was started for this record",
     "recovery_point": "`started`, then the last finished step of a phased handler, then `finished`",
-    "request": "kept until the settlement: of a PHASED operation the request, as a completer repeats it; of an "
-    "accepted OUTBOX operation the response of its 202",
-    "response_status": "of the stored answer",
-    "response_headers": "of the stored answer: a JSON list of pairs, in order, repeated ones kept",
-    "response_schema": "the version of this way of storing, so that old answers stay readable",
-    "last_error": "a short code, never the text of an exception: those quote what clients sent",
-    "memo_version": "the version at which memo or intent were last written, in both tables; 0: there are none",
-    "reconcile_after": "when an unknown outcome may be looked into",
-    "reconcile_tries": "how often it was looked into",
+    "request": "stored until the settlement: the request of a PHASED operation, for the completer; the 202 response of "
+    "an accepted OUTBOX operation",
+    "response_status": "of the stored response",
+    "response_headers": "of the stored response: a JSON list of pairs, in order, including repeated fields",
+    "response_schema": "the version of the storage format, so that old responses stay readable",
+    "last_error": "a short code, never the text of an exception, which may quote client data",
+    "memo_version": "the version at which memo or intent were last written, in both tables; 0 if there are none",
+    "reconcile_after": "when a resolver may check an unknown outcome",
+    "reconcile_tries": "how often resolvers checked it",
     "created_at": "when this life of the key began",
-    "last_run_at": "when its handler was last begun",
-    "finished_at": "when its answer was stored",
-    "expires_at": "until when the answer is replayed; never before `finished_at` + `ttl`",
+    "last_run_at": "when its handler was last started",
+    "finished_at": "when its response was stored",
+    "expires_at": "the time until which the response is replayed; never before `finished_at` + `ttl`",
 }
 """Why a column is there, where the migration's own comment does not say it, or not all of it. A test fails for one with
 neither."""
@@ -68,23 +68,23 @@ ALTER TABLE orders ADD FOREIGN KEY (key_scope, key_text) REFERENCES oncekey.reco
 """A test runs it as it stands."""
 
 CHECKS: Final[Mapping[str, str]] = {
-    "effects_known": "no kind of effects that the code does not know",
-    "recovery_known": "no recovery that the code does not know",
-    "state_known": "no state that the code does not know",
-    "counts_up": "no counter goes below where it starts; an attempt that a stop interrupted is given back",
-    "completed_has_answer": "completed without an answer to replay cannot be written",
-    "completed_has_no_intent": "completed with an outside call in the air cannot be written",
-    "answer_only_when_done": "an answer belongs to what is done",
-    "owned_in_progress": "what is in progress has an owner and a lease",
-    "owned_only_in_progress": "and nothing else has: an old owner's name cannot come back",
-    "unknown_has_ticket": "an unknown record has at least a reason",
-    "outcome_known": "no outcome that the code does not know",
+    "effects_known": "unrecognised effects",
+    "recovery_known": "unrecognised recovery",
+    "state_known": "unrecognised state",
+    "counts_up": "a counter below its start; an attempt that a shutdown interrupted is not counted",
+    "completed_has_answer": "completed without a response",
+    "completed_has_no_intent": "completed with an open call",
+    "answer_only_when_done": "a response without completion",
+    "owned_in_progress": "in progress without an owner and a lease",
+    "owned_only_in_progress": "an owner in another state",
+    "unknown_has_ticket": "unknown without a reason",
+    "outcome_known": "unrecognised outcome",
     "memo_has_version": "a memo or an intent without the version at which it was written",
-    "tries_count_up": "no counter goes below where it starts",
-    "work_fits": "a record and its other row that were not written together",
-    "work_has_record": "what belongs to no record any more",
+    "tries_count_up": "a counter below its start",
+    "work_fits": "a record and a `work` row that were not written together",
+    "work_has_record": "a `work` row without a record",
 }
-"""What each constraint keeps out."""
+"""What each constraint prevents."""
 
 
 class Column(NamedTuple):
@@ -113,29 +113,30 @@ def page() -> str:
     ]
     return put_together(
         title("Tables"),
-        "oncekey keeps one row per key, in the application's own database. On PostgreSQL the table is "
-        "`oncekey.record`, in a schema of its own; on SQLite it is `oncekey_record`, and other names begin like "
-        "that, too. Beside it are the [outbox](../howto/outbox.md) and its dead letters, the audit, what providers and "
-        "resolvers said of calls, and one row per migration; the statements below say what each is for. "
-        "`oncekey migrate up` makes them, `oncekey migrate sql` prints them ([command line](cli.md)).",
-        "The primary key is `(scope, key)`: a key alone is never looked up, and every statement of the request path is "
-        "served by this one index. Instants and durations are microseconds; instants are by the store's clock.",
+        "oncekey stores one row per key, in the application's own database. On PostgreSQL the table is "
+        "`oncekey.record`, in a separate schema; on SQLite it is `oncekey_record`, and the other names have the same "
+        "prefix. Other tables contain the [outbox](../howto/outbox.md) and its dead letters, the audit, evidence about "
+        "calls, and one row per migration; the statements below describe each. `oncekey migrate up` creates the "
+        "tables, `oncekey migrate sql` prints the statements ([command line](cli.md)).",
+        "The primary key is `(scope, key)`: oncekey never looks up a key without its scope, and every statement of a "
+        "request uses this one index. Instants and durations are in microseconds; instants are by the store's clock.",
         "## Columns of a record",
-        "On PostgreSQL a record is two rows. `record` has what every key has. `work` has what only unfinished, failed "
-        "or phased work has; its row is there when something is in it, and gone with the record. The view "
-        "`oncekey.whole` is both. On SQLite there is one row ([ADR 0031](../adr/0031-the-record-is-two-rows.md)).",
-        table(("Column", "Table", "PostgreSQL", "SQLite", "Null", "Why"), rows),
-        "Your own tables may refer to a record by `(scope, key)`, which a handler has as `op.scope` and `op.key`. "
-        "Records are removed when they have expired, and your rows must not go with them: do it without a foreign "
-        "key, or on PostgreSQL with this one, whose two columns may be null. It is deferred, because a LOCAL request "
-        "writes its record last, right before the commit.",
+        "On PostgreSQL a record is two rows. `record` has the columns that every key needs. `work` has those of "
+        "unfinished, failed or PHASED requests; its row exists only if it has content, and is deleted with the record. "
+        "The view `oncekey.whole` joins both. On SQLite there is one row ([ADR "
+        "0031](../adr/0031-the-record-is-two-rows.md)).",
+        table(("Column", "Table", "PostgreSQL", "SQLite", "Null", "Meaning"), rows),
+        "Your own tables can refer to a record by `(scope, key)`, which a handler has as `op.scope` and `op.key`. "
+        "Expired records are deleted, and your rows must survive that: use no foreign key, or on PostgreSQL this one, "
+        "with two nullable columns. It is deferred, because a LOCAL request writes its record last, right before the "
+        "commit.",
         FOREIGN_KEY,
-        "On SQLite leave it out: oncekey does not switch the enforcement of foreign keys on.",
+        "On SQLite omit it: oncekey does not enable the enforcement of foreign keys.",
         "## Constraints",
-        "SQLite's table refuses a row that breaks one. On PostgreSQL each costs time with every write, so "
-        "`oncekey doctor` looks for such rows instead.",
+        "SQLite's table refuses a row that violates one. On PostgreSQL each would cost time with every write, so "
+        "`oncekey doctor` searches for such rows instead.",
         table(
-            ("Constraint", "PostgreSQL", "SQLite", "What it keeps out or sees to"),
+            ("Constraint", "PostgreSQL", "SQLite", "What it prevents"),
             [(f"`{name}`", *constraints()[name], CHECKS[name]) for name in constraints()],
         ),
         "## PostgreSQL",
@@ -184,6 +185,6 @@ def _migrations(package: str) -> str:
 
 
 def _statements(package: str) -> list[str]:
-    shown = [("The ledger of migrations", load(package, "ledger.sql")["table"] + ";")]
+    shown = [("The table of migrations", load(package, "ledger.sql")["table"] + ";")]
     shown += [(f"`{migration.label}`", migration.text) for migration in known(package)]
     return [f"{name}:\n\n```sql\n{text.strip()}\n```" for name, text in shown]

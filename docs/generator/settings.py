@@ -1,6 +1,6 @@
 """`settings.md` and `oncekey/options.py`: every setting of `Policy`, as the code declares it.
 
-A setting's sentence is the docstring below its field; the comment above some fields is the heading of their group.
+A setting's sentence is the docstring below its field; the comment above some fields is the question of their group.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ once = Once("sqlite:///shop.db", policy=Policy(lease=60, ttl=48 * 3600, flavor="
         "`policy.override(lease=30)` is a copy with a change, checked as a whole."
     ),
     (
-        "**Route** says how a route sets it for itself, as an option of `@once.protect(…)`. The header's name, "
-        f"`{Policy.key_header}`, and the heartbeat, a third of the lease, are no settings."
+        "**Scope**: every setting is one of the application. With `route`, a route can set it for itself, as an option "
+        "of `@once.protect(…)`; if effects follow, only with those. The header's name, "
+        f"`{Policy.key_header}`, and the heartbeat, a third of the lease, are not settings."
     ),
 )
 
@@ -61,12 +62,12 @@ def page() -> str:
                 f"`{name}`",
                 _default(by_name[name]),
                 _allowed(by_name[name]),
-                _route(by_name[name]),
+                _scope(by_name[name]),
                 sentence,
             )
             for name, sentence in sentences.items()
         ]
-        parts.append(table(("Setting", "Default", "Allowed", "Route", "What it does"), rows))
+        parts.append(table(("Setting", "Default", "Allowed", "Scope", "What it does"), rows))
     return put_together(*parts, *_more(), *_strictness())
 
 
@@ -119,12 +120,12 @@ def _strictness() -> list[str]:
     ]
 
 
-def _route(setting: Field[Any]) -> str:
+def _scope(setting: Field[Any]) -> str:
     effects = scope_of(setting.metadata).effects
     if not effects:
-        return ""
+        return "application"
     named = () if len(effects) == len(_ALL) else [one.name for one in _ALL if one in effects]
-    return ", ".join([code(f"{setting.name}="), *named])
+    return ", ".join(["application, route", *named])
 
 
 def _allowed(setting: Field[Any]) -> str:

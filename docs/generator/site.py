@@ -31,6 +31,7 @@ DECISIONS: Final = "adr/README.md"
 """The page that lists all decisions. The decisions themselves are in neither the navigation nor the search."""
 
 MOVED: Final[Mapping[str, str]] = {
+    "contributing/releasing.md": "contributing/README.md#releasing",
     "contributing/settings.md": "contributing/migrations.md#adding-a-setting",
     "explanation/anti-patterns.md": "explanation/decision-guide.md#anti-patterns",
     "explanation/judged-packages.md": "explanation/comparison.md#other-packages-checked",
@@ -53,6 +54,23 @@ MOVED: Final[Mapping[str, str]] = {
     "howto/several-applications.md": "howto/enrol-a-route.md#several-applications",
     "howto/torture.md": "howto/unit-tests.md#torture-test",
     "howto/ttl-and-lease.md": "howto/limits.md#ttl-and-lease",
+    "runbooks/completer-behind.md": "runbooks/workers.md#oncekeycompleterbehind",
+    "runbooks/dead-letters.md": "runbooks/outbox.md#oncekeydeadletters",
+    "runbooks/duplicate-spike.md": "runbooks/clients.md#oncekeyduplicatespike",
+    "runbooks/given-up.md": "runbooks/unknown.md#oncekeygivenup",
+    "runbooks/lease-too-short.md": "runbooks/processes.md#oncekeyleasetooshort",
+    "runbooks/metrics-missing.md": "runbooks/metrics.md#oncekeymetricsmissing",
+    "runbooks/misuse-spike.md": "runbooks/clients.md#oncekeymisusespike",
+    "runbooks/no-worker.md": "runbooks/workers.md#oncekeynoworker",
+    "runbooks/outbox-lag.md": "runbooks/outbox.md#oncekeyoutboxlag",
+    "runbooks/reaper-behind.md": "runbooks/workers.md#oncekeyreaperbehind",
+    "runbooks/reservations-fail.md": "runbooks/store.md#oncekeyreservationsfail",
+    "runbooks/store-down.md": "runbooks/store.md#oncekeystoredown",
+    "runbooks/store-errors.md": "runbooks/store.md#oncekeystoreerrors",
+    "runbooks/sweeper-behind.md": "runbooks/workers.md#oncekeysweeperbehind",
+    "runbooks/unknown-old.md": "runbooks/unknown.md#oncekeyunknownold",
+    "runbooks/unprotected-runs.md": "runbooks/store.md#oncekeyunprotectedruns",
+    "runbooks/zombies.md": "runbooks/processes.md#oncekeyzombies",
 }
 """Pages that were merged into others, and where their content is now."""
 
@@ -73,7 +91,7 @@ MODULES: Final[Mapping[str, str]] = {
     "oncekey_client.aiohttp": "The client for aiohttp.",
     "oncekey_check": "The tester, called from Python.",
     "oncekey.cells": "The smallest interface of a store.",
-    "oncekey.testing.contract": "The contract tests of a store.",
+    "oncekey_contract": "The contract tests of a store.",
     "oncekey_demo.checker": "The checker of recorded histories.",
 }
 """The public modules, each a page of the reference."""
@@ -90,6 +108,22 @@ ORDER_OF_USE: Final = (
     "repaired_module",
 )
 """The names of the main module: what an application uses first comes first."""
+
+_OPERATION: Final = (
+    *("connection", "key", "scope", "attempt", "phase", "call", "value"),
+    *("emit", "defer", "downstream_key", "keep", "rollback"),
+)
+
+METHODS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Once": (
+        *("install", "lifespan", "protect", "by_path", "session", "connection", "topic", "resolver"),
+        *("webhook", "webhook_asgi", "webhook_wsgi", "function", "inbox", "observe", "asgi", "wsgi", "flask"),
+        *("start", "stop", "quiesce", "healthy", "adopt"),
+    ),
+    "Operation": _OPERATION,
+    "SyncOperation": _OPERATION,
+}
+"""The members for applications, in the same order. The others are for workers, commands and adapters."""
 
 TEMPLATE: Final = "0000-template.md"
 """For authors of a decision; it is not a page."""
@@ -123,12 +157,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File  # noqa: PLC0415  (installed only where the site is built)
 
     for name, sentence in MODULES.items():
-        page = f"# {name}\n\n{sentence}\n\n::: {name}\n"
-        if name == "oncekey":
-            page += "    options:\n      group_by_category: false\n      members:\n" + "".join(
-                f"        - {one}\n" for one in ORDER_OF_USE
-            )
-        files.append(File.generated(config, _file(name), content=page))
+        shown = "".join(map(_main, ORDER_OF_USE)) if name == "oncekey" else f"::: {name}\n"
+        files.append(File.generated(config, _file(name), content=f"# {name}\n\n{sentence}\n\n{shown}"))
     changes = (Path(config.docs_dir).parent / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changes.md", content=_LINK.sub(_followed, changes)))
     return files
@@ -156,8 +186,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Remove the numbers of rules from the Python reference."""
+    """Remove the numbers of rules from the Python reference, and list only the alerts in the contents of a runbook."""
     del config, files
+    if page.file.src_uri.startswith("runbooks/"):
+        for alert in (alert for heading in page.toc for alert in heading.children):
+            alert.children.clear()
     return _RULES.sub("", html) if page.file.src_uri.startswith("reference/python/") else html
 
 
@@ -194,6 +227,15 @@ def _grouped(folder: str, text: str) -> list[object]:
 
 def _listed(folder: str, text: str) -> list[object]:
     return [{found["title"].replace("`", ""): f"{folder}/{found['file']}"} for found in _LISTED.finditer(text)]
+
+
+def _main(name: str) -> str:
+    """A name of the main module, with its own heading."""
+    options = dict.fromkeys(("show_root_heading", "show_root_toc_entry"), "true")
+    options |= dict.fromkeys(("show_root_full_path", "group_by_category"), "false")
+    if name in METHODS:
+        options |= {"members": f"[{', '.join(METHODS[name])}]", "inherited_members": "true"}
+    return f"::: oncekey.{name}\n    options:\n" + "".join(f"      {key}: {options[key]}\n" for key in options) + "\n"
 
 
 def _file(module: str) -> str:

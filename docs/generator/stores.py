@@ -13,8 +13,8 @@ from .markdown import page as put_together
 
 MEANS: Final = {
     "outbox": "`op.emit`, `op.defer` and topics",
-    "audit": "`oncekey keys history`, and lines about every move that no request made",
-    "workers": "sweeper, reaper and the roll of workers",
+    "audit": "`oncekey keys history`, and entries for every move that no request made",
+    "workers": "sweeper, reaper and the list of workers",
     "operators": "`oncekey keys`, `unknown`, `stats` and `doctor`",
     "console": "`oncekey console` and `oncekey stats --watch`",
     "resolvers": "`once.resolver` and `once.webhook`",
@@ -27,8 +27,8 @@ def page() -> str:
     parts = [name for name in MEANS if any(name in parts_of(_able(one)) for _, one in rows)]
     return put_together(
         title("Stores"),
-        "One URL chooses where keys are kept. `Once` understands it when it is made; `oncekey stores` lists the same "
-        "for what is installed where it is typed. What a store can do is asked of the protocols that it satisfies.",
+        "The URL that you pass to `Once` selects the store. `oncekey stores` prints the same tables for the drivers "
+        "that are installed.",
         table(
             ("Store", "URL", "Driver for asyncio", "Driver for threads", "Extra"),
             [
@@ -40,10 +40,10 @@ def page() -> str:
             ("Store", "Effects", *parts),
             [(one.title, ", ".join(effects_of(_able(one))), *_ticks(one, parts)) for _, one in rows],
         ),
-        table(("Part", "What needs it"), [(name, MEANS[name]) for name in parts]),
-        "A PHASED handler on a store that shares no transaction with the application has `op.call` and `op.value`, and "
-        "no `op.phase`. An application that asks for what its store does not have is refused with one sentence when it "
-        "starts.",
+        table(("Feature", "Required for"), [(name, MEANS[name]) for name in parts]),
+        "On a store that shares no transaction with the application, a PHASED handler has `op.call` and `op.value`, "
+        "but no `op.phase`. If an application uses a feature that its store lacks, it does not start, and the error "
+        "names the feature.",
         "## For low stakes only",
         *(_low_stakes(one) for _, one in rows if one.low_stakes is not None),
         "## All schemes",
@@ -56,12 +56,12 @@ def _ticks(one: Listed, parts: list[str]) -> list[str]:
 
 
 def _low_stakes(one: Listed) -> str:
-    return f"{one.title}: {one.low_stakes}. Enrolling an operation there needs `low_stakes=True`."
+    return f"{one.title}: {one.low_stakes}. Operations on it need `low_stakes=True`."
 
 
 def _able(one: Listed) -> Abilities:
     assert one.can is not None, f"the page needs every driver: {', '.join(one.install)}"
-    assert len(fields(one.can)) == 9, "a new ability has to be shown here"  # noqa: PLR2004
+    assert len(fields(one.can)) == 9, "a new feature has to be shown here"  # noqa: PLR2004
     return one.can
 
 
